@@ -1,0 +1,110 @@
+"""Advantages, bootstraps and return filters, time-major: `[T, N, K]`, one column K a stream."""
+
+import torch
+
+
+def bootstrap_values(
+    next_values: torch.Tensor,
+    terminated: torch.Tensor,
+    final: torch.Tensor,
+    final_values: torch.Tensor,
+) -> torch.Tensor:
+    """Value of what follows each row, `[T, N, K]`.
+
+    0 after a termination, V(final_obs) where `final`, V(obs_{t+1}) otherwise.
+
+    Args:
+        next_values: V(obs_{t+1}), `[T, N, K]`.
+        terminated: Rows whose episode terminated, bool `[T, N, 1]`; wins over `final`.
+        final: Rows whose final observation is not `obs_{t+1}`, bool `[T, N, 1]`.
+        final_values: V(final_obs) where `final`, anything elsewhere, `[T, N, K]`.
+    """
+    return torch.where(final, final_values, next_values).masked_fill(terminated, 0.0)
+
+
+def gae(
+    rewards: torch.Tensor,
+    values: torch.Tensor,
+    next_values: torch.Tensor,
+    done: torch.Tensor,
+    *,
+    gamma: float | torch.Tensor,
+    gae_lambda: float | torch.Tensor,
+    known: None | torch.Tensor = None,
+) -> torch.Tensor:
+    """Generalised advantage estimates `[T, N, K]`.
+
+        δ_t = r_t + γ·next_v_t − v_t        A_t = δ_t + (0 if done_t else γλ·A_{t+1})
+
+    Cut by selection, never by multiplication: what lies beyond a boundary may be NaN.
+
+    Args:
+        rewards: r_t, `[T, N, K]`.
+        values: V(obs_t), `[T, N, K]`.
+        next_values: Value of what follows each row, `[T, N, K]`; see `bootstrap_values`.
+        done: Rows that end an episode, bool `[T, N, K]` or `[T, N, 1]`.
+        gamma: Discount, a number or anything that broadcasts to `[T, N, K]`.
+        gae_lambda: λ, likewise.
+        known: Rows whose δ is known, bool; where False it counts as 0.
+
+    Source: arXiv 1506.02438, eq. 16.
+    """
+    deltas = rewards + gamma * next_values - values
+    if known is not None:
+        deltas = torch.where(known, deltas, 0.0)
+    trace = torch.as_tensor(gamma * gae_lambda, dtype=rewards.dtype, device=rewards.device)
+    trace = trace.expand_as(rewards)
+    advantages = torch.empty_like(rewards)
+    following = torch.zeros_like(rewards[0])
+    for t in reversed(range(len(rewards))):
+        extended = torch.addcmul(deltas[t], trace[t], following)
+        following = torch.where(done[t], deltas[t], extended, out=advantages[t])
+    return advantages
+
+
+def reversed_discounted_returns(
+    rewards: torch.Tensor, initial: torch.Tensor, done: torch.Tensor, *, gamma: float
+) -> torch.Tensor:
+    """Discounted sums of past rewards, `[T, N, 1]`: R_t = r_t + γ·(0 if done_{t−1} else R_{t−1}).
+
+    Args:
+        rewards: r_t, `[T, N, 1]`.
+        initial: R before the first row, already 0 where an episode starts there, `[N, 1]`.
+        done: Rows that end an episode, bool `[T, N, 1]`.
+        gamma: Discount.
+
+    Source: arXiv 2005.12729, section 3 ("reward scaling").
+    """
+    returns = torch.empty_like(rewards)
+    previous = initial
+    for t in range(len(rewards)):
+        torch.add(rewards[t], previous, alpha=gamma, out=returns[t])
+        previous = torch.where(done[t], 0.0, returns[t])
+    return returns
+
+
+def masked_moments(x: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean and unbiased standard deviation of `x` where `mask`; 0 where too few rows are left.
+
+    Args:
+        x: Values, any shape.
+        mask: Which of them count, bool, broadcastable to `x`.
+    """
+    mask = mask.expand_as(x)
+    count = mask.sum()
+    mean = torch.where(mask, x, 0.0).sum() / count.clamp(min=1)
+    squares = torch.where(mask, x - mean, 0.0).square().sum()
+    return mean, (squares / (count - 1).clamp(min=1)).sqrt()
+
+
+def standardize(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """`x` centred and scaled to unit deviation over `mask`; 0 elsewhere.
+
+    Where the deviation vanishes (fewer than two rows, or equal ones to rounding) it is centred
+    only: dividing by a vanishing number would make noise the signal.
+    """
+    mean, std = masked_moments(x, mask)
+    centred = torch.where(mask, x - mean, 0.0)
+    largest = torch.where(mask, x, 0.0).abs().max()
+    vanishes = std <= 8 * torch.finfo(x.dtype).eps * largest
+    return centred / torch.where(vanishes, 1.0, std + 1e-8)

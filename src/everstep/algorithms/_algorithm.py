@@ -1,0 +1,481 @@
+"""PPO: collect a rollout, estimate advantages, go through it in minibatches."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch.amp.grad_scaler import GradScaler
+from torchrl.data import Composite, Unbounded
+
+from ..advantages import (
+    bootstrap_values,
+    gae,
+    masked_moments,
+    reversed_discounted_returns,
+    standardize,
+)
+from ..data import (
+    AlgorithmHparams,
+    AlgorithmState,
+    CollectStats,
+    DataKeys,
+    StepStats,
+)
+from ..env import Env, EnvFactory
+from ..episodes import EpisodeTracker, reward_statistics, to_floats
+from ..errors import ConfigError, DivergedError, EnvError, NotBufferedError
+from ..hyperparameters import Hyperparameters
+from ..objectives import PPO, Objective
+from ..policies import Policy, model_mode
+from ..rollouts import Minibatch, Rollout
+from ..schedulers import EntropyScheduler, LRScheduler
+from ..specs import Leaves, Structure
+from ..updates import Updater
+from ._base import GenericAlgorithmBase
+from ._building import build_env, resolve_minibatch
+
+#: Final observations are valued that many rows at a time.
+CHUNK = 4096
+
+
+class Algorithm(GenericAlgorithmBase[AlgorithmHparams, AlgorithmState, Policy]):
+    """PPO with a feedforward policy.
+
+    Args:
+        env_cls: Environment class, factory, or an environment already made.
+        config: Hyperparameters; defaults where None.
+
+    Raises:
+        ConfigError: Lists every hyperparameter that breaks a rule.
+        EnvError: Where the environment's specs are not usable.
+    """
+
+    #: What an update minimises.
+    objective: Objective
+
+    #: Storage of the rollout.
+    rollout: Rollout
+
+    #: The optimizer's side of an update.
+    updater: Updater
+
+    def __init__(
+        self, env_cls: EnvFactory | Env, /, config: None | Hyperparameters = None
+    ) -> None:
+        config = (config or Hyperparameters()).validate()
+        if config.seed is not None:
+            torch.manual_seed(config.seed)
+        self.env, config = build_env(env_cls, config)
+        if config.seed is not None and hasattr(self.env, "seed"):
+            self.env.seed(config.seed)
+        device = torch.device(config.device)
+        self.policy = self._build_policy(config, device)
+        length = self.policy.seq_len
+        config = resolve_minibatch(config, sequences=config.num_envs * config.horizon // length)
+        self.config = config
+        self.hparams = AlgorithmHparams(
+            config,
+            num_minibatches=config.num_envs * config.horizon // length // config.sgd_minibatch_size,
+        )
+        self.rollout = Rollout(
+            config.num_envs,
+            config.horizon,
+            observation=Structure.of(self.env.observation_spec),
+            action=Structure.of(self.env.action_spec),
+            memory=self.policy.memory,
+            episode_keys=frozenset(getattr(self.env, "episode_keys", ())),
+            seq_len=length,
+            dtype=torch.get_default_dtype(),
+            device=device,
+        )
+        self.buffer = self.rollout.view()
+        self.buffer_spec = self._buffer_spec()
+        self.grad_scaler = GradScaler(
+            device.type, enabled=config.enable_amp and config.amp_dtype == "float16"
+        )
+        self.updater = Updater(
+            self.policy.model.parameters(),
+            optimizer_cls=config.optimizer_cls,
+            optimizer_config=config.optimizer_config or {"lr": 1e-3},
+            max_grad_norm=config.max_grad_norm,
+            grad_scaler=self.grad_scaler,
+        )
+        self.optimizer = self.updater.optimizer
+        self.lr_scheduler = LRScheduler(
+            self.optimizer, schedule=config.lr_schedule, kind=config.lr_schedule_kind
+        )
+        self.entropy_scheduler = EntropyScheduler(
+            config.entropy_coeff,
+            schedule=config.entropy_coeff_schedule,
+            kind=config.entropy_coeff_schedule_kind,
+        )
+        coeff = torch.tensor(self.entropy_scheduler.coeff, device=device)
+        self.objective = PPO(config, entropy_coeff=coeff)
+        self.episodes = EpisodeTracker(config.num_envs, device=device)
+        self.state = AlgorithmState()
+        self._states: Leaves = ()
+        self._continues = False  # whether the environment stands where the last rollout ended
+        self._rows_to_learn = 0
+
+    def _build_policy(self, config: Hyperparameters, device: torch.device) -> Policy:
+        dtype = getattr(torch, config.amp_dtype)
+        return Policy(
+            self.env.observation_spec,
+            self.env.action_spec,
+            model=config.model,
+            model_cls=config.model_cls,
+            model_config=config.model_config,
+            distribution_cls=config.distribution_cls,
+            device=device,
+            autocast=torch.autocast(device.type, dtype=dtype) if config.enable_amp else None,
+        )
+
+    def _buffer_spec(self) -> Composite:
+        one = Unbounded(1, device=self.rollout.device)
+        spec = {DataKeys.OBS: self.env.observation_spec, DataKeys.ACTIONS: self.env.action_spec}
+        return Composite(
+            {key: spec.get(key, one) for key in self.buffer.keys()}, device=self.rollout.device
+        )
+
+    # ---- collect ------------------------------------------------------------------------------
+
+    def collect(
+        self, *, env_config: None | dict[str, Any] = None, deterministic: bool = False
+    ) -> CollectStats:
+        """Fill the buffer with a rollout, and return its statistics.
+
+        Environments are reset first where `horizons_per_env_reset` says so, or where the last
+        call failed; otherwise they go on where they stand.
+
+        Args:
+            env_config: Passed to the environment's reset, where there is one.
+            deterministic: Whether actions are the distribution's mode rather than samples; the
+                model is in eval mode then.
+
+        Raises:
+            EnvError: Where the environment breaks its protocol.
+            NonFiniteError: Where it returns NaN or infinity; the policy is untouched.
+        """
+        elapsed_ms = _stopwatch()
+        with torch.no_grad(), model_mode(self.policy.model, training=not deterministic):
+            was_reset = self._begin(env_config)
+            for t in range(self.config.horizon):
+                self._transition(t, deterministic)
+            tensors = self._end()
+        stats = {name: value for name, value in to_floats(tensors).items() if value == value}
+        if not stats.pop("finite"):
+            self.rollout.find_non_finite()
+        if self.config.on_missing_final == "error" and stats["lost"]:
+            raise EnvError(
+                f"{stats['lost']:.0f} truncated rows have no final observation to bootstrap from. "
+                "Let the environment return `final_obs`, or set `on_missing_final`."
+            )
+        self._rows_to_learn = int(stats["env/steps"])
+        self.state.reward_scale = stats.pop("reward_scale", 1.0)
+        self.state.horizons += 1
+        self.state.buffered = self._continues = True
+        stats.pop("lost")
+        counts = {key: int(stats[key]) for key in ("env/steps", "episodes/count") if key in stats}
+        resets = {"env/resets": self.config.num_envs * was_reset}
+        return {**stats, **counts, **resets, "profiling/collect_ms": elapsed_ms()}  # type: ignore
+
+    def _begin(self, env_config: None | dict[str, Any]) -> bool:
+        """Put the first observations in place; whether the environments were reset."""
+        every = self.horizons_per_env_reset
+        due = self.state.horizons % every == 0 if every > 0 else self.state.horizons == 0
+        reset = due or not self._continues
+        self.state.buffered = self._continues = False
+        if reset:
+            self.rollout.open(self.env.reset(config=env_config))
+            self._states = self.policy.init_states(self.config.num_envs)
+            self.episodes.reset()
+        else:
+            self.rollout.carry()
+        return reset
+
+    def _transition(self, t: int, deterministic: bool) -> None:
+        """One env step in every environment."""
+        rollout = self.rollout
+        if t % rollout.seq_len == 0:
+            rollout.write_states(t // rollout.seq_len, self._states)
+        actions, logp, values, states = self.policy.act(
+            rollout.obs_at(t), self._states, deterministic=deterministic
+        )
+        # Stored before the environment sees them: it may work in place.
+        rollout.write_sample(t, actions, logp, values)
+        outcome = self.env.step(rollout.action.unflatten(actions, [rollout.num_envs]))
+        rollout.write_outcome(t, outcome)
+        self._states = self.policy.next_states(states, rollout.first_at(t))
+
+    def _end(self) -> dict[str, torch.Tensor]:
+        """Complete the rollout; its statistics, still on the device."""
+        rollout, config = self.rollout, self.config
+        rollout.close_rows()
+        last = self.policy.values(rollout.obs_at(config.horizon), self._states)
+        rollout.values[-1].copy_(last)
+        lost = self._value_final_obs()
+        rewards = rollout.rewards[:-1, :, :1]
+        tensors = {
+            "finite": rollout.is_finite(),
+            "lost": lost,
+            **reward_statistics(rewards, rollout.valid),
+        }
+        if rollout.episode_keys:
+            tensors |= self.episodes.update(rewards, rollout.valid, rollout.done)
+        if config.normalize_rewards:
+            rollout.reversed_returns[1:] = reversed_discounted_returns(
+                rewards, rollout.reversed_returns[0], rollout.done, gamma=config.gamma
+            )
+            _, scale = masked_moments(rollout.reversed_returns[1:], rollout.valid)
+            self._reward_scale = torch.where(scale > 1e-8, scale, 1.0)
+            tensors["reward_scale"] = self._reward_scale
+        return tensors
+
+    def _value_final_obs(self) -> torch.Tensor:
+        """Value the final observations that are not `obs_{t+1}`; how many of them are lost."""
+        rollout, policy = self.rollout, self.config.on_missing_final
+        rollout.final = rollout.truncated & rollout.first & ~rollout.terminated
+        rollout.known = torch.ones_like(rollout.final)
+        if not rollout.episode_keys:
+            return rollout.final.sum()
+        t, n = rollout.final.squeeze(-1).nonzero(as_tuple=True)  # one sync: few rows are truncated
+        final_obs = tuple(leaf[t, n] for leaf in rollout.final_obs)
+        seen = _finite_rows(final_obs, len(t), rollout.device)
+        for rows in seen.nonzero().squeeze(-1).split(CHUNK):
+            values = self.policy.values(tuple(leaf[rows] for leaf in final_obs), ())
+            rollout.final_values[t[rows], n[rows]] = values
+        lost_t, lost_n = t[~seen], n[~seen]
+        if policy == "approximate":
+            rollout.final_values[lost_t, lost_n] = rollout.values[lost_t, lost_n]
+        else:
+            rollout.final_values[lost_t, lost_n] = 0.0
+        rollout.known[lost_t, lost_n] = policy != "mask"
+        return (~seen).sum()
+
+    # ---- step ---------------------------------------------------------------------------------
+
+    def step(self) -> StepStats:
+        """Update the policy with the rollout, and return the update's statistics.
+
+        Raises:
+            NotBufferedError: Where `collect` was not called before.
+            DivergedError: Where no minibatch had finite gradients; the weights are as before.
+        """
+        if not self.state.buffered:
+            raise NotBufferedError(
+                f"{type(self).__name__} is not buffered: call `collect` before `step`."
+            )
+        elapsed_ms = _stopwatch()
+        self.state.buffered = False
+        with torch.enable_grad(), model_mode(self.policy.model, training=True):
+            explained_variance = self._estimate_advantages()
+            sums, steps = self._learn()
+        self.state.env_steps += self._rows_to_learn
+        stats = to_floats({**sums, "explained_variance": explained_variance})
+        if stats["skipped"] == steps:
+            raise DivergedError(
+                "No minibatch of this update had finite gradients, so the weights are as before. "
+                "Lower the learning rate, or bound rewards and observations."
+            )
+        coefficients = self._coefficients()
+        self.lr_scheduler.step(self.state.env_steps)
+        self.objective.entropy_coeff.fill_(self.entropy_scheduler.step(self.state.env_steps))
+        return {
+            **coefficients,
+            **{f"losses/{k}": stats[k] / steps for k in ("policy", "vf", "entropy", "total")},
+            **{f"monitors/{k}": stats[k] / steps for k in ("kl_div", "clip_fraction", "grad_norm")},
+            "monitors/explained_variance": stats["explained_variance"],
+            "monitors/skipped_updates": int(stats["skipped"]),
+            "profiling/step_ms": elapsed_ms(),
+        }  # type: ignore[typeddict-item]
+
+    @torch.no_grad()
+    def _estimate_advantages(self) -> torch.Tensor:
+        """Fill in advantages and returns; how much of the returns' variance the values explain."""
+        rollout, config = self.rollout, self.config
+        rewards, values = rollout.rewards[:-1], rollout.values[:-1]
+        if config.normalize_rewards:
+            rewards = rewards / (self._reward_scale + 1e-8)
+        following = bootstrap_values(
+            rollout.values[1:], rollout.terminated, rollout.final, rollout.final_values
+        )
+        advantages = gae(
+            rewards,
+            values,
+            following,
+            rollout.done,
+            gamma=config.gamma,
+            gae_lambda=config.gae_lambda,
+            known=rollout.known & rollout.valid,
+        )
+        rollout.returns[:-1] = advantages + values
+        combined = advantages.sum(-1, keepdim=True)
+        learnable = rollout.known & rollout.valid
+        if config.normalize_advantages:
+            combined = standardize(combined, learnable)
+        rollout.advantages[:-1] = combined
+        _, error = masked_moments(advantages[..., :1], learnable)
+        _, spread = masked_moments(rollout.returns[:-1, :, :1], learnable)
+        return 1 - error.square() / spread.square().clamp(min=1e-12)
+
+    def _learn(self) -> tuple[dict[str, torch.Tensor], int]:
+        """Go through the rollout; sums of the statistics, and over how many optimizer steps."""
+        config, updater = self.config, self.updater
+        sequences = self.policy.sequences(self.rollout, self.rollout.known & self.rollout.valid)
+        joint = config.accumulate_grads
+        sums: dict[str, torch.Tensor] = {}
+        updater.begin()
+        steps = 0
+        for _ in range(config.num_sgd_iters):
+            minibatches = sequences.minibatches(
+                config.sgd_minibatch_size,
+                shuffle=config.shuffle_minibatches,
+                joint=joint,
+                permute=self._permutation,
+            )
+            for minibatch in minibatches:
+                losses = self._losses(minibatch)
+                _add(sums, losses)
+                steps += not joint
+                if self._must_stop(losses["kl_div"]):
+                    return sums | updater.totals(), steps
+                updater.backward(losses["total"])
+                if not joint:
+                    updater.step()
+            if joint:
+                updater.step()
+                steps += 1
+        return sums | updater.totals(), steps
+
+    def _losses(self, minibatch: Minibatch) -> dict[str, torch.Tensor]:
+        distribution, values = self.policy.evaluate(minibatch)
+        return self.objective(minibatch, distribution, values)
+
+    def _must_stop(self, kl_div: torch.Tensor) -> bool:
+        target = self.config.target_kl_div
+        return target is not None and float(kl_div) > target  # one sync: needed to stop early
+
+    def _permutation(self, n: int) -> torch.Tensor:
+        return torch.randperm(n, device=self.rollout.device)
+
+    def _coefficients(self) -> dict[str, float]:
+        return {
+            "coefficients/entropy": self.entropy_scheduler.coeff,
+            "coefficients/vf": self.config.vf_coeff,
+            "coefficients/lr": float(self.optimizer.param_groups[0]["lr"]),
+        }
+
+    # ---- checks and state ---------------------------------------------------------------------
+
+    def validate(self) -> None:
+        """Try the policy on an observation of zeros, without touching the environment.
+
+        Raises:
+            ConfigError: Where actions, log-probabilities or values do not have the shapes that
+                the environment's specs ask for.
+        """
+        rollout = self.rollout
+        n, device = rollout.num_envs, rollout.device
+        obs = rollout.observation.zeros(n, device=device)
+        forked = torch.random.fork_rng([device] if device.type == "cuda" else [])
+        with forked, torch.no_grad(), model_mode(self.policy.model, training=False):
+            actions, logp, values, _ = self.policy.act(obs, self.policy.init_states(n))
+        checks = [("log-probabilities", logp, (n, 1)), ("values", values, (n, 1))]
+        checks += [
+            ("actions", leaf, (n, *shape))
+            for leaf, shape in zip(actions, rollout.action.shapes, strict=True)
+        ]
+        problems = [
+            f"The policy's {name} have shape {list(x.shape)}; expected {list(shape)}."
+            for name, x, shape in checks
+            if x.shape != torch.Size(shape)
+        ]
+        problems += [
+            f"The policy's actions have dtype {leaf.dtype}; the action spec says {dtype}."
+            for leaf, dtype in zip(actions, rollout.action.dtypes, strict=True)
+            if leaf.dtype != dtype
+        ]
+        if problems:
+            raise ConfigError(problems)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Collect in here without leaving a trace in what is learned from or counted."""
+        tracked = {name: value.clone() for name, value in self.episodes.state_dict().items()}
+        try:
+            yield
+        finally:
+            self.episodes.load_state_dict(tracked)
+            self.state.buffered = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that training continues from: weights, moments, counters, generators, and
+        the environment where it offers its state.
+        """
+        env_state = self.env.state_dict() if hasattr(self.env, "state_dict") else None
+        cuda = self.rollout.device.type == "cuda"
+        return {
+            "model": dict(self.policy.model.state_dict()),
+            "optimizer": self.optimizer.state_dict(),
+            "grad_scaler": self.grad_scaler.state_dict(),
+            "state": asdict(self.state) | {"continues": self._continues},
+            "episodes": self.episodes.state_dict(),
+            "last_obs": [leaf[-1] for leaf in self.rollout.obs],
+            "last_done": self.rollout.done[-1],
+            "reversed_returns": self.rollout.reversed_returns[-1],
+            "memory": list(self._states),
+            "rng": torch.get_rng_state(),
+            "cuda_rng": torch.cuda.get_rng_state(self.rollout.device) if cuda else None,
+            "env": env_state,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict`; exactly, where the environment offers its state.
+
+        Otherwise the environments are reset by the next `collect`.
+        """
+        self.policy.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.grad_scaler.load_state_dict(state["grad_scaler"])
+        counters = dict(state["state"])
+        continues = counters.pop("continues")
+        self.state = AlgorithmState(**counters | {"buffered": False})
+        self.episodes.load_state_dict(state["episodes"])
+        for leaf, last in zip(self.rollout.obs, state["last_obs"], strict=True):
+            leaf[-1].copy_(last)
+        self.rollout.truncated[-1].copy_(state["last_done"])
+        self.rollout.terminated[-1].zero_()
+        self.rollout.reversed_returns[-1].copy_(state["reversed_returns"])
+        self._states = tuple(x.to(self.rollout.device) for x in state["memory"])
+        self.lr_scheduler.step(self.state.env_steps)
+        self.objective.entropy_coeff.fill_(self.entropy_scheduler.step(self.state.env_steps))
+        torch.set_rng_state(state["rng"].cpu())
+        if state["cuda_rng"] is not None and self.rollout.device.type == "cuda":
+            torch.cuda.set_rng_state(state["cuda_rng"].cpu(), self.rollout.device)
+        self._continues = continues and state["env"] is not None
+        if state["env"] is not None:
+            self.env.load_state_dict(state["env"])
+
+
+def _add(sums: dict[str, torch.Tensor], terms: dict[str, torch.Tensor]) -> None:
+    for name, term in terms.items():
+        term = term.detach()
+        sums[name] = sums[name] + term if name in sums else term
+
+
+def _finite_rows(leaves: Leaves, count: int, device: torch.device) -> torch.Tensor:
+    """Which rows are there and finite, bool `[count]`."""
+    finite = torch.full((count,), bool(leaves), dtype=torch.bool, device=device)
+    for leaf in leaves:
+        finite &= leaf.isfinite().flatten(1).all(-1)
+    return finite
+
+
+def _stopwatch() -> Any:
+    """A function that returns the milliseconds since this call."""
+    start = time.perf_counter_ns()
+    return lambda: (time.perf_counter_ns() - start) / 1e6
+

@@ -1,0 +1,143 @@
+"""Resolving `"auto"`: from what was asked for and what the environment is, to what is built."""
+
+import warnings
+from dataclasses import replace
+from typing import TypeVar
+
+import torch
+
+from ..env import Env, EnvFactory
+from ..errors import ConfigError, EnvError
+from ..hyperparameters import Hyperparameters
+from ..specs import leaf_specs
+
+C = TypeVar("C", bound=Hyperparameters)
+
+#: Environments and env steps a rollout where neither the config nor the environment says.
+DEFAULT_NUM_ENVS, DEFAULT_HORIZON = 8192, 32
+
+
+def build_env(source: EnvFactory | Env, config: C) -> tuple[Env, C]:
+    """The environment, and the config with every `"auto"` resolved.
+
+    Args:
+        source: Environment class, factory, or an environment already made.
+        config: Validated config.
+
+    Raises:
+        ConfigError: Where the config does not fit an environment already made.
+        EnvError: Where the environment's specs are not usable.
+    """
+    if hasattr(source, "step") and not isinstance(source, type):
+        env, config = _adopt(source, config)
+    else:
+        env, config = _make(source, config)
+    _check_env(env)
+    if config.horizons_per_env_reset == "auto":
+        config = replace(config, horizons_per_env_reset=-1 if env.episode_keys else 1)
+    return env, config
+
+
+def _adopt(env: Env, config: C) -> tuple[Env, C]:
+    """An environment already made decides; the config may only agree."""
+    device = torch.device(env.device)
+    problems = []
+    if config.num_envs not in ("auto", env.num_envs):
+        problems.append(
+            f"`num_envs` is {config.num_envs}, but the environment has {env.num_envs}: leave it "
+            "out, or make the environment with as many."
+        )
+    if config.device != "auto" and _index(torch.device(config.device)) != _index(device):
+        problems.append(
+            f"`device` is {config.device}, but the environment lives on {device}: leave it out, "
+            "or make the environment there."
+        )
+    if problems:
+        raise ConfigError(problems)
+    horizon = config.horizon
+    if horizon == "auto":
+        horizon = env.horizon or getattr(type(env), "default_horizon", DEFAULT_HORIZON)
+    horizon = _clip("horizon", horizon, getattr(env, "max_horizon", None), config.horizon != "auto")
+    return env, replace(config, num_envs=env.num_envs, horizon=horizon, device=device)
+
+
+def _make(factory: EnvFactory, config: C) -> tuple[Env, C]:
+    device = torch.device(_default_device() if config.device == "auto" else config.device)
+    sizes = {}
+    for name, default in (("num_envs", DEFAULT_NUM_ENVS), ("horizon", DEFAULT_HORIZON)):
+        asked = getattr(config, name)
+        size = getattr(factory, f"default_{name}", default) if asked == "auto" else asked
+        sizes[name] = _clip(name, size, getattr(factory, f"max_{name}", None), asked != "auto")
+    env = factory(sizes["num_envs"], sizes["horizon"], device=device)
+    return env, replace(config, device=device, **sizes)
+
+
+def _clip(name: str, size: int, maximum: None | int, explicit: bool) -> int:
+    if maximum is None or size <= maximum:
+        return size
+    if explicit:
+        warnings.warn(
+            f"`{name}` is {size}, but the environment supports at most {maximum}; "
+            f"{maximum} is used.",
+            stacklevel=5,
+        )
+    return maximum
+
+
+def _check_env(env: Env) -> None:
+    for name in ("observation_spec", "action_spec"):
+        spec = getattr(env, name, None)
+        if spec is None:
+            raise EnvError(f"{type(env).__name__} has no `{name}`: set it in its constructor.")
+        for path, leaf in leaf_specs(spec).items():
+            if not leaf.shape:
+                where = ".".join((name, *path))
+                raise EnvError(
+                    f"`{where}` has an empty shape; specs need at least one dimension. "
+                    "Use [1] for a scalar."
+                )
+    unknown = getattr(env, "episode_keys", frozenset())
+    together = {"terminated", "truncated", "first"}
+    if unknown & together and not together <= unknown:
+        raise EnvError(
+            f"`episode_keys` has {sorted(unknown)}: terminated, truncated and first go together."
+        )
+
+
+def _default_device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _index(device: torch.device) -> torch.device:
+    """`device` with its index: "cuda" is the current one."""
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
+
+
+def resolve_minibatch(config: C, *, sequences: int) -> C:
+    """The config with `sgd_minibatch_size` resolved.
+
+    Args:
+        config: Config whose other fields are resolved.
+        sequences: Sequences in a rollout.
+
+    Raises:
+        ConfigError: Where the minibatch size does not divide them, or there is nothing to
+            accumulate.
+    """
+    size = config.sgd_minibatch_size or sequences
+    if sequences % size:
+        near = [s for s in range(1, sequences + 1) if sequences % s == 0]
+        below = max((s for s in near if s < size), default=near[0])
+        above = min((s for s in near if s > size), default=near[-1])
+        raise ConfigError(
+            f"`sgd_minibatch_size` must divide the {sequences} sequences of a rollout "
+            f"(num_envs · horizon / seq_len); got {size}. Try {below} or {above}."
+        )
+    if config.accumulate_grads and size == sequences:
+        raise ConfigError(
+            f"`accumulate_grads` needs more than one minibatch, but `sgd_minibatch_size` is the "
+            f"whole rollout ({sequences}): lower it, or drop `accumulate_grads`."
+        )
+    return replace(config, sgd_minibatch_size=size)

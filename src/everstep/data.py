@@ -1,0 +1,232 @@
+"""The words that the rest of the code shares: keys, devices, views of hyperparameters, statistics."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import FrozenInstanceError, dataclass, fields
+from typing import Any, Literal, TypedDict
+
+import torch
+
+#: Anything PyTorch accepts as a device.
+Device = str | torch.device
+
+
+class DataKeys:
+    """Names of the elements of observations, rollouts and batches."""
+
+    #: What the policy acts on.
+    OBS = "obs"
+    #: The environment's reward for the action of the same row.
+    REWARDS = "rewards"
+    #: Targets of the value function: advantage plus value.
+    RETURNS = "returns"
+    #: What the model hands to the action distribution.
+    FEATURES = "features"
+    #: What the policy did.
+    ACTIONS = "actions"
+    #: Log-probability of the action at the time it was taken.
+    LOGP = "logp"
+    #: Value estimates, one column a reward stream.
+    VALUES = "values"
+    #: Elements that come with a `PADDING_MASK`.
+    INPUTS = "inputs"
+    #: True where an element of `INPUTS` is padding.
+    PADDING_MASK = "padding_mask"
+    #: Preprocessed inputs to a model.
+    VIEWS = "views"
+    #: Advantages, as the objective uses them.
+    ADVANTAGES = "advantages"
+    #: Recurrent model states.
+    STATES = "states"
+    #: Recurrent hidden states, usually under `STATES`.
+    HIDDEN_STATES = "hidden_states"
+    #: Recurrent cell states, usually under `STATES`.
+    CELL_STATES = "cell_states"
+    #: Discounted sums of past rewards; their spread scales rewards.
+    REVERSED_DISCOUNTED_RETURNS = "reversed_discounted_returns"
+
+    #: The task ended because of this action; nothing follows.
+    TERMINATED = "terminated"
+    #: The clock ended the episode; the return goes on beyond it.
+    TRUNCATED = "truncated"
+    #: The observation returned with this row opens an episode.
+    FIRST = "first"
+    #: The observation before the reset; meaningful where an episode ended and `FIRST` is set.
+    FINAL_OBS = "final_obs"
+    #: False where the row was not caused by the policy's action.
+    VALID = "valid"
+
+
+#: The episode keys that an environment may declare in `Env.episode_keys`.
+EPISODE_KEYS = frozenset(
+    {
+        DataKeys.TERMINATED,
+        DataKeys.TRUNCATED,
+        DataKeys.FIRST,
+        DataKeys.FINAL_OBS,
+        DataKeys.VALID,
+    }
+)
+
+
+class AlgorithmHparams(Mapping[str, Any]):
+    """Read-only view of an algorithm's resolved hyperparameters.
+
+    Every field of the algorithm's config is an attribute and a key, with `"auto"` resolved.
+
+    Args:
+        config: Resolved config, a dataclass.
+        num_minibatches: Minibatches an epoch.
+    """
+
+    _config: Any
+
+    #: Number of minibatches that an epoch is split into.
+    num_minibatches: int
+
+    def __init__(self, config: Any, /, *, num_minibatches: int) -> None:
+        object.__setattr__(self, "_config", config)
+        object.__setattr__(self, "num_minibatches", num_minibatches)
+
+    @property
+    def device_type(self) -> str:
+        """Type of the device: `"cpu"`, `"cuda"`, …"""
+        return torch.device(self._config.device).type
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self._config, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise FrozenInstanceError(
+            f"`hparams.{name}` is read-only: set it in the config and build again."
+        )
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in set(self):
+            raise KeyError(name)
+        return getattr(self._config, name)
+
+    def __iter__(self) -> Iterator[str]:
+        return (field.name for field in fields(self._config))
+
+    def __len__(self) -> int:
+        return len(fields(self._config))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in self.items())})"
+
+
+@dataclass(kw_only=True)
+class AlgorithmState:
+    """Counters of an algorithm while it trains."""
+
+    #: True between `Algorithm.collect` and `Algorithm.step`: the rollout holds fresh experience.
+    buffered: bool = False
+
+    #: Number of horizons collected, evaluation on the shared environment included.
+    horizons: int = 0
+
+    #: Environment transitions learned from; what schedules count.
+    env_steps: int = 0
+
+    #: What rewards were divided by in the last update, when rewards are normalised per buffer.
+    reward_scale: float = 1.0
+
+
+#: Running totals of a trainer.
+TrainerState = TypedDict(
+    "TrainerState",
+    {"algorithm/collects": int, "algorithm/steps": int, "env/steps": int},
+)
+
+#: What `Algorithm.collect` returns. The `episodes/*` keys are absent where no episode ended.
+CollectStats = TypedDict(
+    "CollectStats",
+    {
+        "env/resets": int,
+        "env/steps": int,
+        "profiling/collect_ms": float,
+        "returns/min": float,
+        "returns/max": float,
+        "returns/mean": float,
+        "returns/std": float,
+        "rewards/min": float,
+        "rewards/max": float,
+        "rewards/mean": float,
+        "rewards/std": float,
+        "episodes/count": int,
+        "episodes/return_mean": float,
+        "episodes/return_std": float,
+        "episodes/return_min": float,
+        "episodes/return_max": float,
+        "episodes/return_mean_100": float,
+        "episodes/length_mean": float,
+    },
+    total=False,
+)
+
+#: `CollectStats` with an `"eval/"` prefix, which `Trainer.eval` returns.
+EvalCollectStats = TypedDict(
+    "EvalCollectStats",
+    {
+        "eval/env/resets": int,
+        "eval/env/steps": int,
+        "eval/profiling/collect_ms": float,
+        "eval/returns/min": float,
+        "eval/returns/max": float,
+        "eval/returns/mean": float,
+        "eval/returns/std": float,
+        "eval/rewards/min": float,
+        "eval/rewards/max": float,
+        "eval/rewards/mean": float,
+        "eval/rewards/std": float,
+        "eval/episodes/count": int,
+        "eval/episodes/return_mean": float,
+        "eval/episodes/return_std": float,
+        "eval/episodes/return_min": float,
+        "eval/episodes/return_max": float,
+        "eval/episodes/return_mean_100": float,
+        "eval/episodes/length_mean": float,
+    },
+    total=False,
+)
+
+#: Memory of the training device, bytes and percent.
+MemoryStats = TypedDict(
+    "MemoryStats",
+    {"memory/free": int, "memory/total": int, "memory/percent": float},
+    total=False,
+)
+
+#: What `Algorithm.step` returns.
+StepStats = TypedDict(
+    "StepStats",
+    {
+        "coefficients/entropy": float,
+        "coefficients/vf": float,
+        "coefficients/lr": float,
+        "losses/entropy": float,
+        "losses/policy": float,
+        "losses/vf": float,
+        "losses/total": float,
+        "monitors/kl_div": float,
+        "monitors/clip_fraction": float,
+        "monitors/explained_variance": float,
+        "monitors/grad_norm": float,
+        "monitors/skipped_updates": int,
+        "profiling/step_ms": float,
+    },
+    total=False,
+)
+
+
+class TrainStats(CollectStats, MemoryStats, StepStats, TrainerState):  # type: ignore[misc]
+    """What `Trainer.step` and `Trainer.run` return."""
+
+
+#: Name of a statistic, such as `"episodes/return_mean"`.
+TrainStatKey = str
+
+#: How a schedule moves between its points: jump and hold, or straight lines.
+ScheduleKind = Literal["interp", "step"]

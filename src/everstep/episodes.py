@@ -1,0 +1,143 @@
+"""Returns and lengths of finished episodes, without a host synchronisation."""
+
+import torch
+
+from .advantages import masked_moments
+
+#: How many finished episodes the running mean looks back over.
+WINDOW = 100
+
+
+def episode_sums(x: torch.Tensor, done: torch.Tensor, initial: torch.Tensor) -> torch.Tensor:
+    """Sums since each row's episode began, `[T, N, K]`, in float64.
+
+    Args:
+        x: What is summed, `[T, N, K]`.
+        done: Rows that end an episode, bool `[T, N, 1]`.
+        initial: Sums of the episodes that are open before the first row, `[N, K]`.
+    """
+    # One prefix sum, less its value where the row's episode began.
+    total = x.double().cumsum(0)
+    row = torch.arange(len(x), device=x.device).view(-1, 1, 1)
+    last_done = torch.where(done, row, -1).cummax(0).values  # [T, N, 1]
+    previous_done = torch.cat([torch.full_like(last_done[:1], -1), last_done[:-1]])
+    started_here = previous_done >= 0
+    before = total.gather(0, previous_done.clamp(min=0).expand_as(total))
+    return total - torch.where(started_here, before, -initial)
+
+
+class EpisodeTracker:
+    """Statistics of finished episodes, across rollouts.
+
+    Args:
+        num_envs: Environments.
+        device: Where rewards live.
+    """
+
+    #: Return and length of each environment's open episode, `[N, 2]`.
+    open: torch.Tensor
+
+    #: Returns of the last finished episodes, a ring `[WINDOW]`.
+    recent: torch.Tensor
+
+    #: How many episodes have finished so far, 0-d.
+    finished: torch.Tensor
+
+    def __init__(self, num_envs: int, *, device: torch.device) -> None:
+        self.open = torch.zeros(num_envs, 2, dtype=torch.float64, device=device)
+        self.recent = torch.zeros(WINDOW, dtype=torch.float64, device=device)
+        self.finished = torch.zeros((), dtype=torch.int64, device=device)
+
+    def reset(self) -> None:
+        """Forget the open episodes: the environments were reset."""
+        self.open.zero_()
+
+    def update(
+        self, rewards: torch.Tensor, valid: torch.Tensor, done: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
+        """Statistics of the episodes that finished in these rows, 0-d each.
+
+        NaN where a statistic does not exist, such as a mean without an episode.
+
+        Args:
+            rewards: `[T, N, 1]`, 0 in invalid rows.
+            valid: Rows that count as steps, bool `[T, N, 1]`.
+            done: Rows that end an episode, bool `[T, N, 1]`.
+        """
+        sums = episode_sums(torch.cat([rewards.double(), valid.double()], -1), done, self.open)
+        self.open.copy_(sums[-1].masked_fill(done[-1], 0.0))
+        returns, lengths = sums.unbind(-1)  # [T, N]
+        ended = done.squeeze(-1)
+        self._remember(returns.flatten(), ended.flatten())
+        return _statistics(returns, lengths, ended) | {"episodes/return_mean_100": self._mean()}
+
+    def _remember(self, returns: torch.Tensor, ended: torch.Tensor) -> None:
+        """Write the newest returns into the ring, in the order in which the episodes ended."""
+        order = ended.cumsum(0)
+        is_recent = ended & (order > order[-1] - WINDOW)
+        slot = torch.where(is_recent, (self.finished + order - 1) % WINDOW, WINDOW)
+        padded = torch.cat([self.recent, self.recent[:1]])  # the last slot takes what is dropped
+        self.recent.copy_(padded.scatter(0, slot, returns)[:WINDOW])
+        self.finished += order[-1]
+
+    def _mean(self) -> torch.Tensor:
+        known = torch.arange(WINDOW, device=self.recent.device) < self.finished
+        return (self.recent * known).sum() / known.sum()
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Everything that continues across rollouts."""
+        return {"open": self.open, "recent": self.recent, "finished": self.finished}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Continue from `state_dict`."""
+        for name, value in self.state_dict().items():
+            value.copy_(state[name])
+
+
+def _statistics(
+    returns: torch.Tensor, lengths: torch.Tensor, ended: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    count = ended.sum()
+    mean = torch.where(ended, returns, 0.0).sum() / count
+    variance = torch.where(ended, returns - mean, 0.0).square().sum() / count
+    none = torch.where(count > 0, 0.0, torch.nan)
+    return {
+        "episodes/count": count.double(),
+        "episodes/return_mean": mean,
+        "episodes/return_std": variance.sqrt(),
+        "episodes/return_min": torch.where(ended, returns, torch.inf).min() + none,
+        "episodes/return_max": torch.where(ended, returns, -torch.inf).max() + none,
+        "episodes/length_mean": torch.where(ended, lengths, 0.0).sum() / count,
+    }
+
+
+def reward_statistics(rewards: torch.Tensor, valid: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Statistics of rewards, and of their sums over the rollout in each environment, 0-d each.
+
+    Args:
+        rewards: `[T, N, 1]`, 0 in invalid rows.
+        valid: Rows that count, bool `[T, N, 1]`.
+    """
+    returns = rewards.sum(0)
+    always = torch.ones_like(returns, dtype=torch.bool)
+    return {
+        "env/steps": valid.sum(),
+        **_moments("returns", returns, always),
+        **_moments("rewards", rewards, valid),
+    }
+
+
+def _moments(name: str, x: torch.Tensor, mask: torch.Tensor) -> dict[str, torch.Tensor]:
+    mean, std = masked_moments(x, mask)
+    return {
+        f"{name}/min": torch.where(mask, x, torch.inf).min(),
+        f"{name}/max": torch.where(mask, x, -torch.inf).max(),
+        f"{name}/mean": mean,
+        f"{name}/std": std,
+    }
+
+
+def to_floats(statistics: dict[str, torch.Tensor]) -> dict[str, float]:
+    """The statistics as Python numbers, in one transfer."""
+    packed = torch.stack([value.double() for value in statistics.values()])
+    return dict(zip(statistics, packed.tolist(), strict=True))

@@ -1,0 +1,204 @@
+"""Every hyperparameter, declared once."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import nn, optim
+
+from typing_extensions import Self
+
+from .data import ScheduleKind
+from .distributions import Distribution
+from .errors import ConfigError
+from .validation import (
+    STRICT,
+    Integer,
+    InvalidError,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Schedule,
+    validate,
+)
+
+Fraction = Annotated[float, Field(ge=0, le=1)]
+
+
+@dataclass
+class Hyperparameters:
+    """Hyperparameters of on-policy training.
+
+    Fields that say `"auto"` are resolved when the algorithm is built, from the environment;
+    `Algorithm.hparams` shows the result. Nothing is checked before `validate`.
+    """
+
+    __pydantic_config__: ClassVar[Any] = STRICT
+
+    model: None | nn.Module = None
+    """Model instance to train. Excludes `model_cls`."""
+
+    model_cls: None | Callable[..., Any] = None
+    """Model class, or function of (observation spec, action spec, **model_config). None: a
+    default that fits the environment's specs."""
+
+    model_config: None | dict[str, Any] = None
+    """Keyword arguments of the model class."""
+
+    distribution_cls: None | type[Distribution] = None
+    """Action distribution. None: a default that fits the environment's action spec."""
+
+    horizon: PositiveInt | Literal["auto"] = "auto"
+    """Env steps a rollout, in each environment. `"auto"`: the environment's own, else 32."""
+
+    horizons_per_env_reset: Integer | Literal["auto"] = "auto"
+    """Rollouts between resets of all environments; negative resets once, at the start. `"auto"`:
+    1 where episodes never end by themselves, else -1."""
+
+    num_envs: PositiveInt | Literal["auto"] = "auto"
+    """Parallel environments. `"auto"`: the environment's own, else its family's, else 8192."""
+
+    optimizer_cls: type[optim.Optimizer] = optim.Adam
+    """Optimizer class."""
+
+    optimizer_config: None | dict[str, Any] = None
+    """Keyword arguments of the optimizer class. None: a learning rate of 1e-3."""
+
+    accumulate_grads: bool = False
+    """Whether all minibatches of an epoch share one optimizer step: the gradient is that of the
+    whole rollout, the memory that of one minibatch."""
+
+    enable_amp: bool = False
+    """Whether models run under autocast, in collection and update. Losses stay in float32."""
+
+    lr_schedule: None | Schedule = None
+    """Learning rate over environment transitions, as (transitions, learning rate) points that
+    start at 0. None: constant."""
+
+    lr_schedule_kind: ScheduleKind = "step"
+    """`"step"` jumps to a point's value and holds it, `"interp"` draws straight lines."""
+
+    entropy_coeff: NonNegativeFloat = 0.0
+    """Weight of the entropy bonus. Ignored with `entropy_coeff_schedule`."""
+
+    entropy_coeff_schedule: None | Schedule = None
+    """Weight of the entropy bonus over environment transitions. None: `entropy_coeff`."""
+
+    entropy_coeff_schedule_kind: ScheduleKind = "step"
+    """`"step"` jumps to a point's value and holds it, `"interp"` draws straight lines."""
+
+    gae_lambda: Fraction = 0.95
+    """λ of generalised advantage estimation: 0 trusts the value function, 1 the returns."""
+
+    gamma: Annotated[float, Field(gt=0, le=1)] = 0.95
+    """Discount of the next env step's reward."""
+
+    sgd_minibatch_size: None | PositiveInt = None
+    """Sequences (transitions, for a feedforward policy) a minibatch; must divide their number in
+    a rollout. None: the whole rollout."""
+
+    num_sgd_iters: PositiveInt = 4
+    """Epochs: how often an update goes through the rollout."""
+
+    shuffle_minibatches: bool = True
+    """Whether every epoch draws its minibatches anew."""
+
+    clip_param: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """ε of the clipped surrogate: how far the ratio of probabilities may leave 1."""
+
+    vf_clip_param: None | PositiveFloat = 5.0
+    """How far a value may move from its previous estimate before the loss stops rewarding it.
+    None: values are not clipped."""
+
+    dual_clip_param: None | Annotated[float, Field(gt=1)] = None
+    """Bound of the surrogate where the advantage is negative, times that advantage. Around 5
+    where large updates make continuous actions unstable. None: no bound."""
+
+    vf_coeff: PositiveFloat = 1.0
+    """Weight of the value loss."""
+
+    target_kl_div: None | PositiveFloat = None
+    """Approximate KL divergence above which an update stops early. None: never."""
+
+    max_grad_norm: None | PositiveFloat = 5.0
+    """Norm that gradients are clipped to. None: gradients are not clipped."""
+
+    normalize_advantages: bool = True
+    """Whether advantages are centred and scaled to unit standard deviation over the rollout."""
+
+    normalize_rewards: bool = True
+    """Whether rewards are divided by the standard deviation of their reversed discounted returns
+    in the rollout (arXiv 2005.12729)."""
+
+    device: torch.device | str = "auto"
+    """Device of environment, rollout and policy. `"auto"`: the environment's own, else CUDA where
+    there is one, else the CPU."""
+
+    amp_dtype: Literal["bfloat16", "float16"] = "bfloat16"
+    """Autocast's dtype. float16 brings gradient scaling."""
+
+    on_missing_final: Literal["mask", "approximate", "terminate", "error"] = "mask"
+    """What happens to a truncated row whose final observation is lost: leave it out of the losses
+    (`"mask"`), bootstrap the value of the observation it acted on (`"approximate"`), treat it as
+    terminated (`"terminate"`), or raise (`"error"`)."""
+
+    vf_loss: Literal["smooth_l1", "mse"] = "smooth_l1"
+    """Value loss: Huber's with threshold 1, or half the squared error."""
+
+    seed: None | NonNegativeInt = None
+    """Seed of PyTorch's generators and of the environment. None: neither is touched."""
+
+    def validate(self) -> Self:
+        """A checked copy.
+
+        Raises:
+            ConfigError: Lists every field that breaks a rule.
+        """
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        try:
+            config = validate(type(self), values)
+        except InvalidError as error:
+            raise ConfigError([f"`{p.path[0]}`: {p.message}." for p in error.problems]) from None
+        problems = config.problems()
+        if problems:
+            raise ConfigError(problems)
+        return config
+
+    def problems(self) -> list[str]:
+        """The rules between fields that this config breaks, one message each."""
+        problems = []
+        if self.model is not None and self.model_cls is not None:
+            problems.append(
+                "`model` and `model_cls` are mutually exclusive; both were given. Drop one."
+            )
+        if self.horizons_per_env_reset == 0:
+            problems.append(
+                "`horizons_per_env_reset` must not be 0: use 1 to reset before every rollout, "
+                "or -1 to reset once."
+            )
+        if self.target_kl_div is not None and self.accumulate_grads:
+            problems.append(
+                "`target_kl_div` stops between minibatches, which `accumulate_grads` joins into "
+                "one step: drop one of them."
+            )
+        for name in ("lr_schedule", "entropy_coeff_schedule"):
+            problems += _schedule_problems(name, getattr(self, name))
+        return problems
+
+
+def _schedule_problems(name: str, schedule: None | list[tuple[int, float]]) -> list[str]:
+    if schedule is None:
+        return []
+    counts = [count for count, _ in schedule]
+    problems = []
+    if not schedule or counts[0] != 0:
+        problems.append(f"`{name}` must start at 0 transitions; got {schedule!r}.")
+    if counts != sorted(set(counts)):
+        problems.append(f"`{name}` must count transitions upwards; got {counts}.")
+    if any(value < 0 for _, value in schedule):
+        problems.append(f"`{name}` must not be negative; got {schedule!r}.")
+    return problems
+

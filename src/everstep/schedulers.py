@@ -1,0 +1,185 @@
+"""Values that follow the number of environment transitions."""
+
+import bisect
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import optim
+
+from .data import ScheduleKind
+
+
+class Scheduler(Protocol):
+    """A value over environment transitions."""
+
+    def step(self, count: int, /) -> float:
+        """The value after `count` environment transitions."""
+        ...
+
+
+class ConstantScheduler:
+    """The same value always.
+
+    Args:
+        value: That value.
+    """
+
+    #: The value.
+    value: float
+
+    def __init__(self, value: float, /) -> None:
+        self.value = value
+
+    def step(self, _: int, /) -> float:
+        """The value."""
+        return self.value
+
+
+class InterpScheduler:
+    """Straight lines between points, the last value after them.
+
+    Args:
+        schedule: (environment transitions, value) points; transitions increase from 0.
+
+    Raises:
+        ValueError: Where they do not.
+    """
+
+    #: Environment transitions of the points.
+    x: list[int]
+
+    #: Values of the points.
+    y: list[float]
+
+    def __init__(self, schedule: Sequence[tuple[int, float]], /) -> None:
+        self.x, self.y = _points(type(self).__name__, schedule)
+
+    def step(self, count: int, /) -> float:
+        """The value after `count` environment transitions."""
+        i = bisect.bisect_right(self.x, count)
+        if i == len(self.x):
+            return self.y[-1]
+        x0, x1, y0, y1 = self.x[i - 1], self.x[i], self.y[i - 1], self.y[i]
+        return y0 + (y1 - y0) * (count - x0) / (x1 - x0)
+
+
+class StepScheduler:
+    """Jumps to each point's value and holds it.
+
+    Args:
+        schedule: (environment transitions, value) points; transitions increase from 0.
+
+    Raises:
+        ValueError: Where they do not.
+    """
+
+    #: (environment transitions, value) points.
+    schedule: Sequence[tuple[int, float]]
+
+    def __init__(self, schedule: Sequence[tuple[int, float]], /) -> None:
+        self.schedule = schedule
+        self._x, self._y = _points(type(self).__name__, schedule)
+
+    def step(self, count: int, /) -> float:
+        """The value after `count` environment transitions."""
+        return self._y[bisect.bisect_right(self._x, count) - 1]
+
+
+def _points(name: str, schedule: Sequence[tuple[int, float]]) -> tuple[list[int], list[float]]:
+    x = [count for count, _ in schedule]
+    if not x or x[0] != 0 or x != sorted(set(x)):
+        raise ValueError(
+            f"{name}: `schedule` must start at 0 environment transitions and count upwards; "
+            f"got {list(schedule)!r}."
+        )
+    return x, [float(value) for _, value in schedule]
+
+
+def make_scheduler(
+    value: float, schedule: None | Sequence[tuple[int, float]], kind: ScheduleKind
+) -> Scheduler:
+    """The scheduler of a schedule, or of a constant value where there is none.
+
+    Raises:
+        ValueError: For an unknown kind.
+    """
+    if schedule is None:
+        return ConstantScheduler(value)
+    if kind == "interp":
+        return InterpScheduler(schedule)
+    if kind == "step":
+        return StepScheduler(schedule)
+    raise ValueError(f"`kind` must be 'interp' or 'step'; got {kind!r}.")
+
+
+class EntropyScheduler:
+    """Weight of the entropy bonus over environment transitions.
+
+    Args:
+        coeff: Weight where there is no schedule.
+        schedule: (environment transitions, weight) points.
+        kind: `"step"` jumps and holds, `"interp"` draws straight lines.
+    """
+
+    #: The weight now.
+    coeff: float
+
+    #: Where the weight comes from.
+    scheduler: Scheduler
+
+    def __init__(
+        self,
+        coeff: float,
+        /,
+        *,
+        schedule: None | Sequence[tuple[int, float]] = None,
+        kind: ScheduleKind = "step",
+    ) -> None:
+        self.scheduler = make_scheduler(coeff, schedule, kind)
+        self.coeff = self.step(0)
+
+    def step(self, count: int, /) -> float:
+        """The weight after `count` environment transitions, kept in `coeff`."""
+        self.coeff = self.scheduler.step(count)
+        return self.coeff
+
+
+class LRScheduler:
+    """Learning rate over environment transitions, written into the optimizer.
+
+    Without a schedule the optimizer's own learning rates are left alone.
+
+    Args:
+        optimizer: Optimizer whose parameter groups are written.
+        schedule: (environment transitions, learning rate) points.
+        kind: `"step"` jumps and holds, `"interp"` draws straight lines.
+    """
+
+    #: The learning rate now, of the first parameter group.
+    coeff: float
+
+    #: Optimizer whose parameter groups are written.
+    optimizer: optim.Optimizer
+
+    #: Where the learning rate comes from.
+    scheduler: Scheduler
+
+    def __init__(
+        self,
+        optimizer: optim.Optimizer,
+        /,
+        *,
+        schedule: None | Sequence[tuple[int, float]] = None,
+        kind: ScheduleKind = "step",
+    ) -> None:
+        self.optimizer = optimizer
+        self.scheduler = make_scheduler(float(optimizer.param_groups[0]["lr"]), schedule, kind)
+        self.coeff = self.step(0)
+
+    def step(self, count: int, /) -> float:
+        """The learning rate after `count` environment transitions, kept in `coeff`."""
+        self.coeff = self.scheduler.step(count)
+        if not isinstance(self.scheduler, ConstantScheduler):
+            for group in self.optimizer.param_groups:
+                group["lr"] = self.coeff
+        return self.coeff

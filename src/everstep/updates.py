@@ -1,0 +1,114 @@
+"""The optimizer's side of an update: flat gradients, clipping, scaling, and skipping what is NaN."""
+
+import inspect
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn, optim
+from torch.amp.grad_scaler import GradScaler
+
+
+class Updater:
+    """Turns losses into optimizer steps.
+
+    Gradients live in one flat tensor a dtype, so that clipping and zeroing are one operation
+    each. A step whose gradients are not finite is skipped: neither weights nor moments move.
+
+    Args:
+        parameters: What is trained.
+        optimizer_cls: Optimizer class; PyTorch's own are used in their fused form.
+        optimizer_config: Its keyword arguments.
+        max_grad_norm: Norm that gradients are clipped to; None for no clipping.
+        grad_scaler: Scaler of float16 training, disabled otherwise.
+    """
+
+    #: The optimizer.
+    optimizer: optim.Optimizer
+
+    #: Sum of this update's gradient norms, before clipping, 0-d.
+    grad_norm: torch.Tensor
+
+    #: Optimizer steps of this update skipped because gradients were not finite, 0-d.
+    skipped: torch.Tensor
+
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        *,
+        optimizer_cls: type[optim.Optimizer],
+        optimizer_config: dict[str, Any],
+        max_grad_norm: None | float,
+        grad_scaler: GradScaler,
+    ) -> None:
+        trained = [p for p in parameters if p.requires_grad]
+        config = _fused(optimizer_cls, optimizer_config, trained)
+        self.optimizer = optimizer_cls(trained, **config)
+        self.max_grad_norm = max_grad_norm
+        self.grad_scaler = grad_scaler
+        self._gradients = _flatten_gradients(trained)
+        self.grad_norm = torch.zeros((), device=trained[0].device)
+        self.skipped = torch.zeros((), device=trained[0].device)
+
+    def begin(self) -> None:
+        """Start counting anew, with no gradients left over."""
+        self.grad_norm.zero_()
+        self.skipped.zero_()
+        self.zero_grad()
+
+    def totals(self) -> dict[str, torch.Tensor]:
+        """This update's sums, 0-d each."""
+        return {"grad_norm": self.grad_norm, "skipped": self.skipped}
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Add the gradients of `loss` to those of the step that is being made."""
+        self.grad_scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+
+    def step(self) -> None:
+        """Clip, step the optimizer, and forget the gradients."""
+        self.grad_scaler.unscale_(self.optimizer)
+        norm = self._norm()
+        finite = norm.isfinite()
+        self.skipped += ~finite
+        self.grad_norm += torch.where(finite, norm, 0.0)
+        if self.max_grad_norm is not None:
+            scale = (self.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
+            for flat in self._gradients:
+                flat.mul_(scale)
+        if self.grad_scaler.is_enabled():
+            self.grad_scaler.step(self.optimizer)  # looks for infinities itself
+            self.grad_scaler.update()
+        elif bool(finite):  # one sync: a step on NaN would be forever
+            self.optimizer.step()
+        self.zero_grad()
+
+    def zero_grad(self) -> None:
+        """Forget the gradients."""
+        for flat in self._gradients:
+            flat.zero_()
+
+    def _norm(self) -> torch.Tensor:
+        norms = [torch.linalg.vector_norm(flat) for flat in self._gradients]
+        return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
+
+
+def _flatten_gradients(parameters: list[nn.Parameter]) -> list[torch.Tensor]:
+    """One flat gradient tensor a dtype; every parameter's `grad` becomes a view into it."""
+    flats = []
+    for dtype in dict.fromkeys(p.dtype for p in parameters):
+        group = [p for p in parameters if p.dtype == dtype]
+        flat = torch.zeros(sum(p.numel() for p in group), dtype=dtype, device=group[0].device)
+        for p, gradient in zip(group, flat.split([p.numel() for p in group]), strict=True):
+            p.grad = gradient.view(p.shape)
+        flats.append(flat)
+    return flats
+
+
+def _fused(
+    optimizer_cls: type[optim.Optimizer], config: dict[str, Any], parameters: list[nn.Parameter]
+) -> dict[str, Any]:
+    """`config`, with the fused implementation where the class has one and nothing else is asked."""
+    chosen = {"fused", "foreach", "capturable", "differentiable"} & config.keys()
+    has_fused = "fused" in inspect.signature(optimizer_cls).parameters
+    floating = all(p.is_floating_point() and p.device.type in ("cpu", "cuda") for p in parameters)
+    return config if chosen or not has_fused or not floating else config | {"fused": True}

@@ -1,0 +1,177 @@
+"""Checking values against the annotations of a dataclass, with every problem reported at once.
+
+The annotation of a field is the one place that says what the field may hold; constructors in
+Python and configuration files are both checked against it.
+"""
+
+import difflib
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields
+from functools import cache
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
+from typing_extensions import NotRequired, TypedDict
+
+T = TypeVar("T")
+
+#: What every checked dataclass sets as `__pydantic_config__`: no guessing, no NaN, no infinity.
+STRICT = ConfigDict(
+    strict=True, allow_inf_nan=False, arbitrary_types_allowed=True, protected_namespaces=()
+)
+
+
+def _integral(value: Any) -> Any:
+    """`value` as an int where it is a whole float: `1e6` is a good number of env steps."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _points(value: Any) -> Any:
+    """Points of a schedule as tuples: files can only write lists."""
+    return [tuple(p) if isinstance(p, list) else p for p in value] if _listlike(value) else value
+
+
+def _listlike(value: Any) -> bool:
+    return isinstance(value, list | tuple)
+
+
+Integer = Annotated[int, BeforeValidator(_integral)]
+PositiveInt = Annotated[int, BeforeValidator(_integral), Field(gt=0)]
+NonNegativeInt = Annotated[int, BeforeValidator(_integral), Field(ge=0)]
+PositiveFloat = Annotated[float, Field(gt=0)]
+NonNegativeFloat = Annotated[float, Field(ge=0)]
+#: `(env steps, value)` points of a schedule.
+Schedule = Annotated[list[tuple[NonNegativeInt, float]], BeforeValidator(_points)]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One value that breaks its rule."""
+
+    #: Names and indices that lead to the value; the first is the field's name.
+    path: tuple[str | int, ...]
+
+    #: The rule and the value, without the path.
+    message: str
+
+    def __str__(self) -> str:
+        return f"{'.'.join(map(str, self.path))}: {self.message}"
+
+
+class InvalidError(Exception):
+    """Values that do not fit a dataclass; callers turn it into their own error."""
+
+    #: Every value that breaks its rule.
+    problems: list[Problem]
+
+    def __init__(self, problems: list[Problem]) -> None:
+        self.problems = problems
+        super().__init__("\n".join(map(str, problems)))
+
+
+def validate(cls: type[T], values: Mapping[str, Any]) -> T:
+    """An instance of the dataclass `cls` made of `values`.
+
+    Raises:
+        InvalidError: Lists every unknown name and every value that breaks its field's rule.
+    """
+    known = [field.name for field in fields(cls) if field.init]  # type: ignore[arg-type]
+    problems = [
+        Problem((name,), unknown_name("key", name, known)) for name in values if name not in known
+    ]
+    try:
+        checked = _adapter(cls).validate_python({k: v for k, v in values.items() if k in known})
+    except ValidationError as error:
+        raise InvalidError(problems + _field_problems(cls, values, error)) from None
+    if problems:
+        raise InvalidError(problems)
+    return cls(**checked)
+
+
+def unknown_name(kind: str, name: str, known: typing.Iterable[str]) -> str:
+    """`unknown key (did you mean gamma?)`."""
+    nearest = difflib.get_close_matches(str(name), [str(k) for k in known], n=1, cutoff=0.5)
+    return f"unknown {kind}" + (f" (did you mean {nearest[0]}?)" if nearest else "")
+
+
+@cache
+def _adapter(cls: type[Any]) -> TypeAdapter[dict[str, Any]]:
+    """Validator of the dataclass's fields as a mapping; strict dataclasses take instances only."""
+    hints = _hints(cls)
+    names = {
+        field.name: hints[field.name]
+        if field.default is MISSING and field.default_factory is MISSING
+        else NotRequired[hints[field.name]]
+        for field in fields(cls)
+        if field.init
+    }
+    mapping = TypedDict(cls.__name__, names)  # type: ignore[misc]
+    mapping.__pydantic_config__ = STRICT  # type: ignore[attr-defined]
+    return TypeAdapter(mapping)
+
+
+@cache
+def _hints(cls: type[Any]) -> dict[str, Any]:
+    return typing.get_type_hints(cls, include_extras=True)
+
+
+def _field_problems(
+    cls: type[Any], values: Mapping[str, Any], error: ValidationError
+) -> list[Problem]:
+    """One problem a field: a union reports each of its branches, which would confuse."""
+    problems: dict[str | int, Problem] = {}
+    for detail in error.errors(include_url=False):
+        name = detail["loc"][0]
+        expected = describe(_hints(cls)[str(name)])
+        message = (
+            f"required, and missing; expected {expected}"
+            if detail["type"] == "missing"
+            else f"expected {expected}; got {values[str(name)]!r}"
+        )
+        problems.setdefault(name, Problem((name,), message))
+    return list(problems.values())
+
+
+def describe(annotation: Any) -> str:
+    """What an annotation allows, in words: `float in (0, 1]`, `int > 0 or 'auto'`."""
+    origin = typing.get_origin(annotation)
+    if origin is Annotated:
+        base, *metadata = typing.get_args(annotation)
+        return describe(base) + _interval(metadata)
+    if origin in (typing.Union, types.UnionType):
+        options = sorted(typing.get_args(annotation), key=lambda a: a is type(None))
+        return " or ".join(dict.fromkeys(describe(option) for option in options))
+    if origin is Literal:
+        return " or ".join(repr(option) for option in typing.get_args(annotation))
+    if origin is type:
+        return f"a subclass of {describe(typing.get_args(annotation)[0])}"
+    if origin is list:
+        return f"a list of {describe(typing.get_args(annotation)[0])}"
+    if origin is tuple:
+        return f"[{', '.join(describe(item) for item in typing.get_args(annotation))}]"
+    if annotation is type(None):
+        return "null"
+    if annotation is Any:
+        return "anything"
+    if origin is not None:
+        return {"dict": "a mapping", "Callable": "a callable"}.get(origin.__name__, str(origin))
+    return str(getattr(annotation, "__name__", annotation))
+
+
+def _interval(metadata: list[Any]) -> str:
+    bounds: dict[str, float] = {}
+    for item in metadata:
+        for bound in item.metadata if isinstance(item, FieldInfo) else [item]:
+            for name in ("gt", "ge", "lt", "le"):
+                if hasattr(bound, name):
+                    bounds[name] = getattr(bound, name)
+    low = next((n for n in ("gt", "ge") if n in bounds), None)
+    high = next((n for n in ("lt", "le") if n in bounds), None)
+    if low and high:
+        opening, closing = "(" if low == "gt" else "[", ")" if high == "lt" else "]"
+        return f" in {opening}{bounds[low]:g}, {bounds[high]:g}{closing}"
+    signs = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
+    return "".join(f" {signs[name]} {bounds[name]:g}" for name in (low, high) if name)
