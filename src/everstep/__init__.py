@@ -1,0 +1,61 @@
+"""Fast PPO for batched environments, correct at every episode boundary."""
+
+import importlib
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .algorithms import Algorithm, AlgorithmConfig
+    from .env import ContinuousDummyEnv, DiscreteDummyEnv, Env
+    from .evaluation import evaluate
+    from .policies import Policy
+    from .registry import factory, make, wrap
+    from .trainers import TrainConfig, Trainer
+
+try:
+    __version__ = version("everstep")
+except PackageNotFoundError:  # a source tree that was not installed
+    __version__ = "unknown"
+
+#: Where each public name lives; importing the package itself imports none of them.
+_MODULES = {
+    "Algorithm": "algorithms",
+    "AlgorithmConfig": "algorithms",
+    "ContinuousDummyEnv": "env",
+    "DiscreteDummyEnv": "env",
+    "Env": "env",
+    "Policy": "policies",
+    "TrainConfig": "trainers",
+    "Trainer": "trainers",
+    "evaluate": "evaluation",
+    "factory": "registry",
+    "make": "registry",
+    "wrap": "registry",
+}
+
+__all__ = [
+    "Algorithm",
+    "AlgorithmConfig",
+    "ContinuousDummyEnv",
+    "DiscreteDummyEnv",
+    "Env",
+    "Policy",
+    "TrainConfig",
+    "Trainer",
+    "evaluate",
+    "factory",
+    "make",
+    "wrap",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f".{_MODULES[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

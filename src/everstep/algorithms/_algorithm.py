@@ -244,7 +244,8 @@ class Algorithm(GenericAlgorithmBase[AlgorithmHparams, AlgorithmState, Policy]):
         t, n = rollout.final.squeeze(-1).nonzero(as_tuple=True)  # one sync: few rows are truncated
         final_obs = tuple(leaf[t, n] for leaf in rollout.final_obs)
         seen = _finite_rows(final_obs, len(t), rollout.device)
-        for rows in seen.nonzero().squeeze(-1).split(CHUNK):
+        known_rows = seen.nonzero().squeeze(-1)
+        for rows in known_rows.split(CHUNK) if len(known_rows) else ():
             values = self.policy.values(tuple(leaf[rows] for leaf in final_obs), ())
             rollout.final_values[t[rows], n[rows]] = values
         lost_t, lost_n = t[~seen], n[~seen]

@@ -1,0 +1,7 @@
+"""Trainers: an algorithm, its statistics, evaluations, conditions and record."""
+
+from ._base import GenericTrainerBase
+from ._feedforward import Trainer
+from .config import TrainConfig
+
+__all__ = ["GenericTrainerBase", "TrainConfig", "Trainer"]

@@ -1,0 +1,306 @@
+"""The training loop: steps, evaluations, conditions, and a record of it all."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Generic, TypeVar, cast
+
+from typing_extensions import Self
+
+from ..algorithms import GenericAlgorithmBase
+from ..checkpoints import load_state, save_state
+from ..conditions import Condition
+from ..config import dump
+from ..data import EvalCollectStats, TrainerState, TrainStats
+from ..env import Env
+from ..evaluation import evaluate
+from ..loggers import JsonlLogger, Logger, LoggerGroup, MlflowLogger, RunStatus, create_run_dir
+from ._reduction import reduce_stats
+
+_Algorithm = TypeVar("_Algorithm", bound=GenericAlgorithmBase[Any, Any, Any])
+
+#: Directory of runs, where none is given.
+RUNS = Path("runs")
+
+
+class GenericTrainerBase(Generic[_Algorithm]):
+    """Base of trainers: one trainer an algorithm.
+
+    Args:
+        algorithm: What is trained.
+        run_dir: Directory of this run's record: `config.yaml`, `metrics.jsonl`, the policy and a
+            checkpoint. `"auto"` makes a new one under `runs/`; None writes nothing anywhere.
+        run_name: Name of the run, and of the directory that `"auto"` makes.
+        experiment_name: MLflow experiment.
+        track: Whether there is an MLflow run: the caller's where one is active, else a new one.
+        loggers: What else receives parameters and statistics.
+        eval_env: Environment of `eval`; None to evaluate on the training environment, by the
+            rules that sharing it imposes.
+        eval_episodes: Complete episodes an evaluation on `eval_env`.
+        record: What `config.yaml` holds beside the resolved hyperparameters.
+    """
+
+    #: What is trained.
+    algorithm: _Algorithm
+
+    #: Receives parameters and statistics.
+    logger: LoggerGroup
+
+    #: The MLflow sink, where there is one.
+    mlflow: None | MlflowLogger
+
+    #: Directory of this run's record, where there is one.
+    run_dir: None | Path
+
+    #: Running totals.
+    state: TrainerState
+
+    def __init__(
+        self,
+        algorithm: _Algorithm,
+        /,
+        *,
+        run_dir: None | str | os.PathLike[str] = "auto",
+        run_name: None | str = None,
+        experiment_name: None | str = None,
+        track: bool = True,
+        loggers: Sequence[Logger] = (),
+        eval_env: None | Env = None,
+        eval_episodes: int = 100,
+        record: None | Mapping[str, Any] = None,
+    ) -> None:
+        self.algorithm = algorithm
+        self.eval_env = eval_env
+        self.eval_episodes = eval_episodes
+        self.state = {"algorithm/collects": 0, "algorithm/steps": 0, "env/steps": 0}
+        name = run_name or str(algorithm.params["env_cls"])
+        self.run_dir = _make_run_dir(run_dir, name)
+        self.mlflow = None
+        sinks: list[Logger] = list(loggers)
+        if self.run_dir is not None:
+            self._write_config(self.run_dir, record or {})
+            metrics = self.run_dir / "metrics.jsonl"
+            sinks.insert(0, JsonlLogger(metrics))
+            if track:
+                self.mlflow = MlflowLogger(
+                    self.run_dir.parent,
+                    experiment_name=experiment_name or name,
+                    run_name=run_name or self.run_dir.name,
+                    record=metrics,
+                )
+                sinks.append(self.mlflow)
+        self.logger = LoggerGroup(sinks)
+        self.logger.log_params(algorithm.params)
+
+    def _write_config(self, run_dir: Path, record: Mapping[str, Any]) -> None:
+        resolved = {k: v for k, v in self.algorithm.params.items() if v is not None}
+        (run_dir / "config.yaml").write_text(dump({**resolved, **record}), encoding="utf-8")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        interrupted = kind is not None and not issubclass(kind, Exception)
+        self.close("FINISHED" if kind is None else "KILLED" if interrupted else "FAILED")
+
+    # ---- training -----------------------------------------------------------------------------
+
+    def run(
+        self,
+        *,
+        env_config: None | dict[str, Any] = None,
+        eval_env_config: None | dict[str, Any] = None,
+        steps_per_eval: None | int = None,
+        stop_conditions: None | list[Condition] = None,
+        total_env_steps: None | int = None,
+    ) -> TrainStats:
+        """Train until a condition is met, and return the last train step's statistics.
+
+        Runs on for ever where there is neither a condition nor a budget. At the end, and when
+        interrupted, the policy and a checkpoint are written to `run_dir`.
+
+        Args:
+            env_config: Passed to resets of the environment in train steps.
+            eval_env_config: Passed to resets in evaluations; `env_config` where None.
+            steps_per_eval: Train steps between evaluations; None for no evaluations.
+            stop_conditions: Conditions, looked at after every train step; one is enough.
+            total_env_steps: Environment transitions after which to stop, counted from the
+                trainer's first.
+
+        Raises:
+            ValueError: Where the environment is shared and an evaluation could not use
+                `eval_env_config`, or `steps_per_eval` is not a multiple of
+                `horizons_per_env_reset`.
+        """
+        self._check_run(steps_per_eval, eval_env_config)
+        conditions = stop_conditions or []
+        try:
+            while True:
+                stats = self.step(env_config=env_config)
+                # Every condition sees every train step: some of them count.
+                if any([condition(stats) for condition in conditions]):
+                    break
+                if total_env_steps is not None and self.state["env/steps"] >= total_env_steps:
+                    break
+                if steps_per_eval and self.state["algorithm/steps"] % steps_per_eval == 0:
+                    self.eval(env_config=eval_env_config or env_config)
+        except KeyboardInterrupt:
+            self.save()
+            raise
+        self.save()
+        return stats
+
+    def step(self, *, env_config: None | dict[str, Any] = None) -> TrainStats:
+        """Collect one rollout, update the policy with it, and return both's statistics.
+
+        Args:
+            env_config: Passed to the environment's reset, where there is one.
+        """
+        memory_stats = self.algorithm.memory_stats()
+        collect_stats = self.algorithm.collect(env_config=env_config)
+        step_stats = self.algorithm.step()
+        self.state["algorithm/collects"] += 1
+        self.state["algorithm/steps"] += 1
+        self.state["env/steps"] += collect_stats["env/steps"]
+        stats = {**memory_stats, **collect_stats, **step_stats, **self.state}
+        self._log(stats)
+        return cast(TrainStats, stats)
+
+    # ---- evaluation ---------------------------------------------------------------------------
+
+    def eval(
+        self, *, env_config: None | dict[str, Any] = None, deterministic: bool = True
+    ) -> EvalCollectStats:
+        """Evaluate the policy, and return the statistics under `"eval/"`.
+
+        On `eval_env`: `eval_episodes` complete episodes. On the shared training environment:
+        `horizons_per_env_reset` rollouts, which can only start where a reset is due.
+
+        Args:
+            env_config: Passed to the environment's reset.
+            deterministic: Whether actions are the distribution's mode rather than samples.
+
+        Raises:
+            RuntimeError: Where the shared environment is not due for a reset.
+            ValueError: Where `env_config` is given but the shared environment is never reset.
+        """
+        if self.eval_env is not None:
+            found = evaluate(
+                self.algorithm.policy,
+                self.eval_env,
+                episodes=self.eval_episodes,
+                deterministic=deterministic,
+                env_config=env_config,
+            )
+        else:
+            found = self._eval_shared(env_config, deterministic)
+        stats = {f"eval/{key}": value for key, value in found.items()}
+        self._log(stats)
+        return cast(EvalCollectStats, stats)
+
+    def _eval_shared(
+        self, env_config: None | dict[str, Any], deterministic: bool
+    ) -> dict[str, float]:
+        every = self.algorithm.horizons_per_env_reset
+        if env_config and every < 0 and self.state["algorithm/collects"]:
+            raise ValueError(_UNUSED_CONFIG)
+        if every > 0 and self.state["algorithm/collects"] % every:
+            raise RuntimeError(
+                "`eval` shares the environment with training and can only start where a reset is "
+                f"due, every {every} rollouts (`horizons_per_env_reset`); "
+                f"{self.state['algorithm/collects'] % every} have passed since the last. Call it "
+                "then, or give the trainer an `eval_env`."
+            )
+        rollouts: list[dict[str, float]] = []
+        with self.algorithm.evaluating():
+            for _ in range(max(1, every)):
+                stats = self.algorithm.collect(env_config=env_config, deterministic=deterministic)
+                rollouts.append(cast(dict[str, float], stats))
+                self.state["algorithm/collects"] += 1
+        return reduce_stats(rollouts)
+
+    def _check_run(
+        self, steps_per_eval: None | int, eval_env_config: None | dict[str, Any]
+    ) -> None:
+        if steps_per_eval is not None and steps_per_eval < 1:
+            raise ValueError(f"`steps_per_eval` must be at least 1; got {steps_per_eval}.")
+        if not steps_per_eval or self.eval_env is not None:
+            return
+        every = self.algorithm.horizons_per_env_reset
+        if every < 0 and eval_env_config:
+            raise ValueError(_UNUSED_CONFIG)
+        if every > 0 and steps_per_eval % every:
+            raise ValueError(
+                "`eval` shares the environment with training, so `steps_per_eval` must be a "
+                f"multiple of `horizons_per_env_reset` ({every}); got {steps_per_eval}. Change "
+                "one of them, or give the trainer an `eval_env`."
+            )
+
+    # ---- the record ---------------------------------------------------------------------------
+
+    def _log(self, stats: Mapping[str, Any]) -> None:
+        self.logger.log_metrics(stats, step=self.state["env/steps"])
+
+    def save(self) -> None:
+        """Write the policy (`policy`) and a checkpoint (`checkpoint`) to `run_dir`."""
+        if self.run_dir is not None:
+            self.algorithm.policy.save(self.run_dir / "policy")
+            self.save_checkpoint()
+
+    def save_checkpoint(self, path: None | str | os.PathLike[str] = None) -> None:
+        """Write everything that training continues from to a directory, atomically.
+
+        Args:
+            path: The directory; `run_dir/checkpoint` where None.
+
+        Raises:
+            ValueError: Where neither is given.
+        """
+        save_state(self._checkpoint_path(path), self.state_dict())
+
+    def load_checkpoint(self, path: None | str | os.PathLike[str] = None) -> None:
+        """Continue from a checkpoint; exactly, where the environment offers its state.
+
+        Args:
+            path: The directory; `run_dir/checkpoint` where None.
+
+        Raises:
+            CheckpointError: Where it is damaged or does not fit.
+        """
+        self.load_state_dict(load_state(self._checkpoint_path(path)))
+
+    def _checkpoint_path(self, path: None | str | os.PathLike[str]) -> Path:
+        if path is None and self.run_dir is None:
+            raise ValueError("This trainer has no `run_dir`: name the checkpoint's directory.")
+        return Path(path) if path is not None else cast(Path, self.run_dir) / "checkpoint"
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that training continues from."""
+        return {"algorithm": self.algorithm.state_dict(), "trainer": dict(self.state)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict`."""
+        self.algorithm.load_state_dict(state["algorithm"])
+        self.state = cast(TrainerState, dict(state["trainer"]))
+
+    def close(self, status: RunStatus = "FINISHED") -> None:
+        """Deliver what loggers hold and end the MLflow run, if it is this trainer's own."""
+        self.logger.close(status)
+
+
+def _make_run_dir(run_dir: None | str | os.PathLike[str], name: str) -> None | Path:
+    if run_dir is None:
+        return None
+    if run_dir == "auto":
+        return create_run_dir(RUNS, name)
+    path = Path(run_dir)
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+_UNUSED_CONFIG = (
+    "`eval` shares the environment with training, which is reset only once (negative "
+    "`horizons_per_env_reset`), so an evaluation cannot use an environment config. Leave it out, "
+    "set `horizons_per_env_reset`, or give the trainer an `eval_env`."
+)
+

@@ -1,0 +1,205 @@
+"""What can be wrong with a training configuration, found before anything is built."""
+
+import importlib
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..conditions import condition_from_config
+from ..config import import_name
+from ..errors import AdapterError, ConfigError
+from ..hyperparameters import Hyperparameters
+from ..registry import factory
+from ..validation import InvalidError, Problem, check_fields, unknown_name
+
+#: Where to look for a class that was named without its module.
+_HOMES = ("torch.optim", "everstep.distributions", "everstep.models", "everstep.env")
+
+_SPEC = "gymnasium:CartPole-v1"
+
+
+def resolve_names(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
+    """A file's values with objects in place of the dotted names of `*_cls` keys.
+
+    Names that lead nowhere are left out, and become problems.
+    """
+    resolved, problems = dict(values), []
+    for key, name in values.items():
+        is_spec = key == "env_cls" and isinstance(name, str) and ":" in name
+        if name is None or is_spec or not key.endswith("_cls"):
+            continue
+        try:
+            resolved[key] = _resolve(name)
+        except ConfigError as error:
+            del resolved[key]
+            hint = f", or a spec such as {_SPEC}" if key == "env_cls" else ""
+            message = str(error).replace("my_package.envs.MyEnv", f"my_package.envs.MyEnv{hint}")
+            problems.append(Problem((key,), message))
+    if resolved.get("model") is not None:
+        message = (
+            f"a file cannot hold a model; name its class in model_cls. Got {values['model']!r}"
+        )
+        problems.append(Problem(("model",), message))
+    return resolved, problems
+
+
+def _resolve(name: Any) -> Any:
+    if not isinstance(name, str):
+        raise ConfigError(f"expected a dotted path such as my_package.envs.MyEnv; got {name!r}")
+    try:
+        return import_name(name)
+    except ConfigError as error:
+        homes = [home for home in _HOMES if hasattr(importlib.import_module(home), name)]
+        hint = f" (did you mean {homes[0]}.{name}?)" if homes else ""
+        raise ConfigError(f"{error}{hint}") from None
+
+
+def field_problems(
+    cls: type[Any], values: Mapping[str, Any]
+) -> tuple[dict[str, Any], list[Problem]]:
+    """The values that fit the fields of a dataclass, as these hold them, and what does not fit."""
+    try:
+        return check_fields(cls, values), []
+    except InvalidError as error:
+        bad = {problem.path[0] for problem in error.problems}
+        good = {name: value for name, value in values.items() if name not in bad}
+        return check_fields(cls, good), error.problems
+
+
+def unknown_problems(values: Mapping[str, Any], known: tuple[str, ...]) -> list[Problem]:
+    """A problem for every name that is not known."""
+    return [Problem((k,), unknown_name("key", k, known)) for k in values if k not in known]
+
+
+def sentence_problem(sentence: str) -> Problem:
+    """The problem of a sentence about one or more fields, under the first that it names."""
+    name = re.search(r"`(\w+)`", sentence)
+    rest = sentence.removesuffix(".")
+    if name is None:
+        return Problem(("algorithm_config",), rest)
+    subject = f"{name[0]} "
+    is_subject = rest.startswith(subject) and not rest.startswith(f"{subject}and ")
+    return Problem((name[1],), rest.removeprefix(subject) if is_subject else rest)
+
+
+def env_problems(env_cls: Any, env_kwargs: Mapping[str, Any]) -> list[Problem]:
+    """What keeps `env_cls` from being what environments are made of."""
+    expected = (
+        f"expected an environment class, a factory, an environment, or a spec such as {_SPEC}"
+    )
+    if env_cls is None:
+        return [Problem(("env_cls",), f"required, and missing; {expected}")]
+    if isinstance(env_cls, str):
+        return _spec_problems(env_cls, env_kwargs)
+    if is_made(env_cls):
+        return _made_problems(env_cls, env_kwargs)
+    if not callable(env_cls):
+        return [Problem(("env_cls",), f"{expected}; got {env_cls!r}")]
+    return option_problems("env_kwargs", env_cls, env_kwargs) or _factory_problems(
+        env_cls, env_kwargs
+    )
+
+
+def is_made(env_cls: Any) -> bool:
+    """Whether this is an environment rather than what makes one."""
+    return hasattr(env_cls, "step") and not isinstance(env_cls, type)
+
+
+def _spec_problems(spec: str, env_kwargs: Mapping[str, Any]) -> list[Problem]:
+    if ":" not in spec:
+        message = f"a name in Python code; import the class, or write a spec such as {_SPEC}"
+        return [Problem(("env_cls",), f"{message}. Got {spec!r}")]
+    try:
+        factory(spec, **env_kwargs)
+    except AdapterError as error:
+        return [Problem(("env_cls",), str(error).removesuffix("."))]
+    return []
+
+
+def _made_problems(env: Any, env_kwargs: Mapping[str, Any]) -> list[Problem]:
+    problems = []
+    if not (hasattr(env, "observation_spec") and hasattr(env, "action_spec")):
+        message = f"{type(env).__name__} is no Everstep environment; `everstep.wrap` makes it one"
+        problems.append(Problem(("env_cls",), message))
+    if env_kwargs:
+        message = "the environment is made already; give them to its constructor instead"
+        problems.append(Problem(("env_kwargs",), message))
+    return problems
+
+
+def _factory_problems(env_cls: Callable[..., Any], env_kwargs: Mapping[str, Any]) -> list[Problem]:
+    signature = _signature(env_cls)
+    if signature is None:
+        return []
+    try:
+        signature.bind(1, None, device="cpu", **env_kwargs)
+    except TypeError as error:
+        name = getattr(env_cls, "__name__", repr(env_cls))
+        message = (
+            f"{name} must take (num_envs, horizon, *, device): {error}. "
+            f"Environments of other libraries are written as specs such as {_SPEC}"
+        )
+        return [Problem(("env_cls",), message)]
+    return []
+
+
+def option_problems(
+    key: str, function: Callable[..., Any], options: Mapping[str, Any]
+) -> list[Problem]:
+    """A problem for every option, written under `key`, that `function` has no parameter for."""
+    signature = _signature(function)
+    if signature is None:
+        return []
+    parameters = signature.parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return []
+    known = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    name = getattr(function, "__name__", repr(function))
+    return [
+        Problem((key, option), f"{unknown_name('option', option, known)} of {name}")
+        for option in options
+        if option not in known
+    ]
+
+
+def _signature(function: Callable[..., Any]) -> None | inspect.Signature:
+    try:
+        return inspect.signature(function)
+    except (TypeError, ValueError):  # compiled, and without a signature
+        return None
+
+
+def stop_problems(stop: Any) -> list[Problem]:
+    """What is wrong with the conditions among `stop` that are written as mappings."""
+    problems = []
+    for i, entry in enumerate(stop if isinstance(stop, list) else []):
+        try:
+            _ = entry if callable(entry) else condition_from_config(entry)
+        except ConfigError as error:
+            problems += [Problem(("stop", i), text.removesuffix(".")) for text in error.problems]
+    return problems
+
+
+def hyperparameter_problems(config: Hyperparameters) -> list[Problem]:
+    """The rules between hyperparameters that are broken, and options that no class takes."""
+    problems = [sentence_problem(sentence) for sentence in config.problems()]
+    for cls, key in (
+        (config.optimizer_cls, "optimizer_config"),
+        (config.model_cls, "model_config"),
+    ):
+        if cls is not None:
+            problems += option_problems(key, cls, getattr(config, key) or {})
+    return problems
+
+
+def run_dir_problems(run_dir: Any) -> list[Problem]:
+    """What keeps a run from being recorded in `run_dir`."""
+    if not isinstance(run_dir, str | Path):
+        return []
+    if (Path(run_dir) / "metrics.jsonl").exists():
+        return [Problem(("run_dir",), f"{run_dir} holds a run already; name another directory")]
+    if Path(run_dir).exists() and not Path(run_dir).is_dir():
+        return [Problem(("run_dir",), f"{run_dir} is not a directory")]
+    return []

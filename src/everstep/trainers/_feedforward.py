@@ -1,0 +1,64 @@
+"""The trainer of feedforward policies."""
+
+from dataclasses import fields
+from typing import Any, TypeVar
+
+from ..algorithms import Algorithm, AlgorithmConfig, GenericAlgorithmBase
+from ..env import Env, EnvFactory
+from ..errors import ConfigError
+from ..hyperparameters import Hyperparameters
+from ..validation import unknown_name
+from ._base import GenericTrainerBase
+
+C = TypeVar("C", bound=Hyperparameters)
+
+#: Arguments of trainers, which are not the algorithm's.
+TRAINER_ARGUMENTS = (
+    "run_dir",
+    "run_name",
+    "experiment_name",
+    "track",
+    "loggers",
+    "eval_env",
+    "eval_episodes",
+    "record",
+)
+
+
+class Trainer(GenericTrainerBase[Algorithm]):
+    """Trains a feedforward policy and records how it went.
+
+    Args:
+        env_cls: Environment class, factory, an environment already made, or an algorithm.
+        **arguments: Fields of `AlgorithmConfig` (none with an algorithm) and arguments of
+            `GenericTrainerBase`.
+
+    Raises:
+        ConfigError: Lists every argument that is unknown or breaks a rule.
+    """
+
+    def __init__(self, env_cls: EnvFactory | Env | Algorithm, /, **arguments: Any) -> None:
+        own = {k: arguments.pop(k) for k in TRAINER_ARGUMENTS if k in arguments}
+        if isinstance(env_cls, GenericAlgorithmBase):
+            if arguments:
+                raise ConfigError(
+                    f"The algorithm has its config already: drop {', '.join(sorted(arguments))}."
+                )
+            super().__init__(env_cls, **own)
+        else:
+            config = make_config(AlgorithmConfig, arguments)
+            super().__init__(config.build(env_cls), **own)
+
+
+def make_config(cls: type[C], arguments: dict[str, Any]) -> C:
+    """A config made of keyword arguments.
+
+    Raises:
+        ConfigError: Lists the unknown ones, each with the nearest that is known.
+    """
+    known = [field.name for field in fields(cls)]
+    unknown = [name for name in arguments if name not in known]
+    if unknown:
+        names = [*known, *TRAINER_ARGUMENTS]
+        raise ConfigError([f"`{name}`: {unknown_name('argument', name, names)}" for name in unknown])
+    return cls(**arguments)

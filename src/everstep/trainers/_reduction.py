@@ -1,0 +1,33 @@
+"""Statistics of several rollouts as statistics of all of them."""
+
+import math
+from collections.abc import Sequence
+
+
+def reduce_stats(rollouts: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Statistics over rollouts of equal length; what only some have is taken from those.
+
+    Minima and maxima are theirs; means are averaged and deviations are the root of the mean
+    square, weighted by episodes where they are about episodes; everything else is a sum.
+    """
+    keys = dict.fromkeys(key for stats in rollouts for key in stats)
+    return {key: _reduce(key, [stats for stats in rollouts if key in stats]) for key in keys}
+
+
+def _reduce(key: str, rollouts: Sequence[dict[str, float]]) -> float:
+    values = [stats[key] for stats in rollouts]
+    about_episodes = key.startswith("episodes/")
+    weights = [stats["episodes/count"] if about_episodes else 1.0 for stats in rollouts]
+    kind = key.split("/")[-1].split("_")[-1]
+    if kind == "100":  # a window over the last episodes: the newest says it
+        return values[-1]
+    if kind == "min":
+        return min(values)
+    if kind == "max":
+        return max(values)
+    if kind == "mean":
+        return sum(v * w for v, w in zip(values, weights, strict=True)) / sum(weights)
+    if kind == "std":
+        squares = sum(v * v * w for v, w in zip(values, weights, strict=True))
+        return math.sqrt(squares / sum(weights))
+    return sum(values)

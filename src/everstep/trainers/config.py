@@ -1,0 +1,354 @@
+"""Training described by a file: an environment, hyperparameters, a budget and a place."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, cast, get_args, get_type_hints
+
+from pydantic import Field, SkipValidation
+from torch import nn
+
+from ..algorithms import Algorithm, AlgorithmConfig
+from ..conditions import condition_from_config
+from ..config import Document, apply_overrides, dotted_name, load, plain
+from ..env import Env, EnvFactory
+from ..errors import AdapterError, ConfigError
+from ..loggers import create_run_dir
+from ..registry import SpecFactory
+from ..registry import factory as spec_factory
+from ..validation import STRICT, PositiveInt, Problem, unknown_name
+from . import _config_checks as checks
+from ._base import RUNS
+from ._feedforward import Trainer
+
+#: Environments in an evaluation, where training has as many.
+EVAL_NUM_ENVS = 16
+
+#: Hyperparameters: a field added to `AlgorithmConfig` needs no edit here.
+HYPERPARAMETERS = tuple(field.name for field in fields(AlgorithmConfig))
+
+# Those that None switches off; for the others it means the default.
+_SWITCHES = tuple(
+    field.name
+    for field in fields(AlgorithmConfig)
+    if field.default is not None
+    and type(None) in get_args(get_type_hints(AlgorithmConfig)[field.name])
+)
+
+# What an environment factory may say about itself.
+_DECLARATIONS = ("default_num_envs", "default_horizon", "max_num_envs", "max_horizon")
+
+
+@dataclass(kw_only=True)
+class RunOptions:
+    """What a training run is made of, beside hyperparameters."""
+
+    __pydantic_config__: ClassVar[Any] = STRICT
+
+    env_cls: Annotated[EnvFactory | Env | str, SkipValidation]
+    """Environment class, factory, an environment already made, or a spec such as
+    `"gymnasium:CartPole-v1"`."""
+
+    env_config: None | dict[str, Any] = None
+    """Passed to every reset of the environment."""
+
+    env_kwargs: None | dict[str, Any] = None
+    """Keyword arguments of the environment class or factory, or of the spec's adapter."""
+
+    recurrent: bool = False
+    """Whether the policy has a memory."""
+
+    total_env_steps: None | PositiveInt = None
+    """Environment transitions after which training stops. None: no such limit."""
+
+    stop: None | list[Any] = None
+    """Conditions that stop training, one is enough: objects, or mappings such as
+    `{HitsUpperBound: {key: episodes/return_mean_100, bound: 475}}`."""
+
+    steps_per_eval: None | PositiveInt = None
+    """Train steps between evaluations. None: no evaluations."""
+
+    eval_env_config: None | dict[str, Any] = None
+    """Passed to resets in evaluations. None: `env_config`."""
+
+    eval_episodes: None | PositiveInt = None
+    """Complete episodes an evaluation, in an environment of its own. None: 100 of them where
+    `env_cls` is a spec; else evaluations share the training environment."""
+
+    run_dir: None | Annotated[str, Field(min_length=1)] | Path = None
+    """Directory of the run's record. None: a new one under `runs/`."""
+
+    experiment_name: None | Annotated[str, Field(min_length=1)] = None
+    """MLflow experiment. None: the environment's name."""
+
+    algorithm_config: dict[str, Any] = field(default_factory=dict)
+    """The hyperparameters that were given."""
+
+
+_OPTIONS = tuple(field.name for field in fields(RunOptions))
+_NAMES = tuple(name for name in (*_OPTIONS, *HYPERPARAMETERS) if name != "algorithm_config")
+
+
+class TrainConfig(RunOptions):
+    """Everything that a training run is made of.
+
+    Takes the fields of `RunOptions` and those of `AlgorithmConfig`, the latter by name or together
+    as `algorithm_config`; all are attributes. What is None is as if it had not been given, except
+    for hyperparameters that None switches off, such as `vf_clip_param`.
+
+    Args:
+        env_cls: Environment class, factory, an environment already made, or a spec.
+        algorithm_config: Fields of `AlgorithmConfig`.
+        **options: Fields of `RunOptions` and `AlgorithmConfig`.
+
+    Raises:
+        ConfigError: Lists every argument that is unknown or breaks a rule.
+    """
+
+    _source: None | Document
+
+    def __init__(
+        self,
+        env_cls: EnvFactory | Env | str,
+        *,
+        algorithm_config: None | Mapping[str, Any] = None,
+        **options: Any,
+    ) -> None:
+        inner = dict(algorithm_config or {})
+        problems = checks.unknown_problems(inner, HYPERPARAMETERS)
+        for name in set(inner) & set(options):
+            problems.append(Problem((name,), "given twice, by name and in `algorithm_config`"))
+        inner = {name: value for name, value in inner.items() if name in HYPERPARAMETERS}
+        values, more = _check({"env_cls": env_cls, **inner, **options})
+        _raise(problems + more)
+        self._set(values)
+
+    def _set(self, values: Mapping[str, Any], source: None | Document = None) -> None:
+        """Take over checked values."""
+        given = {name: values[name] for name in HYPERPARAMETERS if name in values}
+        options = {name: values[name] for name in _OPTIONS if name in values}
+        object.__setattr__(self, "_source", source)
+        super().__init__(algorithm_config=given, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in HYPERPARAMETERS:
+            return self.algorithm_config.get(name)
+        raise AttributeError(_unknown_field(name))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in HYPERPARAMETERS:
+            self.algorithm_config[name] = value
+        elif name in _OPTIONS:
+            super().__setattr__(name, value)
+        else:
+            raise AttributeError(_unknown_field(name))
+
+    # ---- files --------------------------------------------------------------------------------
+
+    @classmethod
+    def from_file(
+        cls, path: str | os.PathLike[str], overrides: Sequence[str] = ()
+    ) -> "TrainConfig":
+        """The config in a YAML or JSON file.
+
+        Environment, model, distribution and optimizer classes are dotted paths there, such as
+        `my_package.envs.MyEnv`; their modules are imported from wherever Python finds modules.
+        Hyperparameters stand beside the other fields, or under `algorithm_config`.
+
+        Args:
+            path: The file; its name ends in `.yaml`, `.yml` or `.json`.
+            overrides: Assignments such as `"gamma=0.99"` or `"env_kwargs.max_episode_steps=200"`.
+
+        Raises:
+            ConfigError: Lists everything that is wrong, as `train.yaml:12: gama: unknown key`.
+        """
+        document = load(path).hoist("algorithm_config", HYPERPARAMETERS)
+        bare = [override.removeprefix("algorithm_config.") for override in overrides]
+        return cls.from_document(apply_overrides(document, bare))
+
+    @classmethod
+    def from_document(cls, document: Document) -> "TrainConfig":
+        """The config in a file that was read with `everstep.config.load`.
+
+        Raises:
+            ConfigError: Lists everything that is wrong, each with its place.
+        """
+        document = document.hoist("algorithm_config", HYPERPARAMETERS)
+        values, problems = checks.resolve_names(document.values)
+        inner = values.pop("algorithm_config", None)
+        if isinstance(inner, dict):
+            problems += [
+                Problem(("algorithm_config", *problem.path), problem.message)
+                for problem in checks.unknown_problems(inner, HYPERPARAMETERS)
+            ]
+        elif inner is not None:
+            message = f"expected a mapping of hyperparameters; got {inner!r}"
+            problems.append(Problem(("algorithm_config",), message))
+        told = {problem.path for problem in problems}
+        values, more = _check(values)
+        document.check(problems + [problem for problem in more if problem.path not in told])
+        config = cls.__new__(cls)
+        config._set(values, document)
+        return config
+
+    def to_dict(self) -> dict[str, Any]:
+        """What was given, as a file would hold it; `from_file` makes an equal config of it.
+
+        Environments and models already made, and functions that only exist at run time, are there
+        by name; reading such a name back is an error.
+        """
+        values = _given(self._values())
+        env_cls = values["env_cls"]
+        if isinstance(env_cls, SpecFactory):
+            values["env_cls"] = env_cls.spec
+            values["env_kwargs"] = env_cls.kwargs or None
+        elif checks.is_made(env_cls):
+            values["env_cls"] = type(env_cls).__name__
+        if isinstance(self.model, nn.Module):
+            values["model"] = dotted_name(type(self.model))
+        values = {k: v for k, v in values.items() if v is not None or k in _SWITCHES}
+        return {k: plain(v) for k, v in values.items() if (k, v) != ("recurrent", False)}
+
+    # ---- training -----------------------------------------------------------------------------
+
+    def build(self, **trainer_arguments: Any) -> Trainer:
+        """A trainer with an environment and a policy; pass `run_arguments()` to its `run`.
+
+        Args:
+            **trainer_arguments: Arguments of `Trainer`, such as `run_dir` and `loggers`.
+
+        Raises:
+            ConfigError: Lists everything that is wrong, with its place where it was in a file.
+                Nothing has been written then.
+        """
+        self.validate()
+        algorithm = self._build_algorithm()
+        arguments: dict[str, Any] = {
+            "experiment_name": self.experiment_name or self._env_name(),
+            "eval_env": self._make_eval_env(algorithm),
+            "record": self._record(),
+        }
+        if self.eval_episodes is not None:
+            arguments["eval_episodes"] = self.eval_episodes
+        arguments |= trainer_arguments
+        if arguments.get("run_dir", "auto") == "auto":
+            arguments["run_dir"] = self.run_dir or create_run_dir(RUNS, self._env_name())
+        return Trainer(algorithm, **arguments)
+
+    def run_arguments(self) -> dict[str, Any]:
+        """Arguments of `Trainer.run`: budget, conditions, evaluations, environment config."""
+        return {
+            "env_config": self.env_config,
+            "eval_env_config": self.eval_env_config,
+            "steps_per_eval": self.steps_per_eval,
+            "stop_conditions": [
+                entry if callable(entry) else condition_from_config(entry)
+                for entry in self.stop or []
+            ],
+            "total_env_steps": self.total_env_steps,
+        }
+
+    def validate(self) -> None:
+        """Check everything again, for attributes may have been set.
+
+        Raises:
+            ConfigError: Lists every field that breaks a rule.
+        """
+        values, problems = _check(self._values())
+        _raise(problems)
+        self._set(values, self._source)
+
+    def make_env_source(self) -> EnvFactory | Env:
+        """What `AlgorithmConfig.build` takes: `env_cls` with its `env_kwargs`."""
+        env_kwargs = self.env_kwargs or {}
+        if isinstance(self.env_cls, str):
+            return spec_factory(self.env_cls, **env_kwargs)
+        if not env_kwargs:
+            return self.env_cls
+        bound = partial(cast(EnvFactory, self.env_cls), **env_kwargs)
+        for name in _DECLARATIONS:
+            if hasattr(self.env_cls, name):
+                setattr(bound, name, getattr(self.env_cls, name))
+        return bound
+
+    def _values(self) -> dict[str, Any]:
+        options = {name: getattr(self, name) for name in _OPTIONS if name != "algorithm_config"}
+        return options | self.algorithm_config
+
+    def _build_algorithm(self) -> Algorithm:
+        config = AlgorithmConfig(**self.algorithm_config)
+        try:
+            return config.build(self.make_env_source())
+        except ConfigError as error:
+            problems = [checks.sentence_problem(sentence) for sentence in error.problems]
+            reason: Exception = error
+        except AdapterError as error:
+            problems = [Problem(("env_cls",), str(error))]
+            reason = error
+        if self._source is not None:
+            self._source.check(problems)
+        raise reason
+
+    def _make_eval_env(self, algorithm: Algorithm) -> None | Env:
+        """An environment for evaluations alone, where they do not share that of training."""
+        wanted = self.steps_per_eval is not None and isinstance(self.env_cls, str)
+        source: Any = self.make_env_source()
+        if checks.is_made(source) or not (wanted or self.eval_episodes is not None):
+            return None
+        hparams = algorithm.hparams
+        num_envs = min(hparams.num_envs, EVAL_NUM_ENVS)
+        env: Env = source(num_envs, hparams.horizon, device=hparams.device)
+        if hparams.seed is not None and hasattr(env, "seed"):
+            env.seed(hparams.seed + 1)
+        return env
+
+    def _env_name(self) -> str:
+        source = self.env_cls
+        if isinstance(source, str | SpecFactory):
+            return source if isinstance(source, str) else source.spec
+        return str(getattr(source, "__name__", type(source).__name__))
+
+    def _record(self) -> dict[str, Any]:
+        """What a run's `config.yaml` needs beside resolved hyperparameters to be run again."""
+        given = self.to_dict()
+        classes = {name: given.get(name) for name in HYPERPARAMETERS if name.endswith("_cls")}
+        switches = {name: given[name] for name in _SWITCHES if name in given}
+        options = {name: given[name] for name in (*_OPTIONS, "model") if name in given}
+        options.pop("run_dir", None)
+        return options | classes | switches
+
+
+def _check(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
+    """The values that are given and good, as fields hold them, and every problem."""
+    given = _given(values)
+    problems = checks.unknown_problems(values, _NAMES)
+    options, more = checks.field_problems(
+        RunOptions, {"env_cls": None} | {k: v for k, v in given.items() if k in _OPTIONS}
+    )
+    hyperparameters, most = checks.field_problems(
+        AlgorithmConfig, {k: v for k, v in given.items() if k in HYPERPARAMETERS}
+    )
+    problems += more + most
+    problems += checks.env_problems(options["env_cls"], options.get("env_kwargs") or {})
+    problems += checks.stop_problems(options.get("stop"))
+    problems += checks.run_dir_problems(options.get("run_dir"))
+    problems += checks.hyperparameter_problems(AlgorithmConfig(**hyperparameters))
+    if options.get("recurrent"):
+        message = "recurrent policies are not available yet; leave it out"
+        problems.append(Problem(("recurrent",), message))
+    return options | hyperparameters, problems
+
+
+def _given(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in values.items() if v is not None or k in _SWITCHES}
+
+
+def _raise(problems: list[Problem]) -> None:
+    if problems:
+        raise ConfigError([f"`{'.'.join(map(str, p.path))}`: {p.message}." for p in problems])
+
+
+def _unknown_field(name: str) -> str:
+    return f"`TrainConfig` has no field `{name}`: {unknown_name('field', name, _NAMES)}."

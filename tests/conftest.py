@@ -1,0 +1,28 @@
+"""Fixtures shared by all tests."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+torch.set_num_threads(1)  # tests are many small operations; a second thread only waits
+
+
+@pytest.fixture
+def float64() -> Iterator[None]:
+    """Make float64 the default dtype, for comparisons to rounding."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip tests marked `gpu` where there is none, and say so."""
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
