@@ -66,9 +66,7 @@ def test_advantages_equal_the_oracle(scripts: list[Script], mode: AutoresetMode)
         window = slice(rollout * HORIZON, (rollout + 1) * HORIZON)
         for n, script in enumerate(scripts):
             expected = torch.tensor(
-                oracle_advantages(
-                    n, script, streams[n][window], gamma=GAMMA, gae_lambda=LAMBDA
-                )
+                oracle_advantages(n, script, streams[n][window], gamma=GAMMA, gae_lambda=LAMBDA)
             )
             valid = ~expected.isnan()
             assert torch.equal(algorithm.rollout.valid[:, n, 0], valid)

@@ -159,7 +159,7 @@ def test_parameters_after_three_updates(case: str) -> None:
 
 
 def _rl8_order(num_envs: int, horizon: int) -> Any:
-    """"Shuffles" rows, which we keep as t·N + n, into the order n·T + t of rl8's minibatches."""
+    """ "Shuffles" rows, which we keep as t·N + n, into the order n·T + t of rl8's minibatches."""
     rows = torch.arange(horizon * num_envs).view(horizon, num_envs)
     return lambda n: rows.T.flatten()
 

@@ -102,7 +102,7 @@ def _statistics(
     variance = torch.where(ended, returns - mean, 0.0).square().sum() / count
     none = torch.where(count > 0, 0.0, torch.nan)
     return {
-        "episodes/count": count.double(),
+        "episodes/count": count + none,
         "episodes/return_mean": mean,
         "episodes/return_std": variance.sqrt(),
         "episodes/return_min": torch.where(ended, returns, torch.inf).min() + none,

@@ -165,6 +165,7 @@ class Algorithm(GenericAlgorithmBase[AlgorithmHparams, AlgorithmState, Policy]):
             for t in range(self.config.horizon):
                 self._transition(t, deterministic)
             tensors = self._end()
+        # NaN marks a statistic that does not exist, such as a mean without an episode.
         stats = {name: value for name, value in to_floats(tensors).items() if value == value}
         if not stats.pop("finite"):
             self.rollout.find_non_finite()
@@ -276,7 +277,8 @@ class Algorithm(GenericAlgorithmBase[AlgorithmHparams, AlgorithmState, Policy]):
             sums, steps = self._learn()
         self.state.env_steps += self._rows_to_learn
         stats = to_floats({**sums, "explained_variance": explained_variance})
-        if stats["skipped"] == steps:
+        # Gradient scaling skips on purpose until it has found its scale.
+        if stats["skipped"] == steps and not self.grad_scaler.is_enabled():
             raise DivergedError(
                 "No minibatch of this update had finite gradients, so the weights are as before. "
                 "Lower the learning rate, or bound rewards and observations."

@@ -1,0 +1,736 @@
+"""The algorithm: laws of collect and step, and what bad environments and models cannot do."""
+
+import copy
+import math
+from typing import Any
+
+import gymnasium as gym
+import pytest
+import torch
+from everstep_adapters.gymnasium import GymnasiumEnv
+from gymnasium.vector import AutoresetMode
+from tensordict import TensorDict
+from torchrl.data import Bounded, Composite, MultiCategorical, Unbounded
+from toys import TERMINATED, TRUNCATED, ConstantEnv, Episode, KnownValue, scripted_vector_env
+
+from everstep import Algorithm, AlgorithmConfig, ContinuousDummyEnv, DiscreteDummyEnv
+from everstep.data import EPISODE_KEYS
+from everstep.env import Env
+from everstep.errors import (
+    ConfigError,
+    DivergedError,
+    EnvError,
+    NonFiniteError,
+    NotBufferedError,
+)
+from everstep.models import DefaultDiscreteModel, Model
+
+SMALL: dict[str, Any] = {"num_envs": 8, "horizon": 16, "model_config": {"hiddens": (16,)}}
+
+
+def weights(algorithm: Algorithm) -> list[torch.Tensor]:
+    return [p.detach().clone() for p in algorithm.policy.model.parameters()]
+
+
+def same(before: list[torch.Tensor], after: list[torch.Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+# ---- what rl8's documentation promises --------------------------------------------------------
+
+
+@pytest.mark.parametrize("env_cls", [ContinuousDummyEnv, DiscreteDummyEnv])
+def test_attributes_and_statistics(env_cls: type[Env]) -> None:
+    algorithm = AlgorithmConfig(**SMALL, entropy_coeff=0.1).build(env_cls)
+    collected = algorithm.collect()
+    assert algorithm.state.buffered
+    stepped = algorithm.step()
+    assert not algorithm.state.buffered
+    expected = {"env/resets", "env/steps", "profiling/collect_ms"}
+    expected |= {f"{x}/{y}" for x in ("returns", "rewards") for y in ("min", "max", "mean", "std")}
+    assert set(collected) == expected
+    assert collected["env/resets"] == 8
+    assert collected["env/steps"] == 128
+    for key in ("entropy", "policy", "vf", "total"):
+        assert math.isfinite(stepped[f"losses/{key}"])
+    assert stepped["coefficients/entropy"] == 0.1
+    assert stepped["coefficients/vf"] == 1.0
+    assert stepped["monitors/kl_div"] >= 0
+    assert stepped["profiling/step_ms"] > 0
+    assert algorithm.horizons_per_env_reset == 1
+    assert algorithm.hparams.horizon == 16
+    assert algorithm.hparams.num_minibatches == 1
+    assert algorithm.hparams.device_type == "cpu"
+    assert algorithm.state.horizons == 1
+    assert set(algorithm.memory_stats()) == {"memory/free", "memory/total", "memory/percent"}
+    assert algorithm.params["optimizer_cls"] == "Adam"
+    with pytest.raises(AttributeError, match="read-only"):
+        algorithm.hparams.gamma = 0.5
+
+
+def test_the_buffer_is_a_view_of_the_rollout_and_survives_the_update() -> None:
+    algorithm = AlgorithmConfig(**SMALL).build(DiscreteDummyEnv)
+    buffer = algorithm.buffer
+    assert buffer.batch_size == (8, 17)
+    assert set(algorithm.buffer_spec.keys()) == set(buffer.keys())
+    algorithm.collect()
+    observations = buffer["obs"].clone()
+    algorithm.step()
+    assert algorithm.buffer is buffer
+    assert buffer["obs"].data_ptr() == algorithm.rollout.obs[0].data_ptr()
+    assert torch.equal(buffer["obs"], observations)
+    assert buffer["returns"][:, :-1].abs().min() > 0
+
+
+def test_returns_are_sums_of_all_rewards() -> None:
+    env = ConstantEnv()
+    stats = AlgorithmConfig().build(env).collect()
+    assert stats["returns/mean"] == stats["returns/min"] == stats["returns/max"] == 8.0
+
+
+def test_step_before_collect() -> None:
+    algorithm = AlgorithmConfig(**SMALL).build(DiscreteDummyEnv)
+    with pytest.raises(NotBufferedError, match="collect"):
+        algorithm.step()
+    algorithm.collect()
+    algorithm.step()
+    with pytest.raises(RuntimeError, match="collect"):
+        algorithm.step()
+
+
+@pytest.mark.parametrize(("every", "resets"), [(1, 4), (2, 2), (3, 2), (-1, 1), (-7, 1)])
+def test_resets_follow_the_horizons(every: int, resets: int) -> None:
+    algorithm = AlgorithmConfig(**SMALL, horizons_per_env_reset=every).build(DiscreteDummyEnv)
+    assert sum(algorithm.collect()["env/resets"] for _ in range(4)) == 8 * resets
+
+
+def test_horizons_continue_where_the_last_ended() -> None:
+    algorithm = AlgorithmConfig(**SMALL, horizons_per_env_reset=-1).build(DiscreteDummyEnv)
+    algorithm.collect()
+    last = algorithm.buffer["obs"][:, -1].clone()
+    filtered = algorithm.buffer["reversed_discounted_returns"][:, -1].clone()
+    algorithm.step()
+    algorithm.collect()
+    assert torch.equal(algorithm.buffer["obs"][:, 0], last)
+    assert torch.equal(algorithm.buffer["reversed_discounted_returns"][:, 0], filtered)
+    assert filtered.abs().min() > 0
+
+
+def test_auto_is_resolved_from_the_environment() -> None:
+    episodic = GymnasiumEnv(gym.make_vec("CartPole-v1", num_envs=3), horizon=11)
+    algorithm = AlgorithmConfig().build(episodic)
+    assert (algorithm.hparams.num_envs, algorithm.hparams.horizon) == (3, 11)
+    assert algorithm.hparams.horizons_per_env_reset == -1
+    assert algorithm.hparams.sgd_minibatch_size == 33
+    assert str(algorithm.hparams.device) == "cpu"
+    endless = AlgorithmConfig(num_envs=2).build(DiscreteDummyEnv)
+    assert endless.hparams.horizon == 32
+    assert endless.hparams.horizons_per_env_reset == 1
+
+
+def test_sizes_above_the_environments_maximum_are_clipped_with_one_warning() -> None:
+    class Limited(DiscreteDummyEnv):
+        max_num_envs = 5
+        max_horizon = 7
+
+    with pytest.warns(UserWarning, match="at most") as warned:
+        algorithm = AlgorithmConfig(num_envs=9, horizon=4).build(Limited)
+    assert len(warned) == 1
+    assert (algorithm.hparams.num_envs, algorithm.hparams.horizon) == (5, 4)
+    assert AlgorithmConfig(num_envs=2).build(Limited).hparams.horizon == 7  # no warning for "auto"
+
+
+def test_schedules_count_transitions() -> None:
+    algorithm = AlgorithmConfig(
+        **SMALL,
+        lr_schedule=[(0, 1e-3), (129, 5e-4), (384, 1e-4)],
+        entropy_coeff_schedule=[(0, 0.1), (256, 0.0)],
+        entropy_coeff_schedule_kind="interp",
+    ).build(DiscreteDummyEnv)
+    rates, coefficients = [], []
+    for _ in range(4):
+        algorithm.collect()
+        with algorithm.evaluating():
+            algorithm.collect()  # evaluation does not count
+        algorithm.collect()
+        stats = algorithm.step()
+        rates.append(stats["coefficients/lr"])
+        coefficients.append(stats["coefficients/entropy"])
+    assert rates == [1e-3, 1e-3, 5e-4, 1e-4]
+    assert coefficients == pytest.approx([0.1, 0.05, 0.0, 0.0])
+    assert algorithm.state.env_steps == 4 * 128
+
+
+def test_same_seed_same_training() -> None:
+    def train(seed: int) -> list[torch.Tensor]:
+        algorithm = AlgorithmConfig(**SMALL, seed=seed, sgd_minibatch_size=32).build(
+            ContinuousDummyEnv
+        )
+        for _ in range(3):
+            algorithm.collect()
+            algorithm.step()
+        return weights(algorithm)
+
+    assert same(train(3), train(3))
+    assert not same(train(3), train(4))
+
+
+# ---- laws -------------------------------------------------------------------------------------
+
+
+class Mixed(ContinuousDummyEnv):
+    """The continuous environment with another action spec."""
+
+    spec: Any
+
+    def __init__(self, num_envs: int, /, horizon: Any = None, *, device: Any = "cpu") -> None:
+        super().__init__(num_envs, horizon, device=device)
+        self.action_spec = self.spec
+
+    def step(self, action: Any) -> TensorDict:
+        return super().step(action.to(self.state.dtype).mean(-1, keepdim=True))
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        lambda: DiscreteDummyEnv(1).action_spec,
+        lambda: Unbounded(3),
+        lambda: Bounded(-1.0, 1.0, shape=(2,), dtype=torch.float64),
+        lambda: MultiCategorical([2, 4]),
+    ],
+    ids=["categorical", "normal", "bounded", "multi-categorical"],
+)
+@pytest.mark.usefixtures("float64")
+def test_the_first_minibatch_after_a_rollout_has_ratio_1(spec: Any) -> None:
+    cls = type("SpecEnv", (Mixed,), {"spec": spec()})
+    algorithm = AlgorithmConfig(**SMALL, sgd_minibatch_size=32).build(cls)
+    for _ in range(3):
+        algorithm.collect()
+        algorithm._estimate_advantages()
+        sequences = algorithm.policy.sequences(algorithm.rollout, algorithm.rollout.valid)
+        for minibatch in sequences.minibatches(
+            32, shuffle=True, joint=False, permute=torch.randperm
+        ):
+            distribution, values = algorithm.policy.evaluate(minibatch)
+            ratio = (distribution.logp(minibatch.actions) - minibatch.logp).exp()
+            torch.testing.assert_close(ratio, torch.ones_like(ratio), rtol=0, atol=1e-12)
+            torch.testing.assert_close(values, minibatch.values, rtol=0, atol=1e-12)
+            losses = algorithm.objective(minibatch, distribution, values)
+            assert losses["kl_div"].abs() < 1e-12
+            assert losses["clip_fraction"] == 0
+        algorithm.step()
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("minibatch_size", [16, 32, 64])
+def test_accumulated_gradients_are_those_of_the_whole_rollout(minibatch_size: int) -> None:
+    """Also where minibatches have different numbers of valid rows."""
+
+    def train(**options: Any) -> list[torch.Tensor]:
+        script = [[Episode(1 + n % 3, TRUNCATED)] for n in range(8)]
+        env = GymnasiumEnv(scripted_vector_env(script, AutoresetMode.NEXT_STEP), horizon=16)
+        algorithm = AlgorithmConfig(
+            seed=1, model_config={"hiddens": (16,)}, entropy_coeff=0.05, **options
+        ).build(env)
+        for _ in range(3):
+            algorithm.collect()
+            assert not algorithm.rollout.valid.all()
+            algorithm.step()
+        return weights(algorithm)
+
+    whole = train()
+    # Not shuffled: drawing an order would change the actions of the next rollout.
+    parts = train(
+        accumulate_grads=True, sgd_minibatch_size=minibatch_size, shuffle_minibatches=False
+    )
+    for a, b in zip(whole, parts, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("garbage", [0.0, 1e30])
+def test_invalid_rows_do_not_reach_the_gradient(garbage: float) -> None:
+    class Garbage(Env):
+        """Every third row is invalid: NaN reward, and an observation of garbage before it."""
+
+        episode_keys = EPISODE_KEYS - {"final_obs"}
+
+        def __init__(self) -> None:
+            super().__init__(4, 12)
+            self.observation_spec = Unbounded(3)
+            self.action_spec = DiscreteDummyEnv(1).action_spec
+
+        def reset(self, *, config: Any = None) -> torch.Tensor:
+            self.t = 0
+            return torch.ones(4, 3)
+
+        def step(self, action: Any) -> TensorDict:
+            self.t += 1
+            yes, no = torch.ones(4, 1, dtype=torch.bool), torch.zeros(4, 1, dtype=torch.bool)
+            ended, is_reset = self.t % 3 == 2, self.t % 3 == 0
+            obs = torch.sin(torch.arange(12.0).view(4, 3) + self.t)
+            reward = obs[:, :1].clone()
+            return TensorDict(
+                {
+                    "obs": torch.full_like(obs, garbage) if ended else obs,
+                    "rewards": torch.full_like(reward, torch.nan) if is_reset else reward,
+                    "terminated": yes if ended else no,
+                    "truncated": no,
+                    "first": yes if is_reset else no,
+                    "valid": no if is_reset else yes,
+                },
+                batch_size=[4],
+            )
+
+    algorithm = AlgorithmConfig(seed=5, model_config={"hiddens": (8,)}).build(Garbage())
+    stats = algorithm.collect()
+    algorithm.step()
+    reference = getattr(test_invalid_rows_do_not_reach_the_gradient, "reference", None)
+    if reference is not None:
+        assert same(weights(algorithm), reference)
+    test_invalid_rows_do_not_reach_the_gradient.reference = weights(algorithm)  # type: ignore
+    assert stats["env/steps"] == 4 * 8
+    assert all(w.isfinite().all() for w in weights(algorithm))
+
+
+def test_every_column_of_a_minibatch_is_from_the_same_row() -> None:
+    """Observations encode (environment, time); everything else is looked up from them."""
+    algorithm = AlgorithmConfig(**SMALL).build(DiscreteDummyEnv)
+    algorithm.collect()
+    rollout = algorithm.rollout
+    code = torch.arange(17 * 8.0).view(17, 8, 1)  # t·N + n
+    for x in (rollout.obs[0], rollout.values, rollout.logp, rollout.advantages, rollout.returns):
+        x.copy_(code)
+    rollout.actions[0].copy_(code)
+    sequences = rollout.sequences(rollout.valid)
+    for shuffle in (False, True):
+        seen = []
+        for minibatch in sequences.minibatches(
+            16, shuffle=shuffle, joint=False, permute=torch.randperm
+        ):
+            columns = [minibatch.obs[0].flatten(), minibatch.actions.flatten().float()]
+            columns += [
+                getattr(minibatch, name).flatten()
+                for name in ("values", "logp", "advantages", "returns")
+            ]
+            assert all(torch.equal(columns[0], column) for column in columns)
+            assert minibatch.weight.sum() == pytest.approx(1.0)
+            seen += columns[0].tolist()
+        assert sorted(seen) == list(range(128))
+
+
+def test_values_are_read_after_their_own_forward() -> None:
+    class Counting(DefaultDiscreteModel):
+        """Its values say which forward they belong to."""
+
+        calls = 0
+
+        def forward(self, batch: Any, /) -> Any:
+            self.calls += 1
+            return super().forward(batch)
+
+        def value_function(self) -> torch.Tensor:
+            return 0 * super().value_function() + self.calls
+
+    script = [[Episode(4, TRUNCATED)]] * 2
+    env = GymnasiumEnv(scripted_vector_env(script, AutoresetMode.SAME_STEP), horizon=6)
+    algorithm = AlgorithmConfig(model_cls=Counting).build(env)
+    algorithm.policy.model.calls = 0
+    algorithm.collect()
+    assert algorithm.buffer["values"][0, :, 0].tolist() == [1, 2, 3, 4, 5, 6, 7]
+    assert algorithm.rollout.final_values[3].flatten().tolist() == [8, 8]
+
+
+def test_a_kl_target_stops_the_update_before_the_step_that_would_follow() -> None:
+    def optimizer_steps(**options: Any) -> tuple[int, float]:
+        algorithm = AlgorithmConfig(
+            **SMALL, seed=0, num_sgd_iters=50, optimizer_config={"lr": 3e-3}, **options
+        ).build(ContinuousDummyEnv)
+        algorithm.collect()
+        steps, divergences = 0, []
+        original, losses = algorithm.updater.step, algorithm._losses
+
+        def counting() -> None:
+            nonlocal steps
+            steps += 1
+            original()
+
+        def watching(minibatch: Any) -> Any:
+            found = losses(minibatch)
+            divergences.append(float(found["kl_div"]))
+            return found
+
+        algorithm.updater.step = counting  # type: ignore[method-assign]
+        algorithm._losses = watching  # type: ignore[method-assign]
+        algorithm.step()
+        if steps < 50:
+            assert divergences[-1] > options["target_kl_div"] >= max(divergences[:-1])
+        return steps, max(divergences)
+
+    steps, divergence = optimizer_steps()
+    assert steps == 50
+    stopped, _ = optimizer_steps(target_kl_div=divergence / 4)
+    assert 0 < stopped < 50
+
+
+# ---- lost final observations ------------------------------------------------------------------
+
+
+class LostFinal(Env):
+    """Resets in the same step and has lost the final observation; `final_obs` may hold NaN."""
+
+    def __init__(self, with_final: bool) -> None:
+        super().__init__(3, 4)
+        self.observation_spec = Unbounded(3)
+        self.action_spec = DiscreteDummyEnv(1).action_spec
+        keys = {"terminated", "truncated", "first"}
+        self.episode_keys = frozenset(keys | {"final_obs"} if with_final else keys)
+
+    def reset(self, *, config: Any = None) -> torch.Tensor:
+        self.t = 0
+        return self._obs()
+
+    def _obs(self) -> torch.Tensor:
+        return torch.arange(9.0).view(3, 3) + self.t
+
+    def step(self, action: Any) -> TensorDict:
+        self.t += 1
+        truncated = torch.full((3, 1), self.t == 2)
+        out = {
+            "obs": self._obs(),
+            "rewards": torch.ones(3, 1),
+            "terminated": torch.zeros(3, 1, dtype=torch.bool),
+            "truncated": truncated,
+            "first": truncated,
+            "final_obs": torch.where(truncated, torch.nan, self._obs()),
+        }
+        keys = {"obs", "rewards", *self.episode_keys}
+        return TensorDict({k: out[k] for k in keys}, batch_size=[3])
+
+
+@pytest.mark.parametrize("with_final", [True, False], ids=["NaN", "undeclared"])
+@pytest.mark.parametrize("policy", ["mask", "approximate", "terminate"])
+def test_missing_final_observations(policy: str, with_final: bool) -> None:
+    algorithm = AlgorithmConfig(
+        model_cls=KnownValue,
+        normalize_advantages=False,
+        normalize_rewards=False,
+        gamma=0.5,
+        on_missing_final=policy,
+    ).build(LostFinal(with_final))
+    stats = algorithm.collect()
+    algorithm.step()
+    values = algorithm.buffer["values"][:, 1]
+    expected = {"mask": 0 * values, "approximate": 1 - 0.5 * values, "terminate": 1 - values}
+    torch.testing.assert_close(algorithm.buffer["advantages"][:, 1], expected[policy])
+    assert algorithm.rollout.known[1].all() == (policy != "mask")
+    assert stats["episodes/return_mean"] == 2.0  # the lost row's reward counts
+
+
+def test_missing_final_observations_can_be_an_error() -> None:
+    algorithm = AlgorithmConfig(on_missing_final="error").build(LostFinal(False))
+    with pytest.raises(EnvError, match="3 truncated rows have no final observation"):
+        algorithm.collect()
+    assert not algorithm.state.buffered
+
+
+# ---- bad environments and models --------------------------------------------------------------
+
+FLAGS = frozenset({"terminated", "truncated", "first"})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"outcome": {"obs": torch.zeros(4, 2)}}, r"`obs` with shape \[4, 2\]; expected \[4, 3\]"),
+        ({"outcome": {"obs": torch.zeros(1, 3)}}, r"`obs` with shape \[1, 3\]"),
+        ({"outcome": {"obs": torch.zeros(4, 3).double()}}, "`obs` with dtype torch.float64"),
+        ({"outcome": {"obs": torch.zeros(4, 3, device="meta")}}, "`obs` with device meta"),
+        ({"outcome": {"obs": [0.0]}}, "`obs` with type list"),
+        ({"outcome": {"rewards": torch.ones(1)}}, r"`rewards` with shape \[1\]"),
+        ({"outcome": {"rewards": torch.ones(4)}}, r"`rewards` with shape \[4\]"),
+        ({"outcome": {"rewards": torch.ones(4, 1).long()}}, "`rewards` with dtype torch.int64"),
+        ({"reset_obs": torch.zeros(3)}, r"`obs` with shape \[3\]"),
+        ({"reset_obs": TensorDict({}, batch_size=[4])}, "expected a tensor"),
+        (
+            {"episode_keys": FLAGS, "outcome": {"truncated": torch.zeros(4, 1)}},
+            "`truncated` with dtype torch.float32; expected torch.bool",
+        ),
+        (
+            {"episode_keys": FLAGS, "outcome": {"first": torch.zeros(4).bool()}},
+            r"`first` with shape \[4\]",
+        ),
+    ],
+)
+def test_lies_of_the_environment_are_named(arguments: dict[str, Any], message: str) -> None:
+    algorithm = AlgorithmConfig().build(ConstantEnv(**arguments))
+    before = weights(algorithm)
+    with pytest.raises(EnvError, match=message):
+        algorithm.collect()
+    assert not algorithm.state.buffered
+    assert same(before, weights(algorithm))
+
+
+@pytest.mark.parametrize("key", ["obs", "rewards", "terminated"])
+def test_missing_keys_are_named(key: str) -> None:
+    env = ConstantEnv(episode_keys=FLAGS)
+    del env.outcome[key]
+    with pytest.raises(EnvError, match=f"'{key}' is missing"):
+        AlgorithmConfig().build(env).collect()
+
+
+def test_episode_keys_that_go_together() -> None:
+    with pytest.raises(EnvError, match="go together"):
+        AlgorithmConfig().build(ConstantEnv(episode_keys=frozenset({"terminated"})))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("key", ["obs", "rewards"])
+@pytest.mark.parametrize(("env", "t"), [(0, 0), (3, 7), (2, 4)])
+def test_numbers_that_are_not_finite_are_found(value: float, key: str, env: int, t: int) -> None:
+    class Poisoned(ConstantEnv):
+        def step(self, action: Any) -> Any:
+            outcome = {k: v.clone() for k, v in super().step(action).items()}
+            if self.steps == t + 1:
+                outcome[key][env, -1] = value
+            return outcome
+
+    poisoned = Poisoned()
+    algorithm = AlgorithmConfig().build(poisoned)
+    before = weights(algorithm)
+    with pytest.raises(NonFiniteError, match=f"`{key}` of environment {env} .* env step {t} "):
+        algorithm.collect()
+    with pytest.raises(NotBufferedError):
+        algorithm.step()
+    assert same(before, weights(algorithm))
+    assert algorithm.collect()["env/resets"] == 4  # starts anew, and works
+
+
+def test_huge_numbers_are_finite() -> None:
+    env = ConstantEnv(outcome={"obs": torch.full((4, 3), 3e38)}, reset_obs=torch.full((4, 3), 3e38))
+    algorithm = AlgorithmConfig(model_cls=KnownValue).build(env)
+    algorithm.collect()
+
+
+def world(algorithm: Algorithm) -> tuple[bool, list[bool]]:
+    return torch.is_grad_enabled(), [m.training for m in algorithm.policy.model.modules()]
+
+
+@pytest.mark.parametrize("where", ["env", "reset", "model", "distribution"])
+@pytest.mark.parametrize("training", [True, False])
+def test_exceptions_leave_the_world_as_it_was(where: str, training: bool) -> None:
+    algorithm = AlgorithmConfig(**SMALL, horizons_per_env_reset=-1).build(DiscreteDummyEnv)
+    algorithm.policy.model.train(training)
+    algorithm.policy.model.vf_model.train(not training)  # mixed modes come back too
+    before, calls = world(algorithm), 0
+    target, name = {
+        "env": (algorithm.env, "step"),
+        "reset": (algorithm.env, "reset"),
+        "model": (algorithm.policy.model, "value_function"),
+        "distribution": (algorithm.policy, "act"),
+    }[where]
+    original = getattr(target, name)
+
+    def fail(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == (1 if where == "reset" else 3):
+            raise ZeroDivisionError("in the middle")
+        return original(*args, **kwargs)
+
+    setattr(target, name, fail)
+    with pytest.raises(ZeroDivisionError, match="in the middle"):
+        algorithm.collect()
+    assert world(algorithm) == before
+    assert not algorithm.state.buffered
+    assert algorithm.collect()["env/resets"] == 8  # the environment's place was lost
+    algorithm.step()
+    assert world(algorithm) == before
+
+
+def test_an_exception_in_the_update_leaves_the_world_as_it_was() -> None:
+    algorithm = AlgorithmConfig(**SMALL, sgd_minibatch_size=32).build(DiscreteDummyEnv)
+    algorithm.collect()
+    before, evaluate = world(algorithm), algorithm.policy.evaluate
+    calls = iter([evaluate, evaluate, None])
+
+    def fail(minibatch: Any) -> Any:
+        call = next(calls)
+        if call is None:
+            raise ZeroDivisionError("in the middle")
+        return call(minibatch)
+
+    algorithm.policy.evaluate = fail  # type: ignore[method-assign]
+    with pytest.raises(ZeroDivisionError, match="in the middle"):
+        algorithm.step()
+    algorithm.policy.evaluate = evaluate  # type: ignore[method-assign]
+    assert world(algorithm) == before
+    algorithm.collect()
+    algorithm.step()
+
+
+def test_gradients_that_are_not_finite_change_nothing() -> None:
+    algorithm = AlgorithmConfig(**SMALL).build(DiscreteDummyEnv)
+    algorithm.collect()
+    algorithm.step()
+    algorithm.collect()
+    algorithm.rollout.logp[3, 2] = -math.inf  # the ratio is infinite
+    before = weights(algorithm)
+    moments = copy.deepcopy(algorithm.optimizer.state_dict()["state"])
+    with pytest.raises(DivergedError, match="weights are as before"):
+        algorithm.step()
+    assert same(before, weights(algorithm))
+    for old, new in zip(
+        moments.values(), algorithm.optimizer.state_dict()["state"].values(), strict=True
+    ):
+        assert all(torch.equal(old[k], new[k]) for k in old)
+
+
+class WrongShape(Model):
+    """A model whose values have lost their column."""
+
+    def __init__(self, observation_spec: Any, action_spec: Any, /) -> None:
+        super().__init__(observation_spec, action_spec)
+        self.logits = torch.nn.Linear(1, 2)
+
+    def forward(self, batch: Any, /) -> Any:
+        self._value = batch["obs"].squeeze(-1)
+        return {"logits": self.logits(batch["obs"]).unsqueeze(1)}
+
+    def value_function(self) -> torch.Tensor:
+        return self._value
+
+
+def test_models_of_the_wrong_shape_are_refused_at_build() -> None:
+    with pytest.raises(ConfigError, match=r"values have shape \[8\]; expected \[8, 1\]"):
+        AlgorithmConfig(num_envs=8, model_cls=WrongShape).build(DiscreteDummyEnv)
+
+
+def test_validation_touches_neither_environment_nor_generators() -> None:
+    env = ConstantEnv()
+    torch.manual_seed(0)
+    algorithm = Algorithm(env)
+    state = torch.get_rng_state()
+    algorithm.validate()
+    assert torch.equal(torch.get_rng_state(), state)
+    assert env.steps == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sgd_minibatch_size": 100}, "must divide the 128 .* got 100. Try 64 or 128"),
+        ({"accumulate_grads": True}, "more than one minibatch"),
+        ({"accumulate_grads": True, "target_kl_div": 0.1, "sgd_minibatch_size": 8}, "drop one"),
+        ({"horizons_per_env_reset": 0}, "must not be 0"),
+        ({"gamma": 1.5}, r"`gamma`: expected float in \(0, 1\]; got 1.5"),
+        ({"gamma": math.nan}, "`gamma`"),
+        ({"clip_param": 1.0}, "`clip_param`"),
+        ({"dual_clip_param": 1.0}, "`dual_clip_param`"),
+        ({"lr_schedule": [(5, 1e-3)]}, "must start at 0"),
+        ({"lr_schedule": [(0, 1e-3), (10, 1e-4), (5, 1e-5)]}, "count transitions upwards"),
+        ({"shuffle_minibatches": "false"}, "`shuffle_minibatches`: expected bool"),
+        ({"num_envs": 0}, "`num_envs`: expected int > 0 or 'auto'"),
+        ({"optimizer_cls": "Adam"}, "`optimizer_cls`: expected a subclass of Optimizer"),
+        ({"model": torch.nn.Linear(1, 1), "model_cls": WrongShape}, "mutually exclusive"),
+    ],
+)
+def test_bad_hyperparameters(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        AlgorithmConfig(**{**SMALL, **options}).build(DiscreteDummyEnv)
+
+
+def test_all_bad_hyperparameters_are_listed_at_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        AlgorithmConfig(gamma=2.0, horizon=0, vf_coeff=-1.0).build(DiscreteDummyEnv)
+    assert len(caught.value.problems) == 3
+
+
+def test_a_config_that_contradicts_a_made_environment_is_refused() -> None:
+    with pytest.raises(ConfigError, match="`num_envs` is 9, but the environment has 4"):
+        AlgorithmConfig(num_envs=9).build(ConstantEnv())
+
+
+def test_specs_without_a_default_say_what_to_set() -> None:
+    class Dicts(ConstantEnv):
+        def __init__(self) -> None:
+            super().__init__()
+            self.observation_spec = Composite({"a": Unbounded(3)})
+
+    with pytest.raises(ConfigError, match="model_cls"):
+        AlgorithmConfig().build(Dicts())
+
+
+# ---- precision and state ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_amp_trains_close_to_full_precision(dtype: str) -> None:
+    def train(**options: Any) -> tuple[Algorithm, dict[str, float]]:
+        algorithm = AlgorithmConfig(**SMALL, seed=2, **options).build(ContinuousDummyEnv)
+        start = weights(algorithm)
+        for _ in range(6):  # gradient scaling begins too high, and skips until it fits
+            algorithm.collect()
+            stats = dict(algorithm.step())
+        assert not same(start, weights(algorithm))
+        return algorithm, stats
+
+    _, full = train()
+    algorithm, half = train(enable_amp=True, amp_dtype=dtype)
+    assert algorithm.grad_scaler.is_enabled() == (dtype == "float16")
+    assert algorithm.buffer["logp"].dtype == torch.float32
+    assert half["losses/vf"] == pytest.approx(full["losses/vf"], rel=0.25)
+    assert not torch.is_autocast_enabled("cpu")
+
+
+def test_resuming_from_a_state_is_exact_where_the_environment_has_one() -> None:
+    class Remembering(DiscreteDummyEnv):
+        def state_dict(self) -> dict[str, Any]:
+            return {"state": self.state.clone()}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.state = state["state"].clone()
+
+    def build() -> Algorithm:
+        return AlgorithmConfig(
+            **SMALL, seed=1, horizons_per_env_reset=-1, sgd_minibatch_size=32
+        ).build(Remembering)
+
+    def train(algorithm: Algorithm, updates: int) -> list[torch.Tensor]:
+        for _ in range(updates):
+            algorithm.collect()
+            algorithm.step()
+        return weights(algorithm)
+
+    first = build()
+    train(first, 2)
+    state = copy.deepcopy(first.state_dict())
+    expected = train(first, 3)
+    second = build()
+    second.load_state_dict(state)
+    assert same(train(second, 3), expected)
+
+
+def test_evaluating_leaves_no_trace() -> None:
+    env = GymnasiumEnv(
+        scripted_vector_env([[Episode(3, TERMINATED)]] * 2, AutoresetMode.SAME_STEP), horizon=8
+    )
+    algorithm = AlgorithmConfig().build(env)
+    algorithm.collect()
+    tracked = {k: v.clone() for k, v in algorithm.episodes.state_dict().items()}
+    with algorithm.evaluating():
+        algorithm.collect(deterministic=True)
+    assert all(torch.equal(v, tracked[k]) for k, v in algorithm.episodes.state_dict().items())
+    with pytest.raises(NotBufferedError):
+        algorithm.step()
+
+
+def test_episode_statistics_are_absent_where_none_ended() -> None:
+    env = GymnasiumEnv(
+        scripted_vector_env([[Episode(10, TERMINATED)]] * 2, AutoresetMode.SAME_STEP), horizon=8
+    )
+    algorithm = AlgorithmConfig().build(env)
+    first, second = algorithm.collect(), algorithm.collect()
+    assert not [key for key in first if key.startswith("episodes/")]
+    assert second["episodes/count"] == 2
+    assert second["episodes/length_mean"] == 10
