@@ -5,8 +5,12 @@ import math
 import pytest
 import torch
 from tensordict import TensorDict
-from tensordict.nn import InteractionType, ProbabilisticTensorDictModule, TensorDictModule
-from tensordict.nn import ProbabilisticTensorDictSequential
+from tensordict.nn import (
+    InteractionType,
+    ProbabilisticTensorDictModule,
+    ProbabilisticTensorDictSequential,
+    TensorDictModule,
+)
 from torch import nn
 from torchrl.objectives import ClipPPOLoss
 
@@ -110,7 +114,7 @@ def torchrl_loss(
 ) -> dict[str, torch.Tensor]:
     if discrete:
         head = TensorDictModule(network.policy, ["obs"], ["logits"])
-        keys, cls, kwargs = ["logits"], torch.distributions.Categorical, {}
+        keys, cls = ["logits"], torch.distributions.Categorical
     else:
 
         class Split(nn.Module):
@@ -120,19 +124,17 @@ def torchrl_loss(
 
         head = TensorDictModule(nn.Sequential(network.policy, Split()), ["obs"], ["loc", "scale"])
         keys = ["loc", "scale"]
-        cls = torch.distributions.Independent
 
-        def cls(loc: torch.Tensor, scale: torch.Tensor) -> torch.distributions.Distribution:
+        def independent(loc: torch.Tensor, scale: torch.Tensor) -> torch.distributions.Distribution:
             return torch.distributions.Independent(torch.distributions.Normal(loc, scale), 1)
 
-        kwargs = {}
+        cls = independent
     actor = ProbabilisticTensorDictSequential(
         head,
         ProbabilisticTensorDictModule(
             in_keys=keys,
             out_keys=["action"],
             distribution_class=cls,
-            distribution_kwargs=kwargs,
             return_log_prob=True,
             default_interaction_type=InteractionType.RANDOM,
         ),

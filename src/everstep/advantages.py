@@ -18,6 +18,7 @@ def bootstrap_values(
         terminated: Rows whose episode terminated, bool `[T, N, 1]`; wins over `final`.
         final: Rows whose final observation is not `obs_{t+1}`, bool `[T, N, 1]`.
         final_values: V(final_obs) where `final`, anything elsewhere, `[T, N, K]`.
+
     """
     return torch.where(final, final_values, next_values).masked_fill(terminated, 0.0)
 
@@ -48,6 +49,7 @@ def gae(
         known: Rows whose δ is known, bool; where False it counts as 0.
 
     Source: arXiv 1506.02438, eq. 16.
+
     """
     deltas = rewards + gamma * next_values - values
     if known is not None:
@@ -74,6 +76,7 @@ def reversed_discounted_returns(
         gamma: Discount.
 
     Source: arXiv 2005.12729, section 3 ("reward scaling").
+
     """
     returns = torch.empty_like(rewards)
     previous = initial
@@ -89,6 +92,7 @@ def masked_moments(x: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, t
     Args:
         x: Values, any shape.
         mask: Which of them count, bool, broadcastable to `x`.
+
     """
     mask = mask.expand_as(x)
     count = mask.sum()

@@ -1,4 +1,4 @@
-"""The words that the rest of the code shares: keys, devices, views of hyperparameters, statistics."""
+"""The words that the rest of the code shares: keys, devices, hyperparameter views, statistics."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import FrozenInstanceError, dataclass, fields
@@ -76,6 +76,7 @@ class AlgorithmHparams(Mapping[str, Any]):
     Args:
         config: Resolved config, a dataclass.
         num_minibatches: Minibatches an epoch.
+
     """
 
     _config: Any

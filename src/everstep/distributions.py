@@ -24,6 +24,7 @@ class Distribution(ABC):
     Args:
         features: What the model returned, batch `[B]`.
         model: The model, for distributions with parameters of their own.
+
     """
 
     #: What the model returned, batch `[B]`.
@@ -42,6 +43,7 @@ class Distribution(ABC):
 
         Raises:
             TypeError: Where none does.
+
         """
         if isinstance(action_spec, MultiDiscrete):
             return MultiCategorical

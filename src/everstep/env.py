@@ -34,6 +34,7 @@ class Env(ABC):
 
     Raises:
         ValueError: Where `num_envs` or `horizon` is above the class's maximum.
+
     """
 
     #: Spec of one environment's action, without the batch dimension.
@@ -86,6 +87,7 @@ class Env(ABC):
 
         Args:
             config: Options of this reset, such as the parameters of a domain randomisation.
+
         """
 
     @abstractmethod
@@ -98,9 +100,10 @@ class Env(ABC):
 
         Args:
             action: Actions `[num_envs, …]` as `action_spec` describes them.
+
         """
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027  nothing to do is a fine default
         """Release what the environment holds. Nothing by default."""
 
 

@@ -15,6 +15,7 @@ def episode_sums(x: torch.Tensor, done: torch.Tensor, initial: torch.Tensor) -> 
         x: What is summed, `[T, N, K]`.
         done: Rows that end an episode, bool `[T, N, 1]`.
         initial: Sums of the episodes that are open before the first row, `[N, K]`.
+
     """
     # One prefix sum, less its value where the row's episode began.
     total = x.double().cumsum(0)
@@ -32,6 +33,7 @@ class EpisodeTracker:
     Args:
         num_envs: Environments.
         device: Where rewards live.
+
     """
 
     #: Return and length of each environment's open episode, `[N, 2]`.
@@ -63,6 +65,7 @@ class EpisodeTracker:
             rewards: `[T, N, 1]`, 0 in invalid rows.
             valid: Rows that count as steps, bool `[T, N, 1]`.
             done: Rows that end an episode, bool `[T, N, 1]`.
+
         """
         sums = episode_sums(torch.cat([rewards.double(), valid.double()], -1), done, self.open)
         self.open.copy_(sums[-1].masked_fill(done[-1], 0.0))
@@ -117,6 +120,7 @@ def reward_statistics(rewards: torch.Tensor, valid: torch.Tensor) -> dict[str, t
     Args:
         rewards: `[T, N, 1]`, 0 in invalid rows.
         valid: Rows that count, bool `[T, N, 1]`.
+
     """
     returns = rewards.sum(0)
     always = torch.ones_like(returns, dtype=torch.bool)

@@ -16,6 +16,7 @@ class ConfigError(EverstepError, ValueError):
 
     Args:
         problems: One message a broken rule.
+
     """
 
     #: One message a broken rule.

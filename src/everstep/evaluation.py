@@ -65,6 +65,7 @@ def run_episodes(
     Raises:
         ValueError: Where `episodes` is not positive.
         EnvError: Where the episodes did not end within `max_env_steps`.
+
     """
     if episodes < 1:
         raise ValueError(f"`episodes` must be at least 1; got {episodes}.")

@@ -7,7 +7,6 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 from pydantic import Field
 from torch import nn, optim
-
 from typing_extensions import Self
 
 from .data import ScheduleKind
@@ -156,6 +155,7 @@ class Hyperparameters:
 
         Raises:
             ConfigError: Lists every field that breaks a rule.
+
         """
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         try:
@@ -201,4 +201,3 @@ def _schedule_problems(name: str, schedule: None | list[tuple[int, float]]) -> l
     if any(value < 0 for _, value in schedule):
         problems.append(f"`{name}` must not be negative; got {schedule!r}.")
     return problems
-

@@ -12,6 +12,7 @@ def weighted_sum(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     Args:
         x: Per-row terms, `[B, K]`.
         weight: Each row's share, `[B, 1]`; sums to 1 over what one optimizer step sees.
+
     """
     return (x * weight).sum()
 
@@ -34,6 +35,7 @@ def clipped_surrogate(
         dual_clip_param: c, above 1.
 
     Source: arXiv 1707.06347, eq. 7; arXiv 1912.09729, eq. 5.
+
     """
     clipped = ratio.clamp(1 - clip_param, 1 + clip_param)
     surrogate = torch.min(ratio * advantages, clipped * advantages)
@@ -64,6 +66,7 @@ def value_errors(
         vf_clip_param: c.
 
     Source: arXiv 2005.12729, section 3 ("value function clipping").
+
     """
     errors = _errors(values, returns, kind)
     if vf_clip_param is None:
@@ -85,5 +88,6 @@ def approximate_kl(log_ratio: torch.Tensor) -> torch.Tensor:
         log_ratio: log ρ of the sampled actions, `[B, 1]`.
 
     Source: http://joschu.net/blog/kl-approx.html (k3).
+
     """
     return log_ratio.expm1() - log_ratio

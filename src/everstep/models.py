@@ -11,8 +11,15 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from tensordict import TensorDict
 from torch import nn
-from torchrl.data import Binary, Bounded, Categorical, Composite, MultiCategorical, TensorSpec
-from torchrl.data import Unbounded
+from torchrl.data import (
+    Binary,
+    Bounded,
+    Categorical,
+    Composite,
+    MultiCategorical,
+    TensorSpec,
+    Unbounded,
+)
 from typing_extensions import Self
 
 from .data import DataKeys, Device
@@ -31,6 +38,7 @@ class Model(nn.Module):
         observation_spec: Spec of one observation.
         action_spec: Spec of one action.
         **config: `model_config` of the algorithm.
+
     """
 
     #: Spec of one action.
@@ -58,6 +66,7 @@ class Model(nn.Module):
 
         Raises:
             TypeError: Where none does.
+
         """
         if isinstance(observation_spec, Composite):
             raise TypeError(
@@ -86,6 +95,7 @@ class Model(nn.Module):
 
         Args:
             batch: Batch `[B]` with observations under `"obs"`.
+
         """
 
     @abstractmethod
@@ -137,6 +147,7 @@ class DefaultModel(Model):
         activation_fn: Name of their activation.
         bias: Whether hidden layers have biases.
         num_values: Value columns, one a reward stream.
+
     """
 
     #: From observations `[B, D]` to what the action distribution needs.
@@ -176,7 +187,7 @@ class DefaultModel(Model):
 
         self.policy = perceptron(self.num_policy_outputs(action_spec), gain=0.01)
         self.vf_model = perceptron(num_values, gain=1.0)
-        self._values: None | torch.Tensor = None
+        self._values: torch.Tensor | None = None
 
     @staticmethod
     @abstractmethod
@@ -212,7 +223,7 @@ class DefaultDiscreteModel(DefaultModel):
         if isinstance(action_spec, MultiCategorical):
             return int(action_spec.nvec.sum())
         assert isinstance(action_spec, Categorical)
-        return action_spec.shape.numel() * int(action_spec.space.n)
+        return int(action_spec.shape.numel() * action_spec.space.n)
 
     def features(self, outputs: torch.Tensor, /) -> dict[str, torch.Tensor]:
         """Logits."""
@@ -233,7 +244,11 @@ class DefaultContinuousModel(DefaultModel):
         log_std_init: Natural logarithm of the initial standard deviation.
         state_dependent_std: Whether the standard deviation depends on the observation.
         **config: See `DefaultModel`.
+
     """
+
+    #: Natural logarithm of the standard deviations; None where they depend on the observation.
+    log_std: None | nn.Parameter
 
     def __init__(
         self,
@@ -256,7 +271,7 @@ class DefaultContinuousModel(DefaultModel):
     @staticmethod
     def num_policy_outputs(action_spec: TensorSpec, /) -> int:
         """One mean an action dimension."""
-        return action_spec.shape.numel()
+        return int(action_spec.shape.numel())
 
     def features(self, outputs: torch.Tensor, /) -> dict[str, torch.Tensor]:
         """Means and logarithms of the standard deviations."""

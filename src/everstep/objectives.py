@@ -29,6 +29,7 @@ class Objective(Protocol):
             minibatch: What was collected.
             distribution: The policy's distribution now, over the minibatch's rows.
             values: The policy's values now, `[B, K]`.
+
         """
         ...
 
@@ -41,6 +42,7 @@ class PPO:
         entropy_coeff: Weight of the entropy bonus, 0-d.
 
     Source: arXiv 1707.06347, eq. 9.
+
     """
 
     def __init__(self, config: Hyperparameters, *, entropy_coeff: torch.Tensor) -> None:

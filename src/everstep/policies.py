@@ -7,6 +7,8 @@ minibatch is evaluated is said here: `init_states`, `act`, `sequences`, `evaluat
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -15,12 +17,14 @@ from torch import nn
 from torchrl.data import TensorSpec
 from typing_extensions import Self
 
+from . import distributions, models
+from .checkpoints import load_file, save_file
 from .data import DataKeys, Device
 from .distributions import Distribution
-from .errors import ConfigError
+from .errors import CheckpointError, ConfigError
 from .models import Model, ModelFactory
 from .rollouts import Minibatch, Rollout, Sequences
-from .specs import EMPTY, Leaves, Structure
+from .specs import EMPTY, Leaves, Structure, spec_from_dict, spec_to_dict
 
 
 class Policy:
@@ -38,6 +42,7 @@ class Policy:
 
     Raises:
         ConfigError: Where `model` and `model_cls` are both given, or there is no default.
+
     """
 
     #: Env steps a sequence.
@@ -119,6 +124,7 @@ class Policy:
             obs: Observations `[N, …]`.
             states: Recurrent states `[N, …]`.
             deterministic: Whether to take the distribution's mode rather than a sample.
+
         """
         distribution, values = self._forward(obs)
         sample = distribution.deterministic_sample() if deterministic else distribution.sample()
@@ -130,10 +136,9 @@ class Policy:
         Args:
             states: Recurrent states after the env step.
             first: Whether the new observation opens an episode, bool `[N, 1]`.
+
         """
-        return tuple(
-            torch.where(first.view(-1, *(1,) * (x.ndim - 1)), 0, x) for x in states
-        )
+        return tuple(torch.where(first.view(-1, *(1,) * (x.ndim - 1)), 0, x) for x in states)
 
     def values(self, obs: Leaves, states: Leaves) -> torch.Tensor:
         """Values `[N, K]` of observations `[N, …]`."""
@@ -146,6 +151,7 @@ class Policy:
         Args:
             rollout: The rollout.
             learnable: Rows that the losses see, bool `[T, N, 1]`.
+
         """
         return rollout.sequences(learnable)
 
@@ -173,10 +179,19 @@ class Policy:
 
         Args:
             path: File to write or replace; any suffix.
-        """
-        from .serialization import save_policy
 
-        save_policy(self, path)
+        """
+        observation_spec, action_spec = self._spec
+        state = {
+            "kind": type(self).__name__,
+            "model_cls": type(self.model).__name__,
+            "model_config": dict(getattr(self.model, "config", None) or self.model_config),
+            "distribution_cls": self.distribution_cls.__name__,
+            "observation_spec": spec_to_dict(observation_spec),
+            "action_spec": spec_to_dict(action_spec),
+            "weights": dict(self.model.state_dict()),
+        }
+        save_file(Path(path), state)
 
     @classmethod
     def load(
@@ -186,6 +201,7 @@ class Policy:
         *,
         model: None | nn.Module = None,
         model_cls: None | ModelFactory = None,
+        distribution_cls: None | type[Distribution] = None,
         device: Device = "cpu",
     ) -> Self:
         """The policy that `save` wrote. Reading it never runs code from the file.
@@ -194,14 +210,57 @@ class Policy:
             path: File to read.
             model: Model to load the weights into, where it was not a default one.
             model_cls: Class to build that model with, from the saved `model_config`.
+            distribution_cls: Action distribution, where it was not a default one.
             device: Where the model lives.
 
         Raises:
             CheckpointError: Where the file is damaged, or its weights do not fit the model.
-        """
-        from .serialization import load_policy
 
-        return load_policy(cls, path, model=model, model_cls=model_cls, device=device)
+        """
+        state = _read(path, cls.__name__)
+        specs = [spec_from_dict(state[key]) for key in ("observation_spec", "action_spec")]
+        if model is None and model_cls is None:
+            model_cls = _default(state["model_cls"], "model", "model_cls", models, path)
+        if distribution_cls is None:
+            distribution_cls = _default(
+                state["distribution_cls"], "distribution", "distribution_cls", distributions, path
+            )
+        policy = cls(
+            *specs,
+            model=model,
+            model_cls=model_cls,
+            model_config=state["model_config"],
+            distribution_cls=distribution_cls,
+            device=device,
+        )
+        try:
+            policy.model.load_state_dict(state["weights"])
+        except RuntimeError as error:
+            raise CheckpointError(
+                f"{path}: the weights do not fit {type(policy.model).__name__}. {error}"
+            ) from None
+        return policy
+
+
+def _read(path: str | os.PathLike[str], kind: str) -> dict[str, Any]:
+    state = load_file(Path(path))
+    keys = {"kind", "model_cls", "model_config", "distribution_cls", "weights"}
+    if not isinstance(state, dict) or not keys | {"observation_spec", "action_spec"} <= set(state):
+        raise CheckpointError(f"{path} is not a saved policy.")
+    if state["kind"] != kind:
+        raise CheckpointError(f"{path} holds a {state['kind']}; it was loaded as a {kind}.")
+    return state
+
+
+def _default(name: str, what: str, argument: str, module: ModuleType, path: Any) -> Any:
+    """The default class of that name: a file may choose among ours, and import nothing else."""
+    found = getattr(module, str(name), None)
+    if not isinstance(found, type) or found.__module__ != module.__name__:
+        raise CheckpointError(
+            f"{path} was saved with the {what} {name}, which is not one of the defaults: pass "
+            f"`{argument}` (from the code that trained it) to `load`."
+        )
+    return found
 
 
 def _in_full(features: TensorDict | Mapping[str, torch.Tensor]) -> Any:

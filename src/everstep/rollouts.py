@@ -57,6 +57,7 @@ class Rollout:
         num_streams: K, reward streams.
         dtype: Of rewards, values and everything computed from them.
         device: Where everything lives.
+
     """
 
     def __init__(
@@ -103,8 +104,7 @@ class Rollout:
         self._actions = _rows(self.actions)
         self._logp, self._values = list(self.logp), list(self.values)
         self._flags = {
-            key: list(getattr(self, key))
-            for key in sorted(episode_keys - {DataKeys.FINAL_OBS})
+            key: list(getattr(self, key)) for key in sorted(episode_keys - {DataKeys.FINAL_OBS})
         }
         self._rewards = list(self.rewards[..., :1])
         self._final_obs = _rows(self.final_obs)
@@ -128,6 +128,7 @@ class Rollout:
 
         Raises:
             EnvError: Where they do not fit the observation spec.
+
         """
         self._write_obs(self._obs[0], DataKeys.OBS, obs)
         self.reversed_returns[0].zero_()
@@ -136,9 +137,7 @@ class Rollout:
         """Start where the last rollout ended."""
         for leaf in self.obs:
             leaf[0].copy_(leaf[-1])
-        self.reversed_returns[0].copy_(
-            self.reversed_returns[-1].masked_fill(self.done[-1], 0.0)
-        )
+        self.reversed_returns[0].copy_(self.reversed_returns[-1].masked_fill(self.done[-1], 0.0))
 
     def write_states(self, sequence: int, states: Leaves) -> None:
         """Keep the recurrent states `[N, …]` before a sequence's first env step."""
@@ -159,6 +158,7 @@ class Rollout:
 
         Raises:
             EnvError: Where a key is missing, or a tensor is not what it is declared to be.
+
         """
         try:
             self._write_obs(self._obs[t + 1], DataKeys.OBS, outcome[DataKeys.OBS])
@@ -230,6 +230,7 @@ class Rollout:
 
         Raises:
             NonFiniteError: Names key, environment and env step, where there is one.
+
         """
         names = [(DataKeys.REWARDS, self.rewards[:-1], 0)]
         names += [(n, x, 1) for n, x in zip(self._names[DataKeys.OBS], self.obs, strict=True)]
@@ -249,6 +250,7 @@ class Rollout:
 
         Args:
             learnable: Rows that the losses see, bool `[T, N, 1]`.
+
         """
         return Sequences(self, learnable)
 
@@ -273,6 +275,7 @@ class Sequences:
     Args:
         rollout: The rollout.
         learnable: Rows that the losses see, bool `[T, N, 1]`.
+
     """
 
     #: Number of sequences, `S·N`.
@@ -316,6 +319,7 @@ class Sequences:
             shuffle: Whether to draw the order.
             joint: Whether all minibatches share one optimizer step, and so one total weight.
             permute: Draws a permutation of that many indices.
+
         """
         total = self.learnable if joint else None
         if size == self.count:
@@ -336,6 +340,7 @@ class Sequences:
         Args:
             index: Which sequences.
             total: Rows that share one optimizer step; the minibatch's own where None.
+
         """
         obs, states, (first,), actions, rows, (mask,) = (
             tuple(self._take(x, index) for x in leaves) for leaves in self._fields.values()
@@ -351,9 +356,7 @@ class Sequences:
             obs=obs,
             states=states,
             first=first,
-            actions=self._action.unflatten(
-                tuple(x.flatten(0, 1) for x in actions), [len(logp)]
-            ),
+            actions=self._action.unflatten(tuple(x.flatten(0, 1) for x in actions), [len(logp)]),
             logp=logp,
             values=values,
             advantages=advantages,
@@ -386,9 +389,7 @@ def _batch_first(leaves: Leaves) -> Leaves:
     return tuple(leaf.transpose(0, 1) for leaf in leaves)
 
 
-def _check(
-    key: str, x: Any, shape: torch.Size, dtype: torch.dtype, device: torch.device
-) -> None:
+def _check(key: str, x: Any, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> None:
     """Raise where `x` is not exactly what the storage expects: `copy_` would broadcast and cast."""
     if not isinstance(x, torch.Tensor):
         raise _mismatch(key, "type", "a tensor", type(x).__name__)

@@ -22,6 +22,7 @@ class ConstantScheduler:
 
     Args:
         value: That value.
+
     """
 
     #: The value.
@@ -43,6 +44,7 @@ class InterpScheduler:
 
     Raises:
         ValueError: Where they do not.
+
     """
 
     #: Environment transitions of the points.
@@ -71,6 +73,7 @@ class StepScheduler:
 
     Raises:
         ValueError: Where they do not.
+
     """
 
     #: (environment transitions, value) points.
@@ -102,6 +105,7 @@ def make_scheduler(
 
     Raises:
         ValueError: For an unknown kind.
+
     """
     if schedule is None:
         return ConstantScheduler(value)
@@ -119,6 +123,7 @@ class EntropyScheduler:
         coeff: Weight where there is no schedule.
         schedule: (environment transitions, weight) points.
         kind: `"step"` jumps and holds, `"interp"` draws straight lines.
+
     """
 
     #: The weight now.
@@ -153,6 +158,7 @@ class LRScheduler:
         optimizer: Optimizer whose parameter groups are written.
         schedule: (environment transitions, learning rate) points.
         kind: `"step"` jumps and holds, `"interp"` draws straight lines.
+
     """
 
     #: The learning rate now, of the first parameter group.

@@ -10,7 +10,15 @@ from typing import Any
 
 import torch
 from tensordict import TensorDict
-from torchrl.data import Binary, Bounded, Categorical, Composite, MultiCategorical, TensorSpec, Unbounded
+from torchrl.data import (
+    Binary,
+    Bounded,
+    Categorical,
+    Composite,
+    MultiCategorical,
+    TensorSpec,
+    Unbounded,
+)
 
 from .errors import CheckpointError
 
@@ -61,10 +69,12 @@ class Structure:
 
         Raises:
             KeyError: Where a leaf is missing.
+
         """
         if self.is_plain:
             assert isinstance(value, torch.Tensor)
             return (value,)
+        assert not isinstance(value, torch.Tensor)
         return tuple(value[path] for path in self.paths)
 
     def unflatten(self, leaves: Leaves, batch_size: list[int]) -> torch.Tensor | TensorDict:
@@ -101,6 +111,7 @@ def spec_to_dict(spec: TensorSpec) -> dict[str, Any]:
 
     Raises:
         TypeError: For kinds of spec that cannot be described.
+
     """
     if isinstance(spec, Composite):
         return {"kind": "composite", "leaves": {k: spec_to_dict(v) for k, v in spec.items()}}
@@ -125,6 +136,7 @@ def spec_from_dict(description: dict[str, Any], *, device: Any = "cpu") -> Tenso
 
     Raises:
         CheckpointError: Where the description is not one of `spec_to_dict`.
+
     """
     try:
         return _spec_from_dict(description, device)

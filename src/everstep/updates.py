@@ -1,4 +1,4 @@
-"""The optimizer's side of an update: flat gradients, clipping, scaling, and skipping what is NaN."""
+"""The optimizer's side of an update: flat gradients, clipping, scaling, skipping NaN."""
 
 import inspect
 from collections.abc import Iterable
@@ -21,6 +21,7 @@ class Updater:
         optimizer_config: Its keyword arguments.
         max_grad_norm: Norm that gradients are clipped to; None for no clipping.
         grad_scaler: Scaler of float16 training, disabled otherwise.
+
     """
 
     #: The optimizer.
@@ -57,12 +58,12 @@ class Updater:
         self.zero_grad()
 
     def totals(self) -> dict[str, torch.Tensor]:
-        """This update's sums, 0-d each."""
+        """Sums over the update, 0-d each."""
         return {"grad_norm": self.grad_norm, "skipped": self.skipped}
 
     def backward(self, loss: torch.Tensor) -> None:
         """Add the gradients of `loss` to those of the step that is being made."""
-        self.grad_scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        self.grad_scaler.scale(loss).backward()
 
     def step(self) -> None:
         """Clip, step the optimizer, and forget the gradients."""
@@ -89,7 +90,8 @@ class Updater:
 
     def _norm(self) -> torch.Tensor:
         norms = [torch.linalg.vector_norm(flat) for flat in self._gradients]
-        return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
+        norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms))
+        return norm
 
 
 def _flatten_gradients(parameters: list[nn.Parameter]) -> list[torch.Tensor]:

@@ -77,8 +77,19 @@ def validate(cls: type[T], values: Mapping[str, Any]) -> T:
 
     Raises:
         InvalidError: Lists every unknown name and every value that breaks its field's rule.
+
     """
-    known = [field.name for field in fields(cls) if field.init]  # type: ignore[arg-type]
+    return cls(**check_fields(cls, values))
+
+
+def check_fields(cls: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    """`values` as the fields of the dataclass `cls` hold them: `1e6` as an int, points as tuples.
+
+    Raises:
+        InvalidError: Lists every unknown name and every value that breaks its field's rule.
+
+    """
+    known = [field.name for field in fields(cls) if field.init]
     problems = [
         Problem((name,), unknown_name("key", name, known)) for name in values if name not in known
     ]
@@ -88,7 +99,7 @@ def validate(cls: type[T], values: Mapping[str, Any]) -> T:
         raise InvalidError(problems + _field_problems(cls, values, error)) from None
     if problems:
         raise InvalidError(problems)
-    return cls(**checked)
+    return checked
 
 
 def unknown_name(kind: str, name: str, known: typing.Iterable[str]) -> str:
@@ -98,7 +109,7 @@ def unknown_name(kind: str, name: str, known: typing.Iterable[str]) -> str:
 
 
 @cache
-def _adapter(cls: type[Any]) -> TypeAdapter[dict[str, Any]]:
+def _adapter(cls: Any) -> TypeAdapter[dict[str, Any]]:
     """Validator of the dataclass's fields as a mapping; strict dataclasses take instances only."""
     hints = _hints(cls)
     names = {
@@ -108,8 +119,8 @@ def _adapter(cls: type[Any]) -> TypeAdapter[dict[str, Any]]:
         for field in fields(cls)
         if field.init
     }
-    mapping = TypedDict(cls.__name__, names)  # type: ignore[misc]
-    mapping.__pydantic_config__ = STRICT  # type: ignore[attr-defined]
+    mapping = typing.cast(Any, TypedDict)(cls.__name__, names)
+    mapping.__pydantic_config__ = STRICT
     return TypeAdapter(mapping)
 
 
@@ -118,9 +129,7 @@ def _hints(cls: type[Any]) -> dict[str, Any]:
     return typing.get_type_hints(cls, include_extras=True)
 
 
-def _field_problems(
-    cls: type[Any], values: Mapping[str, Any], error: ValidationError
-) -> list[Problem]:
+def _field_problems(cls: Any, values: Mapping[str, Any], error: ValidationError) -> list[Problem]:
     """One problem a field: a union reports each of its branches, which would confuse."""
     problems: dict[str | int, Problem] = {}
     for detail in error.errors(include_url=False):
@@ -129,7 +138,7 @@ def _field_problems(
         message = (
             f"required, and missing; expected {expected}"
             if detail["type"] == "missing"
-            else f"expected {expected}; got {values[str(name)]!r}"
+            else f"expected {expected}; got {_shown(values[str(name)])}"
         )
         problems.setdefault(name, Problem((name,), message))
     return list(problems.values())
@@ -140,7 +149,7 @@ def describe(annotation: Any) -> str:
     origin = typing.get_origin(annotation)
     if origin is Annotated:
         base, *metadata = typing.get_args(annotation)
-        return describe(base) + _interval(metadata)
+        return _emptiness(metadata) + describe(base) + _interval(metadata)
     if origin in (typing.Union, types.UnionType):
         options = sorted(typing.get_args(annotation), key=lambda a: a is type(None))
         return " or ".join(dict.fromkeys(describe(option) for option in options))
@@ -149,7 +158,8 @@ def describe(annotation: Any) -> str:
     if origin is type:
         return f"a subclass of {describe(typing.get_args(annotation)[0])}"
     if origin is list:
-        return f"a list of {describe(typing.get_args(annotation)[0])}"
+        (item,) = typing.get_args(annotation)
+        return "a list" if item is Any else f"a list of {describe(item)}"
     if origin is tuple:
         return f"[{', '.join(describe(item) for item in typing.get_args(annotation))}]"
     if annotation is type(None):
@@ -161,13 +171,29 @@ def describe(annotation: Any) -> str:
     return str(getattr(annotation, "__name__", annotation))
 
 
-def _interval(metadata: list[Any]) -> str:
-    bounds: dict[str, float] = {}
+def _shown(value: Any) -> str:
+    """`value` for a message: nobody reads a thousand numbers in one."""
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:200]}…"
+
+
+def _emptiness(metadata: list[Any]) -> str:
+    return "non-empty " if _constraints(metadata).get("min_length") == 1 else ""
+
+
+def _constraints(metadata: list[Any]) -> dict[str, float]:
+    """Constraints among an annotation's metadata, by name."""
+    found: dict[str, float] = {}
     for item in metadata:
-        for bound in item.metadata if isinstance(item, FieldInfo) else [item]:
-            for name in ("gt", "ge", "lt", "le"):
-                if hasattr(bound, name):
-                    bounds[name] = getattr(bound, name)
+        for constraint in item.metadata if isinstance(item, FieldInfo) else [item]:
+            for name in ("gt", "ge", "lt", "le", "min_length"):
+                if hasattr(constraint, name):
+                    found[name] = getattr(constraint, name)
+    return found
+
+
+def _interval(metadata: list[Any]) -> str:
+    bounds = _constraints(metadata)
     low = next((n for n in ("gt", "ge") if n in bounds), None)
     high = next((n for n in ("lt", "le") if n in bounds), None)
     if low and high:

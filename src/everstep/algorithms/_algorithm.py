@@ -3,8 +3,7 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.amp.grad_scaler import GradScaler
@@ -26,7 +25,7 @@ from ..data import (
 )
 from ..env import Env, EnvFactory
 from ..episodes import EpisodeTracker, reward_statistics, to_floats
-from ..errors import ConfigError, DivergedError, EnvError, NotBufferedError
+from ..errors import DivergedError, EnvError, NotBufferedError
 from ..hyperparameters import Hyperparameters
 from ..objectives import PPO, Objective
 from ..policies import Policy, model_mode
@@ -34,8 +33,9 @@ from ..rollouts import Minibatch, Rollout
 from ..schedulers import EntropyScheduler, LRScheduler
 from ..specs import Leaves, Structure
 from ..updates import Updater
+from . import _resuming as resuming
 from ._base import GenericAlgorithmBase
-from ._building import build_env, resolve_minibatch
+from ._building import build_env, check_policy, resolve_minibatch
 
 #: Final observations are valued that many rows at a time.
 CHUNK = 4096
@@ -51,6 +51,7 @@ class Algorithm(GenericAlgorithmBase[AlgorithmHparams, AlgorithmState, Policy]):
     Raises:
         ConfigError: Lists every hyperparameter that breaks a rule.
         EnvError: Where the environment's specs are not usable.
+
     """
 
     #: What an update minimises.
@@ -62,9 +63,7 @@ class Algorithm(GenericAlgorithmBase[AlgorithmHparams, AlgorithmState, Policy]):
     #: The optimizer's side of an update.
     updater: Updater
 
-    def __init__(
-        self, env_cls: EnvFactory | Env, /, config: None | Hyperparameters = None
-    ) -> None:
+    def __init__(self, env_cls: EnvFactory | Env, /, config: None | Hyperparameters = None) -> None:
         config = (config or Hyperparameters()).validate()
         if config.seed is not None:
             torch.manual_seed(config.seed)
@@ -74,15 +73,17 @@ class Algorithm(GenericAlgorithmBase[AlgorithmHparams, AlgorithmState, Policy]):
         device = torch.device(config.device)
         self.policy = self._build_policy(config, device)
         length = self.policy.seq_len
-        config = resolve_minibatch(config, sequences=config.num_envs * config.horizon // length)
+        num_envs, horizon = cast(int, config.num_envs), cast(int, config.horizon)
+        config = resolve_minibatch(config, sequences=num_envs * horizon // length)
+        self.minibatch_size = cast(int, config.sgd_minibatch_size)
         self.config = config
         self.hparams = AlgorithmHparams(
             config,
-            num_minibatches=config.num_envs * config.horizon // length // config.sgd_minibatch_size,
+            num_minibatches=num_envs * horizon // length // self.minibatch_size,
         )
         self.rollout = Rollout(
-            config.num_envs,
-            config.horizon,
+            num_envs,
+            horizon,
             observation=Structure.of(self.env.observation_spec),
             action=Structure.of(self.env.action_spec),
             memory=self.policy.memory,
@@ -114,10 +115,10 @@ class Algorithm(GenericAlgorithmBase[AlgorithmHparams, AlgorithmState, Policy]):
         )
         coeff = torch.tensor(self.entropy_scheduler.coeff, device=device)
         self.objective = PPO(config, entropy_coeff=coeff)
-        self.episodes = EpisodeTracker(config.num_envs, device=device)
+        self.episodes = EpisodeTracker(num_envs, device=device)
         self.state = AlgorithmState()
-        self._states: Leaves = ()
-        self._continues = False  # whether the environment stands where the last rollout ended
+        self.states: Leaves = ()
+        self.continues = False  # whether the environment stands where the last rollout ended
         self._rows_to_learn = 0
 
     def _build_policy(self, config: Hyperparameters, device: torch.device) -> Policy:
@@ -136,9 +137,8 @@ class Algorithm(GenericAlgorithmBase[AlgorithmHparams, AlgorithmState, Policy]):
     def _buffer_spec(self) -> Composite:
         one = Unbounded(1, device=self.rollout.device)
         spec = {DataKeys.OBS: self.env.observation_spec, DataKeys.ACTIONS: self.env.action_spec}
-        return Composite(
-            {key: spec.get(key, one) for key in self.buffer.keys()}, device=self.rollout.device
-        )
+        keys = sorted(self.buffer.keys())
+        return Composite({key: spec.get(key, one) for key in keys}, device=self.rollout.device)
 
     # ---- collect ------------------------------------------------------------------------------
 
@@ -158,11 +158,12 @@ class Algorithm(GenericAlgorithmBase[AlgorithmHparams, AlgorithmState, Policy]):
         Raises:
             EnvError: Where the environment breaks its protocol.
             NonFiniteError: Where it returns NaN or infinity; the policy is untouched.
+
         """
         elapsed_ms = _stopwatch()
         with torch.no_grad(), model_mode(self.policy.model, training=not deterministic):
             was_reset = self._begin(env_config)
-            for t in range(self.config.horizon):
+            for t in range(self.rollout.horizon):
                 self._transition(t, deterministic)
             tensors = self._end()
         # NaN marks a statistic that does not exist, such as a mean without an episode.
@@ -177,21 +178,27 @@ class Algorithm(GenericAlgorithmBase[AlgorithmHparams, AlgorithmState, Policy]):
         self._rows_to_learn = int(stats["env/steps"])
         self.state.reward_scale = stats.pop("reward_scale", 1.0)
         self.state.horizons += 1
-        self.state.buffered = self._continues = True
+        self.state.buffered = self.continues = True
         stats.pop("lost")
-        counts = {key: int(stats[key]) for key in ("env/steps", "episodes/count") if key in stats}
-        resets = {"env/resets": self.config.num_envs * was_reset}
-        return {**stats, **counts, **resets, "profiling/collect_ms": elapsed_ms()}  # type: ignore
+        found: dict[str, Any] = {
+            **stats,
+            "env/steps": self._rows_to_learn,
+            "env/resets": self.rollout.num_envs * was_reset,
+            "profiling/collect_ms": elapsed_ms(),
+        }
+        if "episodes/count" in stats:
+            found["episodes/count"] = int(stats["episodes/count"])
+        return cast(CollectStats, found)
 
     def _begin(self, env_config: None | dict[str, Any]) -> bool:
         """Put the first observations in place; whether the environments were reset."""
         every = self.horizons_per_env_reset
         due = self.state.horizons % every == 0 if every > 0 else self.state.horizons == 0
-        reset = due or not self._continues
-        self.state.buffered = self._continues = False
+        reset = due or not self.continues
+        self.state.buffered = self.continues = False
         if reset:
             self.rollout.open(self.env.reset(config=env_config))
-            self._states = self.policy.init_states(self.config.num_envs)
+            self.states = self.policy.init_states(self.rollout.num_envs)
             self.episodes.reset()
         else:
             self.rollout.carry()
@@ -201,21 +208,21 @@ class Algorithm(GenericAlgorithmBase[AlgorithmHparams, AlgorithmState, Policy]):
         """One env step in every environment."""
         rollout = self.rollout
         if t % rollout.seq_len == 0:
-            rollout.write_states(t // rollout.seq_len, self._states)
+            rollout.write_states(t // rollout.seq_len, self.states)
         actions, logp, values, states = self.policy.act(
-            rollout.obs_at(t), self._states, deterministic=deterministic
+            rollout.obs_at(t), self.states, deterministic=deterministic
         )
         # Stored before the environment sees them: it may work in place.
         rollout.write_sample(t, actions, logp, values)
         outcome = self.env.step(rollout.action.unflatten(actions, [rollout.num_envs]))
         rollout.write_outcome(t, outcome)
-        self._states = self.policy.next_states(states, rollout.first_at(t))
+        self.states = self.policy.next_states(states, rollout.first_at(t))
 
     def _end(self) -> dict[str, torch.Tensor]:
         """Complete the rollout; its statistics, still on the device."""
         rollout, config = self.rollout, self.config
         rollout.close_rows()
-        last = self.policy.values(rollout.obs_at(config.horizon), self._states)
+        last = self.policy.values(rollout.obs_at(rollout.horizon), self.states)
         rollout.values[-1].copy_(last)
         lost = self._value_final_obs()
         rewards = rollout.rewards[:-1, :, :1]
@@ -265,6 +272,7 @@ class Algorithm(GenericAlgorithmBase[AlgorithmHparams, AlgorithmState, Policy]):
         Raises:
             NotBufferedError: Where `collect` was not called before.
             DivergedError: Where no minibatch had finite gradients; the weights are as before.
+
         """
         if not self.state.buffered:
             raise NotBufferedError(
@@ -283,17 +291,16 @@ class Algorithm(GenericAlgorithmBase[AlgorithmHparams, AlgorithmState, Policy]):
                 "No minibatch of this update had finite gradients, so the weights are as before. "
                 "Lower the learning rate, or bound rewards and observations."
             )
-        coefficients = self._coefficients()
-        self.lr_scheduler.step(self.state.env_steps)
-        self.objective.entropy_coeff.fill_(self.entropy_scheduler.step(self.state.env_steps))
-        return {
-            **coefficients,
-            **{f"losses/{k}": stats[k] / steps for k in ("policy", "vf", "entropy", "total")},
-            **{f"monitors/{k}": stats[k] / steps for k in ("kl_div", "clip_fraction", "grad_norm")},
+        means = {key: value / steps for key, value in stats.items()}
+        found: dict[str, Any] = {
+            **self._coefficients(),
+            **{f"losses/{key}": means[key] for key in ("policy", "vf", "entropy", "total")},
+            **{f"monitors/{key}": means[key] for key in ("kl_div", "clip_fraction", "grad_norm")},
             "monitors/explained_variance": stats["explained_variance"],
             "monitors/skipped_updates": int(stats["skipped"]),
-            "profiling/step_ms": elapsed_ms(),
-        }  # type: ignore[typeddict-item]
+        }
+        self.follow_schedules()
+        return cast(StepStats, found | {"profiling/step_ms": elapsed_ms()})
 
     @torch.no_grad()
     def _estimate_advantages(self) -> torch.Tensor:
@@ -334,7 +341,7 @@ class Algorithm(GenericAlgorithmBase[AlgorithmHparams, AlgorithmState, Policy]):
         steps = 0
         for _ in range(config.num_sgd_iters):
             minibatches = sequences.minibatches(
-                config.sgd_minibatch_size,
+                self.minibatch_size,
                 shuffle=config.shuffle_minibatches,
                 joint=joint,
                 permute=self._permutation,
@@ -364,6 +371,11 @@ class Algorithm(GenericAlgorithmBase[AlgorithmHparams, AlgorithmState, Policy]):
     def _permutation(self, n: int) -> torch.Tensor:
         return torch.randperm(n, device=self.rollout.device)
 
+    def follow_schedules(self) -> None:
+        """Set learning rate and entropy weight to what they are after the transitions so far."""
+        self.lr_scheduler.step(self.state.env_steps)
+        self.objective.entropy_coeff.fill_(self.entropy_scheduler.step(self.state.env_steps))
+
     def _coefficients(self) -> dict[str, float]:
         return {
             "coefficients/entropy": self.entropy_scheduler.coeff,
@@ -379,30 +391,9 @@ class Algorithm(GenericAlgorithmBase[AlgorithmHparams, AlgorithmState, Policy]):
         Raises:
             ConfigError: Where actions, log-probabilities or values do not have the shapes that
                 the environment's specs ask for.
+
         """
-        rollout = self.rollout
-        n, device = rollout.num_envs, rollout.device
-        obs = rollout.observation.zeros(n, device=device)
-        forked = torch.random.fork_rng([device] if device.type == "cuda" else [])
-        with forked, torch.no_grad(), model_mode(self.policy.model, training=False):
-            actions, logp, values, _ = self.policy.act(obs, self.policy.init_states(n))
-        checks = [("log-probabilities", logp, (n, 1)), ("values", values, (n, 1))]
-        checks += [
-            ("actions", leaf, (n, *shape))
-            for leaf, shape in zip(actions, rollout.action.shapes, strict=True)
-        ]
-        problems = [
-            f"The policy's {name} have shape {list(x.shape)}; expected {list(shape)}."
-            for name, x, shape in checks
-            if x.shape != torch.Size(shape)
-        ]
-        problems += [
-            f"The policy's actions have dtype {leaf.dtype}; the action spec says {dtype}."
-            for leaf, dtype in zip(actions, rollout.action.dtypes, strict=True)
-            if leaf.dtype != dtype
-        ]
-        if problems:
-            raise ConfigError(problems)
+        check_policy(self.policy, self.rollout)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -418,49 +409,14 @@ class Algorithm(GenericAlgorithmBase[AlgorithmHparams, AlgorithmState, Policy]):
         """Everything that training continues from: weights, moments, counters, generators, and
         the environment where it offers its state.
         """
-        env_state = self.env.state_dict() if hasattr(self.env, "state_dict") else None
-        cuda = self.rollout.device.type == "cuda"
-        return {
-            "model": dict(self.policy.model.state_dict()),
-            "optimizer": self.optimizer.state_dict(),
-            "grad_scaler": self.grad_scaler.state_dict(),
-            "state": asdict(self.state) | {"continues": self._continues},
-            "episodes": self.episodes.state_dict(),
-            "last_obs": [leaf[-1] for leaf in self.rollout.obs],
-            "last_done": self.rollout.done[-1],
-            "reversed_returns": self.rollout.reversed_returns[-1],
-            "memory": list(self._states),
-            "rng": torch.get_rng_state(),
-            "cuda_rng": torch.cuda.get_rng_state(self.rollout.device) if cuda else None,
-            "env": env_state,
-        }
+        return resuming.state_of(self)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict`; exactly, where the environment offers its state.
 
         Otherwise the environments are reset by the next `collect`.
         """
-        self.policy.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.grad_scaler.load_state_dict(state["grad_scaler"])
-        counters = dict(state["state"])
-        continues = counters.pop("continues")
-        self.state = AlgorithmState(**counters | {"buffered": False})
-        self.episodes.load_state_dict(state["episodes"])
-        for leaf, last in zip(self.rollout.obs, state["last_obs"], strict=True):
-            leaf[-1].copy_(last)
-        self.rollout.truncated[-1].copy_(state["last_done"])
-        self.rollout.terminated[-1].zero_()
-        self.rollout.reversed_returns[-1].copy_(state["reversed_returns"])
-        self._states = tuple(x.to(self.rollout.device) for x in state["memory"])
-        self.lr_scheduler.step(self.state.env_steps)
-        self.objective.entropy_coeff.fill_(self.entropy_scheduler.step(self.state.env_steps))
-        torch.set_rng_state(state["rng"].cpu())
-        if state["cuda_rng"] is not None and self.rollout.device.type == "cuda":
-            torch.cuda.set_rng_state(state["cuda_rng"].cpu(), self.rollout.device)
-        self._continues = continues and state["env"] is not None
-        if state["env"] is not None:
-            self.env.load_state_dict(state["env"])
+        resuming.restore(self, state)
 
 
 def _add(sums: dict[str, torch.Tensor], terms: dict[str, torch.Tensor]) -> None:
@@ -481,4 +437,3 @@ def _stopwatch() -> Any:
     """A function that returns the milliseconds since this call."""
     start = time.perf_counter_ns()
     return lambda: (time.perf_counter_ns() - start) / 1e6
-

@@ -1,6 +1,7 @@
 """What every algorithm offers."""
 
 from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager
 from dataclasses import fields
 from typing import Any, Generic, TypeVar
 
@@ -64,6 +65,18 @@ class GenericAlgorithmBase(ABC, Generic[_AlgorithmHparams, _AlgorithmState, _Pol
     @abstractmethod
     def step(self) -> StepStats:
         """Update the policy with the rollout."""
+
+    @abstractmethod
+    def evaluating(self) -> AbstractContextManager[None]:
+        """Collect in here without leaving a trace in what is learned from or counted."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that training continues from."""
+
+    @abstractmethod
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict`."""
 
     @property
     def horizons_per_env_reset(self) -> int:

@@ -2,13 +2,15 @@
 
 import warnings
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 
 from ..env import Env, EnvFactory
 from ..errors import ConfigError, EnvError
 from ..hyperparameters import Hyperparameters
+from ..policies import Policy, model_mode
+from ..rollouts import Rollout
 from ..specs import leaf_specs
 
 C = TypeVar("C", bound=Hyperparameters)
@@ -27,11 +29,12 @@ def build_env(source: EnvFactory | Env, config: C) -> tuple[Env, C]:
     Raises:
         ConfigError: Where the config does not fit an environment already made.
         EnvError: Where the environment's specs are not usable.
+
     """
     if hasattr(source, "step") and not isinstance(source, type):
-        env, config = _adopt(source, config)
+        env, config = _adopt(cast(Env, source), config)
     else:
-        env, config = _make(source, config)
+        env, config = _make(cast(EnvFactory, source), config)
     _check_env(env)
     if config.horizons_per_env_reset == "auto":
         config = replace(config, horizons_per_env_reset=-1 if env.episode_keys else 1)
@@ -54,16 +57,17 @@ def _adopt(env: Env, config: C) -> tuple[Env, C]:
         )
     if problems:
         raise ConfigError(problems)
-    horizon = config.horizon
-    if horizon == "auto":
-        horizon = env.horizon or getattr(type(env), "default_horizon", DEFAULT_HORIZON)
-    horizon = _clip("horizon", horizon, getattr(env, "max_horizon", None), config.horizon != "auto")
+    asked = config.horizon
+    horizon = cast(int, env.horizon or getattr(env, "default_horizon", DEFAULT_HORIZON))
+    if asked != "auto":
+        horizon = asked
+    horizon = _clip("horizon", horizon, getattr(env, "max_horizon", None), asked != "auto")
     return env, replace(config, num_envs=env.num_envs, horizon=horizon, device=device)
 
 
 def _make(factory: EnvFactory, config: C) -> tuple[Env, C]:
     device = torch.device(_default_device() if config.device == "auto" else config.device)
-    sizes = {}
+    sizes: dict[str, Any] = {}
     for name, default in (("num_envs", DEFAULT_NUM_ENVS), ("horizon", DEFAULT_HORIZON)):
         asked = getattr(config, name)
         size = getattr(factory, f"default_{name}", default) if asked == "auto" else asked
@@ -86,7 +90,7 @@ def _clip(name: str, size: int, maximum: None | int, explicit: bool) -> int:
 
 def _check_env(env: Env) -> None:
     for name in ("observation_spec", "action_spec"):
-        spec = getattr(env, name, None)
+        spec: Any = getattr(env, name, None)
         if spec is None:
             raise EnvError(f"{type(env).__name__} has no `{name}`: set it in its constructor.")
         for path, leaf in leaf_specs(spec).items():
@@ -96,11 +100,11 @@ def _check_env(env: Env) -> None:
                     f"`{where}` has an empty shape; specs need at least one dimension. "
                     "Use [1] for a scalar."
                 )
-    unknown = getattr(env, "episode_keys", frozenset())
+    declared = set(getattr(env, "episode_keys", ()))
     together = {"terminated", "truncated", "first"}
-    if unknown & together and not together <= unknown:
+    if declared & together and not together <= declared:
         raise EnvError(
-            f"`episode_keys` has {sorted(unknown)}: terminated, truncated and first go together."
+            f"`episode_keys` has {sorted(declared)}: terminated, truncated and first go together."
         )
 
 
@@ -110,9 +114,7 @@ def _default_device() -> str:
 
 def _index(device: torch.device) -> torch.device:
     """`device` with its index: "cuda" is the current one."""
-    if device.type == "cuda" and device.index is None:
-        return torch.device("cuda", torch.cuda.current_device())
-    return device
+    return torch.empty(0, device=device).device
 
 
 def resolve_minibatch(config: C, *, sequences: int) -> C:
@@ -125,6 +127,7 @@ def resolve_minibatch(config: C, *, sequences: int) -> C:
     Raises:
         ConfigError: Where the minibatch size does not divide them, or there is nothing to
             accumulate.
+
     """
     size = config.sgd_minibatch_size or sequences
     if sequences % size:
@@ -141,3 +144,33 @@ def resolve_minibatch(config: C, *, sequences: int) -> C:
             f"whole rollout ({sequences}): lower it, or drop `accumulate_grads`."
         )
     return replace(config, sgd_minibatch_size=size)
+
+
+def check_policy(policy: Policy, rollout: Rollout) -> None:
+    """Try the policy on an observation of zeros.
+
+    Raises:
+        ConfigError: Where what it returns does not have the shapes and dtypes that the rollout's
+            specs ask for.
+
+    """
+    n, device = rollout.num_envs, rollout.device
+    obs = rollout.observation.zeros(n, device=device)
+    forked = torch.random.fork_rng([device] if device.type == "cuda" else [])
+    with forked, torch.no_grad(), model_mode(policy.model, training=False):
+        actions, logp, values, _ = policy.act(obs, policy.init_states(n))
+    expected = [("log-probabilities", logp, (n, 1)), ("values", values, (n, 1))]
+    shapes, dtypes = rollout.action.shapes, rollout.action.dtypes
+    expected += [("actions", x, (n, *shape)) for x, shape in zip(actions, shapes, strict=True)]
+    problems = [
+        f"The policy's {name} have shape {list(x.shape)}; expected {list(shape)}."
+        for name, x, shape in expected
+        if x.shape != torch.Size(shape)
+    ]
+    problems += [
+        f"The policy's actions have dtype {x.dtype}; the action spec says {dtype}."
+        for x, dtype in zip(actions, dtypes, strict=True)
+        if x.dtype != dtype
+    ]
+    if problems:
+        raise ConfigError(problems)

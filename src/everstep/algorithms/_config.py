@@ -24,8 +24,8 @@ class AlgorithmConfig(Hyperparameters):
         Raises:
             ConfigError: Lists every hyperparameter that breaks a rule.
             EnvError: Where the environment's first observations do not fit its specs.
+
         """
         algorithm = Algorithm(env_cls, config=self)
         algorithm.validate()
         return algorithm
-

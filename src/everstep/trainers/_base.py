@@ -38,6 +38,7 @@ class GenericTrainerBase(Generic[_Algorithm]):
             rules that sharing it imposes.
         eval_episodes: Complete episodes an evaluation on `eval_env`.
         record: What `config.yaml` holds beside the resolved hyperparameters.
+
     """
 
     #: What is trained.
@@ -131,6 +132,7 @@ class GenericTrainerBase(Generic[_Algorithm]):
             ValueError: Where the environment is shared and an evaluation could not use
                 `eval_env_config`, or `steps_per_eval` is not a multiple of
                 `horizons_per_env_reset`.
+
         """
         self._check_run(steps_per_eval, eval_env_config)
         conditions = stop_conditions or []
@@ -138,7 +140,7 @@ class GenericTrainerBase(Generic[_Algorithm]):
             while True:
                 stats = self.step(env_config=env_config)
                 # Every condition sees every train step: some of them count.
-                if any([condition(stats) for condition in conditions]):
+                if any([condition(stats) for condition in conditions]):  # noqa: C419
                     break
                 if total_env_steps is not None and self.state["env/steps"] >= total_env_steps:
                     break
@@ -155,6 +157,7 @@ class GenericTrainerBase(Generic[_Algorithm]):
 
         Args:
             env_config: Passed to the environment's reset, where there is one.
+
         """
         memory_stats = self.algorithm.memory_stats()
         collect_stats = self.algorithm.collect(env_config=env_config)
@@ -183,6 +186,7 @@ class GenericTrainerBase(Generic[_Algorithm]):
         Raises:
             RuntimeError: Where the shared environment is not due for a reset.
             ValueError: Where `env_config` is given but the shared environment is never reset.
+
         """
         if self.eval_env is not None:
             found = evaluate(
@@ -255,6 +259,7 @@ class GenericTrainerBase(Generic[_Algorithm]):
 
         Raises:
             ValueError: Where neither is given.
+
         """
         save_state(self._checkpoint_path(path), self.state_dict())
 
@@ -266,6 +271,7 @@ class GenericTrainerBase(Generic[_Algorithm]):
 
         Raises:
             CheckpointError: Where it is damaged or does not fit.
+
         """
         self.load_state_dict(load_state(self._checkpoint_path(path)))
 
@@ -303,4 +309,3 @@ _UNUSED_CONFIG = (
     "`horizons_per_env_reset`), so an evaluation cannot use an environment config. Leave it out, "
     "set `horizons_per_env_reset`, or give the trainer an `eval_env`."
 )
-

@@ -164,7 +164,7 @@ def option_problems(
     ]
 
 
-def _signature(function: Callable[..., Any]) -> None | inspect.Signature:
+def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
     try:
         return inspect.signature(function)
     except (TypeError, ValueError):  # compiled, and without a signature

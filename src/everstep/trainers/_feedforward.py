@@ -35,6 +35,7 @@ class Trainer(GenericTrainerBase[Algorithm]):
 
     Raises:
         ConfigError: Lists every argument that is unknown or breaks a rule.
+
     """
 
     def __init__(self, env_cls: EnvFactory | Env | Algorithm, /, **arguments: Any) -> None:
@@ -55,10 +56,11 @@ def make_config(cls: type[C], arguments: dict[str, Any]) -> C:
 
     Raises:
         ConfigError: Lists the unknown ones, each with the nearest that is known.
+
     """
     known = [field.name for field in fields(cls)]
     unknown = [name for name in arguments if name not in known]
     if unknown:
         names = [*known, *TRAINER_ARGUMENTS]
-        raise ConfigError([f"`{name}`: {unknown_name('argument', name, names)}" for name in unknown])
+        raise ConfigError([f"`{x}`: {unknown_name('argument', x, names)}" for x in unknown])
     return cls(**arguments)

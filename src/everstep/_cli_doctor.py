@@ -1,0 +1,140 @@
+"""`everstep doctor`: what is installed, what works, and what to do about the rest."""
+
+import argparse
+import importlib
+import importlib.metadata
+import json
+import os
+import platform
+import warnings
+from pathlib import Path
+from typing import Any
+
+from packaging.requirements import Requirement
+
+from . import __version__
+from .errors import AdapterError
+
+#: Packages that training cannot do without, in the order of their imports.
+_PACKAGES = ("torch", "tensordict", "torchrl", "gymnasium", "mlflow", "numpy")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print what was found; the exit code is 1 where something that training needs is broken."""
+    report = examine()
+    print(json.dumps(report, indent=2) if arguments.json else _text(report))
+    return 1 if report["problems"] else 0
+
+
+def examine() -> dict[str, Any]:
+    """Versions, devices, adapters, extras and the directory of runs, and what is wrong."""
+    problems: list[str] = []
+    versions = {"python": platform.python_version(), "everstep": __version__}
+    for name in _PACKAGES:
+        versions[name] = _version(name, problems)
+    return {
+        "versions": versions,
+        "devices": _devices(),
+        "adapters": {} if problems else _adapters(problems),  # would only repeat them
+        "extras": _extras(),
+        "runs": _runs(problems),
+        "problems": problems,
+    }
+
+
+def _version(name: str, problems: list[str]) -> str:
+    """The package's version once it has been imported, which finds binaries that do not fit."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            module = importlib.import_module(name)
+        except Exception as error:  # a broken binary raises anything
+            problems.append(f"{name} cannot be imported: {error}. {_advice(name)}")
+            return "broken"
+    complaints = [str(w.message) for w in caught if "binaries" in str(w.message)]
+    problems += [f"{name}: {complaint}. {_advice(name)}" for complaint in complaints]
+    return str(getattr(module, "__version__", "unknown"))
+
+
+def _advice(name: str) -> str:
+    if name in ("torchrl", "tensordict"):
+        return (
+            f"{name} is built for one version of PyTorch: install those that belong together, "
+            "pip install --upgrade torch torchrl tensordict"
+        )
+    return f"pip install --upgrade {'mlflow-skinny' if name == 'mlflow' else name}"
+
+
+def _devices() -> list[str]:
+    try:
+        import torch
+
+        count = torch.cuda.device_count()
+        return ["cpu", *(f"cuda:{i} {torch.cuda.get_device_name(i)}" for i in range(count))]
+    except Exception:  # reported with the versions
+        return []
+
+
+def _adapters(problems: list[str]) -> dict[str, str]:
+    """`"ok"` or what is wrong, for the prefix of each adapter."""
+    from .registry import factory, prefixes
+
+    found = {}
+    for prefix in prefixes():
+        try:
+            factory(f"{prefix}:any")
+            found[prefix] = "ok"
+        except AdapterError as error:
+            found[prefix] = str(error)
+    if not found:
+        problems.append("No adapter is registered: install Everstep with pip, its source too.")
+    return found
+
+
+def _extras() -> dict[str, str]:
+    """`"ok"` or the pip line, for each optional extra."""
+    try:
+        distribution = importlib.metadata.distribution("everstep")
+    except importlib.metadata.PackageNotFoundError:
+        return {}
+    names = distribution.metadata.get_all("Provides-Extra") or []
+    return {
+        name: f"pip install 'everstep[{name}]'" if _lacks("everstep", name) else "ok"
+        for name in names
+    }
+
+
+def _lacks(package: str, extra: str) -> bool:
+    """Whether a package that `package[extra]` requires is missing."""
+    requirements = [Requirement(text) for text in importlib.metadata.requires(package) or []]
+    for requirement in requirements:
+        marker = requirement.marker
+        if marker is None or "extra" not in str(marker) or not marker.evaluate({"extra": extra}):
+            continue
+        try:
+            importlib.metadata.version(requirement.name)
+        except importlib.metadata.PackageNotFoundError:
+            return True
+        if any(_lacks(requirement.name, inner) for inner in requirement.extras):
+            return True
+    return False
+
+
+def _runs(problems: list[str]) -> str:
+    """The directory of runs, where one can write it."""
+    runs = Path("runs").absolute()
+    existing = next(path for path in (runs, *runs.parents) if path.exists())
+    if not (existing.is_dir() and os.access(existing, os.W_OK)):
+        problems.append(f"{existing} is not a writable directory: train elsewhere, or --run-dir.")
+        return f"{runs} (not writable)"
+    return str(runs)
+
+
+def _text(report: dict[str, Any]) -> str:
+    lines = [f"{name:<12}{version}" for name, version in report["versions"].items()]
+    lines.append(f"{'devices':<12}{', '.join(report['devices']) or 'none'}")
+    lines += [f"adapter     {name}: {state}" for name, state in report["adapters"].items()]
+    lines += [f"extra       {name}: {state}" for name, state in report["extras"].items()]
+    lines.append(f"{'runs':<12}{report['runs']}")
+    lines += [f"PROBLEM     {problem}" for problem in report["problems"]]
+    return "\n".join(lines) if report["problems"] else "\n".join([*lines, "All is well."])

@@ -1,0 +1,150 @@
+"""`everstep eval`: how good the policy of a run is."""
+
+import argparse
+import dataclasses
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from .config import Document, apply_overrides, load
+from .env import Env
+from .errors import ConfigError
+from .evaluation import run_episodes
+from .policies import Policy
+from .trainers import TrainConfig
+
+#: Keys of a run's configuration that an evaluation depends on.
+_KEYS = (
+    "env_cls",
+    "env_kwargs",
+    "env_config",
+    "eval_env_config",
+    "num_envs",
+    "horizon",
+    "device",
+    "seed",
+    "model_cls",
+)
+
+#: Parallel environments, where training had as many.
+_NUM_ENVS = 16
+
+_RESAMPLES = 2000
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print how the policy does; the exit code is 0.
+
+    Raises:
+        ConfigError: Where this is not the directory of a run, or its environment cannot be made.
+        CheckpointError: Where the policy cannot be read.
+
+    """
+    run_dir = Path(arguments.run_dir)
+    _check_run_dir(run_dir)
+    config = _read_config(run_dir, arguments.overrides)
+    device = _device(config)
+    policy = Policy.load(run_dir / "policy", model_cls=config.model_cls, device=device)
+    seed = (config.seed or 0) + 1 if arguments.seed is None else arguments.seed
+    env = _make_env(config, arguments, device)
+    try:
+        torch.manual_seed(seed)
+        if hasattr(env, "seed"):
+            env.seed(seed)
+        returns, lengths = run_episodes(
+            policy,
+            env,
+            episodes=arguments.episodes,
+            deterministic=not arguments.stochastic,
+            env_config=config.eval_env_config or config.env_config,
+        )
+    finally:
+        env.close()
+    result = {
+        "run_dir": str(run_dir),
+        "seed": seed,
+        "deterministic": not arguments.stochastic,
+        "episodes/count": len(returns),
+        "episodes/return_mean": float(returns.mean()),
+        "episodes/return_mean_interval": mean_interval(returns.numpy(), seed=seed),
+        "episodes/return_std": float(returns.std(correction=0)),
+        "episodes/return_min": float(returns.min()),
+        "episodes/return_max": float(returns.max()),
+        "episodes/length_mean": float(lengths.mean()),
+    }
+    print(json.dumps(result, indent=2) if arguments.json else _text(result))
+    return 0
+
+
+def mean_interval(values: np.ndarray[Any, Any], *, seed: int) -> tuple[float, float]:
+    """Bootstrap 95 % interval of the mean: percentiles of means of resampled values."""
+    generator = np.random.default_rng(seed)
+    means = [generator.choice(values, len(values)).mean() for _ in range(_RESAMPLES)]
+    low, high = np.percentile(means, [2.5, 97.5])
+    return float(low), float(high)
+
+
+def _text(result: dict[str, Any]) -> str:
+    def number(name: str) -> str:
+        return f"{result[f'episodes/{name}']:.1f}"
+
+    low, high = result["episodes/return_mean_interval"]
+    how = "most likely" if result["deterministic"] else "sampled"
+    return "\n".join(
+        [
+            f"{result['run_dir']}: {result['episodes/count']} episodes, {how} actions, "
+            f"seed {result['seed']}",
+            f"  {'return':<16}{number('return_mean')} ± {number('return_std')}",
+            f"  {'95 % of mean':<16}{low:.1f} to {high:.1f}",
+            f"  {'min, max':<16}{number('return_min')}, {number('return_max')}",
+            f"  {'episode length':<16}{number('length_mean')}",
+        ]
+    )
+
+
+def _check_run_dir(run_dir: Path) -> None:
+    if not (run_dir / "config.yaml").is_file():
+        runs = sorted(path.parent for path in run_dir.glob("*/config.yaml"))
+        hint = f" It holds runs, such as {runs[-1]}." if runs else ""
+        raise ConfigError(f"{run_dir}: not the directory of a run: no config.yaml in it.{hint}")
+    if not (run_dir / "policy").exists():
+        raise ConfigError(
+            f"{run_dir}: no policy in it: the run ended before its first one was saved."
+        )
+
+
+def _read_config(run_dir: Path, overrides: list[str]) -> TrainConfig:
+    document = apply_overrides(load(run_dir / "config.yaml"), overrides)
+    values = {key: value for key, value in document.values.items() if key in _KEYS}
+    try:
+        return TrainConfig.from_document(_only(document, values))
+    except ConfigError as error:
+        place = f"everstep eval {shlex.quote(str(run_dir))}"
+        hint = f"Name the environment where no file can: {place} env_cls=gymnasium:CartPole-v1"
+        hints = [hint] if any(": env_cls: " in problem for problem in error.problems) else []
+        raise ConfigError([*error.problems, *hints]) from None
+
+
+def _only(document: Document, values: dict[str, Any]) -> Document:
+    return dataclasses.replace(document, values=values)
+
+
+def _device(config: TrainConfig) -> str:
+    """The run's device, or the CPU where the device is not there."""
+    device = str(config.device or "cpu")
+    return device if device.startswith("cuda") and torch.cuda.is_available() else "cpu"
+
+
+def _make_env(config: TrainConfig, arguments: argparse.Namespace, device: str) -> Env:
+    source: Any = config.make_env_source()
+    num_envs = arguments.num_envs
+    if num_envs is None:
+        trained_with = config.num_envs if isinstance(config.num_envs, int) else _NUM_ENVS
+        num_envs = min(arguments.episodes, trained_with, _NUM_ENVS)
+    horizon = config.horizon if isinstance(config.horizon, int) else None
+    env: Env = source(num_envs, horizon, device=device)
+    return env

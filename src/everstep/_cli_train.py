@@ -1,0 +1,125 @@
+"""`everstep train`: from a configuration file to a trained policy and a record."""
+
+import argparse
+import json
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any, cast
+
+from .conditions import HitsUpperBound
+from .progress import ConsoleProgress, summary
+from .trainers import TrainConfig, Trainer
+
+#: Flags that stand for keys of the file.
+_KEYS = ("experiment_name", "steps_per_eval", "seed", "run_dir")
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, which ends training like Ctrl-C does."""
+
+    #: What a shell reports for a process that SIGTERM ended.
+    exit_code = 143
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """The exit code of a training.
+
+    Raises:
+        ConfigError: Where the configuration is wrong; nothing has been written then.
+        KeyboardInterrupt: Where training was interrupted, after it has been saved.
+
+    """
+    config = TrainConfig.from_file(arguments.file, _overrides(arguments))
+    run_arguments = config.run_arguments()
+    max_steps = arguments.max_steps
+    if max_steps is None and not (config.total_env_steps or config.stop):
+        max_steps = arguments.default_max_steps
+    if max_steps is not None:
+        run_arguments["stop_conditions"].append(HitsUpperBound("algorithm/steps", max_steps))
+    progress = ConsoleProgress()
+    with _sigterm_interrupts(), ExitStack() as stack:
+        trainer = config.build(loggers=[progress], track=not arguments.no_mlflow)
+        for env in (trainer.algorithm.env, trainer.eval_env):
+            if env is not None:
+                stack.callback(env.close)
+        progress.total_env_steps = _budget(trainer, config.total_env_steps, max_steps)
+        return _train(trainer, run_arguments, arguments.save)
+
+
+def _overrides(arguments: argparse.Namespace) -> list[str]:
+    """Assignments to the file's keys: the user's, and what the flags stand for."""
+    flags = {key: getattr(arguments, key) for key in _KEYS}
+    given = [f"{key}={json.dumps(flag)}" for key, flag in flags.items() if flag is not None]
+    return [*arguments.overrides, *given]
+
+
+def _budget(trainer: Trainer, total_env_steps: int | None, max_steps: int | None) -> int | None:
+    """Env steps at which training stops at the latest, if that is known."""
+    hparams = trainer.algorithm.hparams
+    budgets = [] if total_env_steps is None else [total_env_steps]
+    if max_steps is not None:
+        budgets.append(max_steps * hparams.num_envs * hparams.horizon)
+    return min(budgets, default=None)
+
+
+def _train(trainer: Trainer, run_arguments: Mapping[str, Any], save: str | None) -> int:
+    ui_command = None if trainer.mlflow is None else trainer.mlflow.ui_command()
+    print(f"Run     {trainer.run_dir}")
+    if ui_command is not None:
+        print(f"Curves  {ui_command}")
+    sys.stdout.flush()
+    started = time.monotonic()
+    try:
+        with trainer:
+            stats = trainer.run(**run_arguments)
+            if save is not None:
+                Path(save).mkdir(parents=True, exist_ok=True)
+                trainer.algorithm.policy.save(Path(save) / "policy")
+    except KeyboardInterrupt:
+        print(
+            f"Interrupted. The policy and a checkpoint are in {trainer.run_dir}.", file=sys.stderr
+        )
+        raise
+    except Exception as error:
+        _report_failure(error, trainer.run_dir)
+        return 1
+    numbers = cast(Mapping[str, float], stats)
+    print(summary(numbers, trainer.run_dir, ui_command, time.monotonic() - started))
+    if save is not None:
+        print(f"  {'policy':<16}{Path(save) / 'policy'}")
+    return 0
+
+
+def _report_failure(error: Exception, run_dir: Path | None) -> None:
+    """One line for who watches; the traceback goes into the run's directory."""
+    print(f"everstep: training failed: {type(error).__name__}: {error}", file=sys.stderr)
+    if run_dir is None:
+        traceback.print_exception(error)
+        return
+    place = run_dir / "traceback.txt"
+    place.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
+    print(f"The traceback is in {place}.", file=sys.stderr)
+
+
+@contextmanager
+def _sigterm_interrupts() -> Iterator[None]:
+    """Let SIGTERM, which schedulers send, end training like Ctrl-C."""
+
+    def terminate(signum: int, frame: FrameType | None) -> None:
+        raise Terminated
+
+    if threading.current_thread() is not threading.main_thread():  # only there can handlers be set
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

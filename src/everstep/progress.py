@@ -1,0 +1,273 @@
+"""What a run shows while it trains: a live view on a terminal, one line an interval elsewhere."""
+
+import math
+import os
+import shlex
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from .loggers import RunStatus
+
+#: Statistics that stand for the return, best first: recent episodes, this rollout's, no episodes.
+_RETURN_KEYS = ("episodes/return_mean_100", "episodes/return_mean", "returns/mean")
+#: Seconds between two redraws of the live view, and over which speed is averaged.
+_REDRAW = 0.25
+_SPEED_WINDOW = 30.0
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+class _Moment(NamedTuple):
+    seconds: float
+    env_steps: int
+
+
+class ConsoleProgress:
+    """A logger that shows a run's progress to whoever watches it.
+
+    On a terminal: a bar towards the budget, the return with its course so far, KL, speed, the
+    shares of collection and update, and the time left. Elsewhere (a file, a pipe, a notebook, CI,
+    `TERM=dumb`): one plain line every `interval` seconds and one at the end. A statistic that was
+    never logged is not shown, one that is absent for a while keeps its last value.
+
+    It writes to standard error, which leaves standard output to results.
+
+    Args:
+        total_env_steps: Budget of the run; None where something else ends it.
+        console: Where to write.
+        interval: Seconds between two plain lines.
+        clock: Seconds from any origin.
+
+    """
+
+    #: Budget of the run, env steps; may be set later.
+    total_env_steps: int | None
+
+    def __init__(
+        self,
+        total_env_steps: int | None = None,
+        *,
+        console: Console | None = None,
+        interval: float = 10.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.total_env_steps = total_env_steps
+        self._console = Console(stderr=True) if console is None else console
+        self._interval = interval
+        self._clock = clock
+        self._metrics: dict[str, float] = {}
+        self._course = Course()
+        self._moments: deque[_Moment] = deque()
+        self._shown_at = clock()
+        self._shown = True
+        self._watched = _is_watched(self._console)
+        self._live: Live | None = None
+
+    def log_params(self, params: Mapping[str, Any]) -> None:
+        """Show nothing."""
+
+    def log_metrics(self, metrics: Mapping[str, float], *, step: int) -> None:
+        """Take statistics after `step` env steps in, and show them when it is time."""
+        self._metrics.update(metrics)
+        self._shown = False
+        if not any(name.startswith("eval/") for name in metrics):
+            self._moments.append(_Moment(self._clock(), int(step)))
+            self._forget_old_moments()
+            value = _first(metrics, _RETURN_KEYS)
+            if value is not None:
+                self._course.add(value)
+        if self._clock() - self._shown_at >= (_REDRAW if self._watched else self._interval):
+            self._show()
+
+    def close(self, status: RunStatus = "FINISHED") -> None:
+        """Show the last statistics and give the terminal back."""
+        if not self._shown:
+            self._show()
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    @property
+    def env_steps(self) -> int:
+        """Env steps of the run so far."""
+        return self._moments[-1].env_steps if self._moments else 0
+
+    def _forget_old_moments(self) -> None:
+        while len(self._moments) > 2 and (
+            self._moments[-1].seconds - self._moments[0].seconds > _SPEED_WINDOW
+        ):
+            self._moments.popleft()
+
+    def _speed(self) -> float | None:
+        """Env steps a second lately; None before there are two moments to compare."""
+        if len(self._moments) < 2:
+            return None
+        first, last = self._moments[0], self._moments[-1]
+        seconds = last.seconds - first.seconds
+        return (last.env_steps - first.env_steps) / seconds if seconds > 0 else None
+
+    def _seconds_left(self) -> float | None:
+        speed = self._speed()
+        if self.total_env_steps is None or not speed:
+            return None
+        return max(self.total_env_steps - self.env_steps, 0) / speed
+
+    def _show(self) -> None:
+        self._shown_at = self._clock()
+        self._shown = True
+        if not self._watched:  # and not through rich, which would fold the line
+            print(self._line(), file=self._console.file, flush=True)
+            return
+        if self._live is None:  # no refresh thread: it would take the interpreter from training
+            self._live = Live(console=self._console, auto_refresh=False)
+            self._live.start()
+        self._live.update(self._view(), refresh=True)
+
+    def _line(self) -> str:
+        words = [f"env_steps={self.env_steps:,}"]
+        for name, text in self._statistics():
+            words.append(f"{name}={text}")
+        speed, left = self._speed(), self._seconds_left()
+        if speed is not None:
+            words.append(f"{speed:,.0f} steps/s")
+        if left is not None:
+            words.append(f"eta {duration(left)}")
+        return " ".join(words)
+
+    def _statistics(self) -> list[tuple[str, str]]:
+        """Names and texts of the statistics that a plain line shows."""
+        found = [
+            ("return", _first(self._metrics, _RETURN_KEYS), ".1f"),
+            ("len", self._metrics.get("episodes/length_mean"), ".0f"),
+            ("kl", self._metrics.get("monitors/kl_div"), ".4f"),
+            ("eval", _first(self._metrics, [f"eval/{key}" for key in _RETURN_KEYS]), ".1f"),
+        ]
+        return [(name, format(value, form)) for name, value, form in found if value is not None]
+
+    def _view(self) -> RenderableType:
+        table = Table.grid(padding=(0, 2))
+        if self.total_env_steps is not None:
+            bar = ProgressBar(total=self.total_env_steps, completed=self.env_steps, width=40)
+            table.add_row(Text("progress", style="dim"), bar)
+        for label, value in self._rows():
+            table.add_row(Text(label, style="dim"), value)
+        return table
+
+    def _rows(self) -> list[tuple[str, str]]:
+        texts = dict(self._statistics())
+        speed, left = self._speed(), self._seconds_left()
+        budget = "" if self.total_env_steps is None else f" of {self.total_env_steps:,}"
+        rows = [
+            ("env steps", f"{self.env_steps:,}{budget}"),
+            ("return", f"{texts.get('return', '')} {self._course}".strip()),
+            ("episode length", texts.get("len", "")),
+            ("KL", texts.get("kl", "")),
+            ("evaluation", texts.get("eval", "")),
+            ("speed", "" if speed is None else f"{speed:,.0f} env steps/s{self._shares()}"),
+            ("time left", "" if left is None else duration(left)),
+        ]
+        return [(label, value) for label, value in rows if value]
+
+    def _shares(self) -> str:
+        collect = self._metrics.get("profiling/collect_ms")
+        step = self._metrics.get("profiling/step_ms")
+        if collect is None or step is None or not collect + step > 0:
+            return ""
+        share = 100 * collect / (collect + step)
+        return f" ({share:.0f} % collecting, {100 - share:.0f} % updating)"
+
+
+class Course:
+    """The course of a statistic over the whole run, as a line of at most `width` small bars.
+
+    Each bar is the mean of equally many values; when there are too many bars, neighbours merge.
+    Values that are not finite are left out.
+    """
+
+    def __init__(self, width: int = 32) -> None:
+        self._width = width
+        self._bars: list[float] = []
+        self._stride = 1
+        self._pending: list[float] = []
+
+    def add(self, value: float) -> None:
+        """Take the next value in."""
+        if not math.isfinite(value):
+            return
+        self._pending.append(value)
+        if len(self._pending) < self._stride:
+            return
+        self._bars.append(sum(self._pending) / self._stride)
+        self._pending = []
+        if len(self._bars) > self._width:
+            pairs = zip(self._bars[::2], self._bars[1::2], strict=False)
+            self._pending = self._bars[-1:] * self._stride if len(self._bars) % 2 else []
+            self._bars = [(first + second) / 2 for first, second in pairs]
+            self._stride *= 2
+
+    def __str__(self) -> str:
+        if not self._bars:
+            return ""
+        low, high = min(self._bars), max(self._bars)
+        scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
+        return "".join(_BARS[round((bar - low) * scale)] for bar in self._bars)
+
+
+def duration(seconds: float) -> str:
+    """Minutes and seconds, and hours where there are any: `0:12`, `1:02:03`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def summary(
+    metrics: Mapping[str, float],
+    run_dir: str | Path | None,
+    ui_command: str | None,
+    seconds: float,
+) -> str:
+    """A few lines that say how a run ended, where it is and how to look at it.
+
+    Args:
+        metrics: The last statistics, `env/steps` among them; any may be absent.
+        run_dir: The run's directory, if it has one.
+        ui_command: The command that shows the run's curves, if there is one.
+        seconds: How long the run took.
+
+    """
+    env_steps = int(metrics.get("env/steps", 0))
+    speed = f", {env_steps / seconds:,.0f} env steps/s" if seconds > 0 else ""
+    lines = [f"Trained {env_steps:,} env steps in {duration(seconds)}{speed}."]
+    rows = [
+        ("return", _number(_first(metrics, _RETURN_KEYS))),
+        ("episode length", _number(metrics.get("episodes/length_mean"))),
+        ("evaluation", _number(_first(metrics, [f"eval/{key}" for key in _RETURN_KEYS]))),
+        ("run", None if run_dir is None else str(run_dir)),
+        ("evaluate", None if run_dir is None else f"everstep eval {shlex.quote(str(run_dir))}"),
+        ("curves", ui_command),
+    ]
+    lines += [f"  {label:<16}{value}" for label, value in rows if value is not None]
+    return "\n".join(lines)
+
+
+def _number(value: float | None) -> str | None:
+    return None if value is None else f"{value:.1f}"
+
+
+def _first(metrics: Mapping[str, float], keys: Any) -> float | None:
+    """The first of several statistics that is there."""
+    return next((metrics[key] for key in keys if key in metrics), None)
+
+
+def _is_watched(console: Console) -> bool:
+    """True on a terminal that can redraw; False also in CI, whose terminals nobody watches."""
+    redraws = console.is_terminal and not console.is_dumb_terminal and not console.is_jupyter
+    return redraws and os.environ.get("CI", "").lower() not in ("1", "true", "yes")

@@ -1,0 +1,277 @@
+"""Finding the adapter for an environment, and making environments from strings.
+
+Adapters register through the entry-point group `everstep.adapters`, Everstep's own like anyone
+else's. The name of the entry point is the prefix of a spec string, such as `"gymnasium"` in
+`"gymnasium:CartPole-v1"`.
+"""
+
+import difflib
+import warnings
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Protocol
+
+from .data import Device
+from .env import Env, EnvFactory
+from .errors import AdapterError
+
+#: The entry-point group that adapters register in.
+GROUP = "everstep.adapters"
+
+# What a factory takes over from its adapter, where the adapter has it.
+_TAKEN_OVER = ("default_num_envs", "default_horizon", "max_num_envs", "max_horizon")
+
+_warned: set[str] = set()
+
+
+class Adapter(Protocol):
+    """What an entry point of `everstep.adapters` leads to: a class with two class methods.
+
+    Its module is imported whenever an adapter is looked for, so it imports its library late.
+    It may also have `default_num_envs`, `default_horizon`, `max_num_envs` and `max_horizon`, and
+    `suggest(env) -> str`: what to do with an object that it nearly matches.
+    """
+
+    def __call__(self, env: Any, /, **options: Any) -> Env:
+        """The environment, wrapped."""
+        ...
+
+    def matches(self, env: object, /) -> bool:
+        """True where it can wrap `env`. Decides by type, and imports no library to do so."""
+        ...
+
+    def make(
+        self,
+        name: str,
+        num_envs: int,
+        /,
+        *,
+        horizon: None | int = None,
+        device: Device = "cpu",
+        **kwargs: Any,
+    ) -> Env:
+        """A new environment of its family."""
+        ...
+
+
+def prefixes() -> tuple[str, ...]:
+    """Prefixes of spec strings, one for each registered adapter, sorted."""
+    return tuple(sorted(_registered()))
+
+
+def wrap(env: Any, /, **options: Any) -> Env:
+    """An existing environment as an Everstep environment; an `Env` comes back as it is.
+
+    Args:
+        env: Environment of any family that an adapter is registered for.
+        options: Options of the adapter, such as `horizon` and `device`.
+
+    Raises:
+        AdapterError: Where no adapter matches, or the one that does cannot represent it.
+
+    """
+    if isinstance(env, Env):
+        if options:
+            raise AdapterError(
+                f"{type(env).__name__} already is an Everstep environment, so there is nothing to "
+                f"set {', '.join(options)} on. Set it where the environment is made."
+            )
+        return env
+    adapters = _usable_adapters()
+    for prefix, adapter in adapters.items():
+        if _matches(prefix, adapter, env):
+            return adapter(env, **options)
+    raise AdapterError(_no_match(env, adapters))
+
+
+def make(
+    spec: str,
+    num_envs: int,
+    /,
+    *,
+    horizon: None | int = None,
+    device: Device = "cpu",
+    **kwargs: Any,
+) -> Env:
+    """A new environment from a spec string.
+
+    Args:
+        spec: `"prefix:name"`, such as `"gymnasium:CartPole-v1"`.
+        num_envs: Number of parallel environments.
+        horizon: Env steps between resets that the environment is meant for.
+        device: Device of everything that goes in and comes out.
+        kwargs: Options of the adapter's `make`.
+
+    Raises:
+        AdapterError: Where the prefix is not registered, or the adapter cannot make it.
+
+    """
+    prefix, name = _split(spec)
+    return _load(prefix).make(name, num_envs, horizon=horizon, device=device, **kwargs)
+
+
+def factory(spec: str, /, **kwargs: Any) -> EnvFactory:
+    """Whatever makes environments from a spec string, for algorithms that choose how many.
+
+    Args:
+        spec: `"prefix:name"`, such as `"gymnasium:CartPole-v1"`.
+        kwargs: Options of the adapter's `make`.
+
+    Raises:
+        AdapterError: Where the prefix is not registered.
+
+    """
+    return SpecFactory(spec, **kwargs)
+
+
+class SpecFactory:
+    """An `EnvFactory` that makes environments from a spec string; see `factory`.
+
+    Args:
+        spec: `"prefix:name"`.
+        kwargs: Options of the adapter's `make`.
+
+    """
+
+    #: Options of the adapter's `make`.
+    kwargs: dict[str, Any]
+
+    #: `"prefix:name"`.
+    spec: str
+
+    def __init__(self, spec: str, /, **kwargs: Any) -> None:
+        reserved = sorted({"num_envs", "horizon", "device"} & set(kwargs))
+        if reserved:
+            raise AdapterError(
+                f"A factory of {spec!r} is given {', '.join(reserved)} when it is called, not "
+                "when it is made."
+            )
+        self.spec = spec
+        self.kwargs = kwargs
+        self._prefix, self._name = _split(spec)
+        self._adapter = _load(self._prefix)
+        for name in _TAKEN_OVER:
+            if hasattr(self._adapter, name):
+                setattr(self, name, getattr(self._adapter, name))
+
+    def __call__(
+        self,
+        num_envs: int,
+        /,
+        horizon: None | int = None,
+        *,
+        device: Device = "cpu",
+    ) -> Env:
+        """A new environment."""
+        return self._adapter.make(
+            self._name, num_envs, horizon=horizon, device=device, **self.kwargs
+        )
+
+    def __repr__(self) -> str:
+        options = "".join(f", {key}={value!r}" for key, value in self.kwargs.items())
+        return f"everstep.factory({self.spec!r}{options})"
+
+
+def _registered() -> dict[str, EntryPoint]:
+    """Entry points by prefix; plug-ins come before Everstep's own adapters.
+
+    So a plug-in may match a special case of what one of ours matches.
+    """
+    found: dict[str, EntryPoint] = {}
+    points = sorted(
+        entry_points(group=GROUP), key=lambda point: (_is_own(point), point.name, point.value)
+    )
+    for point in points:
+        known = found.setdefault(point.name, point)
+        if known.value != point.value:
+            _warn_once(
+                f"The adapter prefix {point.name!r} is registered twice; {known.value!r} is used, "
+                f"{point.value!r} is not. Uninstall one of them."
+            )
+    return found
+
+
+def _is_own(point: EntryPoint) -> bool:
+    return point.value.startswith("everstep_adapters.")
+
+
+def _split(spec: str) -> tuple[str, str]:
+    prefix, colon, name = spec.partition(":")
+    if colon and prefix and name:
+        return prefix, name
+    raise AdapterError(
+        f"An environment is written 'prefix:name', such as 'gymnasium:CartPole-v1'; got {spec!r}. "
+        f"{_known(prefix)}"
+    )
+
+
+def _known(prefix: str) -> str:
+    """The registered prefixes as a sentence, and the one nearest to `prefix`."""
+    known = prefixes()
+    if not known:
+        return "No adapter is registered: install Everstep with pip, also to work on its source."
+    near = difflib.get_close_matches(prefix, known, n=1)
+    guess = f" Did you mean {near[0]!r}?" if near and near[0] != prefix else ""
+    return f"Known prefixes: {', '.join(known)}.{guess}"
+
+
+def _load(prefix: str) -> Adapter:
+    point = _registered().get(prefix)
+    if point is None:
+        raise AdapterError(f"No adapter has the prefix {prefix!r}. {_known(prefix)}")
+    try:
+        return _check_adapter(point.load())
+    except Exception as error:
+        raise AdapterError(
+            f"The adapter of {prefix!r}, {point.value!r}, cannot be loaded: {error}"
+        ) from error
+
+
+def _check_adapter(adapter: Any) -> Adapter:
+    missing = [name for name in ("matches", "make") if not callable(getattr(adapter, name, None))]
+    if missing:
+        raise AdapterError(f"{adapter!r} has no {' and no '.join(missing)}")
+    loaded: Adapter = adapter
+    return loaded
+
+
+def _usable_adapters() -> dict[str, Adapter]:
+    """Every adapter that can be loaded; one warning for each that cannot."""
+    adapters = {}
+    for prefix in _registered():
+        try:
+            adapters[prefix] = _load(prefix)
+        except AdapterError as error:
+            _warn_once(f"{error}. It is left out.")
+    return adapters
+
+
+def _matches(prefix: str, adapter: Adapter, env: object) -> bool:
+    try:
+        return adapter.matches(env)
+    except Exception as error:  # a plug-in's fault is not to break the others
+        _warn_once(f"The adapter of {prefix!r} failed to look at an environment: {error!r}")
+        return False
+
+
+def _no_match(env: object, adapters: dict[str, Adapter]) -> str:
+    if isinstance(env, str):
+        return f"`wrap` takes an environment; to make one use `everstep.make({env!r}, num_envs)`."
+    kind = type(env)
+    suggestions = [
+        suggestion
+        for adapter in adapters.values()
+        if (suggestion := getattr(adapter, "suggest", lambda _: "")(env))
+    ]
+    return " ".join(
+        [
+            f"No adapter can wrap a `{kind.__module__}.{kind.__qualname__}`.",
+            *suggestions,
+            f"Environments of these families can be wrapped: {', '.join(adapters) or 'none'}.",
+        ]
+    )
+
+
+def _warn_once(message: str) -> None:
+    if message not in _warned:
+        _warned.add(message)
+        warnings.warn(message, RuntimeWarning, stacklevel=3)
