@@ -2,8 +2,10 @@
 
 import pytest
 import torch
-from everstep_adapters.gymnasium import GymnasiumEnv
 from gymnasium.vector import AutoresetMode
+
+from everstep import AlgorithmConfig
+from everstep_adapters.gymnasium import GymnasiumEnv
 from toys import (
     BOTH,
     TERMINATED,
@@ -15,8 +17,6 @@ from toys import (
     scripted_vector_env,
     stream,
 )
-
-from everstep import AlgorithmConfig
 
 HORIZON, ROLLOUTS, GAMMA, LAMBDA = 6, 4, 0.9, 0.8
 NEVER = 10**6

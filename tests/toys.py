@@ -64,9 +64,7 @@ class ScriptedEnv(gym.Env):
         )
 
     def _obs(self) -> np.ndarray:
-        return np.array(
-            obs_of(self.index, self.episode, self.t), self.observation_space.dtype
-        )
+        return np.array(obs_of(self.index, self.episode, self.t), self.observation_space.dtype)
 
 
 def scripted_vector_env(scripts: list[Script], mode: AutoresetMode) -> SyncVectorEnv:
@@ -135,7 +133,10 @@ def oracle_advantages(
         return float(KnownValue.value_of(torch.tensor([obs_of(env, episode, t)])))
 
     def difference(row: Row) -> float:
-        length, end = script[row.episode % len(script)].length, script[row.episode % len(script)].end
+        length, end = (
+            script[row.episode % len(script)].length,
+            script[row.episode % len(script)].end,
+        )
         terminal = row.t + 1 == length and end in (TERMINATED, BOTH)
         following = 0.0 if terminal else value(row.episode, row.t + 1)
         reward = reward_of(env, row.episode, row.t)

@@ -48,6 +48,7 @@ def get_activation(name: str, /, **params: Any) -> nn.Module:
 
     Raises:
         ValueError: For an unknown name.
+
     """
     if name not in ACTIVATIONS:
         nearest = difflib.get_close_matches(name, ACTIVATIONS, n=1)

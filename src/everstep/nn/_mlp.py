@@ -20,6 +20,7 @@ class MLP(nn.Sequential):
         bias: Whether layers have biases.
         dropout: Probability of dropout after activations.
         inplace: Whether activations work in place.
+
     """
 
     def __init__(

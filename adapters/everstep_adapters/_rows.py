@@ -1,0 +1,198 @@
+"""The memory of what an adapter's `step` returns, and how host arrays are read into it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from tensordict import TensorDict
+
+from everstep.data import DataKeys
+from everstep.errors import EnvError
+
+from ._buffers import Slab, Slot
+from ._spaces import Part, where
+
+BoolArray = npt.NDArray[np.bool_]
+
+
+def copy_into(array: npt.NDArray[Any], value: Any, name: str) -> None:
+    """Copy what an environment returned as `name` into `array`, whatever its memory order.
+
+    Raises:
+        EnvError: Where the shape is not the array's, or the dtype cannot become the array's.
+
+    """
+    values = _to_array(value)
+    _check_shape(values, array.shape, name)  # NumPy would broadcast
+    if values.dtype == array.dtype:
+        array[...] = values  # on small batches twice as fast as `copyto`
+        return
+    try:
+        np.copyto(array, values)
+    except TypeError as error:
+        raise EnvError(
+            f"`{name}` must have a dtype that fits {array.dtype}; got {values.dtype}."
+        ) from error
+
+
+def _to_array(value: Any) -> npt.NDArray[Any]:
+    if type(value) is np.ndarray:
+        return value
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu()  # syncs where an environment lives on a GPU
+    return np.asarray(value)
+
+
+def _check_shape(values: npt.NDArray[Any], shape: tuple[int, ...], name: str) -> None:
+    if values.shape != shape:
+        raise EnvError(
+            f"`{name}` must have shape {shape}, as the environment's spaces say; "
+            f"got {values.shape}."
+        )
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One tensor of a batch of observations, and the way to it in what environments return."""
+
+    #: What errors call it, such as `obs['camera']`.
+    name: str
+
+    #: Indices to it in the environment's observation, outermost first.
+    path: tuple[Any, ...]
+
+    #: What the space's values start at; subtracted, as categories count from 0.
+    start: None | npt.NDArray[Any]
+
+    #: Host memory, `[num_envs, *space.shape]`.
+    array: npt.NDArray[Any]
+
+    def read(self, batch: Any) -> None:
+        """Take every row from a batch of observations."""
+        copy_into(self.array, self._pick(batch), self.name)
+
+    def read_rows(self, batch: Any, rows: BoolArray) -> None:
+        """Take the rows of a batch of observations where `rows` `[num_envs]` is True."""
+        values = _to_array(self._pick(batch))
+        _check_shape(values, self.array.shape, self.name)
+        self.array[rows] = values[rows]
+
+    def read_row(self, observation: Any, i: int) -> None:
+        """Take row `i` from the observation of one environment."""
+        copy_into(self.array[i, ...], self._pick(observation), self.name)
+
+    def equals(self, batch: Any, rows: BoolArray) -> bool:
+        """True where a batch of observations holds what the array holds in `rows`."""
+        values = _to_array(self._pick(batch))[rows].astype(self.array.dtype)
+        return np.array_equal(values, self.array[rows], equal_nan=self.array.dtype.kind == "f")
+
+    def _pick(self, observation: Any) -> Any:
+        value = observation
+        try:
+            for index in self.path:
+                value = value[index]
+        except (LookupError, TypeError) as error:
+            raise EnvError(f"`{self.name}` is missing in what the environment returned.") from error
+        return value if self.start is None else _to_array(value) - self.start
+
+
+class Row:
+    """What `step` returns for a batch of environments: written on the host, shown on the device.
+
+    Flags and rewards are flat on the host, `[num_envs]`, as Gymnasium has them, and `[num_envs, 1]`
+    in `data`.
+
+    Args:
+        parts: Leaves of the observation.
+        episode_keys: Episode keys that `data` holds.
+        num_envs: Number of rows.
+        device: Device of `data`.
+
+    """
+
+    #: The tensors, locked: a key that a caller replaced would be lost to every later env step.
+    data: TensorDict
+
+    #: Leaves of the observation that is acted on next.
+    obs: list[Leaf]
+
+    #: Leaves of the observation before a reset; empty where that is not an episode key.
+    final: list[Leaf]
+
+    def __init__(
+        self,
+        parts: Sequence[Part],
+        episode_keys: frozenset[str],
+        num_envs: int,
+        device: torch.device,
+    ) -> None:
+        names = [DataKeys.OBS, *(episode_keys & {DataKeys.FINAL_OBS})]
+        flags = sorted(episode_keys - {DataKeys.FINAL_OBS})
+        layout: dict[tuple[str, ...], tuple[tuple[int, ...], torch.dtype]] = {
+            (name, *part.key): ((num_envs, *part.spec.shape), part.spec.dtype)
+            for name in names
+            for part in parts
+        }
+        layout[(DataKeys.REWARDS,)] = ((num_envs, 1), torch.get_default_dtype())
+        layout |= {(flag,): ((num_envs, 1), torch.bool) for flag in flags}
+        self._slab = Slab(list(layout.values()), device)
+        slots = dict(zip(layout, self._slab.slots, strict=True))
+
+        self.data = TensorDict({}, batch_size=[num_envs], device=device)
+        for key, slot in slots.items():
+            self.data.set(key, slot.tensor)
+        self.data.lock_()
+        self.obs = _leaves(DataKeys.OBS, parts, slots)
+        self.final = _leaves(DataKeys.FINAL_OBS, parts, slots)
+        self.rewards = slots[(DataKeys.REWARDS,)].array.reshape(num_envs)
+        self.terminated = slots[(DataKeys.TERMINATED,)].array.reshape(num_envs)
+        self.truncated = slots[(DataKeys.TRUNCATED,)].array.reshape(num_envs)
+        self.first = slots[(DataKeys.FIRST,)].array.reshape(num_envs)
+        self.valid = np.ones(num_envs, dtype=np.bool_)
+        if DataKeys.VALID in episode_keys:
+            self.valid = slots[(DataKeys.VALID,)].array.reshape(num_envs)
+
+    def read_obs(self, batch: Any) -> None:
+        """Take the observations that are acted on next."""
+        for leaf in self.obs:
+            leaf.read(batch)
+
+    def read_obs_rows(self, batch: Any, rows: BoolArray) -> None:
+        """Take the observations that are acted on next, where `rows` is True."""
+        for leaf in self.obs:
+            leaf.read_rows(batch, rows)
+
+    def keep_final(self) -> None:
+        """Copy the observations to the final ones, before rows are reset."""
+        for final, obs in zip(self.final, self.obs, strict=False):  # `final` may be empty
+            np.copyto(final.array, obs.array)
+
+    def wait(self) -> None:
+        """Return when the row may be written to again."""
+        self._slab.wait()
+
+    def publish(self) -> TensorDict:
+        """The row on its device. Unchanged until the next one is written."""
+        self._slab.publish()
+        return self.data
+
+
+def _leaves(name: str, parts: Sequence[Part], slots: dict[tuple[str, ...], Slot]) -> list[Leaf]:
+    return [
+        Leaf(where(name, part.path), part.path, _start(part), _as_space(slot.array, part))
+        for part in parts
+        if (slot := slots.get((name, *part.key))) is not None
+    ]
+
+
+def _as_space(array: npt.NDArray[Any], part: Part) -> npt.NDArray[Any]:
+    """`[num_envs, *space.shape]`: a scalar of the space has a dimension of its own in its spec."""
+    return array.reshape(len(array), *(part.space.shape or ()))
+
+
+def _start(part: Part) -> None | npt.NDArray[Any]:
+    start = np.asarray(getattr(part.space, "start", 0))
+    return start if start.any() else None

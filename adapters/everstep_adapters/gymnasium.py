@@ -1,0 +1,296 @@
+"""Gymnasium vector environments, in any autoreset mode, as Everstep environments.
+
+How an episode ends in the rows that `GymnasiumEnv.step` returns (row `t` holds what happened
+because of action `t`):
+
+* **NEXT_STEP**: the observation of the row that is done is the final one. The following row is
+  the reset: `first` and not `valid`, its action ignored, its reward 0 and its flags False whatever
+  the environment says they are.
+* **SAME_STEP**: the row that is done is also `first`: its observation opens the next episode, and
+  `final_obs` holds the one before the reset.
+* **DISABLED**: the adapter resets the rows that are done, at once; the rows are those of SAME_STEP.
+
+With `max_episode_steps` the adapter also ends episodes itself, in the manner of SAME_STEP.
+"""
+
+import sys
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from tensordict import TensorDict
+
+from everstep.data import DataKeys, Device
+from everstep.env import Env
+from everstep.errors import AdapterError
+
+from ._episodes import EpisodeClock, make_endings, parse_mode, resolve_mode
+from ._rows import Row, copy_into
+from ._spaces import ActionBounds, make_actions, observation_parts, observation_spec
+
+if TYPE_CHECKING:
+    from gymnasium.vector import AutoresetMode, VectorEnv
+
+#: Options of the adapter that `GymnasiumEnv.make` does not pass to Gymnasium.
+_OPTIONS = ("max_episode_steps", "action_bounds", "random_phase")
+
+#: Options that an environment with a vector entry point of its own does not take.
+_NEEDS_SYNC = ("autoreset_mode", "max_episode_steps", "wrappers", "vector_kwargs")
+
+
+class GymnasiumEnv(Env):
+    """Any `gymnasium.vector.VectorEnv` as an Everstep environment; the module says how it resets.
+
+    Observations keep their dtype, except that `float64` becomes PyTorch's default dtype, and
+    `uint16` and `uint32` become `int32` and `int64`. Integers that count from a `start` count from
+    0 here. `Dict` and `Tuple` spaces become `Composite` specs (a tuple's keys are "0", "1", …).
+    `step` returns the same TensorDict each time, locked: clone it before changing it.
+
+    In SAME_STEP, `final_obs` is the returned observation wherever no episode ended. Where one was
+    truncated and the environment lost its final observation, floating-point leaves hold NaN.
+    Environments that write to an observation they have handed out corrupt their final
+    observations in this mode; use another for them.
+
+    Args:
+        env: Vector environment. `close` closes it.
+        horizon: Env steps between resets that it is meant for.
+        device: Device of everything that goes in and comes out.
+        autoreset_mode: When the environment resets itself: a member of
+            `gymnasium.vector.AutoresetMode` or its name. `None` reads it from the environment.
+        max_episode_steps: Env steps after which the adapter truncates an episode. Needs a
+            `SyncVectorEnv`, or an `AsyncVectorEnv` with shared memory: others cannot reset single
+            rows. A limit of the environment's own stays in force.
+        action_bounds: `"clip"` sends the nearest action inside the space's bounds; `"rescale"` maps
+            [-1, 1] to them. Real-valued actions are in PyTorch's default dtype where the space's
+            is `float64`.
+        random_phase: After each reset of all rows, put each at a random point of its
+            `max_episode_steps`, so that their episodes do not end together.
+
+    Raises:
+        AdapterError: Where the adapter cannot represent the environment; says what does help.
+
+    """
+
+    #: Number of environments that `num_envs="auto"` makes; each costs CPU time in every env step.
+    default_num_envs: ClassVar[int] = 8
+
+    #: Env steps that `horizon="auto"` means.
+    default_horizon: ClassVar[int] = 128
+
+    #: When the wrapped environment resets itself.
+    autoreset_mode: "AutoresetMode"
+
+    #: The wrapped environment.
+    env: "VectorEnv[Any, Any, Any]"
+
+    def __init__(
+        self,
+        env: "VectorEnv[Any, Any, Any]",
+        /,
+        horizon: None | int = None,
+        *,
+        device: Device = "cpu",
+        autoreset_mode: "None | str | AutoresetMode" = None,
+        max_episode_steps: None | int = None,
+        action_bounds: ActionBounds = "clip",
+        random_phase: bool = False,
+    ) -> None:
+        _check_vector_env(env)
+        super().__init__(env.num_envs, horizon, device=device)
+        self.env = env
+        self.autoreset_mode = resolve_mode(env, autoreset_mode)
+        self._seed: int | None = None
+        self._clock = EpisodeClock(self.num_envs, max_episode_steps, random_phase)
+        self._endings = make_endings(env, self.autoreset_mode, self._clock)
+        self.episode_keys = self._endings.episode_keys
+
+        on_device = torch.device(device)
+        self._actions = make_actions(
+            env.single_action_space, self.num_envs, on_device, action_bounds
+        )
+        self.action_spec = self._actions.spec
+        self._action_shape = torch.Size([self.num_envs, *self.action_spec.shape])
+        parts = observation_parts(env.single_observation_space, on_device)
+        self.observation_spec = observation_spec(parts, on_device)
+        self._row = Row(parts, self.episode_keys, self.num_envs, on_device)
+
+    @classmethod
+    def matches(cls, env: object, /) -> bool:
+        """True for a Gymnasium vector environment. Imports nothing."""
+        vector = sys.modules.get("gymnasium.vector")
+        return vector is not None and isinstance(env, vector.VectorEnv)
+
+    @classmethod
+    def suggest(cls, env: object, /) -> str:
+        """What to do with an object that is nearly a vector environment; empty for others."""
+        gymnasium = sys.modules.get("gymnasium")
+        if gymnasium is None or not isinstance(env, gymnasium.Env):
+            return ""
+        name = repr(env.spec.id) if env.spec is not None else "name"
+        return (
+            "It is a single Gymnasium environment and a batch is needed: "
+            f"`gymnasium.make_vec({name}, num_envs=8)`, or "
+            "`gymnasium.vector.SyncVectorEnv([make_env] * 8)` with a function that makes one."
+        )
+
+    @classmethod
+    def make(
+        cls,
+        name: str,
+        num_envs: int,
+        /,
+        *,
+        horizon: None | int = None,
+        device: Device = "cpu",
+        **kwargs: Any,
+    ) -> "GymnasiumEnv":
+        """A new environment, made by `gymnasium.make_vec` and wrapped.
+
+        Where `autoreset_mode`, `max_episode_steps`, `wrappers` or `vector_kwargs` is given and
+        `vectorization_mode` is not, that is `"sync"`: Gymnasium's default can be a class of the
+        environment's own that takes none of them. `max_episode_steps` replaces the limit that the
+        environment is registered with, and the adapter counts; with `"vector_entry_point"` the
+        environment does.
+
+        Args:
+            name: Registered id, such as `"CartPole-v1"` or `"module:Name-v0"`.
+            num_envs: Number of parallel environments.
+            horizon: Env steps between resets that it is meant for.
+            device: Device of everything that goes in and comes out.
+            kwargs: Options of `GymnasiumEnv` and of `gymnasium.make_vec`; what is neither goes to
+                each environment's constructor.
+
+        Raises:
+            AdapterError: Where Gymnasium cannot make it, or the adapter cannot represent it.
+
+        """
+        gymnasium = _import_gymnasium()
+        options, made_with = _split_options(kwargs)
+        try:
+            env = gymnasium.make_vec(name, num_envs=num_envs, **made_with)
+        except gymnasium.error.Error as error:
+            raise AdapterError(f"Gymnasium cannot make {name!r}: {error}") from error
+        try:
+            return cls(env, horizon, device=device, **options)
+        except BaseException:
+            env.close()
+            raise
+
+    def seed(self, seed: int) -> None:
+        """Seed the next reset. Later resets draw new states, from the same generators.
+
+        Args:
+            seed: At least 0. Gymnasium seeds row `i` of a batch with `seed + i`.
+
+        """
+        self._seed = seed
+        self._clock.seed(seed)
+
+    def reset(self, *, config: None | dict[str, Any] = None) -> torch.Tensor | TensorDict:
+        """Initial observations `[num_envs, …]` after resetting every environment.
+
+        Args:
+            config: Gymnasium's `options` of this reset. The resets of ended episodes have none.
+
+        """
+        options = dict(config) if config else None  # Gymnasium pops from it
+        observation, _ = self.env.reset(seed=self._seed, options=options)
+        self._seed = None
+        self._clock.start()
+        self._endings.start()
+        self._row.wait()
+        self._row.read_obs(observation)
+        first: torch.Tensor | TensorDict = self._row.publish()[DataKeys.OBS]
+        return first
+
+    def step(self, action: torch.Tensor | TensorDict) -> TensorDict:
+        """What the action caused: `obs`, `rewards` and the episode keys; see the module.
+
+        Args:
+            action: Actions `[num_envs, *action_spec.shape]`, integers or floating point as the
+                spec has it. Never written to.
+
+        Raises:
+            AdapterError: Where the action has another shape or kind of dtype.
+            EnvError: Where what the environment returned does not fit its spaces.
+
+        """
+        sent = self._actions.to_env(self._checked(action))
+        observation, rewards, terminated, truncated, infos = self.env.step(sent)
+        row = self._row
+        row.wait()
+        row.read_obs(observation)
+        copy_into(row.rewards, rewards, DataKeys.REWARDS)
+        copy_into(row.terminated, terminated, DataKeys.TERMINATED)
+        copy_into(row.truncated, truncated, DataKeys.TRUNCATED)
+        self._endings.end(row, infos)
+        return row.publish()
+
+    def render(self) -> Any:
+        """Whatever the wrapped environment renders."""
+        return self.env.render()
+
+    def close(self) -> None:
+        """Close the wrapped environment."""
+        self.env.close()
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({self.env}, horizon={self.horizon}, "
+            f"device={str(self.device)!r}, autoreset_mode={self.autoreset_mode.name!r})"
+        )
+
+    def _checked(self, action: object) -> torch.Tensor:
+        if not isinstance(action, torch.Tensor):
+            raise AdapterError(f"An action must be a tensor; got {type(action).__name__}.")
+        if action.shape != self._action_shape:
+            raise AdapterError(
+                f"An action must have shape {tuple(self._action_shape)}, `num_envs` and then "
+                f"`action_spec.shape`; got {tuple(action.shape)}."
+            )
+        if action.dtype not in self._actions.dtypes:
+            raise AdapterError(
+                f"An action must have the dtype {self.action_spec.dtype} or one of its kind; "
+                f"got {action.dtype}."
+            )
+        return action
+
+
+def _check_vector_env(env: object) -> None:
+    _import_gymnasium()
+    if not GymnasiumEnv.matches(env):
+        received = f"`env` must be a `gymnasium.vector.VectorEnv`; got {type(env).__name__}."
+        raise AdapterError(f"{received} {GymnasiumEnv.suggest(env)}".strip())
+
+
+def _import_gymnasium() -> Any:
+    try:
+        import gymnasium
+        from gymnasium.vector import AutoresetMode  # noqa: F401  (gymnasium 1.1)
+    except ImportError as error:
+        raise AdapterError(
+            "Gymnasium 1.1 or newer is needed: pip install 'gymnasium>=1.1'"
+        ) from error
+    return gymnasium
+
+
+def _split_options(kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Options of the adapter, and keyword arguments of `gymnasium.make_vec`."""
+    options = {key: kwargs[key] for key in _OPTIONS if key in kwargs}
+    made_with = {key: value for key, value in kwargs.items() if key not in options}
+    vectorized = made_with.get("vectorization_mode")
+    if vectorized is None and any(kwargs.get(key) is not None for key in _NEEDS_SYNC):
+        vectorized = made_with["vectorization_mode"] = "sync"
+    mode = made_with.pop("autoreset_mode", None)
+    if getattr(vectorized, "value", vectorized) in ("sync", "async"):
+        if mode is not None:
+            vector_kwargs = made_with.get("vector_kwargs") or {}
+            made_with["vector_kwargs"] = {**vector_kwargs, "autoreset_mode": parse_mode(mode)}
+        if options.get("max_episode_steps") is not None:
+            made_with["max_episode_steps"] = -1  # Gymnasium's word for no limit of its own
+        return options, made_with
+    # A class of the environment's own: the mode is what it is, and a limit is for it to keep.
+    if mode is not None:
+        options["autoreset_mode"] = mode
+    if options.get("max_episode_steps") is not None:
+        made_with["max_episode_steps"] = options.pop("max_episode_steps")
+    return options, made_with
