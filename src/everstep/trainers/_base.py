@@ -1,6 +1,7 @@
 """The training loop: steps, evaluations, conditions, and a record of it all."""
 
 import os
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
@@ -81,7 +82,9 @@ class GenericTrainerBase(Generic[_Algorithm]):
         if self.run_dir is not None:
             self._write_config(self.run_dir, record or {})
             metrics = self.run_dir / "metrics.jsonl"
-            sinks.insert(0, JsonlLogger(metrics))
+            written = JsonlLogger(metrics)
+            weakref.finalize(self, written.close)  # for scripts that never call `close`
+            sinks.insert(0, written)
             if track:
                 self.mlflow = MlflowLogger(
                     self.run_dir.parent,

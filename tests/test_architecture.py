@@ -1,0 +1,117 @@
+"""The shape of the code: what may import what, what is public, and what is imported when."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import everstep
+
+SOURCE = Path(everstep.__file__).parent
+
+#: Floors, lowest first. A module imports from lower floors, and on its own from those to its left.
+FLOORS = [
+    "data errors",
+    "validation specs checkpoints advantages losses schedulers episodes",
+    "nn env distributions hyperparameters",
+    "models rollouts policies objectives updates",
+    "algorithms evaluation",
+    "conditions config loggers progress registry trainers adapters",
+    "_cli_train _cli_eval _cli_doctor __main__",
+]
+ORDER = {
+    name: (floor, place)
+    for floor, names in enumerate(FLOORS)
+    for place, name in enumerate(names.split())
+}
+
+
+def module_of(path: Path) -> str:
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def is_for_types(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> bool:
+    while node in parents:
+        node = parents[node]
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            return True
+    return False
+
+
+def imports_of(path: Path) -> set[str]:
+    """Modules of the package that a file imports, anywhere in it."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
+    depth = len(path.relative_to(SOURCE).parts)
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and not is_for_types(node, parents):
+            if node.level == depth:
+                names = [node.module.split(".")[0]] if node.module else [a.name for a in node.names]
+                found |= set(names)
+            elif node.level == 0 and (node.module or "").startswith("everstep"):
+                found.add((node.module or "").removeprefix("everstep").strip(".").split(".")[0])
+    return found - {"", "__version__"}
+
+
+def test_every_module_has_a_floor() -> None:
+    modules = {module_of(p) for p in SOURCE.rglob("*.py")} - {"__init__"}
+    assert modules == set(ORDER)
+
+
+def test_modules_import_from_below() -> None:
+    upwards = []
+    for path in sorted(SOURCE.rglob("*.py")):
+        module = module_of(path)
+        if module == "__init__":
+            continue
+        for imported in imports_of(path) - {module}:
+            if not ORDER[imported] < ORDER[module]:
+                upwards.append(f"{path.relative_to(SOURCE)} imports {imported}")
+    assert not upwards
+
+
+def test_the_core_never_imports_an_adapter_or_an_environment_library() -> None:
+    """Except lazily: importing everything public leaves them unloaded."""
+    code = (
+        "import sys, everstep; [getattr(everstep, name) for name in everstep.__all__]; "
+        "print([m for m in ('gymnasium', 'everstep_adapters.gymnasium', 'mlflow') "
+        "if m in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+def test_importing_the_package_is_free() -> None:
+    code = "import sys, everstep; print('torch' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "False"
+
+
+def test_public_names() -> None:
+    """A name added or lost here is a change of the public interface."""
+    assert set(everstep.__all__) == {
+        "Algorithm",
+        "AlgorithmConfig",
+        "ContinuousDummyEnv",
+        "DiscreteDummyEnv",
+        "Env",
+        "Policy",
+        "TrainConfig",
+        "Trainer",
+        "evaluate",
+        "factory",
+        "make",
+        "wrap",
+    }
+    assert set(everstep.__all__) <= set(dir(everstep))
+    for name in everstep.__all__:
+        assert getattr(everstep, name).__doc__
+
+
+def test_no_file_outgrows_a_readers_memory() -> None:
+    lines = {
+        str(p.relative_to(SOURCE.parent)): p.read_text(encoding="utf-8").count("\n")
+        for p in SOURCE.rglob("*.py")
+    }
+    assert {name: n for name, n in lines.items() if n > 450} == {}
