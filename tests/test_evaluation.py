@@ -4,8 +4,12 @@ from typing import Any
 
 import pytest
 import torch
-from everstep_adapters.gymnasium import GymnasiumEnv
 from gymnasium.vector import AutoresetMode
+
+from everstep import DiscreteDummyEnv, Policy, evaluate
+from everstep.errors import EnvError
+from everstep.evaluation import run_episodes
+from everstep_adapters.gymnasium import GymnasiumEnv
 from toys import (
     BOTH,
     TERMINATED,
@@ -15,10 +19,6 @@ from toys import (
     reward_of,
     scripted_vector_env,
 )
-
-from everstep import DiscreteDummyEnv, Policy, evaluate
-from everstep.errors import EnvError
-from everstep.evaluation import run_episodes
 
 SCRIPTS = [
     [Episode(1, TERMINATED)],

@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 import torch
-from everstep_adapters.gymnasium import GymnasiumEnv
 from gymnasium.vector import AutoresetMode
-from toys import TERMINATED, ConstantEnv, Episode, Script, scripted_vector_env
 
 from everstep import AlgorithmConfig, ContinuousDummyEnv, DiscreteDummyEnv, Policy, Trainer
 from everstep.conditions import HitsUpperBound
 from everstep.errors import ConfigError
 from everstep.loggers import read_metrics
 from everstep.trainers._reduction import reduce_stats
+from everstep_adapters.gymnasium import GymnasiumEnv
+from toys import TERMINATED, ConstantEnv, Episode, Script, scripted_vector_env
 
 SMALL: dict[str, Any] = {"num_envs": 8, "horizon": 4, "model_config": {"hiddens": (8,)}}
 
@@ -41,7 +41,7 @@ def test_an_algorithm_can_be_given() -> None:
 
 
 def test_unknown_arguments_name_the_nearest() -> None:
-    with pytest.raises(ConfigError, match="`gama`.*did you mean gamma"):
+    with pytest.raises(ConfigError, match=r"`gama`.*did you mean gamma"):
         trainer(gama=0.9)
 
 

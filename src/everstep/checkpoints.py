@@ -204,7 +204,7 @@ def _sha256(content: Any) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def _document(encoded: Any, encoder: _Encoder, archive: str | None) -> bytes:
+def _document(encoded: Any, encoder: _Encoder, archive: None | str) -> bytes:
     body = {
         "libraries": {
             "everstep": __version__,
@@ -226,7 +226,7 @@ def _canonical(body: Any) -> bytes:
 
 
 def _write_archive(
-    file: IO[bytes], arrays: list[np.ndarray[Any, Any]], document: bytes | None
+    file: IO[bytes], arrays: list[np.ndarray[Any, Any]], document: None | bytes
 ) -> None:
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         if document is not None:

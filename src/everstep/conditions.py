@@ -294,11 +294,11 @@ def condition_from_config(config: object, /) -> Condition:
     return _build(config)
 
 
-def _read(train_stats: Mapping[str, Any], key: TrainStatKey) -> float | None:
+def _read(train_stats: Mapping[str, Any], key: TrainStatKey) -> None | float:
     return float(train_stats[key]) if key in train_stats else None
 
 
-def _check(*problems: str | None) -> None:
+def _check(*problems: None | str) -> None:
     found = [problem for problem in problems if problem is not None]
     if found:
         raise ConfigError(found)
@@ -318,25 +318,25 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _name_problem(option: str, value: object) -> str | None:
+def _name_problem(option: str, value: object) -> None | str:
     if isinstance(value, str) and value:
         return None
     return f"`{option}` must be the name of a statistic; got {value!r}."
 
 
-def _finite_problem(option: str, value: Any) -> str | None:
+def _finite_problem(option: str, value: Any) -> None | str:
     if _is_number(value) and math.isfinite(value):
         return None
     return f"`{option}` must be a finite number; got {value!r}."
 
 
-def _patience_problem(option: str, value: Any) -> str | None:
+def _patience_problem(option: str, value: Any) -> None | str:
     if _is_number(value) and isinstance(value, int) and value > 0:
         return None
     return f"`{option}` must be a whole number above 0; got {value!r}."
 
 
-def _tolerance_problem(option: str, value: Any) -> str | None:
+def _tolerance_problem(option: str, value: Any) -> None | str:
     if _is_number(value) and math.isfinite(value) and value >= 0:
         return None
     return f"`{option}` must be a finite number, 0 or above; got {value!r}."
@@ -368,7 +368,7 @@ _ENTRIES = {
     ),
 }
 _JOINS: dict[str, Callable[[list[Condition]], Condition]] = {"And": And, "Or": Or}
-_OPTION_PROBLEMS: dict[str, Callable[[str, Any], str | None]] = {
+_OPTION_PROBLEMS: dict[str, Callable[[str, Any], None | str]] = {
     "key": _name_problem,
     "bound": _finite_problem,
     "patience": _patience_problem,

@@ -49,13 +49,13 @@ class ConsoleProgress:
     """
 
     #: Budget of the run, env steps; may be set later.
-    total_env_steps: int | None
+    total_env_steps: None | int
 
     def __init__(
         self,
-        total_env_steps: int | None = None,
+        total_env_steps: None | int = None,
         *,
-        console: Console | None = None,
+        console: None | Console = None,
         interval: float = 10.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -69,7 +69,7 @@ class ConsoleProgress:
         self._shown_at = clock()
         self._shown = True
         self._watched = _is_watched(self._console)
-        self._live: Live | None = None
+        self._live: None | Live = None
 
     def log_params(self, params: Mapping[str, Any]) -> None:
         """Show nothing."""
@@ -106,7 +106,7 @@ class ConsoleProgress:
         ):
             self._moments.popleft()
 
-    def _speed(self) -> float | None:
+    def _speed(self) -> None | float:
         """Env steps a second lately; None before there are two moments to compare."""
         if len(self._moments) < 2:
             return None
@@ -114,7 +114,7 @@ class ConsoleProgress:
         seconds = last.seconds - first.seconds
         return (last.env_steps - first.env_steps) / seconds if seconds > 0 else None
 
-    def _seconds_left(self) -> float | None:
+    def _seconds_left(self) -> None | float:
         speed = self._speed()
         if self.total_env_steps is None or not speed:
             return None
@@ -230,8 +230,8 @@ def duration(seconds: float) -> str:
 
 def summary(
     metrics: Mapping[str, float],
-    run_dir: str | Path | None,
-    ui_command: str | None,
+    run_dir: None | str | Path,
+    ui_command: None | str,
     seconds: float,
 ) -> str:
     """A few lines that say how a run ended, where it is and how to look at it.
@@ -258,11 +258,11 @@ def summary(
     return "\n".join(lines)
 
 
-def _number(value: float | None) -> str | None:
+def _number(value: None | float) -> None | str:
     return None if value is None else f"{value:.1f}"
 
 
-def _first(metrics: Mapping[str, float], keys: Any) -> float | None:
+def _first(metrics: Mapping[str, float], keys: Any) -> None | float:
     """The first of several statistics that is there."""
     return next((metrics[key] for key in keys if key in metrics), None)
 

@@ -1,0 +1,15 @@
+"""Where the statistics of a run go: a file that is always complete, and trackers that may fail."""
+
+from .base import Logger, LoggerGroup, RunStatus, create_run_dir
+from .jsonl import JsonlLogger, read_metrics
+from .mlflow_logger import MlflowLogger
+
+__all__ = [
+    "JsonlLogger",
+    "Logger",
+    "LoggerGroup",
+    "MlflowLogger",
+    "RunStatus",
+    "create_run_dir",
+    "read_metrics",
+]

@@ -1,0 +1,116 @@
+"""The logger protocol, a group of loggers that cannot fail, and the directory of a run."""
+
+import itertools
+import logging
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from ..errors import ConfigError
+
+#: How a run ended: as it should, with an error, or because it was interrupted.
+RunStatus = Literal["FINISHED", "FAILED", "KILLED"]
+
+_log = logging.getLogger(__name__)
+
+
+class Logger(Protocol):
+    """Receives the parameters and statistics of one run, in the order in which they arise."""
+
+    def log_params(self, params: Mapping[str, Any]) -> None:
+        """Record what the run was started with; may be called again with more."""
+
+    def log_metrics(self, metrics: Mapping[str, float], *, step: int) -> None:
+        """Record statistics after `step` env steps."""
+
+    def close(self, status: RunStatus = "FINISHED") -> None:
+        """Deliver what is left and release everything; calling it again does nothing."""
+
+
+class LoggerGroup:
+    """Passes everything on to several loggers; one that raises is left out from then on.
+
+    Nothing a member raises reaches the caller: it is logged once as a warning, because there is
+    nothing the training code could do about it. `KeyboardInterrupt` and its like do pass.
+
+    Args:
+        loggers: Members, called in this order.
+
+    """
+
+    #: Members, failed ones included.
+    loggers: tuple[Logger, ...]
+
+    def __init__(self, loggers: Sequence[Logger], /) -> None:
+        self.loggers = tuple(loggers)
+        self._working = list(loggers)
+
+    def log_params(self, params: Mapping[str, Any]) -> None:
+        """Record what the run was started with."""
+        self._each(lambda logger: logger.log_params(params))
+
+    def log_metrics(self, metrics: Mapping[str, float], *, step: int) -> None:
+        """Record statistics after `step` env steps."""
+        self._each(lambda logger: logger.log_metrics(metrics, step=step))
+
+    def close(self, status: RunStatus = "FINISHED") -> None:
+        """Close every member, also those that were left out: they may hold files and threads."""
+        self._each(lambda logger: logger.close(status))
+        for logger in self.loggers:
+            if logger not in self._working:
+                _close_quietly(logger)
+
+    def _each(self, call: Callable[[Logger], None]) -> None:
+        for logger in list(self._working):
+            try:
+                call(logger)
+            except Exception as error:
+                self._working.remove(logger)
+                _log.warning(
+                    "%s failed and is left out from now on; training goes on. %s: %s",
+                    type(logger).__name__,
+                    type(error).__name__,
+                    error,
+                )
+
+
+def _close_quietly(logger: Logger) -> None:
+    try:
+        logger.close("FAILED")
+    except Exception:
+        _log.debug("%s could not be closed.", type(logger).__name__, exc_info=True)
+
+
+def create_run_dir(root: str | Path, name: str) -> Path:
+    """A new directory `root/name-0001`, or the next free number; no two callers get the same.
+
+    Args:
+        root: Directory of all runs, created where it is missing.
+        name: Start of the directory's name. What is not a letter, a digit, `.`, `_` or `-` becomes
+            `-`, so that an environment's name such as `gymnasium:CartPole-v1` will do.
+
+    Raises:
+        ConfigError: Where nothing of `name` is left.
+        OSError: Where the directory cannot be created.
+
+    """
+    stem = re.sub(r"[^\w.\-]+", "-", name).strip("-.")
+    if not stem:
+        raise ConfigError(f"`name` of a run must hold a letter or a digit; got {name!r}.")
+    root = Path(root)
+    root.mkdir(parents=True, exist_ok=True)
+    for number in itertools.count(_last_number(root, stem) + 1):
+        run_dir = root / f"{stem}-{number:04d}"
+        try:
+            run_dir.mkdir()  # fails where another process was faster
+        except FileExistsError:
+            continue
+        return run_dir
+    raise AssertionError("unreachable: there are always more numbers")
+
+
+def _last_number(root: Path, stem: str) -> int:
+    pattern = re.compile(re.escape(stem) + r"-(\d{4,})")
+    found = (pattern.fullmatch(path.name) for path in root.iterdir())
+    return max((int(match[1]) for match in found if match), default=0)

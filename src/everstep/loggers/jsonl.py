@@ -1,0 +1,131 @@
+"""The primary record of a run: one JSON object a line, complete whatever happens to trackers.
+
+A line reads `{"step": 2048, "time": 1700000000.0, "losses/vf": 0.5}`: env steps, seconds since the
+epoch, then the statistics. JSON has no NaN and no infinities, so they are the strings `"NaN"`,
+`"Infinity"` and `"-Infinity"`, which `float()`, pandas and JavaScript's `Number()` understand.
+"""
+
+import json
+import math
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import EverstepError
+from .base import RunStatus
+
+_RESERVED = ("step", "time")
+_NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+class JsonlLogger:
+    """Appends each call's statistics to a file as one line, which then survives a crash.
+
+    A file that exists is continued. What an earlier process left of an unfinished last line is
+    removed first. Parameters are not recorded: they are in the run's configuration file.
+
+    Args:
+        path: The file; its directory must exist.
+
+    Raises:
+        OSError: Where the file cannot be opened.
+
+    """
+
+    #: The file.
+    path: Path
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._file = open(self.path, "a+b", buffering=0)  # noqa: SIM115  closed in `close`
+        _drop_torn_line(self._file.fileno())
+
+    def log_params(self, params: Mapping[str, Any]) -> None:
+        """Record nothing: parameters are in the run's configuration file."""
+
+    def log_metrics(self, metrics: Mapping[str, float], *, step: int) -> None:
+        """Append one line.
+
+        Raises:
+            ValueError: Where a statistic is named `step` or `time`, or the logger is closed.
+            OSError: Where the line could not be written; no part of it is left in the file.
+
+        """
+        for name in _RESERVED:
+            if name in metrics:
+                raise ValueError(f"A statistic cannot be named `{name}`: the record uses the name.")
+        record: dict[str, Any] = {"step": int(step), "time": time.time()}
+        record.update((name, _to_json(value)) for name, value in metrics.items())
+        self._append(json.dumps(record, allow_nan=False).encode() + b"\n")
+
+    def close(self, status: RunStatus = "FINISHED") -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _append(self, line: bytes) -> None:
+        descriptor = self._file.fileno()
+        start = os.fstat(descriptor).st_size
+        written = 0
+        try:
+            while written < len(line):  # a nearly full disk takes a part and then refuses
+                written += os.write(descriptor, line[written:])
+        except OSError:
+            os.ftruncate(descriptor, start)
+            raise
+
+
+def read_metrics(path: str | Path) -> list[dict[str, Any]]:
+    """The records of a file that `JsonlLogger` wrote, oldest first, NaN and infinities as floats.
+
+    An unfinished last line, which a process that is still writing or was killed leaves, is left
+    out. Where a run was resumed from before its end, a step occurs twice and the later record is
+    the one that counts.
+
+    Raises:
+        EverstepError: Names the first line that is not a record.
+        OSError: Where the file cannot be read.
+
+    """
+    lines = Path(path).read_bytes().split(b"\n")
+    if not _is_record(lines[-1]):
+        lines.pop()
+    return [_from_line(line, f"{path}:{number}") for number, line in enumerate(lines, start=1)]
+
+
+def _to_json(value: Any) -> float | int | str:
+    number = value if isinstance(value, int | float) else float(value)
+    if math.isfinite(number):
+        return number
+    return "NaN" if math.isnan(number) else "Infinity" if number > 0 else "-Infinity"
+
+
+def _is_record(line: bytes) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except ValueError:
+        return False
+
+
+def _from_line(line: bytes, where: str) -> dict[str, Any]:
+    if not _is_record(line):
+        raise EverstepError(f"{where}: expected one JSON object; got {line[:80]!r}.")
+    record: dict[str, Any] = json.loads(line)
+    return {
+        name: _NON_FINITE.get(value, value) if isinstance(value, str) else value
+        for name, value in record.items()
+    }
+
+
+def _drop_torn_line(descriptor: int) -> None:
+    content_end = end = os.fstat(descriptor).st_size
+    while content_end > 0:
+        start = max(content_end - 65536, 0)
+        os.lseek(descriptor, start, os.SEEK_SET)
+        newline = os.read(descriptor, content_end - start).rfind(b"\n")
+        content_end = start + newline + 1 if newline >= 0 else start
+        if newline >= 0:
+            break
+    if content_end < end:
+        os.ftruncate(descriptor, content_end)

@@ -1,0 +1,172 @@
+"""An MLflow run as a sink: fed in the background, joined where the caller has one already."""
+
+import atexit
+import logging
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from . import mlflow_ambient as ambient
+from . import mlflow_store as store
+from .base import RunStatus
+from .mlflow_delivery import Delivery, Point
+
+_log = logging.getLogger(__name__)
+
+#: Seconds that the constructor waits for a store on this machine, and for one over a network.
+_LOCAL_WAIT = 30.0
+_REMOTE_WAIT = 2.0
+
+
+class MlflowLogger:
+    """Sends parameters and metrics to MLflow from a thread; never stops or slows training.
+
+    The run is the caller's where one is active in this thread; it is joined and left open.
+    Otherwise a new run is opened, which is then what `mlflow.active_run()` returns in this thread
+    until `close`. A second logger opens a second run, and the newest open one is the active one.
+
+    The store is `tracking_uri`, else the one MLflow is configured to use, else an SQLite file
+    `mlflow.db` in `root`. If it does not answer soon (30 s on this machine, 2 s over a network),
+    the constructor returns without an active run, and the thread keeps trying; what is logged
+    waits in a queue. A logged warning, one a logger, says so.
+
+    Args:
+        root: Directory of the runs, which holds the default store.
+        experiment_name: Experiment, created where it is missing. By default the one that MLflow is
+            configured to use, else `everstep`.
+        run_name: Name of the run that is opened; MLflow invents one by default.
+        tracking_uri: Store, as `mlflow.set_tracking_uri` takes it.
+        queue_size: Points that can wait for the store; beyond it the oldest are dropped.
+        record: Path of the record that is complete whatever happens; named in warnings.
+        wait: Seconds that the constructor waits for the store.
+        patience: Seconds without an answer after which `close` gives up.
+        limit: Seconds after which `close` gives up in any case.
+
+    """
+
+    def __init__(
+        self,
+        root: str | Path = "runs",
+        *,
+        experiment_name: None | str = None,
+        run_name: None | str = None,
+        tracking_uri: None | str = None,
+        queue_size: int = 200_000,
+        record: str | Path = "",
+        wait: None | float = None,
+        patience: float = 5.0,
+        limit: float = 60.0,
+    ) -> None:
+        self._delivery: None | Delivery = None
+        self._closed = False
+        self._patience = patience
+        self._limit = limit
+        try:
+            import mlflow
+        except Exception as error:  # a broken dependency of MLflow raises anything
+            _warn_import(error, str(record))
+            return
+        self._mlflow = mlflow
+        self._target = store.choose_target(
+            mlflow, Path(root), experiment_name=experiment_name, tracking_uri=tracking_uri
+        )
+        self._delivery = Delivery(
+            mlflow, self._target, run_name=run_name, queue_size=queue_size, record=str(record)
+        )
+        if self._target.run_id is None:
+            self._await_run(wait)
+        atexit.register(self._close_at_exit)  # after MLflow's own, so it runs before that
+
+    @property
+    def tracking_uri(self) -> None | str:
+        """URI of the store; None where MLflow cannot be imported."""
+        return None if self._delivery is None else self._target.uri
+
+    @property
+    def run_id(self) -> None | str:
+        """Id of the run; None until the store has answered."""
+        if self._delivery is None:
+            return None
+        run = self._delivery.run
+        return self._target.run_id if run is None else run.info.run_id
+
+    @property
+    def experiment_id(self) -> None | str:
+        """Id of the experiment; None until the store has answered."""
+        if self._delivery is None:
+            return None
+        run = self._delivery.run
+        return self._target.experiment_id if run is None else run.info.experiment_id
+
+    @property
+    def undelivered(self) -> int:
+        """Metric points that the store has not taken: waiting, dropped or refused."""
+        return 0 if self._delivery is None else self._delivery.lost + self._delivery.waiting
+
+    def ui_command(self) -> None | str:
+        """The command that shows the run, or its address where a server does.
+
+        None where MLflow cannot be imported.
+        """
+        if self._delivery is None:
+            return None
+        return store.ui_command(self._target, self.experiment_id, self.run_id)
+
+    def log_params(self, params: Mapping[str, Any]) -> None:
+        """Queue parameters, as text; a parameter that the run already has keeps its value."""
+        if self._delivery is not None and not self._closed:
+            self._delivery.put_params(store.flat_params(params))
+
+    def log_metrics(self, metrics: Mapping[str, float], *, step: int) -> None:
+        """Queue statistics after `step` env steps; after `close` nothing is queued."""
+        if self._delivery is None or self._closed:
+            return
+        now = int(time.time() * 1000)
+        self._delivery.put_points(
+            [
+                Point(store.accepted_name(name), float(value), now, int(step))
+                for name, value in metrics.items()
+            ]
+        )
+
+    def close(self, status: RunStatus = "FINISHED") -> None:
+        """Deliver what waits, within the time allowed, and end the run if it is ours.
+
+        A warning tells how many points the store did not take, unless one has told before that
+        the store is failing.
+        """
+        if self._delivery is None or self._closed:
+            return
+        self._closed = True
+        atexit.unregister(self._close_at_exit)
+        ours = self._target.run_id is None and self._leave()
+        self._delivery.close(status if ours else None, patience=self._patience, limit=self._limit)
+
+    def _await_run(self, wait: None | float) -> None:
+        assert self._delivery is not None
+        seconds = (
+            wait if wait is not None else _REMOTE_WAIT if self._target.is_remote else _LOCAL_WAIT
+        )
+        if not self._delivery.settled.wait(seconds):
+            self._delivery.warn(f"has not answered within {seconds:g} s")
+        if self._delivery.run is not None:
+            ambient.enter(self._mlflow, self._delivery.run, self._target.uri)
+
+    def _leave(self) -> bool:
+        """False where the caller has ended our run already; its status is then the caller's."""
+        return self.run_id is None or ambient.leave(self._mlflow, self.run_id)
+
+    def _close_at_exit(self) -> None:
+        failed = getattr(sys, "last_value", None) is not None  # set for an uncaught exception
+        self.close("FAILED" if failed else "FINISHED")
+
+
+def _warn_import(error: Exception, record: str) -> None:
+    _log.warning(
+        "MLflow cannot be imported (%s: %s), so the run is not tracked there. Training goes on.%s",
+        type(error).__name__,
+        error,
+        f" {record} has every statistic." if record else "",
+    )

@@ -1,0 +1,173 @@
+"""Where an MLflow run is kept: which store, which experiment, and names that the store accepts."""
+
+import contextlib
+import functools
+import getpass
+import logging
+import os
+import re
+import shlex
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import unquote, urlsplit
+
+from . import mlflow_ambient as ambient
+
+_log = logging.getLogger(__name__)
+
+#: Limits of the oldest servers in use; a batch above the first two is refused as a whole.
+MAX_METRICS = 1000
+MAX_PARAMS = 100
+_MAX_NAME = 250
+_MAX_PARAM = 500
+
+_DEFAULT_EXPERIMENT = "everstep"
+_FORBIDDEN = re.compile(r"[^\w/.\- ]" if os.name == "nt" else r"[^\w/.\- :]")
+
+
+class Target(NamedTuple):
+    """Where a run goes; chosen without contacting the store."""
+
+    #: URI of the store.
+    uri: str
+
+    #: Run of the caller to join; None opens a run.
+    run_id: None | str = None
+
+    #: Experiment of the run that is opened; the name counts where the id is None.
+    experiment_id: None | str = None
+    experiment_name: str = _DEFAULT_EXPERIMENT
+
+    #: Where a new experiment keeps artifacts; None leaves it to the store.
+    artifacts: None | str = None
+
+    @property
+    def is_remote(self) -> bool:
+        """True where a server answers for the store, over a network."""
+        return urlsplit(self.uri).scheme in ("http", "https") or self.uri.startswith("databricks")
+
+
+def choose_target(
+    mlflow: Any, root: Path, *, experiment_name: None | str, tracking_uri: None | str
+) -> Target:
+    """Where the run goes: the caller's active run, else a store and an experiment.
+
+    The store is `tracking_uri`, else what the caller configured, else `root/mlflow.db`. The
+    experiment is `experiment_name`, else what the caller configured, else `everstep`.
+    """
+    run = ambient.callers_run(mlflow)
+    same_store = tracking_uri in (None, mlflow.get_tracking_uri())
+    if run is not None and same_store:
+        return Target(mlflow.get_tracking_uri(), run.info.run_id, run.info.experiment_id)
+    uri = tracking_uri or ambient.callers_uri(mlflow)
+    name = experiment_name or os.environ.get("MLFLOW_EXPERIMENT_NAME")
+    use_id = experiment_name is None and same_store  # an id means nothing in another store
+    return Target(
+        uri or default_uri(root),
+        experiment_id=os.environ.get("MLFLOW_EXPERIMENT_ID") if use_id else None,
+        experiment_name=name or _DEFAULT_EXPERIMENT,
+        artifacts=None if uri else (root.resolve() / "mlflow-artifacts").as_uri(),
+    )
+
+
+def default_uri(root: Path) -> str:
+    """URI of the embedded store beside the runs."""
+    path = (root.resolve() / "mlflow.db").as_posix()
+    return "sqlite:///" + path.replace("%", "%25").replace("?", "%3F")
+
+
+def open_run(client: Any, target: Target, run_name: None | str) -> Any:
+    """The caller's run, or a new one. Contacts the store."""
+    if target.run_id is not None:
+        return client.get_run(target.run_id)
+    experiment_id = target.experiment_id or _find_experiment(client, target)
+    return client.create_run(experiment_id, run_name=run_name, tags=_run_tags())
+
+
+def _find_experiment(client: Any, target: Target) -> str:
+    """Id of the experiment, created where it is missing. A deleted one keeps its name for good."""
+    name = target.experiment_name
+    for number in range(2, 1000):
+        experiment = client.get_experiment_by_name(name)
+        if experiment is None:
+            created: str = client.create_experiment(name, artifact_location=target.artifacts)
+            return created
+        if experiment.lifecycle_stage == "active":
+            found: str = experiment.experiment_id
+            return found
+        deleted, name = name, f"{target.experiment_name}-{number}"
+        _log.warning(
+            "The MLflow experiment `%s` was deleted, so the run goes to `%s`. "
+            "To use the name again: mlflow experiments restore --experiment-id %s",
+            deleted,
+            name,
+            experiment.experiment_id,
+        )
+    raise RuntimeError(f"All experiments named `{target.experiment_name}` were deleted.")
+
+
+def _run_tags() -> dict[str, str]:
+    """What MLflow's page shows as the source and the user of a run."""
+    tags = {"mlflow.source.name": sys.argv[0] or "python", "mlflow.source.type": "LOCAL"}
+    with contextlib.suppress(Exception):  # a container's user may have no name
+        tags["mlflow.user"] = getpass.getuser()
+    return tags
+
+
+@contextlib.contextmanager
+def first_use_lock(uri: str) -> Iterator[None]:
+    """Let one process at a time open a sqlite store.
+
+    Two that create the tables of a fresh one at once fail with `duplicate column name`.
+    """
+    match = re.match(r"sqlite(?:\+\w+)?:///([^?]+)", uri)
+    path = unquote(match[1]) if match else ":memory:"
+    if path == ":memory:" or sys.platform == "win32":  # there the caller's retry has to do
+        yield
+        return
+    import fcntl
+
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    with open(f"{path}.lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # released when the file is closed
+        yield
+
+
+def ui_command(target: Target, experiment_id: None | str, run_id: None | str) -> str:
+    """The command that shows the store's runs, or the run's address where a server does."""
+    if not target.is_remote:
+        return f"mlflow ui --backend-store-uri {shlex.quote(target.uri)}"
+    page = f"{target.uri.rstrip('/')}/#/experiments"
+    return f"{page}/{experiment_id}/runs/{run_id}" if run_id else page
+
+
+def redacted(text: str) -> str:
+    """The text without the user and password of any URI in it."""
+    return re.sub(r"://[^/\s@]+@", "://***@", text)
+
+
+@functools.lru_cache(maxsize=10_000)  # a run logs the same names over and over
+def accepted_name(name: str) -> str:
+    """The nearest name that every store accepts for a metric or parameter."""
+    parts = (part for part in _FORBIDDEN.sub("_", name).split("/") if part.strip("."))
+    joined = re.sub(r"^\.\.", "__", "/".join(parts))  # a name may not look like a path upwards
+    return joined[:_MAX_NAME].rstrip("/") or "_"
+
+
+def flat_params(params: Mapping[str, Any]) -> dict[str, str]:
+    """Parameters as text, nested mappings joined with dots: `{"a": {"b": 1}}` is `{"a.b": "1"}`."""
+    flat: dict[str, str] = {}
+    for name, value in params.items():
+        if isinstance(value, Mapping) and value:
+            inner = flat_params({f"{name}.{key}": item for key, item in value.items()})
+            flat.update(inner)
+        else:
+            flat[accepted_name(str(name))] = _param_text(value)
+    return flat
+
+
+def _param_text(value: Any) -> str:
+    text = f"{value.__module__}.{value.__qualname__}" if isinstance(value, type) else str(value)
+    return text if len(text) <= _MAX_PARAM else text[: _MAX_PARAM - 1] + "…"

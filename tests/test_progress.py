@@ -1,0 +1,268 @@
+"""What is shown while a run trains, with rich's own console."""
+
+import math
+import re
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from everstep.progress import ConsoleProgress, Course, duration, summary
+
+STATISTICS = {
+    "episodes/return_mean": 99.0,
+    "episodes/return_mean_100": 123.4,
+    "episodes/length_mean": 123.0,
+    "monitors/kl_div": 0.0081,
+    "profiling/collect_ms": 30.0,
+    "profiling/step_ms": 10.0,
+}
+
+
+class Clock:
+    """Seconds that pass when told to."""
+
+    def __init__(self):
+        self.seconds = 1000.0
+
+    def __call__(self):
+        return self.seconds
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch):
+    for name in ("CI", "NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+def plain(clock, total=None, **options):
+    console = Console(file=StringIO())
+    return ConsoleProgress(total, console=console, clock=clock, **options), console.file
+
+
+def terminal(clock, total=None):
+    console = Console(file=StringIO(), force_terminal=True, width=100)
+    return ConsoleProgress(total, console=console, clock=clock), console.file
+
+
+def log(progress, clock, steps, metrics=STATISTICS, seconds=1.0):
+    for step in steps:
+        clock.seconds += seconds
+        progress.log_metrics(metrics, step=step)
+
+
+def test_one_plain_line_an_interval_and_one_at_the_end(clock):
+    progress, file = plain(clock, interval=10.0)
+    log(progress, clock, range(1000, 36000, 1000))
+    assert file.getvalue().count("\n") == 3
+    progress.close()
+    progress.close()
+    assert [line.split()[0] for line in file.getvalue().splitlines()] == [
+        "env_steps=10,000",
+        "env_steps=20,000",
+        "env_steps=30,000",
+        "env_steps=35,000",
+    ]
+
+
+def test_the_plain_line(clock):
+    progress, file = plain(clock, total=199_340, interval=2.0)
+    log(progress, clock, [38_855, 51_200])
+    assert file.getvalue() == (
+        "env_steps=51,200 return=123.4 len=123 kl=0.0081 12,345 steps/s eta 0:12\n"
+    )
+
+
+def test_a_line_is_never_folded(clock):
+    progress, file = plain(clock, total=10**15, interval=1.0)
+    log(progress, clock, [10**12, 10**13], dict.fromkeys(STATISTICS, -1e60))
+    assert all(line.startswith("env_steps=") for line in file.getvalue().splitlines())
+
+
+def test_nothing_is_repeated_at_the_end(clock):
+    progress, file = plain(clock, interval=1.0)
+    log(progress, clock, [10])
+    progress.close()
+    assert file.getvalue().count("\n") == 1
+
+
+def test_no_statistics_at_all(clock):
+    progress, file = plain(clock, total=100, interval=1.0)
+    progress.close()
+    assert file.getvalue() == ""
+    progress, file = plain(clock, total=100, interval=1.0)
+    log(progress, clock, [50], {})
+    assert file.getvalue() == "env_steps=50\n"
+
+
+def test_absent_statistics_keep_their_last_value(clock):
+    progress, file = plain(clock, interval=1.0)
+    log(progress, clock, [1])
+    log(progress, clock, [2], {"monitors/kl_div": math.nan})
+    assert "return=123.4 len=123 kl=nan" in file.getvalue().splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("metrics", "shown"),
+    [
+        ({"returns/mean": 1.0}, "return=1.0"),
+        ({"returns/mean": 1.0, "episodes/return_mean": 2.0}, "return=2.0"),
+        ({"episodes/return_mean": 2.0, "episodes/return_mean_100": 3.0}, "return=3.0"),
+    ],
+)
+def test_the_best_statistic_stands_for_the_return(clock, metrics, shown):
+    progress, file = plain(clock, interval=1.0)
+    log(progress, clock, [1], metrics)
+    assert shown in file.getvalue()
+
+
+def test_evaluation_is_shown_and_does_not_count_as_progress(clock):
+    progress, file = plain(clock, interval=2.0)
+    log(progress, clock, [100, 200])
+    log(progress, clock, [200], {"eval/episodes/return_mean": 7.0}, seconds=2.0)
+    assert "eval=7.0 100 steps/s" in file.getvalue().splitlines()[-1]
+
+
+def test_speed_is_recent_and_survives_a_resume(clock):
+    """A resumed run starts at its env steps, and what was fast an hour ago does not matter."""
+    progress, file = plain(clock, total=2_000_000, interval=1.0)
+    log(progress, clock, range(1_000_000, 1_100_000, 10_000))
+    assert "10,000 steps/s" in file.getvalue().splitlines()[-1]
+    log(progress, clock, range(1_100_000, 1_110_000, 100))
+    assert "100 steps/s" in file.getvalue().splitlines()[-1]
+
+
+def test_time_left_never_goes_below_zero(clock):
+    progress, file = plain(clock, total=100, interval=1.0)
+    log(progress, clock, [90, 390])
+    assert file.getvalue().endswith("eta 0:00\n")
+
+
+def test_a_clock_that_stands_still(clock):
+    progress, _ = plain(clock, total=100)
+    log(progress, clock, [1, 2, 3], seconds=0.0)
+    progress.close()
+
+
+@pytest.mark.parametrize(
+    ("environment", "options"),
+    [
+        ({}, {}),  # a file
+        ({"TERM": "dumb"}, {"force_terminal": True}),
+        ({"CI": "true"}, {"force_terminal": True}),
+        ({}, {"force_jupyter": True}),
+    ],
+)
+def test_plain_where_nobody_watches(clock, monkeypatch, environment, options):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    console = Console(file=StringIO(), **options)
+    progress = ConsoleProgress(console=console, clock=clock, interval=1.0)
+    log(progress, clock, [1])
+    progress.close()
+    assert console.file.getvalue() == "env_steps=1 return=123.4 len=123 kl=0.0081\n"
+
+
+def test_the_live_view(clock):
+    progress, file = terminal(clock, total=100_000)
+    log(progress, clock, range(0, 51_000, 1000))
+    progress.close()
+    shown = file.getvalue()
+    for text in (
+        "50,000 of 100,000",
+        "123.4 ▁",
+        "0.0081",
+        "1,000 env steps/s (75 % collecting, 25 % updating)",
+        "0:50",
+        "━",
+    ):
+        assert text in shown
+    last = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown).splitlines()[-7:]
+    labels = ["progress", "env steps", "return", "episode length", "KL", "speed", "time left"]
+    assert all(line.rpartition(label)[1] for line, label in zip(last, labels, strict=True))
+    assert shown.count("\x1b[?25l") == shown.count("\x1b[?25h") == 1  # the cursor is given back
+
+
+def test_the_live_view_without_a_budget_or_statistics(clock):
+    progress, file = terminal(clock)
+    log(progress, clock, [5], {})
+    progress.close("FAILED")
+    assert "env steps" in file.getvalue()
+    assert "━" not in file.getvalue()
+
+
+def test_the_live_view_is_not_redrawn_at_every_train_step(clock):
+    progress, file = terminal(clock)
+    log(progress, clock, range(1000), seconds=0.001)
+    assert 1 <= file.getvalue().count("return") <= 4
+    progress.close()
+
+
+def test_other_output_appears_above_the_live_view(clock, capsys):
+    progress, file = terminal(clock)
+    log(progress, clock, [1])
+    print("a message")
+    progress.close()
+    assert "a message" in file.getvalue()
+    assert capsys.readouterr().out == ""
+
+
+def test_course_law():
+    """However many values, at most `width` bars; together they are the mean of what they cover."""
+    for count in range(1, 200):
+        course = Course(width=8)
+        for value in range(count):
+            course.add(float(value))
+        assert 1 <= len(str(course)) <= 8
+        covered = len(course._bars) * course._stride
+        assert covered + len(course._pending) == count
+        mean = sum(course._bars) / len(course._bars)
+        assert mean == pytest.approx((covered - 1) / 2)
+
+
+@pytest.mark.parametrize(
+    ("values", "bars"),
+    [
+        ([], ""),
+        ([1.0], "▁"),
+        ([2.0, 2.0], "▁▁"),
+        ([0.0, 3.5, 7.0], "▁▅█"),
+        ([0.0, math.nan, math.inf, 7.0], "▁█"),
+    ],
+)
+def test_course_by_hand(values, bars):
+    course = Course()
+    for value in values:
+        course.add(value)
+    assert str(course) == bars
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "0:00"), (12.4, "0:12"), (59.6, "1:00"), (3723, "1:02:03")]
+)
+def test_duration(seconds, text):
+    assert duration(seconds) == text
+
+
+def test_summary():
+    metrics = {**STATISTICS, "env/steps": 51_200, "eval/episodes/return_mean": 500.0}
+    text = summary(metrics, "runs/cart pole-0001", "mlflow ui --backend-store-uri x", 41.0)
+    assert text.splitlines() == [
+        "Trained 51,200 env steps in 0:41, 1,249 env steps/s.",
+        "  return          123.4",
+        "  episode length  123.0",
+        "  evaluation      500.0",
+        "  run             runs/cart pole-0001",
+        "  evaluate        everstep eval 'runs/cart pole-0001'",
+        "  curves          mlflow ui --backend-store-uri x",
+    ]
+
+
+def test_summary_of_nothing():
+    assert summary({}, None, None, 0.0) == "Trained 0 env steps in 0:00."
