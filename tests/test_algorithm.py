@@ -569,8 +569,19 @@ def test_an_exception_in_the_update_leaves_the_world_as_it_was() -> None:
     algorithm.step()
 
 
-def test_gradients_that_are_not_finite_change_nothing() -> None:
-    algorithm = AlgorithmConfig(**SMALL).build(DiscreteDummyEnv)
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        {},
+        {"optimizer_cls": torch.optim.AdamW, "optimizer_config": {"lr": 1e-3}},
+        {"optimizer_config": {"lr": 1e-3, "foreach": True}},
+        {"optimizer_cls": torch.optim.RMSprop, "optimizer_config": {"lr": 1e-3}},
+        {"optimizer_cls": torch.optim.SGD, "optimizer_config": {"lr": 0.1, "momentum": 0.9}},
+    ],
+    ids=["Adam", "AdamW", "Adam unfused", "RMSprop", "SGD"],
+)
+def test_gradients_that_are_not_finite_change_nothing(optimizer: dict[str, Any]) -> None:
+    algorithm = AlgorithmConfig(**SMALL, **optimizer).build(DiscreteDummyEnv)
     algorithm.collect()
     algorithm.step()
     algorithm.collect()
@@ -584,6 +595,9 @@ def test_gradients_that_are_not_finite_change_nothing() -> None:
         moments.values(), algorithm.optimizer.state_dict()["state"].values(), strict=True
     ):
         assert all(torch.equal(old[k], new[k]) for k in old)
+    algorithm.collect()
+    algorithm.step()
+    assert not same(before, weights(algorithm))
 
 
 class WrongShape(Model):
@@ -734,3 +748,18 @@ def test_episode_statistics_are_absent_where_none_ended() -> None:
     assert not [key for key in first if key.startswith("episodes/")]
     assert second["episodes/count"] == 2
     assert second["episodes/length_mean"] == 10
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("env_cls", [ContinuousDummyEnv, DiscreteDummyEnv])
+def test_training_on_cuda(env_cls: type[Env]) -> None:
+    algorithm = AlgorithmConfig(**SMALL, seed=0, device="cuda", sgd_minibatch_size=32).build(
+        env_cls
+    )
+    before = weights(algorithm)
+    for _ in range(3):
+        algorithm.collect()
+        stats = algorithm.step()
+    assert algorithm.buffer.device.type == "cuda"
+    assert math.isfinite(stats["losses/total"])
+    assert not same(before, weights(algorithm))

@@ -45,6 +45,8 @@ class Updater:
         trained = [p for p in parameters if p.requires_grad]
         config = _fused(optimizer_cls, optimizer_config, trained)
         self.optimizer = optimizer_cls(trained, **config)
+        # Fused optimizers skip a step on the device when told so; others need the host to decide.
+        self._skips_on_device = bool(config.get("fused"))
         self.max_grad_norm = max_grad_norm
         self.grad_scaler = grad_scaler
         self._gradients = _flatten_gradients(trained)
@@ -79,6 +81,9 @@ class Updater:
         if self.grad_scaler.is_enabled():
             self.grad_scaler.step(self.optimizer)  # looks for infinities itself
             self.grad_scaler.update()
+        elif self._skips_on_device:
+            self.optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
+            self.optimizer.step()
         elif bool(finite):  # one sync: a step on NaN would be forever
             self.optimizer.step()
         self.zero_grad()
