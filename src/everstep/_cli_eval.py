@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .config import Document, apply_overrides, load
+from .config import apply_overrides, load
 from .env import Env
 from .errors import ConfigError
 from .evaluation import run_episodes
@@ -50,20 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
     device = _device(config)
     policy = Policy.load(run_dir / "policy", model_cls=config.model_cls, device=device)
     seed = (config.seed or 0) + 1 if arguments.seed is None else arguments.seed
-    env = _make_env(config, arguments, device)
-    try:
-        torch.manual_seed(seed)
-        if hasattr(env, "seed"):
-            env.seed(seed)
-        returns, lengths = run_episodes(
-            policy,
-            env,
-            episodes=arguments.episodes,
-            deterministic=not arguments.stochastic,
-            env_config=config.eval_env_config or config.env_config,
-        )
-    finally:
-        env.close()
+    returns, lengths = _play(policy, _make_env(config, arguments, device), config, arguments, seed)
     result = {
         "run_dir": str(run_dir),
         "seed": seed,
@@ -78,6 +65,25 @@ def run(arguments: argparse.Namespace) -> int:
     }
     print(json.dumps(result, indent=2) if arguments.json else _text(result))
     return 0
+
+
+def _play(
+    policy: Policy, env: Env, config: TrainConfig, arguments: argparse.Namespace, seed: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns and lengths of the episodes, `[episodes]` each."""
+    try:
+        torch.manual_seed(seed)
+        if hasattr(env, "seed"):
+            env.seed(seed)
+        return run_episodes(
+            policy,
+            env,
+            episodes=arguments.episodes,
+            deterministic=not arguments.stochastic,
+            env_config=config.eval_env_config or config.env_config,
+        )
+    finally:
+        env.close()
 
 
 def mean_interval(values: np.ndarray[Any, Any], *, seed: int) -> tuple[float, float]:
@@ -121,16 +127,12 @@ def _read_config(run_dir: Path, overrides: list[str]) -> TrainConfig:
     document = apply_overrides(load(run_dir / "config.yaml"), overrides)
     values = {key: value for key, value in document.values.items() if key in _KEYS}
     try:
-        return TrainConfig.from_document(_only(document, values))
+        return TrainConfig.from_document(dataclasses.replace(document, values=values))
     except ConfigError as error:
         place = f"everstep eval {shlex.quote(str(run_dir))}"
         hint = f"Name the environment where no file can: {place} env_cls=gymnasium:CartPole-v1"
         hints = [hint] if any(": env_cls: " in problem for problem in error.problems) else []
         raise ConfigError([*error.problems, *hints]) from None
-
-
-def _only(document: Document, values: dict[str, Any]) -> Document:
-    return dataclasses.replace(document, values=values)
 
 
 def _device(config: TrainConfig) -> str:

@@ -11,14 +11,32 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any, cast
+from typing import Any
 
 from .conditions import HitsUpperBound
+from .loggers import RunStatus
 from .progress import ConsoleProgress, summary
 from .trainers import TrainConfig, Trainer
 
 #: Flags that stand for keys of the file.
 _KEYS = ("experiment_name", "steps_per_eval", "seed", "run_dir")
+
+
+class Latest:
+    """A logger that keeps the last value of every statistic."""
+
+    def __init__(self) -> None:
+        self.metrics: dict[str, float] = {}
+
+    def log_params(self, params: Mapping[str, Any]) -> None:
+        """Keep nothing."""
+
+    def log_metrics(self, metrics: Mapping[str, float], *, step: int) -> None:
+        """Keep statistics."""
+        self.metrics.update(metrics)
+
+    def close(self, status: RunStatus = "FINISHED") -> None:
+        """Release nothing."""
 
 
 class Terminated(KeyboardInterrupt):
@@ -43,14 +61,14 @@ def run(arguments: argparse.Namespace) -> int:
         max_steps = arguments.default_max_steps
     if max_steps is not None:
         run_arguments["stop_conditions"].append(HitsUpperBound("algorithm/steps", max_steps))
-    progress = ConsoleProgress()
+    progress, latest = ConsoleProgress(), Latest()
     with _sigterm_interrupts(), ExitStack() as stack:
-        trainer = config.build(loggers=[progress], track=not arguments.no_mlflow)
+        trainer = config.build(loggers=[progress, latest], track=not arguments.no_mlflow)
         for env in (trainer.algorithm.env, trainer.eval_env):
             if env is not None:
                 stack.callback(env.close)
         progress.total_env_steps = _budget(trainer, config.total_env_steps, max_steps)
-        return _train(trainer, run_arguments, arguments.save)
+        return _train(trainer, latest, run_arguments, arguments.save)
 
 
 def _overrides(arguments: argparse.Namespace) -> list[str]:
@@ -69,7 +87,9 @@ def _budget(trainer: Trainer, total_env_steps: int | None, max_steps: int | None
     return min(budgets, default=None)
 
 
-def _train(trainer: Trainer, run_arguments: Mapping[str, Any], save: str | None) -> int:
+def _train(
+    trainer: Trainer, latest: Latest, run_arguments: Mapping[str, Any], save: str | None
+) -> int:
     ui_command = None if trainer.mlflow is None else trainer.mlflow.ui_command()
     print(f"Run     {trainer.run_dir}")
     if ui_command is not None:
@@ -78,7 +98,7 @@ def _train(trainer: Trainer, run_arguments: Mapping[str, Any], save: str | None)
     started = time.monotonic()
     try:
         with trainer:
-            stats = trainer.run(**run_arguments)
+            trainer.run(**run_arguments)
             if save is not None:
                 Path(save).mkdir(parents=True, exist_ok=True)
                 trainer.algorithm.policy.save(Path(save) / "policy")
@@ -86,12 +106,12 @@ def _train(trainer: Trainer, run_arguments: Mapping[str, Any], save: str | None)
         print(
             f"Interrupted. The policy and a checkpoint are in {trainer.run_dir}.", file=sys.stderr
         )
+        print(summary(latest.metrics, trainer.run_dir, ui_command, time.monotonic() - started))
         raise
     except Exception as error:
         _report_failure(error, trainer.run_dir)
         return 1
-    numbers = cast(Mapping[str, float], stats)
-    print(summary(numbers, trainer.run_dir, ui_command, time.monotonic() - started))
+    print(summary(latest.metrics, trainer.run_dir, ui_command, time.monotonic() - started))
     if save is not None:
         print(f"  {'policy':<16}{Path(save) / 'policy'}")
     return 0

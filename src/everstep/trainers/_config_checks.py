@@ -3,9 +3,12 @@
 import importlib
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import torch
+from torch import nn
 
 from ..conditions import condition_from_config
 from ..config import import_name
@@ -20,23 +23,26 @@ _HOMES = ("torch.optim", "everstep.distributions", "everstep.models", "everstep.
 _SPEC = "gymnasium:CartPole-v1"
 
 
-def resolve_names(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
-    """A file's values with objects in place of the dotted names of `*_cls` keys.
+def resolve_names(
+    values: Mapping[str, Any], keys: Sequence[str]
+) -> tuple[dict[str, Any], list[Problem]]:
+    """A file's values with objects in place of the dotted names under `keys`.
 
     Names that lead nowhere are left out, and become problems.
     """
     resolved, problems = dict(values), []
-    for key, name in values.items():
+    for key in keys:
+        name = values.get(key)
         is_spec = key == "env_cls" and isinstance(name, str) and ":" in name
-        if name is None or is_spec or not key.endswith("_cls"):
+        if name is None or is_spec:
             continue
         try:
             resolved[key] = _resolve(name)
         except ConfigError as error:
             del resolved[key]
-            hint = f", or a spec such as {_SPEC}" if key == "env_cls" else ""
-            message = str(error).replace("my_package.envs.MyEnv", f"my_package.envs.MyEnv{hint}")
-            problems.append(Problem((key,), message))
+            is_id = key == "env_cls" and "." not in str(name)
+            hint = f"; other libraries' environments are specs such as {_SPEC}" if is_id else ""
+            problems.append(Problem((key,), f"{error}{hint}"))
     if resolved.get("model") is not None:
         message = (
             f"a file cannot hold a model; name its class in model_cls. Got {values['model']!r}"
@@ -185,13 +191,35 @@ def stop_problems(stop: Any) -> list[Problem]:
 def hyperparameter_problems(config: Hyperparameters) -> list[Problem]:
     """The rules between hyperparameters that are broken, and options that no class takes."""
     problems = [sentence_problem(sentence) for sentence in config.problems()]
-    for cls, key in (
-        (config.optimizer_cls, "optimizer_config"),
-        (config.model_cls, "model_config"),
-    ):
-        if cls is not None:
-            problems += option_problems(key, cls, getattr(config, key) or {})
-    return problems
+    if config.model_cls is not None:
+        problems += option_problems("model_config", config.model_cls, config.model_config or {})
+    return problems + _optimizer_problems(config) + _device_problems(config.device)
+
+
+def _optimizer_problems(config: Hyperparameters) -> list[Problem]:
+    options = config.optimizer_config or {}
+    problems = option_problems("optimizer_config", config.optimizer_cls, options)
+    if problems or not options:
+        return problems
+    try:  # optimizers check their options themselves, and one of a single number costs nothing
+        config.optimizer_cls([nn.Parameter(torch.zeros(1))], **options)
+    except (TypeError, ValueError) as error:
+        return [Problem(("optimizer_config",), f"{config.optimizer_cls.__name__} says: {error}")]
+    return []
+
+
+def _device_problems(device: torch.device | str) -> list[Problem]:
+    if device == "auto":
+        return []
+    try:
+        device = torch.device(device)
+    except RuntimeError:
+        message = f"expected 'auto' or a device such as 'cpu' or 'cuda:0'; got {device!r}"
+        return [Problem(("device",), message)]
+    count = torch.cuda.device_count()
+    if device.type == "cuda" and (device.index or 0) >= count:
+        return [Problem(("device",), f"{device} is not there; PyTorch sees {count} CUDA devices")]
+    return []
 
 
 def run_dir_problems(run_dir: Any) -> list[Problem]:

@@ -29,7 +29,10 @@ EVAL_NUM_ENVS = 16
 #: Hyperparameters: a field added to `AlgorithmConfig` needs no edit here.
 HYPERPARAMETERS = tuple(field.name for field in fields(AlgorithmConfig))
 
-# Those that None switches off; for the others it means the default.
+# Keys that hold dotted names in a file.
+_CLASSES = ("env_cls", *(name for name in HYPERPARAMETERS if name.endswith("_cls")))
+
+# Hyperparameters that None switches off; for the others it means the default.
 _SWITCHES = tuple(
     field.name
     for field in fields(AlgorithmConfig)
@@ -51,36 +54,36 @@ class RunOptions:
     """Environment class, factory, an environment already made, or a spec such as
     `"gymnasium:CartPole-v1"`."""
 
-    env_config: None | dict[str, Any] = None
+    env_config: dict[str, Any] | None = None
     """Passed to every reset of the environment."""
 
-    env_kwargs: None | dict[str, Any] = None
+    env_kwargs: dict[str, Any] | None = None
     """Keyword arguments of the environment class or factory, or of the spec's adapter."""
 
     recurrent: bool = False
     """Whether the policy has a memory."""
 
-    total_env_steps: None | PositiveInt = None
+    total_env_steps: PositiveInt | None = None
     """Environment transitions after which training stops. None: no such limit."""
 
-    stop: None | list[Any] = None
+    stop: list[Any] | None = None
     """Conditions that stop training, one is enough: objects, or mappings such as
     `{HitsUpperBound: {key: episodes/return_mean_100, bound: 475}}`."""
 
-    steps_per_eval: None | PositiveInt = None
+    steps_per_eval: PositiveInt | None = None
     """Train steps between evaluations. None: no evaluations."""
 
-    eval_env_config: None | dict[str, Any] = None
+    eval_env_config: dict[str, Any] | None = None
     """Passed to resets in evaluations. None: `env_config`."""
 
-    eval_episodes: None | PositiveInt = None
+    eval_episodes: PositiveInt | None = None
     """Complete episodes an evaluation, in an environment of its own. None: 100 of them where
     `env_cls` is a spec; else evaluations share the training environment."""
 
-    run_dir: None | Annotated[str, Field(min_length=1)] | Path = None
+    run_dir: Annotated[str, Field(min_length=1)] | Path | None = None
     """Directory of the run's record. None: a new one under `runs/`."""
 
-    experiment_name: None | Annotated[str, Field(min_length=1)] = None
+    experiment_name: Annotated[str, Field(min_length=1)] | None = None
     """MLflow experiment. None: the environment's name."""
 
     algorithm_config: dict[str, Any] = field(default_factory=dict)
@@ -105,15 +108,16 @@ class TrainConfig(RunOptions):
 
     Raises:
         ConfigError: Lists every argument that is unknown or breaks a rule.
+
     """
 
-    _source: None | Document
+    _source: Document | None
 
     def __init__(
         self,
         env_cls: EnvFactory | Env | str,
         *,
-        algorithm_config: None | Mapping[str, Any] = None,
+        algorithm_config: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
         inner = dict(algorithm_config or {})
@@ -125,7 +129,7 @@ class TrainConfig(RunOptions):
         _raise(problems + more)
         self._set(values)
 
-    def _set(self, values: Mapping[str, Any], source: None | Document = None) -> None:
+    def _set(self, values: Mapping[str, Any], source: Document | None = None) -> None:
         """Take over checked values."""
         given = {name: values[name] for name in HYPERPARAMETERS if name in values}
         options = {name: values[name] for name in _OPTIONS if name in values}
@@ -163,6 +167,7 @@ class TrainConfig(RunOptions):
 
         Raises:
             ConfigError: Lists everything that is wrong, as `train.yaml:12: gama: unknown key`.
+
         """
         document = load(path).hoist("algorithm_config", HYPERPARAMETERS)
         bare = [override.removeprefix("algorithm_config.") for override in overrides]
@@ -174,9 +179,10 @@ class TrainConfig(RunOptions):
 
         Raises:
             ConfigError: Lists everything that is wrong, each with its place.
+
         """
         document = document.hoist("algorithm_config", HYPERPARAMETERS)
-        values, problems = checks.resolve_names(document.values)
+        values, problems = checks.resolve_names(document.values, _CLASSES)
         inner = values.pop("algorithm_config", None)
         if isinstance(inner, dict):
             problems += [
@@ -222,6 +228,7 @@ class TrainConfig(RunOptions):
         Raises:
             ConfigError: Lists everything that is wrong, with its place where it was in a file.
                 Nothing has been written then.
+
         """
         self.validate()
         algorithm = self._build_algorithm()
@@ -255,6 +262,7 @@ class TrainConfig(RunOptions):
 
         Raises:
             ConfigError: Lists every field that breaks a rule.
+
         """
         values, problems = _check(self._values())
         _raise(problems)
@@ -281,17 +289,27 @@ class TrainConfig(RunOptions):
         config = AlgorithmConfig(**self.algorithm_config)
         try:
             return config.build(self.make_env_source())
-        except ConfigError as error:
-            problems = [checks.sentence_problem(sentence) for sentence in error.problems]
-            reason: Exception = error
-        except AdapterError as error:
-            problems = [Problem(("env_cls",), str(error))]
-            reason = error
-        if self._source is not None:
-            self._source.check(problems)
-        raise reason
+        except (ConfigError, AdapterError, TypeError) as error:
+            problems = self._blame(error)
+            if problems and self._source is not None:
+                self._source.check(problems)
+            raise
 
-    def _make_eval_env(self, algorithm: Algorithm) -> None | Env:
+    def _blame(self, error: Exception) -> list[Problem]:
+        """What a failure to build says about the fields, if it says anything about them."""
+        if isinstance(error, ConfigError):
+            return [checks.sentence_problem(sentence) for sentence in error.problems]
+        if isinstance(error, AdapterError):
+            return [Problem(("env_cls",), str(error).removesuffix("."))]
+        # Python quotes the argument that a constructor which we cannot see does not take.
+        return [
+            Problem((key, name), str(error))
+            for key in ("env_kwargs", "model_config")
+            for name in getattr(self, key) or {}
+            if repr(name) in str(error)
+        ]
+
+    def _make_eval_env(self, algorithm: Algorithm) -> Env | None:
         """An environment for evaluations alone, where they do not share that of training."""
         wanted = self.steps_per_eval is not None and isinstance(self.env_cls, str)
         source: Any = self.make_env_source()
@@ -308,12 +326,13 @@ class TrainConfig(RunOptions):
         source = self.env_cls
         if isinstance(source, str | SpecFactory):
             return source if isinstance(source, str) else source.spec
+        source = getattr(source, "func", source)  # of a `functools.partial`
         return str(getattr(source, "__name__", type(source).__name__))
 
     def _record(self) -> dict[str, Any]:
         """What a run's `config.yaml` needs beside resolved hyperparameters to be run again."""
         given = self.to_dict()
-        classes = {name: given.get(name) for name in HYPERPARAMETERS if name.endswith("_cls")}
+        classes = {name: given.get(name) for name in _CLASSES}
         switches = {name: given[name] for name in _SWITCHES if name in given}
         options = {name: given[name] for name in (*_OPTIONS, "model") if name in given}
         options.pop("run_dir", None)

@@ -1,0 +1,26 @@
+"""Configuration files: one loader for YAML and JSON that knows the line of every key.
+
+YAML is read by the rules of YAML 1.2: `3e-4` is a number, `yes` and `off` are words. JSON goes
+through the same code. Nothing that a file says is executed; classes are named by dotted paths,
+which only `import_name` turns into objects.
+"""
+
+from ._document import COMMAND_LINE, Document, KeyPath, Place
+from ._loader import MAX_VALUES, load
+from ._names import dotted_name, import_name
+from ._overrides import apply_overrides
+from ._writer import dump, plain
+
+__all__ = [
+    "COMMAND_LINE",
+    "MAX_VALUES",
+    "Document",
+    "KeyPath",
+    "Place",
+    "apply_overrides",
+    "dotted_name",
+    "dump",
+    "import_name",
+    "load",
+    "plain",
+]

@@ -1,0 +1,211 @@
+"""Reading YAML and JSON: values, the line of each, and what is wrong with the file itself."""
+
+import json
+import math
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ..errors import ConfigError
+from ..validation import Problem
+from ._document import Document, KeyPath, Place
+
+#: Values a file may hold: aliases multiply what they refer to, so a small file could fill memory.
+MAX_VALUES = 100_000
+
+TAG = "tag:yaml.org,2002:"
+
+#: What a plain scalar must look like to be more than a string: YAML 1.2's core schema, and
+#: underscores between the digits of integers. JSON's words for NaN are numbers so as to be refused.
+PLAIN_SCALARS = {
+    TAG + "null": r"~|null|Null|NULL|",
+    TAG + "bool": r"true|True|TRUE|false|False|FALSE",
+    TAG + "int": r"[-+]?[0-9]+(?:_[0-9]+)*|0o[0-7]+|0x[0-9a-fA-F]+",
+    TAG + "float": r"[-+]?(?:\.[0-9]+|[0-9]+\.[0-9]*)(?:[eE][-+]?[0-9]+)?"
+    r"|[-+]?[0-9]+[eE][-+]?[0-9]+"
+    r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)|-?Infinity|NaN",
+}
+
+
+class _Syntax(yaml.SafeLoader):
+    """YAML's syntax with 1.2's scalars: no dates, no `yes`, no base 60."""
+
+    yaml_implicit_resolvers: dict[Any, Any] = {}  # noqa: RUF012 (PyYAML's way to drop its own)
+
+
+for _tag, _pattern in PLAIN_SCALARS.items():
+    _Syntax.add_implicit_resolver(_tag, re.compile(f"(?:{_pattern})$"), None)
+
+
+# JSON allows tabs, but not in strings, and Unicode's line breaks in strings only.
+_FROM_JSON = str.maketrans({"\t": " ", "\x85": "\\x85", "\u2028": "\\u2028", "\u2029": "\\u2029"})
+
+
+def _integer(text: str) -> int:
+    return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
+
+
+def _float(text: str) -> float:
+    return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
+
+
+def _string(text: str) -> str:
+    """`text` with surrogate pairs joined, in which JSON escapes characters beyond 16 bits."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+_SCALARS: dict[str, Callable[[str], Any]] = {
+    TAG + "null": lambda text: None,
+    TAG + "bool": lambda text: {"true": True, "false": False}[text.lower()],
+    TAG + "int": _integer,
+    TAG + "float": _float,
+    TAG + "str": _string,
+}
+
+
+class Values:
+    """Turns nodes of YAML into values, and notes where each was and what is wrong with it.
+
+    Args:
+        place: Says where a node was written.
+
+    """
+
+    def __init__(self, place: Callable[[yaml.Node], Place]) -> None:
+        self.place = place
+        self.places: dict[KeyPath, Place] = {}
+        self.problems: list[tuple[Place, Problem]] = []
+        self.count = 0
+
+    def value(self, node: yaml.Node, path: KeyPath, parents: tuple[yaml.Node, ...] = ()) -> Any:
+        """The node's value. `parents` are the nodes around it: an alias may lead back to one."""
+        self.count += 1
+        if self.count > MAX_VALUES:
+            raise ConfigError(f"{self.place(node).label}: more than {MAX_VALUES:,} values.")
+        if node in parents:
+            return self.problem(node, path, "contains itself")
+        parents = (*parents, node)
+        if isinstance(node, yaml.MappingNode) and node.tag == TAG + "map":
+            return self.mapping(node, path, parents)
+        if isinstance(node, yaml.SequenceNode) and node.tag == TAG + "seq":
+            return [self.entry(item, (*path, i), parents) for i, item in enumerate(node.value)]
+        if isinstance(node, yaml.ScalarNode) and node.tag in _SCALARS:
+            return self.scalar(node, path)
+        return self.problem(node, path, f"the tag {node.tag!r} has no meaning here; drop it")
+
+    def mapping(
+        self, mapping: yaml.MappingNode, path: KeyPath, parents: tuple[yaml.Node, ...]
+    ) -> dict[str, Any]:
+        """The mapping's values; of a duplicate key, the first."""
+        values: dict[str, Any] = {}
+        for key_node, node in mapping.value:
+            key = key_node.value if isinstance(key_node, yaml.ScalarNode) else "?"
+            key_path = (*path, key)
+            if key_node.tag != TAG + "str" or key == "<<":
+                self.problem(key_node, key_path, "a key must be a name; quote it if it is one")
+            elif key in values:
+                first = self.places[key_path].label
+                self.problem(key_node, key_path, f"duplicate key; first given at {first}")
+            else:
+                self.places[key_path] = self.place(key_node)
+                values[key] = self.value(node, key_path, parents)
+        return values
+
+    def entry(self, node: yaml.Node, path: KeyPath, parents: tuple[yaml.Node, ...]) -> Any:
+        """The value of a list's element."""
+        self.places[path] = self.place(node)
+        return self.value(node, path, parents)
+
+    def scalar(self, node: yaml.ScalarNode, path: KeyPath) -> Any:
+        """The value of a string, number, boolean or null."""
+        try:
+            value = _SCALARS[node.tag](node.value)
+        except (ValueError, KeyError):
+            kind = node.tag.removeprefix(TAG)
+            return self.problem(node, path, f"expected {kind}; got {node.value[:40]!r}")
+        if isinstance(value, float) and not math.isfinite(value):
+            self.problem(node, path, f"expected a finite number; got {node.value}")
+        return value
+
+    def problem(self, node: yaml.Node, path: KeyPath, message: str) -> None:
+        """Note what is wrong with a node; its value is None then."""
+        self.problems.append((self.place(node), Problem(path, message)))
+
+
+def load(path: str | os.PathLike[str]) -> Document:
+    """The document in a `.yaml`, `.yml` or `.json` file.
+
+    Raises:
+        ConfigError: Where the file cannot be read as a mapping, with its name and line. What is
+            wrong with single values waits for `Document.check`, so that all is told at once.
+
+    """
+    name, suffix = str(path), Path(path).suffix.lower()
+    if suffix not in (".yaml", ".yml", ".json"):
+        raise ConfigError(f"{name}: expected a .yaml, .yml or .json file.")
+    text = _read(Path(path), name)
+    root = compose(_checked_json(text, name) if suffix == ".json" else text, name)
+    if not isinstance(root, yaml.MappingNode):
+        kinds = {yaml.SequenceNode: "a list", yaml.ScalarNode: "a single value"}
+        raise ConfigError(
+            f"{name}:1: expected a mapping, one `key: value` a line; "
+            f"the file holds {kinds.get(type(root), 'nothing')}."
+        )
+    values = Values(lambda node: _line(node, name))
+    return Document(name, values.value(root, ()), values.places, tuple(values.problems))
+
+
+def _line(node: yaml.Node, name: str) -> Place:
+    line = node.start_mark.line + 1
+    return Place(line, f"{name}:{line}")
+
+
+def _read(path: Path, name: str) -> str:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{name}: cannot be read: {error.strerror}.") from None
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
+        raise ConfigError(f"{name}:{line}: not UTF-8 text; save the file as UTF-8.") from None
+
+
+def _checked_json(text: str, name: str) -> str:
+    """JSON `text` as YAML, of which it is a subset but for a few characters."""
+    if not text.strip():
+        return text
+    try:
+        json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{name}:{error.lineno}: not valid JSON: {error.msg}.") from None
+    except (RecursionError, ValueError):
+        raise ConfigError(f"{name}: nested too deeply, or a number is too long.") from None
+    return text.translate(_FROM_JSON)
+
+
+def compose(text: str, name: str) -> yaml.Node | None:
+    """The root of YAML's node graph; None where the text is empty.
+
+    Raises:
+        ConfigError: Where the text is not YAML; begins with `name` and the line.
+
+    """
+    try:
+        return yaml.compose(text, _Syntax)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = f":{mark.line + 1}" if mark else ""
+        hint = "; indent with spaces, not tabs" if "'\\t'" in str(error.problem) else ""
+        message = f"{name}{line}: not valid YAML: {error.problem or error.context}{hint}."
+    except yaml.reader.ReaderError as error:
+        line = str(text.count("\n", 0, error.position) + 1)
+        message = f"{name}:{line}: not valid YAML: {error.reason}."
+    except (RecursionError, ValueError, OverflowError):
+        message = f"{name}: nested too deeply, or an escape is not a character."
+    raise ConfigError(message)

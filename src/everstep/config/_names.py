@@ -1,0 +1,80 @@
+"""Dotted names: the only way from a word in a file to a Python object."""
+
+import difflib
+import importlib
+import pkgutil
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+from ..errors import ConfigError
+from ..validation import unknown_name
+
+
+def dotted_name(value: Any) -> str:
+    """`package.module.Name` of a class or function: what `import_name` takes."""
+    return f"{value.__module__}.{value.__qualname__}"
+
+
+def import_name(name: str) -> Any:
+    """The object at a dotted path such as `my_package.envs.MyEnv`; imports modules on the way.
+
+    Modules are looked for where Python does: among installed packages and on `sys.path`.
+
+    Raises:
+        ConfigError: Says which part was not found and what is near it, or how importing failed.
+
+    """
+    first, *rest = name.split(".")
+    if not rest or not all(part.isidentifier() for part in (first, *rest)):
+        raise ConfigError(f"expected a dotted path such as my_package.envs.MyEnv; got {name!r}")
+    found: Any = _import_module(first)
+    if found is None:
+        near = difflib.get_close_matches(first, _top_level_modules(), n=1)
+        hint = f"did you mean {near[0]}?" if near else "is it installed, or on sys.path?"
+        raise ConfigError(f"no module named {first!r} ({hint})")
+    reached = first
+    for part in rest:
+        found = _member(found, reached, part)
+        reached = f"{reached}.{part}"
+    return found
+
+
+def _member(owner: Any, reached: str, part: str) -> Any:
+    try:
+        return getattr(owner, part)
+    except AttributeError:
+        pass
+    except Exception as error:  # a module may import its names when they are asked for
+        raise _failed(f"{reached}.{part}", error) from error
+    module = _import_module(f"{reached}.{part}") if hasattr(owner, "__path__") else None
+    if module is None:
+        kind = "module" if isinstance(owner, ModuleType) else "class"
+        hint = unknown_name("", part, _members(owner)).removeprefix("unknown ")
+        raise ConfigError(f"the {kind} {reached!r} has no {part!r}{hint}")
+    return module
+
+
+def _import_module(name: str) -> ModuleType | None:
+    """The module; None where there is none of that name."""
+    try:
+        return importlib.import_module(name)
+    except Exception as error:  # whatever the module itself does when it is imported
+        if isinstance(error, ModuleNotFoundError) and error.name == name:
+            return None
+        raise _failed(name, error) from error
+
+
+def _failed(name: str, error: Exception) -> ConfigError:
+    return ConfigError(f"importing {name!r} failed: {type(error).__name__}: {error}")
+
+
+def _members(owner: Any) -> Iterator[str]:
+    yield from dir(owner)
+    for module in pkgutil.iter_modules(getattr(owner, "__path__", [])):
+        yield module.name
+
+
+def _top_level_modules() -> set[str]:
+    return set(sys.stdlib_module_names).union(m.name for m in pkgutil.iter_modules())

@@ -1,0 +1,485 @@
+"""The command line: exit codes, what is printed where, and what is left on disk."""
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from everstep import __version__
+from everstep.__main__ import main
+from everstep.config import dump, load
+from everstep.loggers import read_metrics
+
+# SQLAlchemy 2.1 deprecates a loader strategy that MLflow's store uses.
+pytestmark = pytest.mark.filterwarnings("ignore:.*noload:DeprecationWarning")
+
+TINY = {"env_cls": "everstep.env.DiscreteDummyEnv", "num_envs": 2, "horizon": 4}
+CARTPOLE = {"env_cls": "gymnasium:CartPole-v1", "num_envs": 2, "horizon": 16}
+
+#: Environments and a model of the user's own, beside the configuration file.
+MY_ENV = '''
+import torch
+from everstep.env import DiscreteDummyEnv
+from everstep.models import DefaultDiscreteModel
+
+class MyEnv(DiscreteDummyEnv):
+    """The reward of an env step is 1 in the first environment, 2 in the second, and so on."""
+
+    def step(self, action):
+        outcome = super().step(action)
+        outcome["rewards"] = 1.0 + torch.arange(self.num_envs).unsqueeze(-1)
+        return outcome
+
+class FailsLater(DiscreteDummyEnv):
+    count = 0
+
+    def step(self, action):
+        self.count += 1
+        if self.count == 10:
+            raise ZeroDivisionError("the wheel came off")
+        return super().step(action)
+
+class FailsAtOnce(DiscreteDummyEnv):
+    def __init__(self, *args, **kwargs):
+        raise ZeroDivisionError("no licence")
+
+class NoShape(DiscreteDummyEnv):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.observation_spec = self.observation_spec[0]
+
+class MyModel(DefaultDiscreteModel):
+    pass
+'''
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """An empty current directory, as a path."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    yield tmp_path
+    sys.modules.pop("my_env", None)
+
+
+@pytest.fixture
+def train(here, capsys):
+    """Train on `config` with further arguments: exit code, standard output, standard error."""
+
+    def train(config, *arguments, track=False):
+        (here / "train.yaml").write_text(config if isinstance(config, str) else dump(config))
+        flags = [] if track else ["--no-mlflow"]
+        code = main(["train", "-f", "train.yaml", *flags, *arguments])
+        return code, *capsys.readouterr()
+
+    return train
+
+
+@pytest.fixture
+def evaluate(here, capsys):
+    def evaluate(*arguments):
+        code = main(["eval", *map(str, arguments)])
+        return code, *capsys.readouterr()
+
+    return evaluate
+
+
+def only_run(here):
+    [run_dir] = [path for path in (here / "runs").iterdir() if path.is_dir()]
+    return run_dir
+
+
+def run_everstep(*arguments, **options):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **options.pop("env", {})}
+    return subprocess.run(
+        [sys.executable, "-m", "everstep", *arguments],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+        **options,
+    )
+
+
+# ---- the command itself --------------------------------------------------------------------------
+
+
+def test_help_and_version_do_not_wait_for_pytorch():
+    program = (
+        "import sys; from everstep.__main__ import main\n"
+        "for words in (['--help'], ['train', '--help'], ['--version'], ['train', '--nothing']):\n"
+        "    try: main(words)\n"
+        "    except SystemExit: pass\n"
+        "sys.exit(sorted({'torch', 'mlflow', 'gymnasium', 'pydantic'} & set(sys.modules)) or 0)"
+    )
+    process = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert process.returncode == 0, process.stderr
+    assert f"everstep {__version__}" in process.stdout
+
+
+def test_the_module_is_the_command():
+    process = run_everstep("--help")
+    assert process.returncode == 0
+    assert process.stdout.startswith("usage: everstep ")
+    assert all(command in process.stdout for command in ("train", "eval", "doctor"))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["trian"],
+        ["train"],
+        ["train", "-f"],
+        ["train", "-f", "a.yaml", "--max-step", "x"],
+        ["train", "-f", "a.yaml", "--max-steps", "0"],
+        ["train", "-f", "a.yaml", "--max-steps", "many"],
+        ["train", "-f", "a.yaml", "--seed", "-1"],
+        ["train", "-f", "a.yaml", "--steps-per-eval", "0"],
+        ["train", "-f", "a.yaml", "gamma=1", "--unknown"],
+        ["eval"],
+        ["eval", "x", "--episodes", "0"],
+        ["doctor", "what"],
+    ],
+)
+def test_a_wrong_command_line_ends_with_its_usage(here, capsys, arguments):
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    assert "usage: everstep" in capsys.readouterr().err
+    assert list(here.iterdir()) == []
+
+
+# ---- train ------------------------------------------------------------------------------------
+
+
+def test_training_leaves_a_run_and_says_where(train, here):
+    code, out, err = train(TINY | {"total_env_steps": 40})
+    assert code == 0, err
+    run_dir = only_run(here)
+    assert run_dir.name == "DiscreteDummyEnv-0001"
+    assert {path.name for path in run_dir.iterdir()} == {
+        *("config.yaml", "metrics.jsonl", "policy", "checkpoint"),
+    }
+    metrics = read_metrics(run_dir / "metrics.jsonl")
+    assert metrics[-1]["env/steps"] == 40
+    assert out.startswith("Run     runs/DiscreteDummyEnv-0001\n")
+    assert "Trained 40 env steps" in out
+    assert "everstep eval runs/DiscreteDummyEnv-0001" in out
+    assert "mlflow ui" not in out
+    assert "env_steps=40" in err
+    config = load(run_dir / "config.yaml").values
+    assert config["num_envs"] == 2
+    assert config["total_env_steps"] == 40
+    assert config["gamma"] == 0.95
+
+
+@pytest.mark.parametrize(
+    ("config", "arguments", "steps"),
+    [
+        ({}, [], 100),
+        ({}, ["--max-steps", "3"], 3),
+        ({"total_env_steps": 16}, [], 2),
+        ({"total_env_steps": 16}, ["--max-steps", "1"], 1),
+        ({"total_env_steps": 16}, ["--max-steps", "7"], 2),
+        ({"stop": [{"HitsUpperBound": {"key": "env/steps", "bound": 24}}]}, [], 3),
+        ({"total_env_steps": 1e6}, ["total_env_steps=8"], 1),
+    ],
+)
+def test_the_budget(train, here, config, arguments, steps):
+    code, _, err = train(TINY | config, *arguments)
+    assert code == 0, err
+    assert read_metrics(only_run(here) / "metrics.jsonl")[-1]["algorithm/steps"] == steps
+
+
+def test_assignments_stand_before_and_behind_options(train, here):
+    code, _, err = train(
+        TINY, "gamma=0.5", "--max-steps", "1", "optimizer_config.lr=3e-4", "seed=7"
+    )
+    assert code == 0, err
+    config = load(only_run(here) / "config.yaml").values
+    assert (config["gamma"], config["optimizer_config"], config["seed"]) == (0.5, {"lr": 3e-4}, 7)
+
+
+def test_a_seed_makes_the_same_training(train, here):
+    names = ("returns/mean", "losses/policy", "losses/vf", "monitors/kl_div")
+    found = []
+    for seed in ("3", "3", "4"):
+        code, _, err = train(CARTPOLE, "--max-steps", "3", "--seed", seed, "--run-dir", "a/b")
+        assert code == 0, err
+        run_dir = (here / "a/b").rename(here / f"run{len(found)}")
+        metrics = read_metrics(run_dir / "metrics.jsonl")
+        found.append([[line[name] for name in names] for line in metrics])
+    assert found[0] == found[1]
+    assert found[0] != found[2]
+    assert not (here / "runs").exists()
+
+
+def test_the_policy_is_saved_elsewhere_too(train, here):
+    code, out, err = train(TINY, "--max-steps", "1", "--save", "out/mine")
+    assert code == 0, err
+    assert "out/mine/policy" in out
+    assert (here / "out/mine/policy").read_bytes() == (only_run(here) / "policy").read_bytes()
+
+
+def test_evaluations_on_the_way(train, here):
+    arguments = ["--max-steps", "4", "--steps-per-eval", "2", "eval_episodes=3"]
+    code, out, err = train(CARTPOLE, *arguments)
+    assert code == 0, err
+    metrics = read_metrics(only_run(here) / "metrics.jsonl")
+    assert [line["eval/episodes/count"] for line in metrics if "eval/episodes/count" in line] == [3]
+    assert "evaluation" in out
+
+
+def test_the_run_is_tracked_and_the_way_to_its_curves_is_shown(train, here):
+    code, out, err = train(TINY, "--max-steps", "2", "--experiment-name", "mine", track=True)
+    assert code == 0, err
+    assert f"mlflow ui --backend-store-uri sqlite:///{here}/runs/mlflow.db" in out
+    assert tracked(here) == [("mine", "DiscreteDummyEnv-0001", "FINISHED")]
+
+
+def tracked(here):
+    """Experiment, name and status of every run in the store."""
+    store = sqlite3.connect(here / "runs" / "mlflow.db")
+    try:
+        return store.execute(
+            "select experiments.name, runs.name, runs.status from runs join experiments "
+            "on runs.experiment_id = experiments.experiment_id"
+        ).fetchall()
+    finally:
+        store.close()
+
+
+def test_modules_in_the_current_directory_are_found(train, here):
+    (here / "my_env.py").write_text(MY_ENV)
+    before = list(sys.path)
+    config = TINY | {"env_cls": "my_env.MyEnv", "model_cls": "my_env.MyModel"}
+    code, _, err = train(config, "--max-steps", "1")
+    assert code == 0, err
+    assert only_run(here).name == "MyEnv-0001"
+    assert sys.path == before
+
+
+@pytest.mark.parametrize(
+    ("config", "arguments", "problems"),
+    [
+        (
+            "env_cls: everstep.env.DiscreteDummyEnv\ngama: 0.9\nnum_envs: 0\n",
+            ["clip_param=3", "--seed", "3"],
+            [
+                "train.yaml:2: gama: unknown key (did you mean gamma?)",
+                "train.yaml:3: num_envs: expected int > 0 or 'auto'; got 0",
+                "command line: clip_param: expected float in (0, 1); got 3",
+            ],
+        ),
+        ("env_cls: [", [], ["train.yaml:1: not valid YAML: "]),
+        ("", [], ["train.yaml:1: expected a mapping"]),
+        (TINY, ["x"], ["command line: x: expected key=value"]),
+        (TINY, ["--run-dir", "train.yaml"], ["command line: run_dir: train.yaml is not a dir"]),
+        (TINY | {"sgd_minibatch_size": 3}, [], ["train.yaml:4: sgd_minibatch_size: must divide"]),
+        ({"env_cls": "gymnasium:Nope-v0"}, [], ["train.yaml:1: env_cls: Gymnasium cannot make"]),
+        (TINY | {"env_cls": "my_env.NoShape"}, [], ["everstep: `observation_spec` has an empty"]),
+    ],
+)
+def test_nothing_is_written_where_the_configuration_is_bad(
+    train, here, config, arguments, problems
+):
+    (here / "my_env.py").write_text(MY_ENV)
+    code, out, err = train(config, *arguments)
+    assert code == 2
+    assert out == ""
+    lines = err.splitlines()
+    assert len(lines) == len(problems)
+    assert all(line.startswith(start) for line, start in zip(lines, problems, strict=True))
+    assert {path.name for path in here.iterdir()} <= {"train.yaml", "my_env.py", "__pycache__"}
+
+
+def test_a_missing_file(here, capsys):
+    assert main(["train", "-f", "nowhere.yaml"]) == 2
+    assert capsys.readouterr().err == "nowhere.yaml: cannot be read: No such file or directory.\n"
+    assert list(here.iterdir()) == []
+
+
+def test_training_that_fails_says_so_and_leaves_the_traceback(train, here):
+    (here / "my_env.py").write_text(MY_ENV)
+    code, _, err = train(TINY | {"env_cls": "my_env.FailsLater"}, track=True)
+    assert code == 1
+    assert "everstep: training failed: ZeroDivisionError: the wheel came off" in err
+    assert "Traceback" not in err
+    text = (only_run(here) / "traceback.txt").read_text()
+    assert text.startswith("Traceback")
+    assert "the wheel came off" in text
+    assert len(read_metrics(only_run(here) / "metrics.jsonl")) == 2
+    assert [run[-1] for run in tracked(here)] == ["FAILED"]
+
+
+def test_an_error_in_the_users_constructor_is_shown_whole(train, here):
+    (here / "my_env.py").write_text(MY_ENV)
+    with pytest.raises(ZeroDivisionError, match="no licence"):
+        train(TINY | {"env_cls": "my_env.FailsAtOnce"})
+    assert not (here / "runs").exists()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_training_is_saved_and_closed(here, number, code):
+    (here / "train.yaml").write_text(dump(CARTPOLE | {"total_env_steps": 10**12}))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "everstep", "train", "-f", "train.yaml", "--run-dir", "runs/it"],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        metrics = here / "runs/it/metrics.jsonl"
+        while not (metrics.exists() and metrics.stat().st_size) and process.poll() is None:
+            time.sleep(0.05)
+        process.send_signal(number)
+        _, err = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert process.returncode == code, err
+    assert "Interrupted. The policy and a checkpoint are in runs/it." in err
+    assert "Traceback" not in err
+    assert (here / "runs/it/policy").exists()
+    assert (here / "runs/it/checkpoint").is_dir()
+    assert [run[-1] for run in tracked(here)] == ["KILLED"]
+    assert read_metrics(metrics)
+
+
+# ---- eval -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def my_run(train, here):
+    """The directory of a run on `MyEnv`, whose return is horizon · (index + 1)."""
+    (here / "my_env.py").write_text(MY_ENV)
+    config = TINY | {"env_cls": "my_env.MyEnv", "model_cls": "my_env.MyModel", "seed": 5}
+    code, _, err = train(config, "--max-steps", "1", "--run-dir", "my run")
+    assert code == 0, err
+    return here / "my run"
+
+
+def test_an_evaluation_is_printed(evaluate, my_run):
+    code, out, err = evaluate(my_run, "--episodes", "4", "--num-envs", "4")
+    assert code == 0, err
+    assert out.splitlines() == [
+        f"{my_run}: 4 episodes, most likely actions, seed 6",
+        "  return          10.0 ± 4.5",
+        "  95 % of mean    6.0 to 14.0",
+        "  min, max        4.0, 16.0",
+        "  episode length  4.0",
+    ]
+
+
+def test_an_evaluation_for_machines(evaluate, my_run):
+    code, out, err = evaluate(
+        my_run, "--episodes", "4", "--num-envs", "2", "--json", "--stochastic", "--seed", "9"
+    )
+    assert code == 0, err
+    result = json.loads(out)
+    low, high = result.pop("episodes/return_mean_interval")
+    assert 4.0 <= low <= 6.0 <= high <= 8.0
+    assert result == {
+        "run_dir": str(my_run),
+        "seed": 9,
+        "deterministic": False,
+        "episodes/count": 4,
+        "episodes/return_mean": 6.0,
+        "episodes/return_std": 2.0,
+        "episodes/return_min": 4.0,
+        "episodes/return_max": 8.0,
+        "episodes/length_mean": 4.0,
+    }
+
+
+def test_evaluations_with_the_same_seed_agree(train, evaluate, here):
+    code, _, err = train(CARTPOLE, "--max-steps", "1", "--run-dir", "run")
+    assert code == 0, err
+    seeds = ("3", "3", "4")
+    outputs = [
+        evaluate("run", "--episodes", "5", "--stochastic", "--json", "--seed", seed)[1]
+        for seed in seeds
+    ]
+    assert outputs[0] == outputs[1]
+    assert outputs[0] != outputs[2]
+    limited = evaluate("run", "env_kwargs.max_episode_steps=3", "--episodes", "5", "--json")
+    assert json.loads(limited[1])["episodes/length_mean"] == 3.0
+
+
+def test_what_is_no_run_is_said(evaluate, my_run, here):
+    assert evaluate("nowhere")[::2] == (
+        2,
+        "nowhere: not the directory of a run: no config.yaml in it.\n",
+    )
+    code, _, err = evaluate(".")
+    assert code == 2
+    assert "It holds runs, such as my run." in err
+    (my_run / "policy").unlink()
+    assert evaluate(my_run)[2].startswith(f"{my_run}: no policy in it")
+    (my_run / "policy").write_bytes(b"not a policy")
+    code, out, err = evaluate(my_run)
+    assert (code, out) == (2, "")
+    assert err.startswith("everstep: ")
+    (my_run / "config.yaml").write_text("env_cls: DiscreteDummyEnv\n")
+    code, _, err = evaluate(my_run)
+    assert code == 2
+    assert "config.yaml:1: env_cls: expected a dotted path" in err
+    assert f"everstep eval '{my_run}' env_cls=gymnasium:CartPole-v1" in err
+
+
+def test_the_interval_of_the_mean():
+    from everstep._cli_eval import mean_interval
+
+    assert mean_interval(np.full(10, 3.0), seed=0) == (3.0, 3.0)
+    assert mean_interval(np.array([7.0]), seed=0) == (7.0, 7.0)
+    values = np.random.default_rng(0).normal(100.0, 20.0, 1000)
+    low, high = mean_interval(values, seed=1)
+    half = 1.96 * values.std() / np.sqrt(1000)
+    assert low == pytest.approx(values.mean() - half, abs=0.1 * half)
+    assert high == pytest.approx(values.mean() + half, abs=0.1 * half)
+    assert mean_interval(values, seed=1) == (low, high)
+
+
+# ---- doctor -----------------------------------------------------------------------------------
+
+
+def test_the_doctor_finds_what_is_there(here, capsys):
+    assert main(["doctor", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["versions"]["everstep"] == __version__
+    assert set(report["versions"]) > {"python", "torch", "torchrl", "tensordict", "gymnasium"}
+    assert "broken" not in report["versions"].values()
+    assert report["devices"][0] == "cpu"
+    assert report["adapters"]["gymnasium"] == "ok"
+    assert report["extras"]["ui"] in ("ok", "pip install 'everstep[ui]'")
+    assert report["runs"] == str(here / "runs")
+    assert report["problems"] == []
+    assert main(["doctor"]) == 0
+    assert capsys.readouterr().out.endswith("All is well.\n")
+    assert list(here.iterdir()) == []
+
+
+def test_the_doctor_sees_where_runs_cannot_be_written(here, capsys):
+    (here / "runs").write_text("a file")
+    assert main(["doctor"]) == 1
+    assert f"PROBLEM     {here}/runs is not a writable directory" in capsys.readouterr().out
+
+
+def test_the_doctor_survives_packages_that_do_not_fit_together(here):
+    (here / "torchrl").mkdir()
+    (here / "torchrl/__init__.py").write_text("raise ImportError('undefined symbol: _ZN3c10')")
+    process = run_everstep("doctor", cwd=here, env={"PYTHONPATH": str(here)})
+    assert process.returncode == 1, process.stderr
+    assert "torchrl     broken" in process.stdout
+    assert "undefined symbol" in process.stdout
+    assert "pip install --upgrade torch torchrl tensordict" in process.stdout
+    assert "Traceback" not in process.stderr
