@@ -17,7 +17,7 @@ def test_cartpole_is_learned_in_40_000_env_steps() -> None:
         EXAMPLES / "gymnasium_cartpole" / "train.yaml", ["total_env_steps=40_000"]
     )
     trainer = config.build(run_dir=None)
-    stats = trainer.run(**config.run_arguments())
+    stats = trainer.run()
     assert stats["episodes/return_mean_100"] >= 150
     env = make("gymnasium:CartPole-v1", 8)
     env.seed(1)

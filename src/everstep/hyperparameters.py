@@ -186,7 +186,30 @@ class Hyperparameters:
             )
         for name in ("lr_schedule", "entropy_coeff_schedule"):
             problems += _schedule_problems(name, getattr(self, name))
-        return problems
+        return problems + self._device_problems() + self._optimizer_problems()
+
+    def _device_problems(self) -> list[str]:
+        if self.device == "auto":
+            return []
+        try:
+            device = torch.device(self.device)
+        except RuntimeError:
+            return [
+                "`device` expected 'auto' or a device such as 'cpu' or 'cuda:0'; "
+                f"got {self.device!r}."
+            ]
+        count = torch.cuda.device_count()
+        if device.type == "cuda" and (device.index or 0) >= count:
+            return [f"`device` {device} is not there; PyTorch sees {count} CUDA devices."]
+        return []
+
+    def _optimizer_problems(self) -> list[str]:
+        """What the optimizer says of its options; one of a single number costs nothing."""
+        try:
+            self.optimizer_cls([nn.Parameter(torch.zeros(1))], **(self.optimizer_config or {"lr": 1e-3}))
+        except (TypeError, ValueError) as error:
+            return [f"`optimizer_config` {self.optimizer_cls.__name__} says: {error}."]
+        return []
 
 
 def _schedule_problems(name: str, schedule: None | list[tuple[int, float]]) -> list[str]:

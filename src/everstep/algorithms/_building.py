@@ -150,15 +150,22 @@ def check_policy(policy: Policy, rollout: Rollout) -> None:
     """Try the policy on an observation of zeros.
 
     Raises:
-        ConfigError: Where what it returns does not have the shapes and dtypes that the rollout's
+        ConfigError: Where it fails, or what it returns does not have the shapes and dtypes that the rollout's
             specs ask for.
 
     """
     n, device = rollout.num_envs, rollout.device
     obs = rollout.observation.zeros(n, device=device)
     forked = torch.random.fork_rng([device] if device.type == "cuda" else [])
-    with forked, torch.no_grad(), model_mode(policy.model, training=False):
-        actions, logp, values, _ = policy.act(obs, policy.init_states(n))
+    try:
+        with forked, torch.no_grad(), model_mode(policy.model, training=False):
+            actions, logp, values, _ = policy.act(obs, policy.init_states(n))
+    except Exception as error:
+        raise ConfigError(
+            f"The policy ({type(policy.model).__name__}, {policy.distribution_cls.__name__}) "
+            f"cannot act on an observation of zeros: {type(error).__name__}: {error}. Set "
+            "`model_cls`, `model_config` or `distribution_cls` to what fits the environment."
+        ) from error
     expected = [("log-probabilities", logp, (n, 1)), ("values", values, (n, 1))]
     shapes, dtypes = rollout.action.shapes, rollout.action.dtypes
     expected += [("actions", x, (n, *shape)) for x, shape in zip(actions, shapes, strict=True)]

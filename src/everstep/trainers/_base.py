@@ -11,7 +11,7 @@ from typing_extensions import Self
 from ..algorithms import GenericAlgorithmBase
 from ..checkpoints import load_state, save_state
 from ..conditions import Condition
-from ..config import dump
+from ..config import dotted_name, dump
 from ..data import EvalCollectStats, TrainerState, TrainStats
 from ..env import Env
 from ..evaluation import evaluate
@@ -39,6 +39,7 @@ class GenericTrainerBase(Generic[_Algorithm]):
             rules that sharing it imposes.
         eval_episodes: Complete episodes an evaluation on `eval_env`.
         record: What `config.yaml` holds beside the resolved hyperparameters.
+        run_arguments: Arguments of `run` that are used where a call leaves them out.
 
     """
 
@@ -70,8 +71,10 @@ class GenericTrainerBase(Generic[_Algorithm]):
         eval_env: None | Env = None,
         eval_episodes: int = 100,
         record: None | Mapping[str, Any] = None,
+        run_arguments: None | Mapping[str, Any] = None,
     ) -> None:
         self.algorithm = algorithm
+        self._run_arguments = dict(run_arguments or {})
         self.eval_env = eval_env
         self.eval_episodes = eval_episodes
         self.state = {"algorithm/collects": 0, "algorithm/steps": 0, "env/steps": 0}
@@ -97,7 +100,10 @@ class GenericTrainerBase(Generic[_Algorithm]):
         self.logger.log_params(algorithm.params)
 
     def _write_config(self, run_dir: Path, record: Mapping[str, Any]) -> None:
-        resolved = {k: v for k, v in self.algorithm.params.items() if v is not None}
+        model = type(self.algorithm.policy.model)
+        resolved = {"env_cls": type(self.algorithm.env), **self.algorithm.hparams}
+        if resolved.pop("model") is not None:
+            resolved["model"] = dotted_name(model)
         (run_dir / "config.yaml").write_text(dump({**resolved, **record}), encoding="utf-8")
 
     def __enter__(self) -> Self:
@@ -137,23 +143,41 @@ class GenericTrainerBase(Generic[_Algorithm]):
                 `horizons_per_env_reset`.
 
         """
-        self._check_run(steps_per_eval, eval_env_config)
-        conditions = stop_conditions or []
+        given = {
+            "env_config": env_config,
+            "eval_env_config": eval_env_config,
+            "steps_per_eval": steps_per_eval,
+            "stop_conditions": stop_conditions,
+            "total_env_steps": total_env_steps,
+        }
+        given = {name: value for name, value in given.items() if value is not None}
         try:
-            while True:
-                stats = self.step(env_config=env_config)
-                # Every condition sees every train step: some of them count.
-                if any([condition(stats) for condition in conditions]):  # noqa: C419
-                    break
-                if total_env_steps is not None and self.state["env/steps"] >= total_env_steps:
-                    break
-                if steps_per_eval and self.state["algorithm/steps"] % steps_per_eval == 0:
-                    self.eval(env_config=eval_env_config or env_config)
+            stats = self._loop(**{**self._run_arguments, **given})
         except KeyboardInterrupt:
             self.save()
             raise
         self.save()
         return stats
+
+    def _loop(
+        self,
+        *,
+        env_config: None | dict[str, Any] = None,
+        eval_env_config: None | dict[str, Any] = None,
+        steps_per_eval: None | int = None,
+        stop_conditions: Sequence[Condition] = (),
+        total_env_steps: None | int = None,
+    ) -> TrainStats:
+        self._check_run(steps_per_eval, eval_env_config)
+        while True:
+            stats = self.step(env_config=env_config)
+            # Every condition sees every train step: some of them count.
+            met = [condition(stats) for condition in stop_conditions]
+            spent = total_env_steps is not None and self.state["env/steps"] >= total_env_steps
+            if any(met) or spent:
+                return stats
+            if steps_per_eval and self.state["algorithm/steps"] % steps_per_eval == 0:
+                self.eval(env_config=eval_env_config or env_config)
 
     def step(self, *, env_config: None | dict[str, Any] = None) -> TrainStats:
         """Collect one rollout, update the policy with it, and return both's statistics.

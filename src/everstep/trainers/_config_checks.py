@@ -190,36 +190,14 @@ def stop_problems(stop: Any) -> list[Problem]:
 
 def hyperparameter_problems(config: Hyperparameters) -> list[Problem]:
     """The rules between hyperparameters that are broken, and options that no class takes."""
-    problems = [sentence_problem(sentence) for sentence in config.problems()]
+    problems = option_problems(
+        "optimizer_config", config.optimizer_cls, config.optimizer_config or {}
+    )
     if config.model_cls is not None:
         problems += option_problems("model_config", config.model_cls, config.model_config or {})
-    return problems + _optimizer_problems(config) + _device_problems(config.device)
-
-
-def _optimizer_problems(config: Hyperparameters) -> list[Problem]:
-    options = config.optimizer_config or {}
-    problems = option_problems("optimizer_config", config.optimizer_cls, options)
-    if problems or not options:
-        return problems
-    try:  # optimizers check their options themselves, and one of a single number costs nothing
-        config.optimizer_cls([nn.Parameter(torch.zeros(1))], **options)
-    except (TypeError, ValueError) as error:
-        return [Problem(("optimizer_config",), f"{config.optimizer_cls.__name__} says: {error}")]
-    return []
-
-
-def _device_problems(device: torch.device | str) -> list[Problem]:
-    if device == "auto":
-        return []
-    try:
-        device = torch.device(device)
-    except RuntimeError:
-        message = f"expected 'auto' or a device such as 'cpu' or 'cuda:0'; got {device!r}"
-        return [Problem(("device",), message)]
-    count = torch.cuda.device_count()
-    if device.type == "cuda" and (device.index or 0) >= count:
-        return [Problem(("device",), f"{device} is not there; PyTorch sees {count} CUDA devices")]
-    return []
+    told = {problem.path[0] for problem in problems}
+    others = [sentence_problem(sentence) for sentence in config.problems()]
+    return problems + [problem for problem in others if problem.path[0] not in told]
 
 
 def run_dir_problems(run_dir: Any) -> list[Problem]:

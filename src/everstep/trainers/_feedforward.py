@@ -22,6 +22,7 @@ TRAINER_ARGUMENTS = (
     "eval_env",
     "eval_episodes",
     "record",
+    "run_arguments",
 )
 
 

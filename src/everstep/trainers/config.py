@@ -220,7 +220,7 @@ class TrainConfig(RunOptions):
     # ---- training -----------------------------------------------------------------------------
 
     def build(self, **trainer_arguments: Any) -> Trainer:
-        """A trainer with an environment and a policy; pass `run_arguments()` to its `run`.
+        """A trainer with an environment and a policy, whose `run` follows this config.
 
         Args:
             **trainer_arguments: Arguments of `Trainer`, such as `run_dir` and `loggers`.
@@ -236,6 +236,7 @@ class TrainConfig(RunOptions):
             "experiment_name": self.experiment_name or self._env_name(),
             "eval_env": self._make_eval_env(algorithm),
             "record": self._record(),
+            "run_arguments": self.run_arguments(),
         }
         if self.eval_episodes is not None:
             arguments["eval_episodes"] = self.eval_episodes
