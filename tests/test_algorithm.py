@@ -13,6 +13,7 @@ from torchrl.data import Bounded, Composite, MultiCategorical, Unbounded
 
 from everstep import Algorithm, AlgorithmConfig, ContinuousDummyEnv, DiscreteDummyEnv
 from everstep.data import EPISODE_KEYS
+from everstep.distributions import Normal
 from everstep.env import Env
 from everstep.errors import (
     ConfigError,
@@ -652,6 +653,29 @@ def test_validation_touches_neither_environment_nor_generators() -> None:
 def test_bad_hyperparameters(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         AlgorithmConfig(**{**SMALL, **options}).build(DiscreteDummyEnv)
+
+
+@pytest.mark.parametrize("options", [{"sgd_minibatch_size": 7}, {"model_cls": WrongShape}])
+def test_an_environment_made_for_a_build_that_fails_is_closed(options: dict[str, Any]) -> None:
+    closed = []
+
+    class Closing(DiscreteDummyEnv):
+        def close(self) -> None:
+            closed.append(self)
+
+    with pytest.raises(ConfigError):
+        AlgorithmConfig(num_envs=8, **options).build(Closing)
+    assert len(closed) == 1
+    with pytest.raises(ConfigError):
+        AlgorithmConfig(**options).build(Closing(8, 4))
+    assert len(closed) == 1  # the caller's own stays open
+
+
+def test_a_distribution_that_does_not_fit_is_told() -> None:
+    with pytest.raises(
+        ConfigError, match=r"cannot act on an observation of zeros: KeyError: 'mean'"
+    ):
+        AlgorithmConfig(num_envs=8, distribution_cls=Normal).build(DiscreteDummyEnv)
 
 
 def test_all_bad_hyperparameters_are_listed_at_once() -> None:

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import signal
 import sys
 import threading
@@ -13,10 +14,15 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import torch
+
 from .conditions import HitsUpperBound
 from .loggers import RunStatus
 from .progress import ConsoleProgress, summary
 from .trainers import TrainConfig, Trainer
+
+#: Multiplications a layer pass over one minibatch below which a second thread only waits.
+_SMALL = 20_000_000
 
 #: Flags that stand for keys of the file.
 _KEYS = ("experiment_name", "steps_per_eval", "seed", "run_dir")
@@ -67,8 +73,18 @@ def run(arguments: argparse.Namespace) -> int:
         for env in (trainer.algorithm.env, trainer.eval_env):
             if env is not None:
                 stack.callback(env.close)
+        _choose_threads(trainer)
         progress.total_env_steps = _budget(trainer, config.total_env_steps, max_steps)
         return _train(trainer, latest, run_arguments, arguments.save)
+
+
+def _choose_threads(trainer: Trainer) -> None:
+    """One thread for small networks on a CPU, unless the environment variable says otherwise."""
+    algorithm = trainer.algorithm
+    weights = sum(p.numel() for p in algorithm.policy.model.parameters())
+    small = weights * algorithm.minibatch_size < _SMALL
+    if small and algorithm.hparams.device_type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
 
 
 def _overrides(arguments: argparse.Namespace) -> list[str]:

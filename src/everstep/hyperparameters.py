@@ -206,7 +206,9 @@ class Hyperparameters:
     def _optimizer_problems(self) -> list[str]:
         """What the optimizer says of its options; one of a single number costs nothing."""
         try:
-            self.optimizer_cls([nn.Parameter(torch.zeros(1))], **(self.optimizer_config or {"lr": 1e-3}))
+            self.optimizer_cls(
+                [nn.Parameter(torch.zeros(1))], **(self.optimizer_config or {"lr": 1e-3})
+            )
         except (TypeError, ValueError) as error:
             return [f"`optimizer_config` {self.optimizer_cls.__name__} says: {error}."]
         return []

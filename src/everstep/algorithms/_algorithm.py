@@ -35,7 +35,7 @@ from ..specs import Leaves, Structure
 from ..updates import Updater
 from . import _resuming as resuming
 from ._base import GenericAlgorithmBase
-from ._building import build_env, check_policy, resolve_minibatch
+from ._building import build_env, check_policy, closed_on_error, resolve_minibatch
 
 #: Final observations are valued that many rows at a time.
 CHUNK = 4096
@@ -68,6 +68,11 @@ class Algorithm(GenericAlgorithmBase[AlgorithmHparams, AlgorithmState, Policy]):
         if config.seed is not None:
             torch.manual_seed(config.seed)
         self.env, config = build_env(env_cls, config)
+        with closed_on_error(self.env, unless=env_cls):
+            self._assemble(config)
+
+    def _assemble(self, config: Hyperparameters) -> None:
+        """Everything but the environment, from a config whose environment is resolved."""
         if config.seed is not None and hasattr(self.env, "seed"):
             self.env.seed(config.seed)
         device = torch.device(config.device)

@@ -1,6 +1,8 @@
 """Resolving `"auto"`: from what was asked for and what the environment is, to what is built."""
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
@@ -39,6 +41,17 @@ def build_env(source: EnvFactory | Env, config: C) -> tuple[Env, C]:
     if config.horizons_per_env_reset == "auto":
         config = replace(config, horizons_per_env_reset=-1 if env.episode_keys else 1)
     return env, config
+
+
+@contextmanager
+def closed_on_error(env: Env, *, unless: object) -> Iterator[None]:
+    """Close `env` where what is done in here fails; unless it is the caller's own."""
+    try:
+        yield
+    except BaseException:
+        if env is not unless and hasattr(env, "close"):
+            env.close()
+        raise
 
 
 def _adopt(env: Env, config: C) -> tuple[Env, C]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from ..env import Env, EnvFactory
 from ..hyperparameters import Hyperparameters
 from ._algorithm import Algorithm
+from ._building import closed_on_error
 
 
 @dataclass
@@ -27,5 +28,6 @@ class AlgorithmConfig(Hyperparameters):
 
         """
         algorithm = Algorithm(env_cls, config=self)
-        algorithm.validate()
+        with closed_on_error(algorithm.env, unless=env_cls):
+            algorithm.validate()
         return algorithm
