@@ -163,8 +163,8 @@ def check_policy(policy: Policy, rollout: Rollout) -> None:
     """Try the policy on an observation of zeros.
 
     Raises:
-        ConfigError: Where it fails, or what it returns does not have the shapes and dtypes that the rollout's
-            specs ask for.
+        ConfigError: Where it fails, or what it returns does not have the shapes and dtypes that
+            the specs ask for.
 
     """
     n, device = rollout.num_envs, rollout.device

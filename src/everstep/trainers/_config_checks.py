@@ -7,9 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import nn
-
 from ..conditions import condition_from_config
 from ..config import import_name
 from ..errors import AdapterError, ConfigError
