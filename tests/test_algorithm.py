@@ -184,9 +184,8 @@ class Mixed(ContinuousDummyEnv):
 
     spec: Any
 
-    def __init__(self, num_envs: int, /, horizon: Any = None, *, device: Any = "cpu") -> None:
-        super().__init__(num_envs, horizon, device=device)
-        self.action_spec = self.spec
+    def _make_action_spec(self) -> Any:
+        return self.spec
 
     def step(self, action: Any) -> TensorDict:
         return super().step(action.to(self.state.dtype).mean(-1, keepdim=True))

@@ -7,6 +7,7 @@ reference value, and it counts against patience, so a run whose statistic turned
 
 import difflib
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -185,7 +186,41 @@ class Plateaus:
         return f"Plateaus({self.key!r}, patience={self.patience!r}, rtol={self.rtol!r})"
 
 
-class StopsDecreasing:
+class _StopsImproving(ABC):
+    """True once a statistic has set no new record several times in a row."""
+
+    #: Name of the statistic.
+    key: TrainStatKey
+
+    #: Times in a row without a new record.
+    losses: int
+
+    #: Times in a row without a new record that meet the condition.
+    patience: int
+
+    def __init__(self, key: TrainStatKey, /, *, patience: int = 5) -> None:
+        _check(_name_problem("key", key), _patience_problem("patience", patience))
+        self.key = key
+        self.patience = patience
+        self.losses = 0
+
+    @abstractmethod
+    def _is_record(self, value: float) -> bool:
+        """Whether `value` is a new record, which is then kept. False for NaN."""
+
+    def __call__(self, train_stats: TrainStats, /) -> bool:
+        """True once there has been no new record `patience` times in a row."""
+        value = _read(train_stats, self.key)
+        if value is None:
+            return False
+        self.losses = 0 if self._is_record(value) else self.losses + 1
+        return self.losses >= self.patience
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.key!r}, patience={self.patience!r})"
+
+
+class StopsDecreasing(_StopsImproving):
     """True once a statistic has not gone below its minimum several times in a row.
 
     Args:
@@ -194,42 +229,16 @@ class StopsDecreasing:
 
     """
 
-    #: Name of the statistic.
-    key: TrainStatKey
-
-    #: Times in a row without a new minimum.
-    losses: int
-
     #: Smallest value so far.
-    min_: float
+    min_: float = math.inf
 
-    #: Times in a row without a new minimum that meet the condition.
-    patience: int
-
-    def __init__(self, key: TrainStatKey, /, *, patience: int = 5) -> None:
-        _check(_name_problem("key", key), _patience_problem("patience", patience))
-        self.key = key
-        self.patience = patience
-        self.losses = 0
-        self.min_ = math.inf
-
-    def __call__(self, train_stats: TrainStats, /) -> bool:
-        """True once there has been no new minimum `patience` times in a row."""
-        value = _read(train_stats, self.key)
-        if value is None:
-            return False
-        if value < self.min_:  # False for NaN
-            self.losses = 0
-            self.min_ = value
-        else:
-            self.losses += 1
-        return self.losses >= self.patience
-
-    def __repr__(self) -> str:
-        return f"StopsDecreasing({self.key!r}, patience={self.patience!r})"
+    def _is_record(self, value: float) -> bool:
+        lower = value < self.min_
+        self.min_ = value if lower else self.min_
+        return lower
 
 
-class StopsIncreasing:
+class StopsIncreasing(_StopsImproving):
     """True once a statistic has not gone above its maximum several times in a row.
 
     Args:
@@ -238,39 +247,13 @@ class StopsIncreasing:
 
     """
 
-    #: Name of the statistic.
-    key: TrainStatKey
-
-    #: Times in a row without a new maximum.
-    losses: int
-
     #: Largest value so far.
-    max_: float
+    max_: float = -math.inf
 
-    #: Times in a row without a new maximum that meet the condition.
-    patience: int
-
-    def __init__(self, key: TrainStatKey, /, *, patience: int = 5) -> None:
-        _check(_name_problem("key", key), _patience_problem("patience", patience))
-        self.key = key
-        self.patience = patience
-        self.losses = 0
-        self.max_ = -math.inf
-
-    def __call__(self, train_stats: TrainStats, /) -> bool:
-        """True once there has been no new maximum `patience` times in a row."""
-        value = _read(train_stats, self.key)
-        if value is None:
-            return False
-        if value > self.max_:  # False for NaN
-            self.losses = 0
-            self.max_ = value
-        else:
-            self.losses += 1
-        return self.losses >= self.patience
-
-    def __repr__(self) -> str:
-        return f"StopsIncreasing({self.key!r}, patience={self.patience!r})"
+    def _is_record(self, value: float) -> bool:
+        higher = value > self.max_
+        self.max_ = value if higher else self.max_
+        return higher
 
 
 def condition_from_config(config: object, /) -> Condition:

@@ -159,7 +159,16 @@ class DummyEnv(GenericEnv[Unbounded, _ActionSpec]):
     ) -> None:
         super().__init__(num_envs, horizon, device=device)
         self.observation_spec = Unbounded(1, device=torch.device(device))
+        self.action_spec = self._make_action_spec().to(device)
         self.bounds = 100.0
+
+    @abstractmethod
+    def _make_action_spec(self) -> _ActionSpec:
+        """Spec of one action, on any device."""
+
+    @abstractmethod
+    def _distance(self, action: torch.Tensor) -> torch.Tensor:
+        """How far actions `[num_envs, 1]` move the points."""
 
     def reset(self, *, config: None | dict[str, Any] = None) -> torch.Tensor:
         """Uniform positions; `config["bounds"]` changes their range from this reset on."""
@@ -168,8 +177,10 @@ class DummyEnv(GenericEnv[Unbounded, _ActionSpec]):
         self.state.uniform_(-self.bounds, self.bounds)
         return self.state
 
-    def _move(self, distance: torch.Tensor) -> TensorDict:
-        self.state += distance
+    def step(self, action: torch.Tensor | TensorDict) -> TensorDict:
+        """Move each point by its action `[num_envs, 1]`, in place."""
+        assert isinstance(action, torch.Tensor)
+        self.state += self._distance(action)
         return TensorDict(
             {DataKeys.OBS: self.state, DataKeys.REWARDS: -self.state.abs()},
             batch_size=[self.num_envs],
@@ -180,38 +191,18 @@ class DummyEnv(GenericEnv[Unbounded, _ActionSpec]):
 class ContinuousDummyEnv(DummyEnv[Unbounded]):
     """The point moves by the action."""
 
-    def __init__(
-        self,
-        num_envs: int,
-        /,
-        horizon: None | int = None,
-        *,
-        device: Device = "cpu",
-    ) -> None:
-        super().__init__(num_envs, horizon, device=device)
-        self.action_spec = Unbounded(1, device=torch.device(device))
+    def _make_action_spec(self) -> Unbounded:
+        return Unbounded(1)
 
-    def step(self, action: torch.Tensor | TensorDict) -> TensorDict:
-        """Move each point by its action `[num_envs, 1]`."""
-        assert isinstance(action, torch.Tensor)
-        return self._move(action)
+    def _distance(self, action: torch.Tensor) -> torch.Tensor:
+        return action
 
 
 class DiscreteDummyEnv(DummyEnv[Categorical]):
     """The point moves one to the left (action 0) or one to the right (action 1)."""
 
-    def __init__(
-        self,
-        num_envs: int,
-        /,
-        horizon: None | int = None,
-        *,
-        device: Device = "cpu",
-    ) -> None:
-        super().__init__(num_envs, horizon, device=device)
-        self.action_spec = Categorical(2, shape=torch.Size([1]), device=torch.device(device))
+    def _make_action_spec(self) -> Categorical:
+        return Categorical(2, shape=torch.Size([1]))
 
-    def step(self, action: torch.Tensor | TensorDict) -> TensorDict:
-        """Move each point by one; actions `[num_envs, 1]`, 0 or 1."""
-        assert isinstance(action, torch.Tensor)
-        return self._move(2 * action - 1)
+    def _distance(self, action: torch.Tensor) -> torch.Tensor:
+        return 2 * action - 1
