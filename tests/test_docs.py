@@ -1,0 +1,346 @@
+"""The documentation: every example runs and prints what it shows, and no table is out of date."""
+
+import configparser
+import contextlib
+import dataclasses
+import importlib
+import inspect
+import io
+import json
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, get_args, get_type_hints
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+import everstep
+from everstep import AlgorithmConfig, TrainConfig, conditions, data
+from everstep.__main__ import _parser
+from everstep.adapters import GymnasiumEnv
+from everstep.errors import ConfigError
+from everstep.hyperparameters import Hyperparameters
+from everstep.trainers.config import RunOptions
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+
+#: Transitions that an example may train on: enough to run it, not to learn anything.
+BUDGET = 1_000
+
+
+class Block(NamedTuple):
+    """One fenced block of a page."""
+
+    language: str
+    caption: str
+    text: str
+    #: The comment right above it, which says why it is not run or not read.
+    mark: str
+    #: What it has to print: the `text` block right below it.
+    output: None | str
+
+
+FENCE = re.compile(
+    r"(?:<!-- (?P<mark>[^\n]*) -->\n)?"
+    r"^```(?:\{code-block\} )?(?P<language>\w+)\n"
+    r"(?::caption: (?P<caption>\S+)\n)?\n*"
+    r"(?P<text>.*?)^```\n(?:\n*```text\n(?P<output>.*?)^```\n)?",
+    re.MULTILINE | re.DOTALL,
+)
+
+
+def blocks(page: Path) -> list[Block]:
+    return [
+        Block(m["language"], m["caption"] or "", m["text"], m["mark"] or "", m["output"])
+        for m in FENCE.finditer(page.read_text(encoding="utf-8"))
+    ]
+
+
+# Examples.
+
+
+@pytest.fixture
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty current directory whose modules can be imported, and no tracker but the default."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_EXPERIMENT_ID"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    known = set(sys.modules)
+    with torch.random.fork_rng(devices=[]):
+        yield tmp_path
+    for name in set(sys.modules) - known:
+        if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_examples_do_what_the_page_says(page: Path, workplace: Path) -> None:
+    namespace: dict[str, Any] = {"__name__": "example"}
+    for block in blocks(page):
+        if block.caption:
+            (workplace / block.caption).write_text(block.text, encoding="utf-8")
+            importlib.invalidate_caches()
+        check = CHECKS.get(block.language)
+        if check is not None and not block.mark:
+            check(block, namespace)
+
+
+def run_python(block: Block, namespace: dict[str, Any]) -> None:
+    code = re.sub(r"(?<=total_env_steps=)[\d_]+", within_budget, block.text)
+    if "__main__" in code:
+        assert printed_by_script(block.caption) == block.output
+    elif not block.caption:  # captioned ones are modules that later blocks import
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(compile(code, f"<example>\n{code}", "exec"), namespace)
+        assert block.output is None or printed.getvalue() == block.output
+
+
+def within_budget(number: re.Match[str]) -> str:
+    return str(min(int(number[0]), BUDGET))
+
+
+def printed_by_script(name: str) -> str:
+    done = subprocess.run([sys.executable, name], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def read_config(block: Block, namespace: dict[str, Any]) -> None:
+    """The block is a config, or what stands in one."""
+    text = block.text
+    if not re.search(r"^env_cls:", text, re.MULTILINE):
+        text = f"env_cls: gymnasium:CartPole-v1\n{text}"
+    Path("block.yaml").write_text(text, encoding="utf-8")
+    TrainConfig.from_file("block.yaml")
+
+
+def read_json(block: Block, namespace: dict[str, Any]) -> None:
+    for line in block.text.splitlines():
+        json.loads(line)
+
+
+def parse_commands(block: Block, namespace: dict[str, Any]) -> None:
+    """Commands have the flags that they are given, and files of this page the keys."""
+    for command in re.findall(r"(?:^|[ /])everstep ((?:train|eval|doctor)[^&\n]*)", block.text):
+        arguments = _parser().parse_args(shlex.split(command, comments=True))
+        file = Path(getattr(arguments, "file", ""))
+        if file.parts[:1] == ("examples",):
+            TrainConfig.from_file(ROOT / file, arguments.overrides)
+        elif file.is_file():
+            TrainConfig.from_file(file, arguments.overrides)
+
+
+def install(block: Block, namespace: dict[str, Any]) -> None:
+    """Make the entry points of a `pyproject.toml` known, as installing its package would."""
+    project = configparser.ConfigParser()
+    project.read_string(block.text)
+    name, version = (project["project"][key].strip('"') for key in ("name", "version"))
+    points = project['project.entry-points."everstep.adapters"'].items()
+    info = Path(f"{name.replace('-', '_')}-{version}.dist-info")
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    lines = [f"{key} = {value.strip(chr(34))}" for key, value in points]
+    (info / "entry_points.txt").write_text("\n".join(["[everstep.adapters]", *lines, ""]))
+    importlib.invalidate_caches()
+
+
+CHECKS = {
+    "python": run_python,
+    "yaml": read_config,
+    "json": read_json,
+    "sh": parse_commands,
+    "toml": install,
+}
+
+
+def test_every_fence_is_seen() -> None:
+    """A fence that the pattern misses would go unchecked."""
+    directives = ("```{toctree}", "```{field-table}")
+    for page in PAGES:
+        lines = page.read_text(encoding="utf-8").splitlines()
+        opened = [line for line in lines if line.startswith("```")][::2]
+        named = [line for line in opened if line != "```" and not line.startswith(directives)]
+        found = blocks(page)
+        assert len(named) == len(found) + sum(block.output is not None for block in found), page
+
+
+def test_marked_blocks_are_rare(workplace: Path) -> None:
+    marked = [block for page in PAGES for block in blocks(page) if block.mark]
+    assert [block.caption for block in marked] == ["broken.yaml"]
+    with pytest.raises(ConfigError):
+        read_config(marked[0], {})
+
+
+# Tables.
+
+
+def section(page: str, title: str) -> str:
+    """What stands under a heading, to the next one."""
+    text = (DOCS / page).read_text(encoding="utf-8")
+    return re.split(r"^#+ ", text.split(f"# {title}\n", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
+
+
+def tables(text: str) -> list[list[list[str]]]:
+    """The rows of each table, without its head, as lists of cells."""
+    found = re.findall(r"(?:^\|.*\|\n)+", text, re.MULTILINE)
+    return [
+        [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+        for table in found
+    ]
+
+
+def names(cells: list[str]) -> list[str]:
+    return [name for cell in cells for name in re.findall(r"`([^`]+)`", cell)]
+
+
+@pytest.fixture
+def dataclass_fields(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What the tables of fields are made with."""
+    monkeypatch.syspath_prepend(str(DOCS / "_extensions"))
+    return importlib.import_module("dataclass_fields").dataclass_fields
+
+
+def test_every_hyperparameter_has_a_row(dataclass_fields: Any) -> None:
+    rows = dataclass_fields(Hyperparameters)
+    assert [row.name for row in rows] == [f.name for f in dataclasses.fields(AlgorithmConfig)]
+    assert all(row.description.endswith((".", ")")) and row.allowed for row in rows)
+    text = (DOCS / "configuration.md").read_text(encoding="utf-8")
+    assert "```{field-table} everstep.hyperparameters.Hyperparameters\n```" in text
+
+
+def test_every_key_of_a_file_has_a_row(dataclass_fields: Any) -> None:
+    assert [row.name for row in dataclass_fields(RunOptions)] == [
+        field.name for field in dataclasses.fields(RunOptions)
+    ]
+    text = (DOCS / "configuration.md").read_text(encoding="utf-8")
+    assert "```{field-table} everstep.trainers.config.RunOptions\n:except: algorithm_config" in text
+
+
+def test_a_field_without_a_docstring_is_found(dataclass_fields: Any) -> None:
+    @dataclasses.dataclass
+    class Config:
+        told: int = 1
+        """What it is."""
+        untold: int = 2
+
+    with pytest.raises(ValueError, match="untold"):
+        dataclass_fields(Config)
+
+
+def test_every_statistic_is_explained_once() -> None:
+    kinds = (data.CollectStats, data.StepStats, data.MemoryStats, data.TrainerState)
+    expected = {key for kind in kinds for key in get_type_hints(kind)}
+    [rows] = tables(section("runs.md", "Statistics"))
+    found = names([row[0] for row in rows])
+    assert sorted(found) == sorted(expected)
+
+
+def test_every_statistic_of_a_train_step_is_declared() -> None:
+    env = everstep.make("gymnasium:CartPole-v1", 4, horizon=64)
+    stats = everstep.Trainer(env, run_dir=None).step()
+    assert set(stats) == set(get_type_hints(data.TrainStats))
+
+
+def test_every_condition_has_a_row() -> None:
+    public = {
+        name
+        for name, value in inspect.getmembers(conditions, inspect.isclass)
+        if value.__module__ == conditions.__name__ and not name.startswith("_")
+    }
+    [rows] = tables(section("configuration.md", "Stop conditions"))
+    assert set(names([row[0] for row in rows])) == public - {"Condition"}
+
+
+def test_every_answer_to_a_lost_final_observation_has_a_row() -> None:
+    [rows] = tables(section("concepts.md", "Lost final observations"))
+    allowed = get_args(get_type_hints(Hyperparameters)["on_missing_final"])
+    assert [name.strip('"') for name in names([row[0] for row in rows])] == list(allowed)
+
+
+def test_every_flag_of_the_command_line_is_named() -> None:
+    text = section("configuration.md", "The command line")
+    for command in ("train", "eval", "doctor"):
+        with contextlib.redirect_stdout(io.StringIO()) as printed, pytest.raises(SystemExit):
+            _parser().parse_args([command, "--help"])
+        [line] = [line for line in text.splitlines() if line.startswith(f"| `everstep {command}")]
+        flags = set(re.findall(r"--[a-z-]+", printed.getvalue())) - {"--help", "--file"}
+        assert flags == set(re.findall(r"--[a-z-]+", line))
+
+
+def test_every_exported_name_is_in_the_reference() -> None:
+    text = (DOCS / "api" / "index.md").read_text(encoding="utf-8")
+    assert all(f"`{name}`" in text or f"{name}`" in text for name in everstep.__all__)
+    pages = {path.stem for path in (DOCS / "api").glob("*.md")} - {"index"}
+    assert set(re.findall(r"^(\w+)$", text, re.MULTILINE)) == pages
+
+
+def test_auto_is_what_the_page_says() -> None:
+    text = section("concepts.md", "The horizon")
+    assert f"({GymnasiumEnv.default_num_envs} for Gymnasium)" in text
+    assert f"({GymnasiumEnv.default_horizon} for Gymnasium)" in text
+
+
+# The worked tables of resets.
+
+
+class Counter(gym.Env):
+    """The observation counts the env steps since the reset; a clock ends episodes after two."""
+
+    observation_space = gym.spaces.Box(0, 2, (1,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.count = 0
+        return np.array([0], np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.count += 1
+        return np.array([self.count], np.float32), 1.0, False, self.count == 2, {}
+
+
+def bootstrap(row: dict[str, Any]) -> str:
+    """The rule of the page, read aloud."""
+    if not row.get("valid", True):
+        return "left out"
+    if row["truncated"] and row["first"]:
+        return f"V({row['final_obs']:.0f})"
+    return f"V({row['obs']:.0f})"
+
+
+def worked_rows(mode: AutoresetMode, count: int) -> list[list[str]]:
+    """What the adapter returns, as the page shows it."""
+    env = everstep.wrap(SyncVectorEnv([Counter], autoreset_mode=mode))
+    acted_on = env.reset().item()
+    shown = []
+    for t in range(count):
+        outcome = env.step(torch.zeros(1, 1, dtype=torch.int64))
+        row = {key: outcome[key].item() for key in outcome.keys()}  # noqa: SIM118  a TensorDict
+        numbers = [acted_on, row["obs"], *([row["final_obs"]] if "final_obs" in row else [])]
+        flags = [row[key] for key in ("truncated", "first", "valid") if key in row]
+        shown.append(
+            [str(t), *(f"{number:.0f}" for number in [*numbers, row["rewards"]])]
+            + ["yes" if flag else "no" for flag in flags]
+            + [bootstrap(row)]
+        )
+        acted_on = row["obs"]
+    return shown
+
+
+@pytest.mark.parametrize("mode", AutoresetMode)
+def test_worked_tables_are_what_the_adapter_returns(mode: AutoresetMode) -> None:
+    next_step, others = tables(section("concepts.md", "The three autoreset modes"))
+    expected = next_step if mode is AutoresetMode.NEXT_STEP else others
+    assert worked_rows(mode, len(expected)) == expected
