@@ -17,9 +17,7 @@ release = everstep.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "field_table"]
 exclude_patterns = ["_build"]
-suppress_warnings = ["config.cache"]
 
-myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
 
 html_theme = "furo"

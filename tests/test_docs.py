@@ -69,7 +69,7 @@ def blocks(page: Path) -> list[Block]:
 
 
 @pytest.fixture
-def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty current directory whose modules can be imported, and no tracker but the default."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -85,11 +85,11 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_examples_do_what_the_page_says(page: Path, workplace: Path) -> None:
+def test_examples_do_what_the_page_says(page: Path, directory: Path) -> None:
     namespace: dict[str, Any] = {"__name__": "example"}
     for block in blocks(page):
         if block.caption:
-            (workplace / block.caption).write_text(block.text, encoding="utf-8")
+            (directory / block.caption).write_text(block.text, encoding="utf-8")
             importlib.invalidate_caches()
         check = CHECKS.get(block.language)
         if check is not None and not block.mark:
@@ -176,7 +176,7 @@ def test_every_fence_is_seen() -> None:
         assert len(named) == len(found) + sum(block.output is not None for block in found), page
 
 
-def test_marked_blocks_are_rare(workplace: Path) -> None:
+def test_marked_blocks_are_rare(directory: Path) -> None:
     marked = [block for page in PAGES for block in blocks(page) if block.mark]
     assert [block.caption for block in marked] == ["broken.yaml"]
     with pytest.raises(ConfigError):
