@@ -749,17 +749,24 @@ def test_resuming_from_a_state_is_exact_where_the_environment_has_one() -> None:
 
 
 def test_evaluating_leaves_no_trace() -> None:
-    env = GymnasiumEnv(
-        scripted_vector_env([[Episode(3, TERMINATED)]] * 2, AutoresetMode.SAME_STEP), horizon=8
-    )
+    script = [[Episode(10, TERMINATED)]] * 2
+    env = GymnasiumEnv(scripted_vector_env(script, AutoresetMode.SAME_STEP), horizon=8)
     algorithm = AlgorithmConfig().build(env)
     algorithm.collect()
-    tracked = {k: v.clone() for k, v in algorithm.episodes.state_dict().items()}
     with algorithm.evaluating():
-        algorithm.collect(deterministic=True)
-    assert all(torch.equal(v, tracked[k]) for k, v in algorithm.episodes.state_dict().items())
+        assert algorithm.collect(deterministic=True)["episodes/count"] == 2
+    assert algorithm.episodes.finished == 0
     with pytest.raises(NotBufferedError):
         algorithm.step()
+    # Episodes that were open are still those of the environment: 10 env steps long.
+    stats = algorithm.collect()
+    assert stats["episodes/length_mean"] == 10
+    assert algorithm.episodes.finished == 2
+
+
+def test_an_environment_that_is_not_wrapped_is_told() -> None:
+    with pytest.raises(EnvError, match=r"pass `everstep\.wrap\(env\)`"):
+        AlgorithmConfig().build(gym.make_vec("CartPole-v1", num_envs=2))  # type: ignore[arg-type]
 
 
 def test_episode_statistics_are_absent_where_none_ended() -> None:

@@ -7,7 +7,15 @@ import pytest
 import torch
 from gymnasium.vector import AutoresetMode
 
-from everstep import AlgorithmConfig, ContinuousDummyEnv, DiscreteDummyEnv, Policy, Trainer
+import everstep
+from everstep import (
+    AlgorithmConfig,
+    ContinuousDummyEnv,
+    DiscreteDummyEnv,
+    Policy,
+    TrainConfig,
+    Trainer,
+)
 from everstep.conditions import HitsUpperBound
 from everstep.errors import ConfigError
 from everstep.loggers import read_metrics
@@ -207,16 +215,36 @@ def test_a_run_leaves_its_record(tmp_path: Path) -> None:
         assert torch.equal(a, b)
 
 
-def test_an_interrupted_run_keeps_its_policy(tmp_path: Path) -> None:
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
+def test_a_run_that_ends_badly_keeps_its_policy(error: type[BaseException], tmp_path: Path) -> None:
     found = trainer(run_dir=tmp_path / "run", track=False)
 
-    def interrupt(stats: Any, /) -> bool:
-        raise KeyboardInterrupt
+    def fail(stats: Any, /) -> bool:
+        raise error
 
-    with pytest.raises(KeyboardInterrupt):
-        found.run(stop_conditions=[interrupt])
-    assert (tmp_path / "run" / "policy").exists()
+    with pytest.raises(error):
+        found.run(stop_conditions=[fail])
+    assert Policy.load(tmp_path / "run" / "policy")
     assert (tmp_path / "run" / "checkpoint").is_dir()
+
+
+def test_a_runs_config_makes_the_same_training(tmp_path: Path) -> None:
+    model = {"hiddens": [8]}
+    found = trainer(run_dir=tmp_path / "run", track=False, vf_clip_param=None, model_config=model)
+    again = TrainConfig.from_file(tmp_path / "run" / "config.yaml").build(run_dir=None)
+    assert dict(again.algorithm.hparams) == dict(found.algorithm.hparams)
+    assert type(again.algorithm.env) is DiscreteDummyEnv
+    factory = everstep.factory("gymnasium:CartPole-v1", action_bounds="clip")
+    Trainer(factory, run_dir=tmp_path / "other", track=False)
+    config = TrainConfig.from_file(tmp_path / "other" / "config.yaml")
+    assert config.env_cls == "gymnasium:CartPole-v1"
+    assert config.env_kwargs == {"action_bounds": "clip"}
+
+
+def test_run_uses_the_arguments_that_the_trainer_was_given() -> None:
+    assert trainer(run_arguments={"total_env_steps": 100}).run()["env/steps"] == 128
+    found = trainer(run_arguments={"total_env_steps": 100})
+    assert found.run(total_env_steps=32)["env/steps"] == 32
 
 
 def test_a_checkpoint_continues_exactly_where_the_environment_has_a_state(tmp_path: Path) -> None:

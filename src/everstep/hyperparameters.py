@@ -51,7 +51,8 @@ class Hyperparameters:
     """Action distribution. None: a default that fits the environment's action spec."""
 
     horizon: PositiveInt | Literal["auto"] = "auto"
-    """Env steps a rollout, in each environment. `"auto"`: the environment's own, else 32."""
+    """Env steps a rollout, in each environment. `"auto"`: the environment's own, else its
+    family's, else 32."""
 
     horizons_per_env_reset: Integer | Literal["auto"] = "auto"
     """Rollouts between resets of all environments; negative resets once, at the start. `"auto"`:

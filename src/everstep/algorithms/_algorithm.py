@@ -402,12 +402,16 @@ class Algorithm(GenericAlgorithmBase[AlgorithmHparams, AlgorithmState, Policy]):
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Collect in here without leaving a trace in what is learned from or counted."""
-        tracked = {name: value.clone() for name, value in self.episodes.state_dict().items()}
+        """Collect in here without leaving a trace in what is learned from or counted.
+
+        The environment itself moves on, and episodes that are open in it with it.
+        """
+        finished = self.episodes.finished.clone(), self.episodes.recent.clone()
         try:
             yield
         finally:
-            self.episodes.load_state_dict(tracked)
+            self.episodes.finished.copy_(finished[0])
+            self.episodes.recent.copy_(finished[1])
             self.state.buffered = False
 
     def state_dict(self) -> dict[str, Any]:

@@ -56,6 +56,11 @@ def closed_on_error(env: Env, *, unless: object) -> Iterator[None]:
 
 def _adopt(env: Env, config: C) -> tuple[Env, C]:
     """An environment already made decides; the config may only agree."""
+    if not hasattr(env, "observation_spec"):
+        raise EnvError(
+            f"{type(env).__module__}.{type(env).__name__} is not an Everstep environment: pass "
+            "`everstep.wrap(env)`."
+        )
     device = torch.device(env.device)
     problems = []
     if config.num_envs not in ("auto", env.num_envs):

@@ -35,7 +35,8 @@ class MlflowLogger:
     Args:
         root: Directory of the runs, which holds the default store.
         experiment_name: Experiment, created where it is missing. By default the one that MLflow is
-            configured to use, else `everstep`.
+            configured to use, else `default_experiment`.
+        default_experiment: Experiment where nobody names one.
         run_name: Name of the run that is opened; MLflow invents one by default.
         tracking_uri: Store, as `mlflow.set_tracking_uri` takes it.
         queue_size: Points that can wait for the store; beyond it the oldest are dropped.
@@ -51,6 +52,7 @@ class MlflowLogger:
         root: str | Path = "runs",
         *,
         experiment_name: None | str = None,
+        default_experiment: str = store.DEFAULT_EXPERIMENT,
         run_name: None | str = None,
         tracking_uri: None | str = None,
         queue_size: int = 200_000,
@@ -70,7 +72,11 @@ class MlflowLogger:
             return
         self._mlflow = mlflow
         self._target = store.choose_target(
-            mlflow, Path(root), experiment_name=experiment_name, tracking_uri=tracking_uri
+            mlflow,
+            Path(root),
+            experiment_name=experiment_name,
+            tracking_uri=tracking_uri,
+            default_experiment=default_experiment,
         )
         self._delivery = Delivery(
             mlflow, self._target, run_name=run_name, queue_size=queue_size, record=str(record)

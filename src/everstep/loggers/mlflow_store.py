@@ -23,7 +23,7 @@ MAX_PARAMS = 100
 _MAX_NAME = 250
 _MAX_PARAM = 500
 
-_DEFAULT_EXPERIMENT = "everstep"
+DEFAULT_EXPERIMENT = "everstep"
 _FORBIDDEN = re.compile(r"[^\w/.\- ]" if os.name == "nt" else r"[^\w/.\- :]")
 
 
@@ -38,7 +38,7 @@ class Target(NamedTuple):
 
     #: Experiment of the run that is opened; the name counts where the id is None.
     experiment_id: None | str = None
-    experiment_name: str = _DEFAULT_EXPERIMENT
+    experiment_name: str = DEFAULT_EXPERIMENT
 
     #: Where a new experiment keeps artifacts; None leaves it to the store.
     artifacts: None | str = None
@@ -50,12 +50,17 @@ class Target(NamedTuple):
 
 
 def choose_target(
-    mlflow: Any, root: Path, *, experiment_name: None | str, tracking_uri: None | str
+    mlflow: Any,
+    root: Path,
+    *,
+    experiment_name: None | str,
+    tracking_uri: None | str,
+    default_experiment: str = DEFAULT_EXPERIMENT,
 ) -> Target:
     """Where the run goes: the caller's active run, else a store and an experiment.
 
     The store is `tracking_uri`, else what the caller configured, else `root/mlflow.db`. The
-    experiment is `experiment_name`, else what the caller configured, else `everstep`.
+    experiment is `experiment_name`, else what the caller configured, else `default_experiment`.
     """
     run = ambient.callers_run(mlflow)
     same_store = tracking_uri in (None, mlflow.get_tracking_uri())
@@ -67,7 +72,7 @@ def choose_target(
     return Target(
         uri or default_uri(root),
         experiment_id=os.environ.get("MLFLOW_EXPERIMENT_ID") if use_id else None,
-        experiment_name=name or _DEFAULT_EXPERIMENT,
+        experiment_name=name or default_experiment,
         artifacts=None if uri else (root.resolve() / "mlflow-artifacts").as_uri(),
     )
 

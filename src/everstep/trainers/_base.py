@@ -1,5 +1,6 @@
 """The training loop: steps, evaluations, conditions, and a record of it all."""
 
+import contextlib
 import os
 import weakref
 from collections.abc import Mapping, Sequence
@@ -32,7 +33,8 @@ class GenericTrainerBase(Generic[_Algorithm]):
         run_dir: Directory of this run's record: `config.yaml`, `metrics.jsonl`, the policy and a
             checkpoint. `"auto"` makes a new one under `runs/`; None writes nothing anywhere.
         run_name: Name of the run, and of the directory that `"auto"` makes.
-        experiment_name: MLflow experiment.
+        experiment_name: MLflow experiment. None: the one that MLflow is configured to use, else
+            one named after the environment.
         track: Whether there is an MLflow run: the caller's where one is active, else a new one.
         loggers: What else receives parameters and statistics.
         eval_env: Environment of `eval`; None to evaluate on the training environment, by the
@@ -78,12 +80,13 @@ class GenericTrainerBase(Generic[_Algorithm]):
         self.eval_env = eval_env
         self.eval_episodes = eval_episodes
         self.state = {"algorithm/collects": 0, "algorithm/steps": 0, "env/steps": 0}
-        name = run_name or str(algorithm.params["env_cls"])
+        record = record or {}
+        name = run_name or str(record.get("env_cls") or algorithm.params["env_cls"])
         self.run_dir = _make_run_dir(run_dir, name)
         self.mlflow = None
         sinks: list[Logger] = list(loggers)
         if self.run_dir is not None:
-            self._write_config(self.run_dir, record or {})
+            self._write_config(self.run_dir, record)
             metrics = self.run_dir / "metrics.jsonl"
             written = JsonlLogger(metrics)
             weakref.finalize(self, written.close)  # for scripts that never call `close`
@@ -91,7 +94,8 @@ class GenericTrainerBase(Generic[_Algorithm]):
             if track:
                 self.mlflow = MlflowLogger(
                     self.run_dir.parent,
-                    experiment_name=experiment_name or name,
+                    experiment_name=experiment_name,
+                    default_experiment=name,
                     run_name=run_name or self.run_dir.name,
                     record=metrics,
                 )
@@ -101,7 +105,7 @@ class GenericTrainerBase(Generic[_Algorithm]):
 
     def _write_config(self, run_dir: Path, record: Mapping[str, Any]) -> None:
         model = type(self.algorithm.policy.model)
-        resolved = {"env_cls": type(self.algorithm.env), **self.algorithm.hparams}
+        resolved = dict(self.algorithm.hparams)
         if resolved.pop("model") is not None:
             resolved["model"] = dotted_name(model)
         (run_dir / "config.yaml").write_text(dump({**resolved, **record}), encoding="utf-8")
@@ -126,8 +130,8 @@ class GenericTrainerBase(Generic[_Algorithm]):
     ) -> TrainStats:
         """Train until a condition is met, and return the last train step's statistics.
 
-        Runs on for ever where there is neither a condition nor a budget. At the end, and when
-        interrupted, the policy and a checkpoint are written to `run_dir`.
+        Runs on for ever where there is neither a condition nor a budget. At the end, also when it
+        is interrupted or fails, the policy and a checkpoint are written to `run_dir`.
 
         Args:
             env_config: Passed to resets of the environment in train steps.
@@ -150,11 +154,13 @@ class GenericTrainerBase(Generic[_Algorithm]):
             "stop_conditions": stop_conditions,
             "total_env_steps": total_env_steps,
         }
-        given = {name: value for name, value in given.items() if value is not None}
+        arguments = {**self._run_arguments, **{k: v for k, v in given.items() if v is not None}}
+        self._check_run(arguments.get("steps_per_eval"), arguments.get("eval_env_config"))
         try:
-            stats = self._loop(**{**self._run_arguments, **given})
-        except KeyboardInterrupt:
-            self.save()
+            stats = self._loop(**arguments)
+        except BaseException:
+            with contextlib.suppress(OSError):  # the first error is the one to tell
+                self.save()
             raise
         self.save()
         return stats
@@ -168,7 +174,6 @@ class GenericTrainerBase(Generic[_Algorithm]):
         stop_conditions: Sequence[Condition] = (),
         total_env_steps: None | int = None,
     ) -> TrainStats:
-        self._check_run(steps_per_eval, eval_env_config)
         while True:
             stats = self.step(env_config=env_config)
             # Every condition sees every train step: some of them count.

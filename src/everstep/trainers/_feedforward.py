@@ -4,6 +4,7 @@ from dataclasses import fields
 from typing import Any, TypeVar
 
 from ..algorithms import Algorithm, AlgorithmConfig, GenericAlgorithmBase
+from ..config import dotted_name
 from ..env import Env, EnvFactory
 from ..errors import ConfigError
 from ..hyperparameters import Hyperparameters
@@ -49,7 +50,16 @@ class Trainer(GenericTrainerBase[Algorithm]):
             super().__init__(env_cls, **own)
         else:
             config = make_config(AlgorithmConfig, arguments)
+            own["record"] = {**describe_source(env_cls), **(own.get("record") or {})}
             super().__init__(config.build(env_cls), **own)
+
+
+def describe_source(source: EnvFactory | Env) -> dict[str, Any]:
+    """Keys of a configuration file that make the same environment; none where no file can."""
+    spec = getattr(source, "spec", None)
+    if isinstance(spec, str):  # a factory of the registry
+        return {"env_cls": spec, "env_kwargs": getattr(source, "kwargs", None) or None}
+    return {"env_cls": dotted_name(source)} if isinstance(source, type) else {}
 
 
 def make_config(cls: type[C], arguments: dict[str, Any]) -> C:

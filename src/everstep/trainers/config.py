@@ -233,7 +233,7 @@ class TrainConfig(RunOptions):
         self.validate()
         algorithm = self._build_algorithm()
         arguments: dict[str, Any] = {
-            "experiment_name": self.experiment_name or self._env_name(),
+            "experiment_name": self.experiment_name,
             "eval_env": self._make_eval_env(algorithm),
             "record": self._record(),
             "run_arguments": self.run_arguments(),
