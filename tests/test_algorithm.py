@@ -248,7 +248,8 @@ def test_accumulated_gradients_are_those_of_the_whole_rollout(minibatch_size: in
         torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
 
 
-def test_invalid_rows_do_not_reach_the_gradient() -> None:
+@pytest.mark.parametrize("vf_loss", ["smooth_l1", "mse"])
+def test_invalid_rows_do_not_reach_the_gradient(vf_loss: Any) -> None:
     class Garbage(Env):
         """Every third row is invalid: NaN reward, and an observation of garbage before it."""
 
@@ -282,15 +283,21 @@ def test_invalid_rows_do_not_reach_the_gradient() -> None:
                 batch_size=[4],
             )
 
-    def train(garbage: float) -> list[torch.Tensor]:
-        algorithm = AlgorithmConfig(seed=5, model_config={"hiddens": (8,)}).build(Garbage(garbage))
+    def train(garbage: float) -> tuple[list[torch.Tensor], dict[str, float]]:
+        algorithm = AlgorithmConfig(
+            seed=5, model_config={"hiddens": (8,)}, vf_loss=vf_loss, vf_clip_param=0.1
+        ).build(Garbage(garbage))
         assert algorithm.collect()["env/steps"] == 4 * 8
-        algorithm.step()
-        return weights(algorithm)
+        stats = dict(algorithm.step())
+        del stats["profiling/step_ms"]
+        return weights(algorithm), stats
 
-    expected = train(0.0)
+    expected, losses = train(0.0)
     assert all(w.isfinite().all() for w in expected)
-    assert same(train(1e30), expected)
+    for garbage in (1e30, 3e38):
+        found, stats = train(garbage)
+        assert same(found, expected)
+        assert stats == losses
 
 
 def test_every_column_of_a_minibatch_is_from_the_same_row() -> None:
@@ -504,6 +511,85 @@ def test_numbers_that_are_not_finite_are_found(value: float, key: str, env: int,
         algorithm.step()
     assert same(before, weights(algorithm))
     assert algorithm.collect()["env/resets"] == 4  # starts anew, and works
+
+
+def test_a_rollout_that_was_refused_leaves_no_trace_in_the_statistics() -> None:
+    class Once(ConstantEnv):
+        def step(self, action: Any) -> Any:
+            outcome = dict(super().step(action))
+            if self.steps == 3:
+                outcome["rewards"] = torch.full((4, 1), math.nan)
+            return outcome
+
+    yes = torch.ones(4, 1, dtype=torch.bool)
+    flags = {"terminated": yes, "first": yes, "truncated": ~yes}
+    algorithm = AlgorithmConfig().build(Once(episode_keys=FLAGS, outcome=flags))
+    with pytest.raises(NonFiniteError):
+        algorithm.collect()
+    assert algorithm.episodes.finished == 0
+    assert algorithm.collect()["episodes/return_mean_100"] == 1.0
+
+
+@pytest.mark.parametrize("reward", [3.7, -16.3, 1000.1])
+def test_equal_rewards_are_not_scaled_by_rounding(reward: float) -> None:
+    outcome = {"rewards": torch.full((7, 1), reward), "obs": torch.zeros(7, 3)}
+    algorithm = AlgorithmConfig().build(
+        ConstantEnv(7, 1, outcome=outcome, reset_obs=torch.zeros(7, 3))
+    )
+    algorithm.collect()
+    assert algorithm.state.reward_scale == 1.0
+
+
+@pytest.mark.parametrize("outcome", [None, (1, 2), torch.zeros(4, 3)])
+def test_outcomes_that_are_no_mappings_are_named(outcome: Any) -> None:
+    env = ConstantEnv()
+    env.step = lambda action: outcome  # type: ignore[method-assign]
+    with pytest.raises(EnvError, match="must return a TensorDict; got"):
+        AlgorithmConfig().build(env).collect()
+
+
+def test_the_optimizers_own_zero_grad_breaks_nothing() -> None:
+    def train(forget: bool) -> list[torch.Tensor]:
+        algorithm = AlgorithmConfig(**SMALL, seed=4, max_grad_norm=0.1).build(ContinuousDummyEnv)
+        for _ in range(3):
+            algorithm.collect()
+            if forget:
+                algorithm.optimizer.zero_grad()
+            algorithm.step()
+        return weights(algorithm)
+
+    assert same(train(True), train(False))
+
+
+def test_a_policy_can_be_copied_after_an_update() -> None:
+    algorithm = AlgorithmConfig(**SMALL).build(DiscreteDummyEnv)
+    algorithm.collect()
+    algorithm.step()
+    assert copy.deepcopy(algorithm.policy).model._values is None
+    assert algorithm.policy.model._values is not None
+
+
+def test_storage_stays_where_it_is() -> None:
+    """Addresses of everything that a captured graph would read and write."""
+    env = GymnasiumEnv(gym.make_vec("CartPole-v1", num_envs=4), horizon=16)
+    algorithm = AlgorithmConfig(sgd_minibatch_size=32).build(env)
+
+    def addresses() -> list[int]:
+        rollout = vars(algorithm.rollout).values()
+        leaves = [x for v in rollout for x in (v if isinstance(v, tuple) else (v,))]
+        tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
+        tensors += [algorithm.objective.entropy_coeff, *algorithm.episodes.state_dict().values()]
+        for p in algorithm.policy.model.parameters():
+            tensors += [p, p.grad]
+        return [x.data_ptr() for x in tensors]
+
+    before = addresses()
+    for _ in range(3):
+        algorithm.collect()
+        algorithm.step()
+        assert addresses() == before
+    algorithm.load_state_dict(copy.deepcopy(algorithm.state_dict()))
+    assert addresses() == before
 
 
 def test_huge_numbers_are_finite() -> None:

@@ -372,7 +372,7 @@ def test_an_evaluation_is_printed(evaluate, my_run):
     code, out, err = evaluate(my_run, "--episodes", "4", "--num-envs", "4")
     assert code == 0, err
     assert out.splitlines() == [
-        f"{my_run}: 4 episodes, most likely actions, seed 6",
+        f"{my_run}: 4 episodes, most likely actions, seed 2147483642",
         "  return          10.0 ± 4.5",
         "  95 % of mean    6.0 to 14.0",
         "  min, max        4.0, 16.0",

@@ -595,3 +595,24 @@ def test_a_module_beside_the_file_is_found_where_python_finds_it(write, tmp_path
     monkeypatch.syspath_prepend(tmp_path)
     assert TrainConfig.from_file(write(content)).env_cls.__name__ == "MyEnv"
     del sys.modules["my_local_env"]
+
+
+def test_evaluations_that_cannot_be_made_are_told_before_anything_is_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = TrainConfig(DiscreteDummyEnv, num_envs=2, horizons_per_env_reset=2, steps_per_eval=3)
+    with pytest.raises(ConfigError, match="`steps_per_eval` must be a multiple"):
+        config.build()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_condition_on_a_statistic_that_does_not_exist_is_told():
+    stop = [{"And": [{"HitsUpperBound": {"key": "algorithm/stepz", "bound": 3}}]}]
+    with pytest.raises(ConfigError, match=r"algorithm/stepz: unknown statistic .*algorithm/steps"):
+        TrainConfig(DiscreteDummyEnv, stop=stop)
+
+
+@pytest.mark.parametrize("model_config", [{"activation_fn": "foo"}, {"hiddens": []}])
+def test_a_model_config_that_does_not_suit_the_model_is_told(model_config):
+    config = TrainConfig(DiscreteDummyEnv, num_envs=2, model_config=model_config)
+    with pytest.raises(ConfigError, match="`model_config`"):
+        config.build(run_dir=None)

@@ -130,7 +130,7 @@ def test_eval_configs_that_would_not_be_used_are_value_errors() -> None:
 
 def test_steps_per_eval_must_be_a_multiple_of_the_reset_interval() -> None:
     found = trainer(every=2)
-    with pytest.raises(ValueError, match=r"multiple of `horizons_per_env_reset` \(2\); got 3"):
+    with pytest.raises(ValueError, match=r"multiple of `horizons_per_env_reset` \(2\) .* got 3"):
         found.run(steps_per_eval=3)
     assert found.state["algorithm/steps"] == 0
 
@@ -175,6 +175,34 @@ def test_an_environment_of_its_own_lifts_the_rules_and_disturbs_nothing() -> Non
 
     for a, b in zip(train(False), train(True), strict=True):
         assert torch.equal(a, b)
+
+
+def test_evaluating_in_an_environment_of_torch_does_not_use_up_trainings_random_numbers() -> None:
+    def train(evaluate: bool) -> list[torch.Tensor]:
+        found = trainer(every=1, seed=3, eval_env=DiscreteDummyEnv(2, 4), eval_episodes=2)
+        for _ in range(3):
+            found.step()
+            if evaluate:
+                found.eval(deterministic=False)
+        return [p.detach().clone() for p in found.algorithm.policy.model.parameters()]
+
+    for a, b in zip(train(False), train(True), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_shared_evaluations_between_episodes_that_are_longer_than_a_rollout() -> None:
+    script = [[Episode(10, TERMINATED)]] * 2
+    env = GymnasiumEnv(scripted_vector_env(script, AutoresetMode.NEXT_STEP), horizon=4)
+    found = Trainer(env, run_dir=None)
+    for _ in range(6):
+        found.step()
+        assert found.eval().get("eval/episodes/length_mean", 10.0) == 10.0
+
+
+def test_an_env_config_that_evaluations_cannot_use_is_not_passed_to_them() -> None:
+    found = trainer(every=-1)
+    stats = found.run(env_config={"bounds": 1.0}, steps_per_eval=1, total_env_steps=96)
+    assert stats["algorithm/collects"] == 5
 
 
 def test_reduced_statistics_are_those_of_all_rollouts() -> None:

@@ -101,7 +101,9 @@ def _add_eval(commands: Any) -> None:
     evaluate.add_argument(
         "--episodes", type=_positive, default=100, metavar="N", help="(default: %(default)s)"
     )
-    evaluate.add_argument("--seed", type=_seed, metavar="N", help="(default: the run's plus 1)")
+    evaluate.add_argument(
+        "--seed", type=_seed, metavar="N", help="(default: one of its own, made of the run's)"
+    )
     evaluate.add_argument("--stochastic", action="store_true", help="sample the actions")
     evaluate.add_argument("--num-envs", type=_positive, metavar="N", help="parallel environments")
     evaluate.add_argument("--json", action="store_true", help="print JSON")

@@ -16,6 +16,8 @@ from .errors import ConfigError
 from .evaluation import run_episodes
 from .policies import Policy
 from .trainers import TrainConfig
+from .trainers.config import eval_seed
+from .validation import unknown_name
 
 #: Keys of a run's configuration that an evaluation depends on.
 _KEYS = (
@@ -28,6 +30,7 @@ _KEYS = (
     "device",
     "seed",
     "model_cls",
+    "distribution_cls",
 )
 
 #: Parallel environments, where training had as many.
@@ -48,8 +51,13 @@ def run(arguments: argparse.Namespace) -> int:
     _check_run_dir(run_dir)
     config = _read_config(run_dir, arguments.overrides)
     device = _device(config)
-    policy = Policy.load(run_dir / "policy", model_cls=config.model_cls, device=device)
-    seed = (config.seed or 0) + 1 if arguments.seed is None else arguments.seed
+    policy = Policy.load(
+        run_dir / "policy",
+        model_cls=config.model_cls,
+        distribution_cls=config.distribution_cls,
+        device=device,
+    )
+    seed = eval_seed(config.seed or 0) if arguments.seed is None else arguments.seed
     returns, lengths = _play(policy, _make_env(config, arguments, device), config, arguments, seed)
     result = {
         "run_dir": str(run_dir),
@@ -125,6 +133,11 @@ def _check_run_dir(run_dir: Path) -> None:
 
 def _read_config(run_dir: Path, overrides: list[str]) -> TrainConfig:
     document = apply_overrides(load(run_dir / "config.yaml"), overrides)
+    names = [override.split("=")[0].split(".")[0] for override in overrides]
+    unused = [name for name in names if name not in _KEYS]
+    if unused:
+        known = unknown_name("key", unused[0], _KEYS)
+        raise ConfigError(f"command line: {unused[0]}: {known}; an evaluation takes {_KEYS}")
     values = {key: value for key, value in document.values.items() if key in _KEYS}
     try:
         return TrainConfig.from_document(dataclasses.replace(document, values=values))

@@ -110,5 +110,15 @@ def standardize(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     mean, std = masked_moments(x, mask)
     centred = torch.where(mask, x - mean, 0.0)
     largest = torch.where(mask, x, 0.0).abs().max()
-    vanishes = std <= 8 * torch.finfo(x.dtype).eps * largest
-    return centred / torch.where(vanishes, 1.0, std + 1e-8)
+    return centred / torch.where(vanishes(std, largest), 1.0, std + 1e-8)
+
+
+def vanishes(std: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:
+    """Whether a deviation is what rounding leaves of equal numbers, 0-d bool.
+
+    Args:
+        std: Standard deviation, 0-d.
+        largest: Largest magnitude of the numbers, 0-d.
+
+    """
+    return std <= 8 * torch.finfo(std.dtype).eps * largest

@@ -17,7 +17,6 @@ from .validation import (
     Integer,
     InvalidError,
     NonNegativeFloat,
-    NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     Schedule,
@@ -148,7 +147,7 @@ class Hyperparameters:
     vf_loss: Literal["smooth_l1", "mse"] = "smooth_l1"
     """Value loss: Huber's with threshold 1, or half the squared error."""
 
-    seed: None | NonNegativeInt = None
+    seed: None | Annotated[int, Field(ge=0, lt=2**32)] = None
     """Seed of PyTorch's generators and of the environment. None: neither is touched."""
 
     def validate(self) -> Self:

@@ -189,6 +189,10 @@ class DefaultModel(Model):
         self.vf_model = perceptron(num_values, gain=1.0)
         self._values: torch.Tensor | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        """The model without the values of its last observations, for copies and pickles."""
+        return {**self.__dict__, "_values": None}
+
     @staticmethod
     @abstractmethod
     def num_policy_outputs(action_spec: TensorSpec, /) -> int:

@@ -81,7 +81,13 @@ class Policy:
                 distribution_cls = distribution_cls or Distribution.default_dist_cls(action_spec)
             except TypeError as error:
                 raise ConfigError(str(error)) from None
-            model = model_cls(observation_spec, action_spec, **self.model_config)
+            try:
+                model = model_cls(observation_spec, action_spec, **self.model_config)
+            except (TypeError, ValueError, IndexError) as error:
+                name = getattr(model_cls, "__name__", type(model_cls).__name__)
+                raise ConfigError(
+                    f"`model_config` {self.model_config} does not suit {name}: {error}"
+                ) from error
         self.model = model.to(device)  # type: ignore[assignment]
         self.distribution_cls = distribution_cls or Distribution.default_dist_cls(action_spec)
         self._observation = Structure.of(observation_spec)

@@ -160,13 +160,19 @@ class Rollout:
             EnvError: Where a key is missing, or a tensor is not what it is declared to be.
 
         """
+        if not hasattr(outcome, "keys"):
+            raise EnvError(
+                f"`Env.step` must return a TensorDict; got {type(outcome).__name__}. "
+                "Put observations and rewards into one."
+            )
         try:
             self._write_obs(self._obs[t + 1], DataKeys.OBS, outcome[DataKeys.OBS])
             rewards = outcome[DataKeys.REWARDS]
             row = self._rewards[t]
-            if not rewards.is_floating_point():
+            if isinstance(rewards, torch.Tensor) and not rewards.is_floating_point():
                 raise _mismatch(DataKeys.REWARDS, "dtype", "a floating point type", rewards.dtype)
-            _check(DataKeys.REWARDS, rewards, row.shape, rewards.dtype, row.device)
+            dtype = getattr(rewards, "dtype", row.dtype)
+            _check(DataKeys.REWARDS, rewards, row.shape, dtype, row.device)
             row.copy_(rewards)
             for key, rows in self._flags.items():
                 flag = outcome[key]
@@ -239,9 +245,10 @@ class Rollout:
             if len(bad):
                 t, env = bad[0].tolist()
                 value = x[t, env].flatten()
+                when = f"env step {t - offset} of the rollout" if t >= offset else "the reset"
                 raise NonFiniteError(
-                    f"`{name}` of environment {env} is not finite at env step {t - offset} of the "
-                    f"rollout: {value[~value.isfinite()][0].item()} ({len(bad)} rows in all). "
+                    f"`{name}` of environment {env} is not finite at {when}: "
+                    f"{value[~value.isfinite()][0].item()} ({len(bad)} rows in all). "
                     "The policy was not changed; mend the environment, or bound what it returns."
                 )
 
@@ -352,6 +359,9 @@ class Sequences:
             # What an invalid row saw must not reach a gradient, not even as 0 · NaN.
             seen = mask.view(*first.shape)
             obs = tuple(x.where(_like(seen, x), torch.zeros_like(x[:1])) for x in obs)
+            logp, values, advantages, returns = (
+                torch.where(mask, x, 0.0) for x in (logp, values, advantages, returns)
+            )
         return Minibatch(
             obs=obs,
             states=states,

@@ -50,6 +50,7 @@ class Updater:
         self.max_grad_norm = max_grad_norm
         self.grad_scaler = grad_scaler
         self._gradients = _flatten_gradients(trained)
+        self._views = [(p, p.grad) for p in trained]
         self.grad_norm = torch.zeros((), device=trained[0].device)
         self.skipped = torch.zeros((), device=trained[0].device)
 
@@ -58,6 +59,11 @@ class Updater:
         self.grad_norm.zero_()
         self.skipped.zero_()
         self.zero_grad()
+        for p, gradient in self._views:  # `optimizer.zero_grad()` takes them away
+            p.grad = gradient
+        if self.grad_scaler.is_enabled():
+            # What an update that failed between unscaling and stepping has left.
+            self.grad_scaler._per_optimizer_states.clear()
 
     def totals(self) -> dict[str, torch.Tensor]:
         """Sums over the update, 0-d each."""

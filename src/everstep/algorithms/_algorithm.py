@@ -15,6 +15,7 @@ from ..advantages import (
     masked_moments,
     reversed_discounted_returns,
     standardize,
+    vanishes,
 )
 from ..data import (
     AlgorithmHparams,
@@ -36,9 +37,7 @@ from ..updates import Updater
 from . import _resuming as resuming
 from ._base import GenericAlgorithmBase
 from ._building import build_env, check_policy, closed_on_error, resolve_minibatch
-
-#: Final observations are valued that many rows at a time.
-CHUNK = 4096
+from ._final_values import value_final_obs
 
 
 class Algorithm(GenericAlgorithmBase[AlgorithmHparams, AlgorithmState, Policy]):
@@ -168,14 +167,17 @@ class Algorithm(GenericAlgorithmBase[AlgorithmHparams, AlgorithmState, Policy]):
         elapsed_ms = _stopwatch()
         with torch.no_grad(), model_mode(self.policy.model, training=not deterministic):
             was_reset = self._begin(env_config)
+            tracked = {name: x.clone() for name, x in self.episodes.state_dict().items()}
             for t in range(self.rollout.horizon):
                 self._transition(t, deterministic)
             tensors = self._end()
         # NaN marks a statistic that does not exist, such as a mean without an episode.
         stats = {name: value for name, value in to_floats(tensors).items() if value == value}
         if not stats.pop("finite"):
+            self.episodes.load_state_dict(tracked)
             self.rollout.find_non_finite()
         if self.config.on_missing_final == "error" and stats["lost"]:
+            self.episodes.load_state_dict(tracked)
             raise EnvError(
                 f"{stats['lost']:.0f} truncated rows have no final observation to bootstrap from. "
                 "Let the environment return `final_obs`, or set `on_missing_final`."
@@ -229,7 +231,7 @@ class Algorithm(GenericAlgorithmBase[AlgorithmHparams, AlgorithmState, Policy]):
         rollout.close_rows()
         last = self.policy.values(rollout.obs_at(rollout.horizon), self.states)
         rollout.values[-1].copy_(last)
-        lost = self._value_final_obs()
+        lost = value_final_obs(self.policy, rollout, config.on_missing_final)
         rewards = rollout.rewards[:-1, :, :1]
         tensors = {
             "finite": rollout.is_finite(),
@@ -243,31 +245,10 @@ class Algorithm(GenericAlgorithmBase[AlgorithmHparams, AlgorithmState, Policy]):
                 rewards, rollout.reversed_returns[0], rollout.done, gamma=config.gamma
             )
             _, scale = masked_moments(rollout.reversed_returns[1:], rollout.valid)
-            self._reward_scale = torch.where(scale > 1e-8, scale, 1.0)
+            largest = rollout.reversed_returns[1:].abs().max()
+            self._reward_scale = torch.where(vanishes(scale, largest), 1.0, scale)
             tensors["reward_scale"] = self._reward_scale
         return tensors
-
-    def _value_final_obs(self) -> torch.Tensor:
-        """Value the final observations that are not `obs_{t+1}`; how many of them are lost."""
-        rollout, policy = self.rollout, self.config.on_missing_final
-        rollout.final = rollout.truncated & rollout.first & ~rollout.terminated
-        rollout.known = torch.ones_like(rollout.final)
-        if not rollout.episode_keys:
-            return rollout.final.sum()
-        t, n = rollout.final.squeeze(-1).nonzero(as_tuple=True)  # one sync: few rows are truncated
-        final_obs = tuple(leaf[t, n] for leaf in rollout.final_obs)
-        seen = _finite_rows(final_obs, len(t), rollout.device)
-        known_rows = seen.nonzero().squeeze(-1)
-        for rows in known_rows.split(CHUNK) if len(known_rows) else ():
-            values = self.policy.values(tuple(leaf[rows] for leaf in final_obs), ())
-            rollout.final_values[t[rows], n[rows]] = values
-        lost_t, lost_n = t[~seen], n[~seen]
-        if policy == "approximate":
-            rollout.final_values[lost_t, lost_n] = rollout.values[lost_t, lost_n]
-        else:
-            rollout.final_values[lost_t, lost_n] = 0.0
-        rollout.known[lost_t, lost_n] = policy != "mask"
-        return (~seen).sum()
 
     # ---- step ---------------------------------------------------------------------------------
 
@@ -288,7 +269,6 @@ class Algorithm(GenericAlgorithmBase[AlgorithmHparams, AlgorithmState, Policy]):
         with torch.enable_grad(), model_mode(self.policy.model, training=True):
             explained_variance = self._estimate_advantages()
             sums, steps = self._learn()
-        self.state.env_steps += self._rows_to_learn
         stats = to_floats({**sums, "explained_variance": explained_variance})
         # Gradient scaling skips on purpose until it has found its scale.
         if stats["skipped"] == steps and not self.grad_scaler.is_enabled():
@@ -296,6 +276,7 @@ class Algorithm(GenericAlgorithmBase[AlgorithmHparams, AlgorithmState, Policy]):
                 "No minibatch of this update had finite gradients, so the weights are as before. "
                 "Lower the learning rate, or bound rewards and observations."
             )
+        self.state.env_steps += self._rows_to_learn
         means = {key: value / steps for key, value in stats.items()}
         found: dict[str, Any] = {
             **self._coefficients(),
@@ -406,12 +387,14 @@ class Algorithm(GenericAlgorithmBase[AlgorithmHparams, AlgorithmState, Policy]):
 
         The environment itself moves on, and episodes that are open in it with it.
         """
-        finished = self.episodes.finished.clone(), self.episodes.recent.clone()
+        tracked = {name: x.clone() for name, x in self.episodes.state_dict().items()}
+        filtered = self.rollout.reversed_returns[-1].clone()
+        self.episodes.finished.zero_()
         try:
             yield
         finally:
-            self.episodes.finished.copy_(finished[0])
-            self.episodes.recent.copy_(finished[1])
+            self.episodes.load_state_dict({**tracked, "open": self.episodes.open.clone()})
+            self.rollout.reversed_returns[-1].copy_(filtered)
             self.state.buffered = False
 
     def state_dict(self) -> dict[str, Any]:
@@ -432,14 +415,6 @@ def _add(sums: dict[str, torch.Tensor], terms: dict[str, torch.Tensor]) -> None:
     for name, term in terms.items():
         term = term.detach()
         sums[name] = sums[name] + term if name in sums else term
-
-
-def _finite_rows(leaves: Leaves, count: int, device: torch.device) -> torch.Tensor:
-    """Which rows are there and finite, bool `[count]`."""
-    finite = torch.full((count,), bool(leaves), dtype=torch.bool, device=device)
-    for leaf in leaves:
-        finite &= leaf.isfinite().flatten(1).all(-1)
-    return finite
 
 
 def _stopwatch() -> Any:

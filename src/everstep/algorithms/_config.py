@@ -24,7 +24,7 @@ class AlgorithmConfig(Hyperparameters):
 
         Raises:
             ConfigError: Lists every hyperparameter that breaks a rule.
-            EnvError: Where the environment's first observations do not fit its specs.
+            EnvError: Where the environment's specs are not usable.
 
         """
         algorithm = Algorithm(env_cls, config=self)

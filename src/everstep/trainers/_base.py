@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
+import torch
 from typing_extensions import Self
 
 from ..algorithms import GenericAlgorithmBase
@@ -135,7 +136,8 @@ class GenericTrainerBase(Generic[_Algorithm]):
 
         Args:
             env_config: Passed to resets of the environment in train steps.
-            eval_env_config: Passed to resets in evaluations; `env_config` where None.
+            eval_env_config: Passed to resets in evaluations; `env_config` where None, unless the
+                shared environment is never reset.
             steps_per_eval: Train steps between evaluations; None for no evaluations.
             stop_conditions: Conditions, looked at after every train step; one is enough.
             total_env_steps: Environment transitions after which to stop, counted from the
@@ -155,7 +157,12 @@ class GenericTrainerBase(Generic[_Algorithm]):
             "total_env_steps": total_env_steps,
         }
         arguments = {**self._run_arguments, **{k: v for k, v in given.items() if v is not None}}
-        self._check_run(arguments.get("steps_per_eval"), arguments.get("eval_env_config"))
+        check_evaluations(
+            self.algorithm.horizons_per_env_reset,
+            shared=self.eval_env is None,
+            steps_per_eval=arguments.get("steps_per_eval"),
+            eval_env_config=arguments.get("eval_env_config"),
+        )
         try:
             stats = self._loop(**arguments)
         except BaseException:
@@ -182,7 +189,7 @@ class GenericTrainerBase(Generic[_Algorithm]):
             if any(met) or spent:
                 return stats
             if steps_per_eval and self.state["algorithm/steps"] % steps_per_eval == 0:
-                self.eval(env_config=eval_env_config or env_config)
+                self.eval(env_config=eval_env_config or self._inherited(env_config))
 
     def step(self, *, env_config: None | dict[str, Any] = None) -> TrainStats:
         """Collect one rollout, update the policy with it, and return both's statistics.
@@ -193,8 +200,8 @@ class GenericTrainerBase(Generic[_Algorithm]):
         """
         memory_stats = self.algorithm.memory_stats()
         collect_stats = self.algorithm.collect(env_config=env_config)
-        step_stats = self.algorithm.step()
         self.state["algorithm/collects"] += 1
+        step_stats = self.algorithm.step()
         self.state["algorithm/steps"] += 1
         self.state["env/steps"] += collect_stats["env/steps"]
         stats = {**memory_stats, **collect_stats, **step_stats, **self.state}
@@ -221,13 +228,15 @@ class GenericTrainerBase(Generic[_Algorithm]):
 
         """
         if self.eval_env is not None:
-            found = evaluate(
-                self.algorithm.policy,
-                self.eval_env,
-                episodes=self.eval_episodes,
-                deterministic=deterministic,
-                env_config=env_config,
-            )
+            device = self.algorithm.policy.device
+            with torch.random.fork_rng([device] if device.type == "cuda" else []):
+                found = evaluate(
+                    self.algorithm.policy,
+                    self.eval_env,
+                    episodes=self.eval_episodes,
+                    deterministic=deterministic,
+                    env_config=env_config,
+                )
         else:
             found = self._eval_shared(env_config, deterministic)
         stats = {f"eval/{key}": value for key, value in found.items()}
@@ -255,22 +264,10 @@ class GenericTrainerBase(Generic[_Algorithm]):
                 self.state["algorithm/collects"] += 1
         return reduce_stats(rollouts)
 
-    def _check_run(
-        self, steps_per_eval: None | int, eval_env_config: None | dict[str, Any]
-    ) -> None:
-        if steps_per_eval is not None and steps_per_eval < 1:
-            raise ValueError(f"`steps_per_eval` must be at least 1; got {steps_per_eval}.")
-        if not steps_per_eval or self.eval_env is not None:
-            return
-        every = self.algorithm.horizons_per_env_reset
-        if every < 0 and eval_env_config:
-            raise ValueError(_UNUSED_CONFIG)
-        if every > 0 and steps_per_eval % every:
-            raise ValueError(
-                "`eval` shares the environment with training, so `steps_per_eval` must be a "
-                f"multiple of `horizons_per_env_reset` ({every}); got {steps_per_eval}. Change "
-                "one of them, or give the trainer an `eval_env`."
-            )
+    def _inherited(self, env_config: None | dict[str, Any]) -> None | dict[str, Any]:
+        """What an evaluation passes to a reset where it was given nothing of its own."""
+        never_reset = self.eval_env is None and self.algorithm.horizons_per_env_reset < 0
+        return None if never_reset else env_config
 
     # ---- the record ---------------------------------------------------------------------------
 
@@ -324,6 +321,39 @@ class GenericTrainerBase(Generic[_Algorithm]):
     def close(self, status: RunStatus = "FINISHED") -> None:
         """Deliver what loggers hold and end the MLflow run, if it is this trainer's own."""
         self.logger.close(status)
+
+
+def check_evaluations(
+    every: int,
+    *,
+    shared: bool,
+    steps_per_eval: None | int,
+    eval_env_config: None | dict[str, Any],
+) -> None:
+    """Check that evaluations can be made as `run` was asked to.
+
+    Args:
+        every: `horizons_per_env_reset`.
+        shared: Whether evaluations use the training environment.
+        steps_per_eval: See `run`.
+        eval_env_config: See `run`.
+
+    Raises:
+        ValueError: Where they cannot.
+
+    """
+    if steps_per_eval is not None and steps_per_eval < 1:
+        raise ValueError(f"`steps_per_eval` must be at least 1; got {steps_per_eval}.")
+    if not steps_per_eval or not shared:
+        return
+    if every < 0 and eval_env_config:
+        raise ValueError(_UNUSED_CONFIG)
+    if every > 0 and steps_per_eval % every:
+        raise ValueError(
+            "`steps_per_eval` must be a multiple of `horizons_per_env_reset` "
+            f"({every}) where `eval` shares the environment with training; got {steps_per_eval}. "
+            "Change one of them, or give the trainer an `eval_env`."
+        )
 
 
 def _make_run_dir(run_dir: None | str | os.PathLike[str], name: str) -> None | Path:

@@ -5,10 +5,11 @@ import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from ..conditions import condition_from_config
 from ..config import import_name
+from ..data import TrainStats
 from ..errors import AdapterError, ConfigError
 from ..hyperparameters import Hyperparameters
 from ..registry import factory
@@ -18,6 +19,9 @@ from ..validation import InvalidError, Problem, check_fields, unknown_name
 _HOMES = ("torch.optim", "everstep.distributions", "everstep.models", "everstep.env")
 
 _SPEC = "gymnasium:CartPole-v1"
+
+#: Names of the statistics of a train step.
+_STATISTICS = tuple(get_type_hints(TrainStats))
 
 
 def resolve_names(
@@ -178,11 +182,26 @@ def stop_problems(stop: Any) -> list[Problem]:
     """What is wrong with the conditions among `stop` that are written as mappings."""
     problems = []
     for i, entry in enumerate(stop if isinstance(stop, list) else []):
+        if callable(entry):
+            continue
         try:
-            _ = entry if callable(entry) else condition_from_config(entry)
+            keys = _keys_of(condition_from_config(entry))
         except ConfigError as error:
             problems += [Problem(("stop", i), text.removesuffix(".")) for text in error.problems]
+            continue
+        # A condition on a statistic that never comes would never stop anything.
+        unknown = [key for key in keys if key not in _STATISTICS]
+        problems += [
+            Problem(("stop", i), f"{key}: {unknown_name('statistic', key, _STATISTICS)}")
+            for key in unknown
+        ]
     return problems
+
+
+def _keys_of(condition: Any) -> list[str]:
+    """Names of the statistics that a condition, or what it joins, looks at."""
+    joined = getattr(condition, "conditions", None)
+    return [condition.key] if joined is None else [k for c in joined for k in _keys_of(c)]
 
 
 def hyperparameter_problems(config: Hyperparameters) -> list[Problem]:

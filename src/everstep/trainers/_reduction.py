@@ -16,11 +16,11 @@ def reduce_stats(rollouts: Sequence[dict[str, float]]) -> dict[str, float]:
 
 def _reduce(key: str, rollouts: Sequence[dict[str, float]]) -> float:
     values = [stats[key] for stats in rollouts]
-    about_episodes = key.startswith("episodes/")
-    weights = [stats["episodes/count"] if about_episodes else 1.0 for stats in rollouts]
     kind = key.split("/")[-1].split("_")[-1]
     if kind == "100":  # a window over the last episodes: the newest says it
         return values[-1]
+    about_episodes = key.startswith("episodes/")
+    weights = [stats["episodes/count"] if about_episodes else 1.0 for stats in rollouts]
     if kind == "min":
         return min(values)
     if kind == "max":

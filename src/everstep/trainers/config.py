@@ -20,7 +20,7 @@ from ..registry import SpecFactory
 from ..registry import factory as spec_factory
 from ..validation import STRICT, PositiveInt, Problem, unknown_name
 from . import _config_checks as checks
-from ._base import RUNS
+from ._base import RUNS, check_evaluations
 from ._feedforward import Trainer
 
 #: Environments in an evaluation, where training has as many.
@@ -241,9 +241,24 @@ class TrainConfig(RunOptions):
         if self.eval_episodes is not None:
             arguments["eval_episodes"] = self.eval_episodes
         arguments |= trainer_arguments
+        self._check_evaluations(algorithm, shared=arguments["eval_env"] is None)
         if arguments.get("run_dir", "auto") == "auto":
             arguments["run_dir"] = self.run_dir or create_run_dir(RUNS, self._env_name())
         return Trainer(algorithm, **arguments)
+
+    def _check_evaluations(self, algorithm: Algorithm, *, shared: bool) -> None:
+        try:
+            check_evaluations(
+                algorithm.horizons_per_env_reset,
+                shared=shared,
+                steps_per_eval=self.steps_per_eval,
+                eval_env_config=self.eval_env_config,
+            )
+        except ValueError as error:
+            problem = checks.sentence_problem(str(error))
+            if self._source is not None:
+                self._source.check([problem])
+            raise ConfigError(str(error)) from None
 
     def run_arguments(self) -> dict[str, Any]:
         """Arguments of `Trainer.run`: budget, conditions, evaluations, environment config."""
@@ -320,7 +335,7 @@ class TrainConfig(RunOptions):
         num_envs = min(hparams.num_envs, EVAL_NUM_ENVS)
         env: Env = source(num_envs, hparams.horizon, device=hparams.device)
         if hparams.seed is not None and hasattr(env, "seed"):
-            env.seed(hparams.seed + 1)
+            env.seed(eval_seed(hparams.seed))
         return env
 
     def _env_name(self) -> str:
@@ -338,6 +353,11 @@ class TrainConfig(RunOptions):
         options = {name: given[name] for name in (*_OPTIONS, "model") if name in given}
         options.pop("run_dir", None)
         return options | classes | switches
+
+
+def eval_seed(seed: int) -> int:
+    """Seed of an evaluation's environments, far from the seeds that training's count up from."""
+    return 2**31 - 1 - seed % 2**30
 
 
 def _check(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:

@@ -1,0 +1,48 @@
+"""Values of the final observations of rows that were truncated and reset at once."""
+
+import torch
+
+from ..policies import Policy
+from ..rollouts import Rollout
+from ..specs import Leaves
+
+#: Final observations are valued that many rows at a time.
+CHUNK = 4096
+
+
+def value_final_obs(policy: Policy, rollout: Rollout, on_missing_final: str) -> torch.Tensor:
+    """Fill in `final`, `final_values` and `known`; how many final observations are lost, 0-d.
+
+    Args:
+        policy: Whose values.
+        rollout: Complete but for these.
+        on_missing_final: What a lost final observation leads to; see the hyperparameter.
+
+    """
+    rollout.final.copy_(rollout.truncated & rollout.first & ~rollout.terminated)
+    rollout.known.fill_(True)
+    if not rollout.episode_keys:
+        return rollout.final.sum()
+    # Looking for the few rows that are truncated synchronises, once a rollout.
+    t, n = rollout.final.squeeze(-1).nonzero(as_tuple=True)
+    final_obs = tuple(leaf[t, n] for leaf in rollout.final_obs)
+    seen = _finite_rows(final_obs, len(t), rollout.device)
+    known_rows = seen.nonzero().squeeze(-1)
+    for rows in known_rows.split(CHUNK) if len(known_rows) else ():
+        values = policy.values(tuple(leaf[rows] for leaf in final_obs), ())
+        rollout.final_values[t[rows], n[rows]] = values
+    lost_t, lost_n = t[~seen], n[~seen]
+    if on_missing_final == "approximate":
+        rollout.final_values[lost_t, lost_n] = rollout.values[lost_t, lost_n]
+    else:
+        rollout.final_values[lost_t, lost_n] = 0.0
+    rollout.known[lost_t, lost_n] = on_missing_final != "mask"
+    return (~seen).sum()
+
+
+def _finite_rows(leaves: Leaves, count: int, device: torch.device) -> torch.Tensor:
+    """Which rows are there and finite, bool `[count]`."""
+    finite = torch.full((count,), bool(leaves), dtype=torch.bool, device=device)
+    for leaf in leaves:
+        finite &= leaf.isfinite().flatten(1).all(-1)
+    return finite
