@@ -290,7 +290,7 @@ def test_problems_found_when_building_have_a_line_too(write, tmp_path):
     assert problem.startswith("train.yaml:3: env_kwargs.sutton_barto_rewards: ")
     name = write(f"env_cls: {DUMMY}\nnum_envs: 2\nmodel_config: {{hidden: [64]}}\n")
     [problem] = problems_of(TrainConfig.from_file(name).build)
-    assert problem.startswith("train.yaml:3: model_config.hidden: ")
+    assert problem.startswith("train.yaml:3: model_config: {'hidden': [64]} does not suit ")
     assert [path.name for path in tmp_path.iterdir()] == ["train.yaml"]
 
 
@@ -524,8 +524,8 @@ def test_functions_partials_and_made_environments_are_taken(env_cls):
 
 
 def test_run_arguments_hold_fresh_conditions():
-    own = HitsUpperBound("a", 1)
-    stop = [own, {"Or": [{"Plateaus": {"key": "b"}}]}]
+    own = HitsUpperBound("returns/max", 1)
+    stop = [own, {"Or": [{"Plateaus": {"key": "returns/mean"}}]}]
     config = TrainConfig(DiscreteDummyEnv, stop=stop, total_env_steps=7, steps_per_eval=2)
     first, second = config.run_arguments(), config.run_arguments()
     assert first["stop_conditions"][0] is own

@@ -17,6 +17,7 @@ from .validation import (
     Integer,
     InvalidError,
     NonNegativeFloat,
+    NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     Schedule,
@@ -147,7 +148,7 @@ class Hyperparameters:
     vf_loss: Literal["smooth_l1", "mse"] = "smooth_l1"
     """Value loss: Huber's with threshold 1, or half the squared error."""
 
-    seed: None | Annotated[int, Field(ge=0, lt=2**32)] = None
+    seed: None | NonNegativeInt = None
     """Seed of PyTorch's generators and of the environment. None: neither is touched."""
 
     def validate(self) -> Self:
@@ -179,6 +180,8 @@ class Hyperparameters:
                 "`horizons_per_env_reset` must not be 0: use 1 to reset before every rollout, "
                 "or -1 to reset once."
             )
+        if self.seed is not None and self.seed >= 2**63:
+            problems.append(f"`seed` must be below 2**63; got {self.seed}.")
         if self.target_kl_div is not None and self.accumulate_grads:
             problems.append(
                 "`target_kl_div` stops between minibatches, which `accumulate_grads` joins into "
