@@ -790,19 +790,22 @@ def test_specs_without_a_default_say_what_to_set() -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_amp_trains_close_to_full_precision(dtype: str) -> None:
     def train(**options: Any) -> tuple[Algorithm, dict[str, float]]:
-        algorithm = AlgorithmConfig(**SMALL, seed=2, **options).build(ContinuousDummyEnv)
-        start = weights(algorithm)
-        for _ in range(6):  # gradient scaling begins too high, and skips until it fits
+        algorithm = AlgorithmConfig(**SMALL, seed=2, num_sgd_iters=1, **options).build(
+            ContinuousDummyEnv
+        )
+        start, first = weights(algorithm), {}
+        for _ in range(20):  # gradient scaling begins too high, and skips until it fits
             algorithm.collect()
             stats = dict(algorithm.step())
+            first = first or stats  # of the same weights: nothing has been learned before it
         assert not same(start, weights(algorithm))
-        return algorithm, stats
+        return algorithm, first
 
     _, full = train()
     algorithm, half = train(enable_amp=True, amp_dtype=dtype)
     assert algorithm.grad_scaler.is_enabled() == (dtype == "float16")
     assert algorithm.buffer["logp"].dtype == torch.float32
-    assert half["losses/vf"] == pytest.approx(full["losses/vf"], rel=0.25)
+    assert half["losses/vf"] == pytest.approx(full["losses/vf"], rel=0.05)
     assert not torch.is_autocast_enabled("cpu")
 
 
