@@ -12,7 +12,7 @@ SOURCE = Path(everstep.__file__).parent
 #: Floors, lowest first. A module imports from lower floors, and on its own from those to its left.
 FLOORS = [
     "data errors",
-    "validation specs checkpoints advantages losses schedulers episodes",
+    "validation specs checkpoints advantages losses schedulers views episodes",
     "nn env distributions hyperparameters",
     "models rollouts policies objectives updates",
     "algorithms evaluation",

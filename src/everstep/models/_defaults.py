@@ -1,12 +1,8 @@
-"""Models: from observations to features of an action distribution and value estimates.
-
-A model takes a TensorDict with the observations of batch `[B]` under `"obs"`, returns the features
-as a TensorDict, and afterwards tells the values `[B, K]` of the same observations.
-"""
+"""Default models, for the specs that environments have."""
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any
 
 import torch
 from tensordict import TensorDict
@@ -20,118 +16,47 @@ from torchrl.data import (
     TensorSpec,
     Unbounded,
 )
-from typing_extensions import Self
 
-from .data import DataKeys, Device
-from .nn import MLP, Head, get_activation
-
-_ObservationSpec = TypeVar("_ObservationSpec", bound=TensorSpec)
-_ActionSpec = TypeVar("_ActionSpec", bound=TensorSpec)
+from ..data import DataKeys
+from ..nn import MLP, Head, get_activation
+from ._feedforward import Model
+from ._recurrent import RecurrentModel
 
 
-class Model(nn.Module):
-    """Feedforward model.
+def default_model_cls(observation_spec: TensorSpec, action_spec: TensorSpec, /) -> type[Model]:
+    """Default model that fits the specs.
 
-    A subclass implements `forward` and `value_function`.
-
-    Args:
-        observation_spec: Spec of one observation.
-        action_spec: Spec of one action.
-        **config: `model_config` of the algorithm.
+    Raises:
+        TypeError: Where none does.
 
     """
-
-    #: Spec of one action.
-    action_spec: TensorSpec
-
-    #: `model_config` of the algorithm.
-    config: dict[str, Any]
-
-    #: Spec of one observation.
-    observation_spec: TensorSpec
-
-    def __init__(
-        self, observation_spec: TensorSpec, action_spec: TensorSpec, /, **config: Any
-    ) -> None:
-        super().__init__()
-        self.observation_spec = observation_spec
-        self.action_spec = action_spec
-        self.config = config
-
-    @staticmethod
-    def default_model_cls(
-        observation_spec: TensorSpec, action_spec: TensorSpec, /
-    ) -> type["Model"]:
-        """Default model that fits the specs.
-
-        Raises:
-            TypeError: Where none does.
-
-        """
-        if isinstance(observation_spec, Composite):
-            raise TypeError(
-                "There is no default model for mappings of observations "
-                f"({', '.join(map(str, observation_spec.keys()))}): set `model_cls`."
-            )
-        if isinstance(action_spec, Categorical | MultiCategorical) and not isinstance(
-            action_spec, Binary
-        ):
-            return DefaultDiscreteModel
-        if isinstance(action_spec, Unbounded | Bounded) and action_spec.dtype.is_floating_point:
-            return DefaultContinuousModel
+    if isinstance(observation_spec, Composite):
         raise TypeError(
-            f"There is no default model for actions of {type(action_spec).__name__} "
-            f"{list(action_spec.shape)} ({action_spec.dtype}): set `model_cls`."
+            "There is no default model for mappings of observations "
+            f"({', '.join(map(str, observation_spec.keys()))}): set `model_cls`."
         )
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the parameters."""
-        return next(self.parameters()).device
-
-    @abstractmethod
-    def forward(self, batch: TensorDict, /) -> TensorDict | Mapping[str, torch.Tensor]:
-        """Features `[B, …]` for the action distribution.
-
-        Args:
-            batch: Batch `[B]` with observations under `"obs"`.
-
-        """
-
-    @abstractmethod
-    def value_function(self) -> torch.Tensor:
-        """Values `[B, K]` of the observations of the last `forward`."""
-
-    def to(self, device: Device) -> Self:  # type: ignore[override]
-        """The model and its specs on `device`."""
-        self.observation_spec = self.observation_spec.to(device)
-        self.action_spec = self.action_spec.to(device)
-        return super().to(device)
+    if isinstance(action_spec, Categorical | MultiCategorical) and not isinstance(
+        action_spec, Binary
+    ):
+        return DefaultDiscreteModel
+    if isinstance(action_spec, Unbounded | Bounded) and action_spec.dtype.is_floating_point:
+        return DefaultContinuousModel
+    raise TypeError(
+        f"There is no default model for actions of {type(action_spec).__name__} "
+        f"{list(action_spec.shape)} ({action_spec.dtype}): set `model_cls`."
+    )
 
 
-class ModelFactory(Protocol):
-    """Whatever makes a model: a class, or a function of the same signature."""
+def default_recurrent_model_cls(
+    observation_spec: TensorSpec, action_spec: TensorSpec, /
+) -> type[RecurrentModel]:
+    """Default recurrent model that fits the specs.
 
-    def __call__(
-        self, observation_spec: TensorSpec, action_spec: TensorSpec, /, **config: Any
-    ) -> Model:
-        """A new model."""
-        ...
+    Raises:
+        TypeError: Where none does.
 
-
-class GenericModel(Model, Generic[_ObservationSpec, _ActionSpec]):
-    """`Model` whose specs have known types."""
-
-    #: Spec of one action.
-    action_spec: _ActionSpec
-
-    #: Spec of one observation.
-    observation_spec: _ObservationSpec
-
-    def __init__(
-        self, observation_spec: _ObservationSpec, action_spec: _ActionSpec, /, **config: Any
-    ) -> None:
-        super().__init__(observation_spec, action_spec, **config)
+    """
+    raise TypeError("There is no default recurrent model yet: set `model_cls`.")
 
 
 class DefaultModel(Model):

@@ -17,14 +17,14 @@ from torch import nn
 from torchrl.data import TensorSpec
 from typing_extensions import Self
 
-from . import distributions, models
-from .checkpoints import load_file, save_file
-from .data import DataKeys, Device
-from .distributions import Distribution
-from .errors import CheckpointError, ConfigError
-from .models import Model, ModelFactory
-from .rollouts import Minibatch, Rollout, Sequences
-from .specs import EMPTY, Leaves, Structure, spec_from_dict, spec_to_dict
+from .. import distributions, models
+from ..checkpoints import load_file, save_file
+from ..data import DataKeys, Device
+from ..distributions import Distribution
+from ..errors import CheckpointError, ConfigError
+from ..models import Model, ModelFactory
+from ..rollouts import Minibatch, Rollout, Sequences
+from ..specs import EMPTY, Leaves, Structure, spec_from_dict, spec_to_dict
 
 
 class Policy:
@@ -261,7 +261,7 @@ def _read(path: str | os.PathLike[str], kind: str) -> dict[str, Any]:
 def _default(name: str, what: str, argument: str, module: ModuleType, path: Any) -> Any:
     """The default class of that name: a file may choose among ours, and import nothing else."""
     found = getattr(module, str(name), None)
-    if not isinstance(found, type) or found.__module__ != module.__name__:
+    if not isinstance(found, type) or not found.__module__.startswith(module.__name__):
         raise CheckpointError(
             f"{path} was saved with the {what} {name}, which is not one of the defaults: pass "
             f"`{argument}` (from the code that trained it) to `load`."

@@ -1,0 +1,24 @@
+"""Models: from observations to features of an action distribution and value estimates.
+
+A model takes a TensorDict with the observations of batch `[B]` under `"obs"`, returns the features
+as a TensorDict, and afterwards tells the values `[B, K]` of the same observations. A recurrent
+model takes batches `[B, T]` and states besides, and returns the states that come after.
+"""
+
+from ._base import GenericModelBase
+from ._defaults import DefaultContinuousModel, DefaultDiscreteModel, DefaultModel
+from ._feedforward import GenericModel, Model, ModelFactory
+from ._recurrent import GenericRecurrentModel, RecurrentModel, RecurrentModelFactory
+
+__all__ = [
+    "DefaultContinuousModel",
+    "DefaultDiscreteModel",
+    "DefaultModel",
+    "GenericModel",
+    "GenericModelBase",
+    "GenericRecurrentModel",
+    "Model",
+    "ModelFactory",
+    "RecurrentModel",
+    "RecurrentModelFactory",
+]

@@ -1,0 +1,54 @@
+"""What every model has."""
+
+from abc import abstractmethod
+from typing import Any
+
+import torch
+from torch import nn
+from torchrl.data import TensorSpec
+from typing_extensions import Self
+
+from ..data import Device
+
+
+class GenericModelBase(nn.Module):
+    """Base of models: from observations to features of a distribution, and values.
+
+    Args:
+        observation_spec: Spec of one observation.
+        action_spec: Spec of one action.
+        **config: `model_config` of the algorithm.
+
+    """
+
+    #: Spec of one action.
+    action_spec: TensorSpec
+
+    #: `model_config` of the algorithm.
+    config: dict[str, Any]
+
+    #: Spec of one observation.
+    observation_spec: TensorSpec
+
+    def __init__(
+        self, observation_spec: TensorSpec, action_spec: TensorSpec, /, **config: Any
+    ) -> None:
+        super().__init__()
+        self.observation_spec = observation_spec
+        self.action_spec = action_spec
+        self.config = config
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the parameters."""
+        return next(self.parameters()).device
+
+    def to(self, device: Device) -> Self:  # type: ignore[override]
+        """The model and its specs on `device`."""
+        self.observation_spec = self.observation_spec.to(device)
+        self.action_spec = self.action_spec.to(device)
+        return super().to(device)
+
+    @abstractmethod
+    def value_function(self) -> torch.Tensor:
+        """Values `[B, K]` of the observations of the last `forward`."""

@@ -1,0 +1,110 @@
+"""Models that look at the present observation, or at a window that ends in it."""
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+from tensordict import TensorDict
+from torchrl.data import TensorSpec
+
+from ..data import DataKeys
+from ..views import ViewKind, ViewRequirement
+from ._base import GenericModelBase
+
+_ObservationSpec = TypeVar("_ObservationSpec", bound=TensorSpec)
+_ActionSpec = TypeVar("_ActionSpec", bound=TensorSpec)
+
+
+class Model(GenericModelBase):
+    """Feedforward model.
+
+    A subclass implements `forward` and `value_function`, and may ask for past observations in
+    `view_requirements`.
+
+    Args:
+        observation_spec: Spec of one observation.
+        action_spec: Spec of one action.
+        **config: `model_config` of the algorithm.
+
+    """
+
+    #: What `forward` gets of each key of the batch, `"obs"` or `("obs", …)`. A key that lies
+    #: within another one replaces it there. By default the present observation.
+    view_requirements: dict[str | tuple[str, ...], ViewRequirement]
+
+    def __init__(
+        self, observation_spec: TensorSpec, action_spec: TensorSpec, /, **config: Any
+    ) -> None:
+        super().__init__(observation_spec, action_spec, **config)
+        self.view_requirements = {DataKeys.OBS: ViewRequirement(shift=0)}
+
+    def apply_view_requirements(
+        self, batch: TensorDict, /, *, kind: ViewKind = "last"
+    ) -> TensorDict:
+        """What `forward` takes, made of a batch `[B, T]` that starts with an episode.
+
+        Args:
+            batch: Batch `[B, T]` with observations under `"obs"`.
+            kind: `"last"` for the last row of each sequence, `"all"` for every row.
+
+        """
+        views: dict[Any, torch.Tensor | TensorDict] = {}
+        for key, requirement in self.view_requirements.items():
+            apply = requirement.apply_all if kind == "all" else requirement.apply_last
+            views[key] = apply(key, batch)
+        batch_size = [len(next(iter(views.values())))]
+        return TensorDict(views, batch_size=batch_size, device=batch.device)
+
+    @property
+    def drop_size(self) -> int:
+        """Rows at the beginning of an episode that are not learned from."""
+        return max(requirement.drop_size for requirement in self.view_requirements.values())
+
+    @staticmethod
+    def default_model_cls(
+        observation_spec: TensorSpec, action_spec: TensorSpec, /
+    ) -> type["Model"]:
+        """Default model that fits the specs.
+
+        Raises:
+            TypeError: Where none does.
+
+        """
+        from ._defaults import default_model_cls  # they are models themselves
+
+        return default_model_cls(observation_spec, action_spec)
+
+    @abstractmethod
+    def forward(self, batch: TensorDict, /) -> TensorDict | Mapping[str, torch.Tensor]:
+        """Features `[B, …]` for the action distribution.
+
+        Args:
+            batch: Batch `[B]` with observations under `"obs"`.
+
+        """
+
+
+class ModelFactory(Protocol):
+    """Whatever makes a model: a class, or a function of the same signature."""
+
+    def __call__(
+        self, observation_spec: TensorSpec, action_spec: TensorSpec, /, **config: Any
+    ) -> Model:
+        """A new model."""
+        ...
+
+
+class GenericModel(Model, Generic[_ObservationSpec, _ActionSpec]):
+    """`Model` whose specs have known types."""
+
+    #: Spec of one action.
+    action_spec: _ActionSpec
+
+    #: Spec of one observation.
+    observation_spec: _ObservationSpec
+
+    def __init__(
+        self, observation_spec: _ObservationSpec, action_spec: _ActionSpec, /, **config: Any
+    ) -> None:
+        super().__init__(observation_spec, action_spec, **config)

@@ -1,0 +1,96 @@
+"""Models with a memory."""
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+from tensordict import TensorDict
+from torchrl.data import Composite, TensorSpec
+from typing_extensions import Self
+
+from ..data import Device
+from ._base import GenericModelBase
+
+_ObservationSpec = TypeVar("_ObservationSpec", bound=TensorSpec)
+_ActionSpec = TypeVar("_ActionSpec", bound=TensorSpec)
+
+
+class RecurrentModel(GenericModelBase):
+    """Model whose states carry over from one env step to the next.
+
+    A subclass sets `state_spec` in its constructor and implements `forward` and `value_function`.
+
+    Args:
+        observation_spec: Spec of one observation.
+        action_spec: Spec of one action.
+        **config: `model_config` of the algorithm.
+
+    """
+
+    #: Spec of one environment's recurrent state.
+    state_spec: Composite
+
+    @staticmethod
+    def default_model_cls(
+        observation_spec: TensorSpec, action_spec: TensorSpec, /
+    ) -> type["RecurrentModel"]:
+        """Default recurrent model that fits the specs.
+
+        Raises:
+            TypeError: Where none does.
+
+        """
+        from ._defaults import default_recurrent_model_cls  # they are models themselves
+
+        return default_recurrent_model_cls(observation_spec, action_spec)
+
+    @abstractmethod
+    def forward(
+        self, batch: TensorDict, states: TensorDict, /
+    ) -> tuple[TensorDict | Mapping[str, torch.Tensor], TensorDict | Mapping[str, torch.Tensor]]:
+        """Features `[B·T, …]` for the action distribution, and the states `[B, …]` afterwards.
+
+        Args:
+            batch: Batch `[B, T]` with observations under `"obs"`.
+            states: Batch `[B, 1]` of the states before the first observation.
+
+        """
+
+    def init_states(self, n: int, /) -> TensorDict:
+        """States `[n, …]` that an episode starts with: zeros.
+
+        An override must give the same states every time: memory restarts inside of sequences, and
+        what was collected is evaluated again.
+        """
+        return self.state_spec.zero([n])
+
+    def to(self, device: Device) -> Self:  # type: ignore[override]
+        """The model and its specs on `device`."""
+        self.state_spec = self.state_spec.to(device)
+        return super().to(device)
+
+
+class RecurrentModelFactory(Protocol):
+    """Whatever makes a recurrent model: a class, or a function of the same signature."""
+
+    def __call__(
+        self, observation_spec: TensorSpec, action_spec: TensorSpec, /, **config: Any
+    ) -> RecurrentModel:
+        """A new model."""
+        ...
+
+
+class GenericRecurrentModel(RecurrentModel, Generic[_ObservationSpec, _ActionSpec]):
+    """`RecurrentModel` whose specs have known types."""
+
+    #: Spec of one action.
+    action_spec: _ActionSpec
+
+    #: Spec of one observation.
+    observation_spec: _ObservationSpec
+
+    def __init__(
+        self, observation_spec: _ObservationSpec, action_spec: _ActionSpec, /, **config: Any
+    ) -> None:
+        super().__init__(observation_spec, action_spec, **config)
