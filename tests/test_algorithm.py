@@ -208,7 +208,7 @@ def test_the_first_minibatch_after_a_rollout_has_ratio_1(spec: Any) -> None:
     for _ in range(3):
         algorithm.collect()
         algorithm._estimate_advantages()
-        sequences = algorithm.policy.sequences(algorithm.rollout, algorithm.rollout.valid)
+        sequences = algorithm.policy.sequences(algorithm.rollout)
         for minibatch in sequences.minibatches(
             32, shuffle=True, joint=False, permute=torch.randperm
         ):

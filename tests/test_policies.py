@@ -19,9 +19,9 @@ OBS = Unbounded(4)
 
 def act(policy: Policy, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     with torch.no_grad():
-        (actions,), logp, values, states = policy.act((obs,), (), deterministic=True)
-    assert states == ()
-    return actions, logp, values
+        sample = policy.act((obs,), (), deterministic=True)
+    assert sample.states == ()
+    return sample.actions[0], sample.logp, sample.values
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_the_standard_deviation_is_a_parameter_or_depends_on_the_observation() -
     def std(config: dict[str, Any]) -> torch.Tensor:
         policy = Policy(OBS, Unbounded(2), model_config=config)
         nn.init.normal_(policy.model.policy[-1].weight)
-        distribution, _ = policy._forward((torch.randn(8, 4),))
+        distribution, *_ = policy._respond((torch.randn(8, 4),), ())
         assert isinstance(distribution, Normal)
         return distribution.std
 

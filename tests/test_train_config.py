@@ -11,7 +11,7 @@ import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import everstep
-from everstep.algorithms import AlgorithmConfig
+from everstep.algorithms import AlgorithmConfig, RecurrentAlgorithmConfig
 from everstep.conditions import HitsUpperBound, Or, Plateaus
 from everstep.config import dump
 from everstep.env import ContinuousDummyEnv, DiscreteDummyEnv
@@ -130,7 +130,11 @@ BAD_LINES = [
     ("shuffle_minibatches: 'false'", "shuffle_minibatches: expected bool; got 'false'"),
     ("shuffle_minibatches: no", "shuffle_minibatches: expected bool; got 'no'"),
     ("enable_amp: 1", "enable_amp: expected bool; got 1"),
-    ("lr_schedule_kind: linear", "lr_schedule_kind: expected 'interp' or 'step'; got 'linear'"),
+    (
+        "lr_schedule_kind: linear",
+        "lr_schedule_kind: expected 'interp' or 'step' or 'adaptive'; got 'linear'",
+    ),
+    ("lr_schedule_kind: adaptive", "lr_schedule_kind: 'adaptive' follows `target_kl_div`"),
     ("vf_loss: huber", "vf_loss: expected 'smooth_l1' or 'mse'; got 'huber'"),
     ("device: 0", "device: expected device or str; got 0"),
     ("device: gpu", "device: expected 'auto' or a device such as 'cpu' or 'cuda:0'; got 'gpu'"),
@@ -139,7 +143,7 @@ BAD_LINES = [
     ("experiment_name: 7", "experiment_name: expected non-empty str or null; got 7"),
     ("run_dir: ''", "run_dir: expected non-empty str or Path or null; got ''"),
     ("run_dir: train.yaml", "run_dir: train.yaml is not a directory"),
-    ("recurrent: true", "recurrent: recurrent policies are not available yet"),
+    ("seq_len: 8", "seq_len: is for recurrent policies: set `recurrent`, or leave it out"),
     ("recurrent: 1", "recurrent: expected bool; got 1"),
     # mappings and lists
     ("env_config: 3", "env_config: expected a mapping or null; got 3"),
@@ -253,7 +257,7 @@ algorithm_config:
 stop:
   - HitsUpperBound: {{key: a, bond: 3}}
   - Foo: 3
-recurrent: true
+seq_len: 3
 """
     found = problems_in(write, content, ["gaama=3", "clip_param=2", "x", "num_sgd_iters=.nan"])
     assert [":".join(problem.split(":")[:3]) for problem in found] == [
@@ -270,7 +274,7 @@ recurrent: true
         "train.yaml:15: stop.0",
         "train.yaml:15: stop.0",
         "train.yaml:16: stop.1",
-        "train.yaml:17: recurrent",
+        "train.yaml:17: seq_len",
         *["command line: gaama: unknown key (did you mean gamma?)"],
         "command line: clip_param: expected float in (0, 1); got 2",
         "command line: x: expected key=value, such as gamma=0.99; got 'x'",
@@ -327,7 +331,8 @@ def test_a_directory_that_holds_a_run_is_not_used_again(write, tmp_path):
         ({"env_kwargs": {"bounds": 1}}, "`env_kwargs.bounds`: unknown option"),
         ({"horizons_per_env_reset": 0}, "`horizons_per_env_reset`: must not be 0"),
         ({"stop": [{"Plateaus": {}}]}, "`stop.0`: Plateaus.key: missing."),
-        ({"recurrent": True}, "`recurrent`: recurrent policies are not available yet"),
+        ({"seq_len": 8}, "`seq_len`: is for recurrent policies: set `recurrent`"),
+        ({"recurrent": True, "seqs_per_state_reset": 0}, "`seqs_per_state_reset`: must not be 0"),
     ],
 )
 def test_a_bad_argument_is_told(arguments, problem):
@@ -424,10 +429,10 @@ def test_configs_differ_where_a_value_does():
 
 
 def test_every_hyperparameter_is_taken_flat_and_shows_as_attribute():
-    defaults = AlgorithmConfig()
+    defaults = RecurrentAlgorithmConfig()
     for name in HYPERPARAMETERS:
         value = getattr(defaults, name)
-        config = TrainConfig(DiscreteDummyEnv, **{name: value})
+        config = TrainConfig(DiscreteDummyEnv, recurrent=True, **{name: value})
         assert getattr(config, name) == value
         assert getattr(TrainConfig(DiscreteDummyEnv), name) is None
 

@@ -1,5 +1,6 @@
 """Small environments whose every number is known beforehand, and the oracle that knows them."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,15 +123,18 @@ def oracle_advantages(
     *,
     gamma: float,
     gae_lambda: float,
+    value_of: Callable[[torch.Tensor], torch.Tensor] = lambda obs: KnownValue.value_of(obs[-1:]),
 ) -> list[float]:
     """Advantages of a window of rows, episode by episode, as sums over what follows.
 
     Written from the definition: each row's advantage is the discounted sum of the temporal
     differences to the end of its episode, or of the window.
+
+    `value_of` gets the episode's observations up to the one that is valued, `[t + 1, 3]`.
     """
 
     def value(episode: int, t: int) -> float:
-        return float(KnownValue.value_of(torch.tensor([obs_of(env, episode, t)])))
+        return float(value_of(torch.tensor([obs_of(env, episode, i) for i in range(t + 1)])))
 
     def difference(row: Row) -> float:
         length, end = (

@@ -5,12 +5,17 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .algorithms import Algorithm, AlgorithmConfig
+    from .algorithms import (
+        Algorithm,
+        AlgorithmConfig,
+        RecurrentAlgorithm,
+        RecurrentAlgorithmConfig,
+    )
     from .env import ContinuousDummyEnv, DiscreteDummyEnv, Env
     from .evaluation import evaluate
-    from .policies import Policy
+    from .policies import Policy, RecurrentPolicy
     from .registry import factory, make, wrap
-    from .trainers import TrainConfig, Trainer
+    from .trainers import RecurrentTrainer, TrainConfig, Trainer
 
 try:
     __version__ = version("everstep")
@@ -25,6 +30,10 @@ _MODULES = {
     "DiscreteDummyEnv": "env",
     "Env": "env",
     "Policy": "policies",
+    "RecurrentAlgorithm": "algorithms",
+    "RecurrentAlgorithmConfig": "algorithms",
+    "RecurrentPolicy": "policies",
+    "RecurrentTrainer": "trainers",
     "TrainConfig": "trainers",
     "Trainer": "trainers",
     "evaluate": "evaluation",
@@ -40,6 +49,10 @@ __all__ = [
     "DiscreteDummyEnv",
     "Env",
     "Policy",
+    "RecurrentAlgorithm",
+    "RecurrentAlgorithmConfig",
+    "RecurrentPolicy",
+    "RecurrentTrainer",
     "TrainConfig",
     "Trainer",
     "evaluate",

@@ -14,7 +14,7 @@ from .config import apply_overrides, load
 from .env import Env
 from .errors import ConfigError
 from .evaluation import run_episodes
-from .policies import Policy
+from .policies import load_policy
 from .trainers import TrainConfig
 from .trainers.config import eval_seed
 from .validation import unknown_name
@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     _check_run_dir(run_dir)
     config = _read_config(run_dir, arguments.overrides)
     device = _device(config)
-    policy = Policy.load(
+    policy = load_policy(
         run_dir / "policy",
         model_cls=config.model_cls,
         distribution_cls=config.distribution_cls,
@@ -76,7 +76,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _play(
-    policy: Policy, env: Env, config: TrainConfig, arguments: argparse.Namespace, seed: int
+    policy: GenericPolicyBase[Any],
+    env: Env,
+    config: TrainConfig,
+    arguments: argparse.Namespace,
+    seed: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns and lengths of the episodes, `[episodes]` each."""
     try:

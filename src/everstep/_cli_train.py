@@ -15,11 +15,15 @@ from types import FrameType
 from typing import Any
 
 import torch
+from packaging.version import Version
 
+from . import __version__
 from .conditions import HitsUpperBound
+from .errors import ConfigError
 from .loggers import RunStatus
+from .policies import GenericPolicyBase
 from .progress import ConsoleProgress, summary
-from .trainers import TrainConfig, Trainer
+from .trainers import GenericTrainerBase, TrainConfig
 
 #: Multiplications a layer pass over one minibatch below which a second thread only waits.
 _SMALL = 20_000_000
@@ -61,6 +65,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     """
     config = TrainConfig.from_file(arguments.file, _overrides(arguments))
+    if arguments.save is not None:
+        _check_free(Path(arguments.save) / "model")
     run_arguments = config.run_arguments()
     max_steps = arguments.max_steps
     if max_steps is None and not (config.total_env_steps or config.stop):
@@ -78,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
         return _train(trainer, latest, run_arguments, arguments.save)
 
 
-def _choose_threads(trainer: Trainer) -> None:
+def _choose_threads(trainer: GenericTrainerBase[Any]) -> None:
     """One thread for small networks on a CPU, unless the environment variable says otherwise."""
     algorithm = trainer.algorithm
     weights = sum(p.numel() for p in algorithm.policy.model.parameters())
@@ -94,7 +100,9 @@ def _overrides(arguments: argparse.Namespace) -> list[str]:
     return [*arguments.overrides, *given]
 
 
-def _budget(trainer: Trainer, total_env_steps: int | None, max_steps: int | None) -> int | None:
+def _budget(
+    trainer: GenericTrainerBase[Any], total_env_steps: int | None, max_steps: int | None
+) -> int | None:
     """Env steps at which training stops at the latest, if that is known."""
     hparams = trainer.algorithm.hparams
     budgets = [] if total_env_steps is None else [total_env_steps]
@@ -104,7 +112,10 @@ def _budget(trainer: Trainer, total_env_steps: int | None, max_steps: int | None
 
 
 def _train(
-    trainer: Trainer, latest: Latest, run_arguments: Mapping[str, Any], save: str | None
+    trainer: GenericTrainerBase[Any],
+    latest: Latest,
+    run_arguments: Mapping[str, Any],
+    save: str | None,
 ) -> int:
     ui_command = None if trainer.mlflow is None else trainer.mlflow.ui_command()
     print(f"Run     {trainer.run_dir}")
@@ -116,8 +127,7 @@ def _train(
         with trainer:
             trainer.run(**run_arguments)
             if save is not None:
-                Path(save).mkdir(parents=True, exist_ok=True)
-                trainer.algorithm.policy.save(Path(save) / "policy")
+                _save(trainer.algorithm.policy, Path(save))
     except KeyboardInterrupt:
         print(
             f"Interrupted. The policy and a checkpoint are in {trainer.run_dir}.", file=sys.stderr
@@ -130,7 +140,36 @@ def _train(
     print(summary(latest.metrics, trainer.run_dir, ui_command, time.monotonic() - started))
     if save is not None:
         print(f"  {'policy':<16}{Path(save) / 'policy'}")
+        print(f"  {'MLflow model':<16}{Path(save) / 'model'}")
     return 0
+
+
+def _check_free(model: Path) -> None:
+    if model.exists():  # MLflow would refuse it, after the training
+        raise ConfigError(
+            f"--save {model.parent}: {model} exists already: name another directory, or remove it"
+        )
+
+
+def _save(policy: GenericPolicyBase[Any], directory: Path) -> None:
+    """Leave the policy in a file, and beside it as a model that MLflow loads with Everstep."""
+    directory.mkdir(parents=True, exist_ok=True)
+    python_model = policy.save(directory / "policy")
+    import mlflow  # late: whoever does not save need not wait for it
+
+    run = mlflow.active_run()
+    metadata = {} if run is None else {"run_id": run.info.run_id, "run_name": run.info.run_name}
+    mlflow.pyfunc.save_model(
+        str(directory / "model"),
+        python_model=python_model,
+        artifacts={"policy": str(directory / "policy")},
+        pip_requirements=[
+            f"everstep=={__version__}",
+            f"torch=={Version(torch.__version__).public}",
+            f"mlflow=={mlflow.__version__}",
+        ],
+        metadata=metadata,
+    )
 
 
 def _report_failure(error: Exception, run_dir: Path | None) -> None:

@@ -135,6 +135,18 @@ class AlgorithmState:
     reward_scale: float = 1.0
 
 
+class RecurrentAlgorithmHparams(AlgorithmHparams):
+    """Read-only view of a recurrent algorithm's resolved hyperparameters."""
+
+
+@dataclass(kw_only=True)
+class RecurrentAlgorithmState(AlgorithmState):
+    """Counters of a recurrent algorithm while it trains."""
+
+    #: Number of sequences collected, evaluation on the shared environment included.
+    seqs: int = 0
+
+
 #: Running totals of a trainer.
 TrainerState = TypedDict(
     "TrainerState",
@@ -228,6 +240,9 @@ class TrainStats(CollectStats, MemoryStats, StepStats, TrainerState):  # type: i
 
 #: Name of a statistic, such as `"episodes/return_mean"`.
 TrainStatKey = str
+
+#: How the learning rate moves: along a schedule, or after the policy's KL divergence.
+LRScheduleKind = Literal["interp", "step", "adaptive"]
 
 #: How a schedule moves between its points: jump and hold, or straight lines.
 ScheduleKind = Literal["interp", "step"]

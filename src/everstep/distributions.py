@@ -72,6 +72,18 @@ class Distribution(ABC):
     def sample(self) -> torch.Tensor | TensorDict:
         """Random actions `[B, …]`."""
 
+    def latents(self, *, deterministic: bool) -> torch.Tensor | TensorDict:
+        """Actions `[B, …]` as they are stored and learned from."""
+        return self.deterministic_sample() if deterministic else self.sample()
+
+    def actions(self, latents: torch.Tensor | TensorDict) -> torch.Tensor | TensorDict:
+        """Actions `[B, …]` as the environment executes them."""
+        return latents
+
+    def latents_logp(self, latents: torch.Tensor | TensorDict) -> torch.Tensor:
+        """Log-probability of the actions made of `latents`, `[B, 1]`."""
+        return self.logp(latents)
+
 
 class Categorical(Distribution):
     """Independent choices among `n` options each: `features["logits"]` is `[B, D, n]`."""

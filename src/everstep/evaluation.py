@@ -7,12 +7,13 @@ import torch
 from .data import DataKeys
 from .env import Env
 from .errors import EnvError
-from .policies import Policy, model_mode
-from .specs import Structure
+from .policies import GenericPolicyBase, model_mode
+from .rollouts import Rollout
+from .specs import Leaves, Structure
 
 
 def evaluate(
-    policy: Policy,
+    policy: GenericPolicyBase[Any],
     env: Env,
     *,
     episodes: int = 100,
@@ -40,7 +41,7 @@ def evaluate(
 
 
 def run_episodes(
-    policy: Policy,
+    policy: GenericPolicyBase[Any],
     env: Env,
     *,
     episodes: int,
@@ -91,7 +92,7 @@ def run_episodes(
 
 
 def _run_horizons(
-    policy: Policy,
+    policy: GenericPolicyBase[Any],
     env: Env,
     episodes: int,
     deterministic: bool,
@@ -115,39 +116,50 @@ def _run_horizons(
 class _Player:
     """A policy in an environment, with the return and length of each open episode."""
 
-    def __init__(self, policy: Policy, env: Env, deterministic: bool) -> None:
+    def __init__(self, policy: GenericPolicyBase[Any], env: Env, deterministic: bool) -> None:
         self.policy, self.env, self.deterministic = policy, env, deterministic
-        self.observation = Structure.of(env.observation_spec)
-        self.action = Structure.of(env.action_spec)
+        #: One env step, carried over to the next.
+        self.rollout = Rollout(
+            env.num_envs,
+            1,
+            observation=Structure.of(env.observation_spec),
+            action=Structure.of(env.action_spec),
+            memory=policy.memory,
+            episode_keys=frozenset(env.episode_keys),
+            history=policy.history,
+            dtype=torch.get_default_dtype(),
+            device=torch.device(env.device),
+        )
 
     def reset(self, env_config: None | dict[str, Any]) -> None:
-        self.obs = self.observation.flatten(self.env.reset(config=env_config))
-        self.states = self.policy.init_states(self.env.num_envs)
-        self.sums = torch.zeros(self.env.num_envs, 2, dtype=torch.float64)
+        policy, num_envs = self.policy, self.env.num_envs
+        self.rollout.open(self.env.reset(config=env_config))
+        self.states: Leaves = policy.memory.flatten(policy.init_states(num_envs))
+        self.sums = torch.zeros(num_envs, 2, dtype=torch.float64)
+        self.goes_on = False
 
     @torch.no_grad()
     def step(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Whose episode ended, bool `[N]`, and return and length of each so far, `[N, 2]`."""
-        with model_mode(self.policy.model, training=False):
-            actions, _, _, states = self.policy.act(
-                self.obs, self.states, deterministic=self.deterministic
-            )
-        outcome = self.env.step(self.action.unflatten(actions, [self.env.num_envs]))
-        self.obs = self.observation.flatten(outcome[DataKeys.OBS])
+        rollout, policy = self.rollout, self.policy
+        if self.goes_on:
+            rollout.carry()
+        self.goes_on = True
+        with model_mode(policy.model, training=False):
+            sample = policy.act(rollout.obs_at(0), self.states, deterministic=self.deterministic)
+        outcome = self.env.step(rollout.action.unflatten(sample.actions, [rollout.num_envs]))
+        rollout.write_outcome(0, outcome)
+        self.states = sample.states
+        if sample.states and DataKeys.FIRST in rollout.episode_keys:
+            self.states = policy.next_states(sample.states, rollout.first_at(0))
+        return self._count()
 
-        def flag(key: str, default: bool) -> torch.Tensor:
-            if key in self.env.episode_keys:
-                return outcome[key].cpu().squeeze(-1)  # type: ignore[no-any-return]
-            return torch.full((self.env.num_envs,), default)
-
-        valid = flag(DataKeys.VALID, True)
-        done = valid & (flag(DataKeys.TERMINATED, False) | flag(DataKeys.TRUNCATED, False))
-        rewards = outcome[DataKeys.REWARDS].cpu().double().squeeze(-1)
+    def _count(self) -> tuple[torch.Tensor, torch.Tensor]:
+        rollout = self.rollout
+        valid = rollout.valid[0, :, 0].cpu()
+        done = valid & rollout.done[0, :, 0].cpu()
+        rewards = rollout.rewards[0, :, 0].cpu().double()
         self.sums += torch.stack([torch.where(valid, rewards, 0.0), valid.double()], -1)
         sums = self.sums.clone()
         self.sums[done] = 0.0
-        if states:
-            first = flag(DataKeys.FIRST, False).unsqueeze(-1).to(self.policy.device)
-            states = self.policy.next_states(states, first)
-        self.states = states
         return done, sums

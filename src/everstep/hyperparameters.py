@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import nn, optim
 from typing_extensions import Self
 
-from .data import ScheduleKind
+from .data import LRScheduleKind, ScheduleKind
 from .distributions import Distribution
 from .errors import ConfigError
 from .validation import (
@@ -78,8 +78,10 @@ class Hyperparameters:
     """Learning rate over environment transitions, as (transitions, learning rate) points that
     start at 0. None: constant."""
 
-    lr_schedule_kind: ScheduleKind = "step"
-    """`"step"` jumps to a point's value and holds it, `"interp"` draws straight lines."""
+    lr_schedule_kind: LRScheduleKind = "step"
+    """`"step"` jumps to a point's value and holds it, `"interp"` draws straight lines, and
+    `"adaptive"` follows no schedule: after a minibatch the learning rate is multiplied by 1.5 where
+    the KL divergence is below half of `target_kl_div`, and divided by 1.5 where above twice."""
 
     entropy_coeff: NonNegativeFloat = 0.0
     """Weight of the entropy bonus. Ignored with `entropy_coeff_schedule`."""
@@ -121,7 +123,8 @@ class Hyperparameters:
     """Weight of the value loss."""
 
     target_kl_div: None | PositiveFloat = None
-    """Approximate KL divergence above which an update stops early. None: never."""
+    """Approximate KL divergence above which an update stops early; what the learning rate is
+    adapted to with `lr_schedule_kind="adaptive"`, and then no update stops. None: never."""
 
     max_grad_norm: None | PositiveFloat = 5.0
     """Norm that gradients are clipped to. None: gradients are not clipped."""
@@ -129,9 +132,16 @@ class Hyperparameters:
     normalize_advantages: bool = True
     """Whether advantages are centred and scaled to unit standard deviation over the rollout."""
 
-    normalize_rewards: bool = True
-    """Whether rewards are divided by the standard deviation of their reversed discounted returns
-    in the rollout (arXiv 2005.12729)."""
+    normalize_rewards: bool | Literal["running"] = True
+    """Whether rewards are divided by the standard deviation of their discounted sums so far in
+    the episode (arXiv 2005.12729): of this rollout's, or with `"running"` of all rollouts'."""
+
+    normalize_observations: bool = False
+    """Whether observations are centred and scaled to unit variance, by statistics of all
+    observations so far. They are part of the policy and change after updates only."""
+
+    clip_observations: None | PositiveFloat = 10.0
+    """Largest absolute value of a normalised observation. None: not clipped."""
 
     device: torch.device | str = "auto"
     """Device of environment, rollout and policy. `"auto"`: the environment's own, else CUDA where
@@ -187,9 +197,24 @@ class Hyperparameters:
                 "`target_kl_div` stops between minibatches, which `accumulate_grads` joins into "
                 "one step: drop one of them."
             )
+        problems += self._adaptive_problems()
         for name in ("lr_schedule", "entropy_coeff_schedule"):
             problems += _schedule_problems(name, getattr(self, name))
         return problems + self._device_problems() + self._optimizer_problems()
+
+    def _adaptive_problems(self) -> list[str]:
+        if self.lr_schedule_kind != "adaptive":
+            return []
+        problems = []
+        if self.target_kl_div is None:
+            problems.append(
+                "`lr_schedule_kind` 'adaptive' follows `target_kl_div`: set that, to 0.01 say."
+            )
+        if self.lr_schedule is not None:
+            problems.append(
+                "`lr_schedule` and `lr_schedule_kind` 'adaptive' exclude each other: drop one."
+            )
+        return problems
 
     def _device_problems(self) -> list[str]:
         if self.device == "auto":
@@ -229,3 +254,27 @@ def _schedule_problems(name: str, schedule: None | list[tuple[int, float]]) -> l
     if any(value < 0 for _, value in schedule):
         problems.append(f"`{name}` must not be negative; got {schedule!r}.")
     return problems
+
+
+@dataclass
+class RecurrentHyperparameters(Hyperparameters):
+    """Hyperparameters of on-policy training with a recurrent policy."""
+
+    seq_len: PositiveInt = 4
+    """Env steps that gradients flow back through; must divide `horizon`."""
+
+    seqs_per_state_reset: Integer | Literal["auto"] = "auto"
+    """Sequences between resets of all recurrent states; negative for none but those of
+    environments and episodes. `seq_len * seqs_per_state_reset` must divide
+    `horizon * horizons_per_env_reset`. `"auto"`: 8 where episodes never end by themselves (or as
+    many as there are between resets, if 8 do not fit), else -1."""
+
+    def problems(self) -> list[str]:
+        """The rules between fields that this config breaks, one message each."""
+        problems = super().problems()
+        if self.seqs_per_state_reset == 0:
+            problems.append(
+                "`seqs_per_state_reset` must not be 0: use 1 to reset states before every "
+                "sequence, or -1 to reset them with their environments."
+            )
+        return problems

@@ -56,7 +56,7 @@ class PPO:
     ) -> dict[str, torch.Tensor]:
         """Terms of the loss; see `Objective`."""
         config, weight = self.config, minibatch.weight
-        log_ratio = distribution.logp(minibatch.actions) - minibatch.logp
+        log_ratio = distribution.latents_logp(minibatch.actions) - minibatch.logp
         ratio = log_ratio.exp()
         surrogate = clipped_surrogate(
             ratio,

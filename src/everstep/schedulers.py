@@ -6,7 +6,7 @@ from typing import Protocol
 
 from torch import optim
 
-from .data import ScheduleKind
+from .data import LRScheduleKind, ScheduleKind
 
 
 class Scheduler(Protocol):
@@ -149,6 +149,10 @@ class EntropyScheduler:
         return self.coeff
 
 
+#: What an adaptive learning rate is multiplied or divided by, and the range it stays in.
+ADAPTIVE_FACTOR, ADAPTIVE_MIN, ADAPTIVE_MAX = 1.5, 1e-5, 1e-2
+
+
 class LRScheduler:
     """Learning rate over environment transitions, written into the optimizer.
 
@@ -157,7 +161,8 @@ class LRScheduler:
     Args:
         optimizer: Optimizer whose parameter groups are written.
         schedule: (environment transitions, learning rate) points.
-        kind: `"step"` jumps and holds, `"interp"` draws straight lines.
+        kind: `"step"` jumps and holds, `"interp"` draws straight lines, `"adaptive"` leaves it to
+            `adapt`.
 
     """
 
@@ -176,16 +181,44 @@ class LRScheduler:
         /,
         *,
         schedule: None | Sequence[tuple[int, float]] = None,
-        kind: ScheduleKind = "step",
+        kind: LRScheduleKind = "step",
     ) -> None:
         self.optimizer = optimizer
-        self.scheduler = make_scheduler(float(optimizer.param_groups[0]["lr"]), schedule, kind)
+        lr = float(optimizer.param_groups[0]["lr"])
+        if kind == "adaptive":
+            self.scheduler = ConstantScheduler(lr)
+        else:
+            self.scheduler = make_scheduler(lr, schedule, kind)
         self.coeff = self.step(0)
 
     def step(self, count: int, /) -> float:
         """The learning rate after `count` environment transitions, kept in `coeff`."""
-        self.coeff = self.scheduler.step(count)
-        if not isinstance(self.scheduler, ConstantScheduler):
+        if isinstance(self.scheduler, ConstantScheduler):
+            self.coeff = float(self.optimizer.param_groups[0]["lr"])
+        else:
+            self.coeff = self.scheduler.step(count)
             for group in self.optimizer.param_groups:
                 group["lr"] = self.coeff
         return self.coeff
+
+    def adapt(self, kl_div: float, target: float, /) -> None:
+        """Lower the learning rates where the policy moved too far, raise them where too little.
+
+        Source: the adaptive schedule of legged_gym and rsl_rl, with their constants.
+
+        Args:
+            kl_div: KL divergence of a minibatch, in nats.
+            target: What it should be.
+
+        """
+        if kl_div > 2 * target:
+            factor = 1 / ADAPTIVE_FACTOR
+        elif kl_div < target / 2:
+            factor = ADAPTIVE_FACTOR
+        else:
+            return
+        for group in self.optimizer.param_groups:
+            lr = float(group["lr"])
+            # A learning rate that starts outside of the range is not pushed further out.
+            group["lr"] = min(max(lr * factor, min(lr, ADAPTIVE_MIN)), max(lr, ADAPTIVE_MAX))
+        self.coeff = float(self.optimizer.param_groups[0]["lr"])

@@ -5,8 +5,11 @@ order. The library stores and moves leaves, and builds a TensorDict only where a
 environment is called.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import reduce
+from operator import getitem
+from typing import Any, cast
 
 import torch
 from tensordict import TensorDict
@@ -64,8 +67,8 @@ class Structure:
             for shape, dtype in zip(self.shapes, self.dtypes, strict=True)
         )
 
-    def flatten(self, value: torch.Tensor | TensorDict) -> Leaves:
-        """Leaves of a tensor or TensorDict.
+    def flatten(self, value: torch.Tensor | TensorDict | Mapping[str, Any]) -> Leaves:
+        """Leaves of a tensor, or of a mapping of tensors.
 
         Raises:
             KeyError: Where a leaf is missing.
@@ -75,7 +78,7 @@ class Structure:
             assert isinstance(value, torch.Tensor)
             return (value,)
         assert not isinstance(value, torch.Tensor)
-        return tuple(value[path] for path in self.paths)
+        return tuple(reduce(getitem, path, cast(Any, value)) for path in self.paths)
 
     def unflatten(self, leaves: Leaves, batch_size: list[int]) -> torch.Tensor | TensorDict:
         """The tensor, or a TensorDict of that batch size, made of `leaves`."""

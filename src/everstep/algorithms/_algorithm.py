@@ -1,47 +1,50 @@
 """PPO: collect a rollout, estimate advantages, go through it in minibatches."""
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any, Generic, TypeVar, cast
 
 import torch
 from torch.amp.grad_scaler import GradScaler
-from torchrl.data import Composite, Unbounded
 
-from ..advantages import (
-    bootstrap_values,
-    gae,
-    masked_moments,
-    reversed_discounted_returns,
-    standardize,
-    vanishes,
-)
-from ..data import (
-    AlgorithmHparams,
-    AlgorithmState,
-    CollectStats,
-    DataKeys,
-    StepStats,
-)
+from ..advantages import reversed_discounted_returns
+from ..data import AlgorithmHparams, AlgorithmState, CollectStats, DataKeys, StepStats
 from ..env import Env, EnvFactory
 from ..episodes import EpisodeTracker, reward_statistics, to_floats
 from ..errors import DivergedError, EnvError, NotBufferedError
 from ..hyperparameters import Hyperparameters
+from ..normalizers import RunningMoments
 from ..objectives import PPO, Objective
-from ..policies import Policy, model_mode
+from ..policies import GenericPolicyBase, Sample, model_mode
 from ..rollouts import Minibatch, Rollout
 from ..schedulers import EntropyScheduler, LRScheduler
 from ..specs import Leaves, Structure
 from ..updates import Updater
 from . import _resuming as resuming
 from ._base import GenericAlgorithmBase
-from ._building import build_env, check_policy, closed_on_error, resolve_minibatch
-from ._final_values import value_final_obs
+from ._building import (
+    buffer_spec,
+    build_env,
+    check_history,
+    check_policy,
+    closed_on_error,
+    make_policy,
+    resolve_minibatch,
+    resolve_sequences,
+)
+from ._estimates import estimate_advantages, scale_rewards
+from ._final_values import value_final_obs, value_final_row
+from ._statistics import add_terms, stopwatch
+
+_Hparams = TypeVar("_Hparams", bound=AlgorithmHparams)
+_State = TypeVar("_State", bound=AlgorithmState)
+_Policy = TypeVar("_Policy", bound=GenericPolicyBase[Any])
 
 
-class Algorithm(GenericAlgorithmBase[AlgorithmHparams, AlgorithmState, Policy]):
-    """PPO with a feedforward policy.
+class OnPolicyAlgorithm(
+    GenericAlgorithmBase[_Hparams, _State, _Policy], Generic[_Hparams, _State, _Policy]
+):
+    """PPO with a policy of any kind: `collect` and `step` exist here, once.
 
     Args:
         env_cls: Environment class, factory, or an environment already made.
@@ -53,6 +56,14 @@ class Algorithm(GenericAlgorithmBase[AlgorithmHparams, AlgorithmState, Policy]):
 
     """
 
+    #: Class of the hyperparameters, where none are given.
+    config_cls: type[Hyperparameters] = Hyperparameters
+
+    #: Classes of what a kind of algorithm is made of.
+    hparams_cls: type[_Hparams]
+    policy_cls: type[_Policy]
+    state_cls: type[_State]
+
     #: What an update minimises.
     objective: Objective
 
@@ -63,7 +74,7 @@ class Algorithm(GenericAlgorithmBase[AlgorithmHparams, AlgorithmState, Policy]):
     updater: Updater
 
     def __init__(self, env_cls: EnvFactory | Env, /, config: None | Hyperparameters = None) -> None:
-        config = (config or Hyperparameters()).validate()
+        config = (config or self.config_cls()).validate()
         if config.seed is not None:
             torch.manual_seed(config.seed)
         self.env, config = build_env(env_cls, config)
@@ -75,13 +86,15 @@ class Algorithm(GenericAlgorithmBase[AlgorithmHparams, AlgorithmState, Policy]):
         if config.seed is not None and hasattr(self.env, "seed"):
             self.env.seed(config.seed)
         device = torch.device(config.device)
-        self.policy = self._build_policy(config, device)
-        length = self.policy.seq_len
+        config, length = resolve_sequences(config, self.env)
+        self.policy = make_policy(self.policy_cls, self.env, config, device)
+        self.policy.seq_len = length
+        check_history(self.policy, config, self.env)
         num_envs, horizon = cast(int, config.num_envs), cast(int, config.horizon)
         config = resolve_minibatch(config, sequences=num_envs * horizon // length)
         self.minibatch_size = cast(int, config.sgd_minibatch_size)
         self.config = config
-        self.hparams = AlgorithmHparams(
+        self.hparams = self.hparams_cls(
             config,
             num_minibatches=num_envs * horizon // length // self.minibatch_size,
         )
@@ -93,11 +106,12 @@ class Algorithm(GenericAlgorithmBase[AlgorithmHparams, AlgorithmState, Policy]):
             memory=self.policy.memory,
             episode_keys=frozenset(getattr(self.env, "episode_keys", ())),
             seq_len=length,
+            history=self.policy.history,
             dtype=torch.get_default_dtype(),
             device=device,
         )
         self.buffer = self.rollout.view()
-        self.buffer_spec = self._buffer_spec()
+        self.buffer_spec = buffer_spec(self.rollout, self.env)
         self.grad_scaler = GradScaler(
             device.type, enabled=config.enable_amp and config.amp_dtype == "float16"
         )
@@ -120,29 +134,13 @@ class Algorithm(GenericAlgorithmBase[AlgorithmHparams, AlgorithmState, Policy]):
         coeff = torch.tensor(self.entropy_scheduler.coeff, device=device)
         self.objective = PPO(config, entropy_coeff=coeff)
         self.episodes = EpisodeTracker(num_envs, device=device)
-        self.state = AlgorithmState()
-        self.states: Leaves = ()
+        self.discounted_returns = RunningMoments().to(device)
+        self.state = self.state_cls()
+        self.states: None | Leaves = None  # None: as an episode opens
         self.continues = False  # whether the environment stands where the last rollout ended
+        self._evaluating = False
         self._rows_to_learn = 0
-
-    def _build_policy(self, config: Hyperparameters, device: torch.device) -> Policy:
-        dtype = getattr(torch, config.amp_dtype)
-        return Policy(
-            self.env.observation_spec,
-            self.env.action_spec,
-            model=config.model,
-            model_cls=config.model_cls,
-            model_config=config.model_config,
-            distribution_cls=config.distribution_cls,
-            device=device,
-            autocast=torch.autocast(device.type, dtype=dtype) if config.enable_amp else None,
-        )
-
-    def _buffer_spec(self) -> Composite:
-        one = Unbounded(1, device=self.rollout.device)
-        spec = {DataKeys.OBS: self.env.observation_spec, DataKeys.ACTIONS: self.env.action_spec}
-        keys = sorted(self.buffer.keys())
-        return Composite({key: spec.get(key, one) for key in keys}, device=self.rollout.device)
+        self._reward_scale: None | torch.Tensor = None
 
     # ---- collect ------------------------------------------------------------------------------
 
@@ -164,20 +162,20 @@ class Algorithm(GenericAlgorithmBase[AlgorithmHparams, AlgorithmState, Policy]):
             NonFiniteError: Where it returns NaN or infinity; the policy is untouched.
 
         """
-        elapsed_ms = _stopwatch()
+        elapsed_ms = stopwatch()
         with torch.no_grad(), model_mode(self.policy.model, training=not deterministic):
             was_reset = self._begin(env_config)
-            tracked = {name: x.clone() for name, x in self.episodes.state_dict().items()}
+            tracked = self._tracked()
             for t in range(self.rollout.horizon):
                 self._transition(t, deterministic)
             tensors = self._end()
         # NaN marks a statistic that does not exist, such as a mean without an episode.
         stats = {name: value for name, value in to_floats(tensors).items() if value == value}
         if not stats.pop("finite"):
-            self.episodes.load_state_dict(tracked)
+            self._track(tracked)
             self.rollout.find_non_finite()
         if self.config.on_missing_final == "error" and stats["lost"]:
-            self.episodes.load_state_dict(tracked)
+            self._track(tracked)
             raise EnvError(
                 f"{stats['lost']:.0f} truncated rows have no final observation to bootstrap from. "
                 "Let the environment return `final_obs`, or set `on_missing_final`."
@@ -205,31 +203,54 @@ class Algorithm(GenericAlgorithmBase[AlgorithmHparams, AlgorithmState, Policy]):
         self.state.buffered = self.continues = False
         if reset:
             self.rollout.open(self.env.reset(config=env_config))
-            self.states = self.policy.init_states(self.rollout.num_envs)
+            self.states = None
             self.episodes.reset()
+            normalizer = self.policy.normalizer
+            if normalizer is not None and not self.state.horizons and not self._evaluating:
+                # Better a first rollout by the statistics of one observation than by none.
+                seen = tuple(leaf[0] for leaf in self.rollout.obs)
+                normalizer.update(seen, torch.ones_like(seen[0].flatten(1)[:, 0], dtype=torch.bool))
         else:
             self.rollout.carry()
         return reset
 
     def _transition(self, t: int, deterministic: bool) -> None:
         """One env step in every environment."""
-        rollout = self.rollout
+        rollout, policy = self.rollout, self.policy
         if t % rollout.seq_len == 0:
-            rollout.write_states(t // rollout.seq_len, self.states)
-        actions, logp, values, states = self.policy.act(
-            rollout.obs_at(t), self.states, deterministic=deterministic
-        )
+            self._open_sequence(t // rollout.seq_len)
+        sample = policy.act(rollout.obs_at(t), self._remembered(), deterministic=deterministic)
         # Stored before the environment sees them: it may work in place.
-        rollout.write_sample(t, actions, logp, values)
-        outcome = self.env.step(rollout.action.unflatten(actions, [rollout.num_envs]))
+        rollout.write_sample(t, sample.latents, sample.logp, sample.values)
+        outcome = self.env.step(rollout.action.unflatten(sample.actions, [rollout.num_envs]))
         rollout.write_outcome(t, outcome)
-        self.states = self.policy.next_states(states, rollout.first_at(t))
+        self._remember(t, sample)
+
+    def _open_sequence(self, sequence: int) -> None:
+        """Keep what is remembered where a sequence begins."""
+        self.rollout.write_states(sequence, self._remembered())
+
+    def _remembered(self) -> Leaves:
+        """What the policy remembers, `[N, …]`."""
+        if self.states is None:
+            policy, rollout = self.policy, self.rollout
+            self.states = policy.memory.flatten(policy.init_states(rollout.num_envs))
+        return self.states
+
+    def _remember(self, t: int, sample: Sample) -> None:
+        """Carry over what is remembered after env step `t`, anew where an episode opened."""
+        rollout, policy = self.rollout, self.policy
+        self.states = sample.states
+        if sample.states and DataKeys.FIRST in rollout.episode_keys:
+            if rollout.final_obs:
+                value_final_row(policy, rollout, t, sample.states)
+            self.states = policy.next_states(sample.states, rollout.first_at(t))
 
     def _end(self) -> dict[str, torch.Tensor]:
         """Complete the rollout; its statistics, still on the device."""
         rollout, config = self.rollout, self.config
         rollout.close_rows()
-        last = self.policy.values(rollout.obs_at(rollout.horizon), self.states)
+        last = self.policy.values(rollout.obs_at(rollout.horizon), self._remembered())
         rollout.values[-1].copy_(last)
         lost = value_final_obs(self.policy, rollout, config.on_missing_final)
         rewards = rollout.rewards[:-1, :, :1]
@@ -244,10 +265,8 @@ class Algorithm(GenericAlgorithmBase[AlgorithmHparams, AlgorithmState, Policy]):
             rollout.reversed_returns[1:] = reversed_discounted_returns(
                 rewards, rollout.reversed_returns[0], rollout.done, gamma=config.gamma
             )
-            _, scale = masked_moments(rollout.reversed_returns[1:], rollout.valid)
-            largest = rollout.reversed_returns[1:].abs().max()
-            self._reward_scale = torch.where(vanishes(scale, largest), 1.0, scale)
-            tensors["reward_scale"] = self._reward_scale
+            running = self.discounted_returns if config.normalize_rewards == "running" else None
+            tensors["reward_scale"] = self._reward_scale = scale_rewards(rollout, running)
         return tensors
 
     # ---- step ---------------------------------------------------------------------------------
@@ -264,11 +283,12 @@ class Algorithm(GenericAlgorithmBase[AlgorithmHparams, AlgorithmState, Policy]):
             raise NotBufferedError(
                 f"{type(self).__name__} is not buffered: call `collect` before `step`."
             )
-        elapsed_ms = _stopwatch()
+        elapsed_ms = stopwatch()
         self.state.buffered = False
         with torch.enable_grad(), model_mode(self.policy.model, training=True):
             explained_variance = self._estimate_advantages()
             sums, steps = self._learn()
+        self._normalize_by(self.rollout)
         stats = to_floats({**sums, "explained_variance": explained_variance})
         # Gradient scaling skips on purpose until it has found its scale.
         if stats["skipped"] == steps and not self.grad_scaler.is_enabled():
@@ -288,39 +308,16 @@ class Algorithm(GenericAlgorithmBase[AlgorithmHparams, AlgorithmState, Policy]):
         self.follow_schedules()
         return cast(StepStats, found | {"profiling/step_ms": elapsed_ms()})
 
-    @torch.no_grad()
     def _estimate_advantages(self) -> torch.Tensor:
         """Fill in advantages and returns; how much of the returns' variance the values explain."""
-        rollout, config = self.rollout, self.config
-        rewards, values = rollout.rewards[:-1], rollout.values[:-1]
-        if config.normalize_rewards:
-            rewards = rewards / (self._reward_scale + 1e-8)
-        following = bootstrap_values(
-            rollout.values[1:], rollout.terminated, rollout.final, rollout.final_values
-        )
-        advantages = gae(
-            rewards,
-            values,
-            following,
-            rollout.done,
-            gamma=config.gamma,
-            gae_lambda=config.gae_lambda,
-            known=rollout.known & rollout.valid,
-        )
-        rollout.returns[:-1] = advantages + values
-        combined = advantages.sum(-1, keepdim=True)
-        learnable = rollout.known & rollout.valid
-        if config.normalize_advantages:
-            combined = standardize(combined, learnable)
-        rollout.advantages[:-1] = combined
-        _, error = masked_moments(advantages[..., :1], learnable)
-        _, spread = masked_moments(rollout.returns[:-1, :, :1], learnable)
-        return 1 - error.square() / spread.square().clamp(min=1e-12)
+        rollout = self.rollout
+        learnable = self.policy.learnable(rollout)
+        return estimate_advantages(rollout, self.config, learnable, self._reward_scale)
 
     def _learn(self) -> tuple[dict[str, torch.Tensor], int]:
         """Go through the rollout; sums of the statistics, and over how many optimizer steps."""
         config, updater = self.config, self.updater
-        sequences = self.policy.sequences(self.rollout, self.rollout.known & self.rollout.valid)
+        sequences = self.policy.sequences(self.rollout)
         joint = config.accumulate_grads
         sums: dict[str, torch.Tensor] = {}
         updater.begin()
@@ -334,9 +331,9 @@ class Algorithm(GenericAlgorithmBase[AlgorithmHparams, AlgorithmState, Policy]):
             )
             for minibatch in minibatches:
                 losses = self._losses(minibatch)
-                _add(sums, losses)
+                add_terms(sums, losses)
                 steps += not joint
-                if self._must_stop(losses["kl_div"]):
+                if self._must_stop(losses["kl_div"], is_first=steps == 1):
                     return sums | updater.totals(), steps
                 updater.backward(losses["total"])
                 if not joint:
@@ -350,9 +347,26 @@ class Algorithm(GenericAlgorithmBase[AlgorithmHparams, AlgorithmState, Policy]):
         distribution, values = self.policy.evaluate(minibatch)
         return self.objective(minibatch, distribution, values)
 
-    def _must_stop(self, kl_div: torch.Tensor) -> bool:
+    def _must_stop(self, kl_div: torch.Tensor, *, is_first: bool) -> bool:
+        """Whether the policy has moved too far; or the learning rate adapted to how far it has."""
         target = self.config.target_kl_div
-        return target is not None and float(kl_div) > target  # one sync: needed to stop early
+        if target is None:
+            return False
+        found = float(kl_div)  # one sync: needed to stop early
+        if self.config.lr_schedule_kind != "adaptive":
+            return found > target
+        if not is_first:  # before the first minibatch the policy has not moved
+            self.lr_scheduler.adapt(found, target)
+        return False
+
+    def _normalize_by(self, rollout: Rollout) -> None:
+        """Take a rollout's observations into the statistics that they are normalised by.
+
+        After the update, so that an update evaluates what was collected.
+        """
+        if self.policy.normalizer is not None:
+            seen = tuple(leaf[:-1].flatten(0, 1) for leaf in rollout.obs)
+            self.policy.normalizer.update(seen, rollout.valid.flatten())
 
     def _permutation(self, n: int) -> torch.Tensor:
         return torch.randperm(n, device=self.rollout.device)
@@ -387,15 +401,29 @@ class Algorithm(GenericAlgorithmBase[AlgorithmHparams, AlgorithmState, Policy]):
 
         The environment itself moves on, and episodes that are open in it with it.
         """
-        tracked = {name: x.clone() for name, x in self.episodes.state_dict().items()}
+        tracked = self._tracked()
         filtered = self.rollout.reversed_returns[-1].clone()
         self.episodes.finished.zero_()
+        self._evaluating = True
         try:
             yield
         finally:
-            self.episodes.load_state_dict({**tracked, "open": self.episodes.open.clone()})
+            self._evaluating = False
+            tracked["episodes"]["open"] = self.episodes.open.clone()
+            self._track(tracked)
             self.rollout.reversed_returns[-1].copy_(filtered)
             self.state.buffered = False
+
+    def _tracked(self) -> dict[str, dict[str, torch.Tensor]]:
+        """A copy of what a rollout adds to, besides itself."""
+        return {
+            "episodes": {name: x.clone() for name, x in self.episodes.state_dict().items()},
+            "returns": {n: x.clone() for n, x in self.discounted_returns.state_dict().items()},
+        }
+
+    def _track(self, tracked: dict[str, dict[str, torch.Tensor]]) -> None:
+        self.episodes.load_state_dict(tracked["episodes"])
+        self.discounted_returns.load_state_dict(tracked["returns"])
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that training continues from: weights, moments, counters, generators, and
@@ -409,15 +437,3 @@ class Algorithm(GenericAlgorithmBase[AlgorithmHparams, AlgorithmState, Policy]):
         Otherwise the environments are reset by the next `collect`.
         """
         resuming.restore(self, state)
-
-
-def _add(sums: dict[str, torch.Tensor], terms: dict[str, torch.Tensor]) -> None:
-    for name, term in terms.items():
-        term = term.detach()
-        sums[name] = sums[name] + term if name in sums else term
-
-
-def _stopwatch() -> Any:
-    """A function that returns the milliseconds since this call."""
-    start = time.perf_counter_ns()
-    return lambda: (time.perf_counter_ns() - start) / 1e6

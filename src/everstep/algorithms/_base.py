@@ -14,12 +14,12 @@ from torchrl.data import Composite
 
 from ..data import AlgorithmHparams, AlgorithmState, CollectStats, MemoryStats, StepStats
 from ..env import Env
-from ..policies import Policy
+from ..policies import GenericPolicyBase
 from ..schedulers import EntropyScheduler, LRScheduler
 
 _AlgorithmHparams = TypeVar("_AlgorithmHparams", bound=AlgorithmHparams)
 _AlgorithmState = TypeVar("_AlgorithmState", bound=AlgorithmState)
-_Policy = TypeVar("_Policy", bound=Policy)
+_Policy = TypeVar("_Policy", bound=GenericPolicyBase[Any])
 
 
 class GenericAlgorithmBase(ABC, Generic[_AlgorithmHparams, _AlgorithmState, _Policy]):

@@ -7,15 +7,19 @@ from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 import torch
+from torchrl.data import Composite, Unbounded
 
+from ..data import DataKeys
 from ..env import Env, EnvFactory
 from ..errors import ConfigError, EnvError
-from ..hyperparameters import Hyperparameters
-from ..policies import Policy, model_mode
+from ..hyperparameters import Hyperparameters, RecurrentHyperparameters
+from ..normalizers import ObservationNormalizer
+from ..policies import GenericPolicyBase, model_mode
 from ..rollouts import Rollout
 from ..specs import leaf_specs
 
 C = TypeVar("C", bound=Hyperparameters)
+P = TypeVar("P", bound=GenericPolicyBase[Any])
 
 #: Environments and env steps a rollout where neither the config nor the environment says.
 DEFAULT_NUM_ENVS, DEFAULT_HORIZON = 8192, 32
@@ -135,6 +139,90 @@ def _index(device: torch.device) -> torch.device:
     return torch.empty(0, device=device).device
 
 
+def resolve_sequences(config: C, env: Env) -> tuple[C, int]:
+    """The config with `seqs_per_state_reset` resolved, and env steps a sequence.
+
+    Args:
+        config: Config whose horizon is resolved.
+        env: The environment.
+
+    Raises:
+        ConfigError: Where sequences do not fit between resets.
+
+    """
+    if not isinstance(config, RecurrentHyperparameters):
+        return config, 1
+    length, horizon = config.seq_len, cast(int, config.horizon)
+    if horizon % length:
+        fitting = [s for s in range(1, horizon + 1) if horizon % s == 0]
+        near = sorted(sorted(fitting, key=lambda s: abs(s - length))[:2])
+        raise ConfigError(
+            f"`seq_len` must divide `horizon` ({horizon}); got {length}. "
+            f"Try {' or '.join(map(str, near))}."
+        )
+    between = horizon * cast(int, config.horizons_per_env_reset) // length
+    every = config.seqs_per_state_reset
+    if every == "auto":
+        every = -1 if env.episode_keys else 8 if between % 8 == 0 else between
+    elif every > 0 and between > 0 and between % every:
+        raise ConfigError(
+            f"`seqs_per_state_reset` must divide the {between} sequences between resets of the "
+            f"environments (horizon · horizons_per_env_reset / seq_len); got {every}. "
+            f"Try {between}, or -1."
+        )
+    return replace(config, seqs_per_state_reset=every), length
+
+
+def make_policy(cls: type[P], env: Env, config: Hyperparameters, device: torch.device) -> P:
+    """The policy that a config describes.
+
+    Raises:
+        ConfigError: Where model or distribution do not fit the environment's specs.
+
+    """
+    normalizer = None
+    if config.normalize_observations:
+        normalizer = ObservationNormalizer(env.observation_spec, clip=config.clip_observations)
+    dtype = getattr(torch, config.amp_dtype)
+    return cls(
+        env.observation_spec,
+        env.action_spec,
+        model=config.model,
+        model_cls=config.model_cls,
+        model_config=config.model_config,
+        distribution_cls=config.distribution_cls,
+        device=device,
+        normalizer=normalizer,
+        autocast=torch.autocast(device.type, dtype=dtype) if config.enable_amp else None,
+    )
+
+
+def buffer_spec(rollout: Rollout, env: Env) -> Composite:
+    """Spec of the buffer's elements, without the batch dimensions."""
+    one = Unbounded(1, device=rollout.device)
+    spec = {DataKeys.OBS: env.observation_spec, DataKeys.ACTIONS: env.action_spec}
+    keys = sorted(rollout.view().keys())
+    return Composite({key: spec.get(key, one) for key in keys}, device=rollout.device)
+
+
+def check_history(policy: GenericPolicyBase[Any], config: Hyperparameters, env: Env) -> None:
+    """Check that windows without padding leave rows to learn from.
+
+    Raises:
+        ConfigError: Where every episode is over before its first full window.
+
+    """
+    drop_size = getattr(policy.model, "drop_size", 0)
+    every = cast(int, config.horizons_per_env_reset)
+    length = cast(int, config.horizon) * every
+    if not env.episode_keys and 0 < length <= drop_size:
+        raise ConfigError(
+            f"{type(policy.model).__name__} drops the first {drop_size} rows after a reset, and "
+            f"environments are reset every {length}: nothing is left to learn from. Raise "
+            "`horizon`, or use the view method 'padded_rolling_window'."
+        )
+
+
 def resolve_minibatch(config: C, *, sequences: int) -> C:
     """The config with `sgd_minibatch_size` resolved.
 
@@ -164,7 +252,7 @@ def resolve_minibatch(config: C, *, sequences: int) -> C:
     return replace(config, sgd_minibatch_size=size)
 
 
-def check_policy(policy: Policy, rollout: Rollout) -> None:
+def check_policy(policy: GenericPolicyBase[Any], rollout: Rollout) -> None:
     """Try the policy on an observation of zeros.
 
     Raises:
@@ -173,20 +261,29 @@ def check_policy(policy: Policy, rollout: Rollout) -> None:
 
     """
     n, device = rollout.num_envs, rollout.device
-    obs = rollout.observation.zeros(n, device=device)
+    window = [policy.history + 1] if policy.history else []
+    obs = rollout.observation.zeros(n, *window, device=device)
     forked = torch.random.fork_rng([device] if device.type == "cuda" else [])
     try:
         with forked, torch.no_grad(), model_mode(policy.model, training=False):
-            actions, logp, values, _ = policy.act(obs, policy.init_states(n))
+            states = policy.memory.flatten(policy.init_states(n))
+            sample = policy.act(obs, states)
     except Exception as error:
         raise ConfigError(
             f"The policy ({type(policy.model).__name__}, {policy.distribution_cls.__name__}) "
             f"cannot act on an observation of zeros: {type(error).__name__}: {error}. Set "
             "`model_cls`, `model_config` or `distribution_cls` to what fits the environment."
         ) from error
-    expected = [("log-probabilities", logp, (n, 1)), ("values", values, (n, 1))]
+    expected = [("log-probabilities", sample.logp, (n, 1)), ("values", sample.values, (n, 1))]
     shapes, dtypes = rollout.action.shapes, rollout.action.dtypes
-    expected += [("actions", x, (n, *shape)) for x, shape in zip(actions, shapes, strict=True)]
+    kinds = (("actions", sample.actions), ("stored actions", sample.latents))
+    expected += [
+        (name, x, (n, *shape))
+        for name, actions in kinds
+        for x, shape in zip(actions, shapes, strict=True)
+    ]
+    remembered = zip(sample.states, policy.memory.shapes, strict=True)
+    expected += [("states", x, (n, *shape)) for x, shape in remembered]
     problems = [
         f"The policy's {name} have shape {list(x.shape)}; expected {list(shape)}."
         for name, x, shape in expected
@@ -194,7 +291,7 @@ def check_policy(policy: Policy, rollout: Rollout) -> None:
     ]
     problems += [
         f"The policy's actions have dtype {x.dtype}; the action spec says {dtype}."
-        for x, dtype in zip(actions, dtypes, strict=True)
+        for x, dtype in zip(sample.actions, dtypes, strict=True)
         if x.dtype != dtype
     ]
     if problems:

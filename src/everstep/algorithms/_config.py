@@ -1,11 +1,16 @@
 """Configs that build algorithms."""
 
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from ..env import Env, EnvFactory
-from ..hyperparameters import Hyperparameters
-from ._algorithm import Algorithm
+from ..hyperparameters import Hyperparameters, RecurrentHyperparameters
+from ._algorithm import OnPolicyAlgorithm
 from ._building import closed_on_error
+from ._feedforward import Algorithm
+from ._recurrent import RecurrentAlgorithm
+
+A = TypeVar("A", bound=OnPolicyAlgorithm[Any, Any, Any])
 
 
 @dataclass
@@ -27,7 +32,33 @@ class AlgorithmConfig(Hyperparameters):
             EnvError: Where the environment's specs are not usable.
 
         """
-        algorithm = Algorithm(env_cls, config=self)
-        with closed_on_error(algorithm.env, unless=env_cls):
-            algorithm.validate()
-        return algorithm
+        return _build(Algorithm, env_cls, self)
+
+
+@dataclass
+class RecurrentAlgorithmConfig(RecurrentHyperparameters):
+    """Config of PPO with a recurrent policy.
+
+    Fields that say `"auto"` are resolved when the algorithm is built, from the environment;
+    `RecurrentAlgorithm.hparams` shows the result. Nothing is checked before `validate` or `build`.
+    """
+
+    def build(self, env_cls: EnvFactory | Env) -> "RecurrentAlgorithm":
+        """A validated algorithm.
+
+        Args:
+            env_cls: Environment class, factory, or an environment already made.
+
+        Raises:
+            ConfigError: Lists every hyperparameter that breaks a rule.
+            EnvError: Where the environment's specs are not usable.
+
+        """
+        return _build(RecurrentAlgorithm, env_cls, self)
+
+
+def _build(cls: type[A], env_cls: EnvFactory | Env, config: Hyperparameters) -> A:
+    algorithm = cls(env_cls, config)
+    with closed_on_error(algorithm.env, unless=env_cls):
+        algorithm.validate()
+    return algorithm

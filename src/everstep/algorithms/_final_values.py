@@ -1,8 +1,10 @@
 """Values of the final observations of rows that were truncated and reset at once."""
 
+from typing import Any
+
 import torch
 
-from ..policies import Policy
+from ..policies import GenericPolicyBase
 from ..rollouts import Rollout
 from ..specs import Leaves
 
@@ -10,7 +12,9 @@ from ..specs import Leaves
 CHUNK = 4096
 
 
-def value_final_obs(policy: Policy, rollout: Rollout, on_missing_final: str) -> torch.Tensor:
+def value_final_obs(
+    policy: GenericPolicyBase[Any], rollout: Rollout, on_missing_final: str
+) -> torch.Tensor:
     """Fill in `final`, `final_values` and `known`; how many final observations are lost, 0-d.
 
     Args:
@@ -27,7 +31,8 @@ def value_final_obs(policy: Policy, rollout: Rollout, on_missing_final: str) -> 
     t, n = rollout.final.squeeze(-1).nonzero(as_tuple=True)
     final_obs = tuple(leaf[t, n] for leaf in rollout.final_obs)
     seen = _finite_rows(final_obs, len(t), rollout.device)
-    known_rows = seen.nonzero().squeeze(-1)
+    # A policy that remembers has valued them in their env steps, by `value_final_row`.
+    known_rows = seen.nonzero().squeeze(-1)[: None if not policy.memory.paths else 0]
     for rows in known_rows.split(CHUNK) if len(known_rows) else ():
         values = policy.values(tuple(leaf[rows] for leaf in final_obs), ())
         rollout.final_values[t[rows], n[rows]] = values
@@ -38,6 +43,26 @@ def value_final_obs(policy: Policy, rollout: Rollout, on_missing_final: str) -> 
         rollout.final_values[lost_t, lost_n] = 0.0
     rollout.known[lost_t, lost_n] = on_missing_final != "mask"
     return (~seen).sum()
+
+
+def value_final_row(
+    policy: GenericPolicyBase[Any], rollout: Rollout, t: int, states: Leaves
+) -> None:
+    """Fill in `final_values` of env step `t`, with what the policy remembers of what ends there.
+
+    Args:
+        policy: Whose values.
+        rollout: Complete up to this env step.
+        t: The env step.
+        states: What the policy remembers after it, `[N, …]`, before any episode opens.
+
+    """
+    final = rollout.truncated[t] & rollout.first[t] & ~rollout.terminated[t]
+    rows = final.squeeze(-1).nonzero().squeeze(-1)  # one sync an env step
+    if len(rows):
+        seen = rollout.final_obs_at(t, rows)
+        values = policy.values(seen, tuple(x[rows] for x in states))
+        rollout.final_values[t, rows] = values
 
 
 def _finite_rows(leaves: Leaves, count: int, device: torch.device) -> torch.Tensor:

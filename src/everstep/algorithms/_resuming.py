@@ -5,16 +5,16 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from ..data import AlgorithmState
 from ..errors import CheckpointError
 
 if TYPE_CHECKING:
-    from ._algorithm import Algorithm
+    from ._algorithm import OnPolicyAlgorithm
 
 
-def state_of(algorithm: "Algorithm") -> dict[str, Any]:
+def state_of(algorithm: "OnPolicyAlgorithm[Any, Any, Any]") -> dict[str, Any]:
     """Everything that `restore` needs, as a nested mapping of tensors and numbers."""
     rollout, device = algorithm.rollout, algorithm.rollout.device
+    normalizer = algorithm.policy.normalizer
     return {
         "model": dict(algorithm.policy.model.state_dict()),
         "optimizer": algorithm.optimizer.state_dict(),
@@ -22,17 +22,19 @@ def state_of(algorithm: "Algorithm") -> dict[str, Any]:
         "counters": asdict(algorithm.state),
         "continues": algorithm.continues,
         "episodes": algorithm.episodes.state_dict(),
-        "last_obs": [leaf[-1] for leaf in rollout.obs],
+        "last_obs": list(rollout.last_obs()),
         "last_done": rollout.done[-1],
         "reversed_returns": rollout.reversed_returns[-1],
-        "memory": list(algorithm.states),
+        "discounted_returns": dict(algorithm.discounted_returns.state_dict()),
+        "normalizer": None if normalizer is None else dict(normalizer.state_dict()),
+        "memory": None if algorithm.states is None else list(algorithm.states),
         "rng": torch.get_rng_state(),
         "cuda_rng": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
         "env": algorithm.env.state_dict() if hasattr(algorithm.env, "state_dict") else None,
     }
 
 
-def restore(algorithm: "Algorithm", state: dict[str, Any]) -> None:
+def restore(algorithm: "OnPolicyAlgorithm[Any, Any, Any]", state: dict[str, Any]) -> None:
     """Put an algorithm of the same config where `state_of` found one.
 
     Raises:
@@ -40,27 +42,36 @@ def restore(algorithm: "Algorithm", state: dict[str, Any]) -> None:
 
     """
     rollout = algorithm.rollout
-    expected = [leaf[-1].shape for leaf in rollout.obs]
+    expected = [leaf.shape for leaf in rollout.last_obs()]
     if [x.shape for x in state["last_obs"]] != expected:
         raise CheckpointError(
-            "The checkpoint's observations [num_envs, …] have shapes "
+            "The checkpoint's observations [history + 1, num_envs, …] have shapes "
             f"{[list(x.shape) for x in state['last_obs']]}; this algorithm's have "
             f"{[list(shape) for shape in expected]}."
         )
+    normalizer = algorithm.policy.normalizer
+    if (normalizer is None) is not (state["normalizer"] is None):
+        raise CheckpointError(
+            "The checkpoint and this algorithm differ in `normalize_observations`: set it as it "
+            "was in the training that wrote the checkpoint."
+        )
     try:
         algorithm.policy.model.load_state_dict(state["model"])
+        if normalizer is not None:
+            normalizer.load_state_dict(state["normalizer"])
     except RuntimeError as error:
         raise CheckpointError(f"The checkpoint's weights do not fit the model. {error}") from None
     algorithm.optimizer.load_state_dict(state["optimizer"])
     algorithm.grad_scaler.load_state_dict(state["grad_scaler"])
-    algorithm.state = AlgorithmState(**{**state["counters"], "buffered": False})
+    algorithm.state = type(algorithm.state)(**{**state["counters"], "buffered": False})
+    algorithm.discounted_returns.load_state_dict(state["discounted_returns"])
     algorithm.episodes.load_state_dict(state["episodes"])
-    for leaf, last in zip(rollout.obs, state["last_obs"], strict=True):
-        leaf[-1].copy_(last)
+    rollout.put_last_obs(tuple(state["last_obs"]))
     rollout.truncated[-1].copy_(state["last_done"])
     rollout.terminated[-1].zero_()
     rollout.reversed_returns[-1].copy_(state["reversed_returns"])
-    algorithm.states = tuple(x.to(rollout.device) for x in state["memory"])
+    memory = state["memory"]
+    algorithm.states = None if memory is None else tuple(x.to(rollout.device) for x in memory)
     algorithm.follow_schedules()
     torch.set_rng_state(state["rng"].cpu())
     if state["cuda_rng"] is not None and rollout.device.type == "cuda":

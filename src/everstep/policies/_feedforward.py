@@ -1,288 +1,154 @@
-"""Policies: a model and an action distribution, and all that differs between kinds of policy.
+"""Policies without recurrence: of the present observation, or of a window that ends in it."""
 
-`collect` and `step` exist once. What a policy remembers, how a rollout is cut for it and how a
-minibatch is evaluated is said here: `init_states`, `act`, `sequences`, `evaluate`, `seq_len`.
-"""
-
-import os
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
 from tensordict import TensorDict
-from torch import nn
 from torchrl.data import TensorSpec
-from typing_extensions import Self
 
-from .. import distributions, models
-from ..checkpoints import load_file, save_file
-from ..data import DataKeys, Device
+from ..data import DataKeys
 from ..distributions import Distribution
-from ..errors import CheckpointError, ConfigError
-from ..models import Model, ModelFactory
-from ..rollouts import Minibatch, Rollout, Sequences
-from ..specs import EMPTY, Leaves, Structure, spec_from_dict, spec_to_dict
+from ..models import Model
+from ..rollouts import Minibatch, Rollout
+from ..specs import Leaves, Structure
+from ..views import ViewKind
+from ._base import GenericPolicyBase, in_full, model_mode
+from ._windows import Windows
+
+#: All that a windowed policy remembers itself: how many observations of the episode it has seen.
+AGE = Structure((("age",),), (torch.Size([]),), (torch.int64,))
 
 
-class Policy:
-    """A feedforward policy: a recurrent one whose memory is empty and whose sequences are steps.
+class Policy(GenericPolicyBase[Model]):
+    """A feedforward policy.
 
-    Args:
-        observation_spec: Spec of one observation.
-        action_spec: Spec of one action.
-        model: Model instance. Excludes `model_cls`.
-        model_cls: Model class, or function of (observation spec, action spec, **model_config).
-        model_config: Keyword arguments of the model class.
-        distribution_cls: Action distribution; None for the action spec's default.
-        device: Where the model lives.
-        autocast: Context that models run in.
-
-    Raises:
-        ConfigError: Where `model` and `model_cls` are both given, or there is no default.
-
+    Where the model's `view_requirements` ask for past observations, it acts on windows, and
+    remembers no more than how old the episode is. Otherwise it remembers nothing.
     """
 
-    #: Env steps a sequence.
-    seq_len = 1
+    @staticmethod
+    def _default_model_cls(observation_spec: TensorSpec, action_spec: TensorSpec, /) -> Any:
+        return Model.default_model_cls(observation_spec, action_spec)
 
-    #: Structure of one environment's recurrent state.
-    memory: Structure = EMPTY
+    def _prepare(self) -> None:
+        self._windows = Windows.of(self.model, self._observation)
+        if self._windows is not None:
+            self.history, self.memory = self._windows.history, AGE
 
-    #: Action distribution.
-    distribution_cls: type[Distribution]
-
-    #: From observations to features and values.
-    model: Model
-
-    def __init__(
-        self,
-        observation_spec: TensorSpec,
-        action_spec: TensorSpec,
-        /,
-        *,
-        model: None | nn.Module = None,
-        model_cls: None | ModelFactory = None,
-        model_config: None | dict[str, Any] = None,
-        distribution_cls: None | type[Distribution] = None,
-        device: Device = "cpu",
-        autocast: None | AbstractContextManager[Any] = None,
-    ) -> None:
-        if model is not None and model_cls is not None:
-            raise ConfigError(
-                "`model` and `model_cls` are mutually exclusive; both were given. Drop one."
-            )
-        self.model_config = model_config or {}
-        if model is None:
-            try:
-                model_cls = model_cls or Model.default_model_cls(observation_spec, action_spec)
-                distribution_cls = distribution_cls or Distribution.default_dist_cls(action_spec)
-            except TypeError as error:
-                raise ConfigError(str(error)) from None
-            try:
-                model = model_cls(observation_spec, action_spec, **self.model_config)
-            except (TypeError, ValueError, IndexError) as error:
-                name = getattr(model_cls, "__name__", type(model_cls).__name__)
-                raise ConfigError(
-                    f"`model_config` {self.model_config} does not suit {name}: {error}"
-                ) from error
-        self.model = model.to(device)  # type: ignore[assignment]
-        self.distribution_cls = distribution_cls or Distribution.default_dist_cls(action_spec)
-        self._observation = Structure.of(observation_spec)
-        self._action = Structure.of(action_spec)
-        self._autocast = autocast or nullcontext()
-        self._spec = (observation_spec, action_spec)
-
-    @property
-    def action_spec(self) -> TensorSpec:
-        """Spec of one action."""
-        return self._spec[1].to(self.device)
-
-    @property
-    def device(self) -> torch.device:
-        """Where the model lives."""
-        return next(self.model.parameters()).device
-
-    @property
-    def observation_spec(self) -> TensorSpec:
-        """Spec of one observation."""
-        return self._spec[0].to(self.device)
-
-    def to(self, device: Device, /) -> Self:
-        """The policy with its model on `device`."""
-        self.model = self.model.to(device)
-        return self
-
-    # ---- what kinds of policy differ in -------------------------------------------------------
-
-    def init_states(self, n: int, /) -> Leaves:
-        """Recurrent states `[n, …]` of episodes that begin. None here."""
-        return self.memory.zeros(n, device=self.device)
-
-    def act(
-        self, obs: Leaves, states: Leaves, *, deterministic: bool = False
-    ) -> tuple[Leaves, torch.Tensor, torch.Tensor, Leaves]:
-        """Actions `[N, …]`, their log-probabilities `[N, 1]`, values `[N, K]` and new states.
-
-        Args:
-            obs: Observations `[N, …]`.
-            states: Recurrent states `[N, …]`.
-            deterministic: Whether to take the distribution's mode rather than a sample.
-
-        """
-        distribution, values = self._forward(obs)
-        sample = distribution.deterministic_sample() if deterministic else distribution.sample()
-        return self._action.flatten(sample), distribution.logp(sample), values, states
+    def init_states(self, n: int, /) -> TensorDict:
+        """Ages of `n` episodes that open; nothing where there is no window."""
+        ages = self.memory.zeros(n, device=self.device)
+        return TensorDict(dict(zip(("age",), ages, strict=False)), [n], device=self.device)
 
     def next_states(self, states: Leaves, first: torch.Tensor) -> Leaves:
-        """Recurrent states `[N, …]`, started anew where an episode opens.
+        """Ages `[N]`, 0 where an episode opens."""
+        return tuple(x.masked_fill(first.squeeze(-1), 0) for x in states)
 
-        Args:
-            states: Recurrent states after the env step.
-            first: Whether the new observation opens an episode, bool `[N, 1]`.
+    def _respond(self, obs: Leaves, states: Leaves) -> tuple[Distribution, torch.Tensor, Leaves]:
+        features, values = self._forward(obs, states)
+        return self._distribution(features), values, tuple(age + 1 for age in states)
 
-        """
-        return tuple(torch.where(first.view(-1, *(1,) * (x.ndim - 1)), 0, x) for x in states)
-
-    def values(self, obs: Leaves, states: Leaves) -> torch.Tensor:
-        """Values `[N, K]` of observations `[N, …]`."""
-        _, values = self._forward(obs)
-        return values
-
-    def sequences(self, rollout: Rollout, learnable: torch.Tensor) -> Sequences:
-        """The rollout, cut into what one minibatch is made of.
-
-        Args:
-            rollout: The rollout.
-            learnable: Rows that the losses see, bool `[T, N, 1]`.
-
-        """
-        return rollout.sequences(learnable)
+    def learnable(self, rollout: Rollout) -> torch.Tensor:
+        """Rows that the losses see, bool `[T, N, 1]`."""
+        rows = super().learnable(rollout)
+        if self._windows is not None and self.model.drop_size:
+            return rows & (rollout.states[0] >= self.model.drop_size).unsqueeze(-1)
+        return rows
 
     def evaluate(self, minibatch: Minibatch) -> tuple[Distribution, torch.Tensor]:
-        """The distribution now over each row's actions, and its values `[B·L, K]`."""
-        return self._forward(tuple(leaf.flatten(0, 1) for leaf in minibatch.obs))
+        """The distribution now over each row's actions, and its values `[B, K]`."""
+        obs = minibatch.obs
+        if not self.history:
+            obs = tuple(leaf.flatten(0, 1) for leaf in obs)
+        features, values = self._forward(obs, minibatch.states)
+        return self._distribution(features), values
 
-    def _forward(self, obs: Leaves) -> tuple[Distribution, torch.Tensor]:
-        """Action distribution and values `[B, K]` of observations `[B, …]`."""
-        batch_size = [len(obs[0])]
-        batch = TensorDict(
-            {DataKeys.OBS: self._observation.unflatten(obs, batch_size)}, batch_size=batch_size
-        )
+    def _forward(self, obs: Leaves, states: Leaves) -> tuple[Any, torch.Tensor]:
+        """Features and values `[B, K]` of observations or windows."""
+        obs = self._normalized(obs)
+        if self._windows is None:
+            batch_size = [len(obs[0])]
+            seen = {DataKeys.OBS: self._observation.unflatten(obs, batch_size)}
+            batch = TensorDict(seen, batch_size=batch_size)
+        else:
+            batch = self._windows.batch(obs, states[0])
+        return self._run(batch)
+
+    def _run(self, batch: TensorDict) -> tuple[Any, torch.Tensor]:
         with self._autocast:
             features = self.model(batch)
             values = self.model.value_function()
-        if values.dtype in (torch.bfloat16, torch.float16):
-            values = values.float()
-        return self.distribution_cls(_in_full(features), self.model), values
+        return features, in_full({"": values})[""]
 
-    # ---- saving -------------------------------------------------------------------------------
-
-    def save(self, path: str | os.PathLike[str], /) -> None:
-        """Write the policy to one file, without pickle: weights, specs and how it was built.
-
-        Args:
-            path: File to write or replace; any suffix.
-
-        """
-        observation_spec, action_spec = self._spec
-        state = {
-            "kind": type(self).__name__,
-            "model_cls": type(self.model).__name__,
-            "model_config": dict(getattr(self.model, "config", None) or self.model_config),
-            "distribution_cls": self.distribution_cls.__name__,
-            "observation_spec": spec_to_dict(observation_spec),
-            "action_spec": spec_to_dict(action_spec),
-            "weights": dict(self.model.state_dict()),
-        }
-        save_file(Path(path), state)
-
-    @classmethod
-    def load(
-        cls,
-        path: str | os.PathLike[str],
+    def sample(
+        self,
+        batch: TensorDict,
         /,
         *,
-        model: None | nn.Module = None,
-        model_cls: None | ModelFactory = None,
-        distribution_cls: None | type[Distribution] = None,
-        device: Device = "cpu",
-    ) -> Self:
-        """The policy that `save` wrote. Reading it never runs code from the file.
+        kind: ViewKind = "last",
+        deterministic: bool = False,
+        inplace: bool = False,
+        requires_grad: bool = False,
+        return_actions: bool = True,
+        return_logp: bool = False,
+        return_values: bool = False,
+        return_views: bool = False,
+    ) -> TensorDict:
+        """What the policy does in a batch of sequences that begin with an episode.
 
         Args:
-            path: File to read.
-            model: Model to load the weights into, where it was not a default one.
-            model_cls: Class to build that model with, from the saved `model_config`.
-            distribution_cls: Action distribution, where it was not a default one.
-            device: Where the model lives.
+            batch: Batch `[B, T]` with observations under `"obs"`; or what a model takes, under
+                `"views"`.
+            kind: `"last"` to act on the last row of each sequence, `"all"` to act on every row.
+            deterministic: Whether to take the distribution's mode rather than a sample; the model
+                is in eval mode then.
+            inplace: Whether to store what is returned in `batch` as well.
+            requires_grad: Whether gradients are tracked.
+            return_actions: Whether to return `"actions"`, as an environment executes them.
+            return_logp: Whether to return their log-probabilities, `"logp"`.
+            return_values: Whether to return `"values"`.
+            return_views: Whether to return what the model took, `"views"`.
+
+        Returns:
+            Batch `[B]`, or `[B·T]` with rows b·T + t, of `"features"` and what was asked for.
 
         Raises:
-            CheckpointError: Where the file is damaged, or its weights do not fit the model.
+            ValueError: Where `inplace` is asked for, but not one row is returned for each of the
+                batch's.
 
         """
-        state = _read(path, cls.__name__)
-        specs = [spec_from_dict(state[key]) for key in ("observation_spec", "action_spec")]
-        if model is None and model_cls is None:
-            model_cls = _default(state["model_cls"], "model", "model_cls", models, path)
-        if distribution_cls is None:
-            distribution_cls = _default(
-                state["distribution_cls"], "distribution", "distribution_cls", distributions, path
+        with (
+            torch.set_grad_enabled(requires_grad),
+            model_mode(self.model, training=not deterministic),
+        ):
+            views = self._views(batch, kind)
+            features, _ = self._run(views)
+            out = self._outputs(
+                TensorDict({}, batch_size=views.batch_size, device=batch.device),
+                features,
+                deterministic=deterministic,
+                return_actions=return_actions,
+                return_logp=return_logp,
+                return_values=return_values,
             )
-        policy = cls(
-            *specs,
-            model=model,
-            model_cls=model_cls,
-            model_config=state["model_config"],
-            distribution_cls=distribution_cls,
-            device=device,
-        )
-        try:
-            policy.model.load_state_dict(state["weights"])
-        except RuntimeError as error:
-            raise CheckpointError(
-                f"{path}: the weights do not fit {type(policy.model).__name__}. {error}"
-            ) from None
-        return policy
+        if return_views:
+            out[DataKeys.VIEWS] = views
+        if inplace:
+            if out.numel() != batch.numel():
+                raise ValueError(
+                    f"`inplace` needs one result for each of the batch's {batch.numel()} rows, "
+                    f"but kind {kind!r} gives {out.numel()}. Drop it, or use kind='all'."
+                )
+            batch.update(out.reshape(batch.batch_size))
+        return out
 
-
-def _read(path: str | os.PathLike[str], kind: str) -> dict[str, Any]:
-    state = load_file(Path(path))
-    keys = {"kind", "model_cls", "model_config", "distribution_cls", "weights"}
-    if not isinstance(state, dict) or not keys | {"observation_spec", "action_spec"} <= set(state):
-        raise CheckpointError(f"{path} is not a saved policy.")
-    if state["kind"] != kind:
-        raise CheckpointError(f"{path} holds a {state['kind']}; it was loaded as a {kind}.")
-    return state
-
-
-def _default(name: str, what: str, argument: str, module: ModuleType, path: Any) -> Any:
-    """The default class of that name: a file may choose among ours, and import nothing else."""
-    found = getattr(module, str(name), None)
-    if not isinstance(found, type) or not found.__module__.startswith(module.__name__):
-        raise CheckpointError(
-            f"{path} was saved with the {what} {name}, which is not one of the defaults: pass "
-            f"`{argument}` (from the code that trained it) to `load`."
-        )
-    return found
-
-
-def _in_full(features: TensorDict | Mapping[str, torch.Tensor]) -> Any:
-    """`features` in float32 where autocast left them in half precision."""
-    if not any(x.dtype in (torch.bfloat16, torch.float16) for x in features.values()):
-        return features
-    return {key: x.float() for key, x in features.items()}
-
-
-@contextmanager
-def model_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
-    """Put a model into train or eval mode, and back into what it was, whatever happens."""
-    before = {module: module.training for module in model.modules()}
-    model.train(training)
-    try:
-        yield
-    finally:
-        for module, was_training in before.items():
-            module.training = was_training
+    def _views(self, batch: TensorDict, kind: ViewKind) -> TensorDict:
+        if DataKeys.VIEWS in batch.keys():  # noqa: SIM118  a TensorDict has no `in`
+            views = batch[DataKeys.VIEWS]
+            assert isinstance(views, TensorDict)
+            return views
+        if self.normalizer is not None:
+            leaves = self.normalizer(self._observation.flatten(batch[DataKeys.OBS]))
+            obs = self._observation.unflatten(leaves, list(batch.batch_size))
+            batch = TensorDict({DataKeys.OBS: obs}, batch.batch_size, device=batch.device)
+        return self.model.apply_view_requirements(batch, kind=kind)

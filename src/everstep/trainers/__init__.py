@@ -2,6 +2,7 @@
 
 from ._base import GenericTrainerBase
 from ._feedforward import Trainer
+from ._recurrent import RecurrentTrainer
 from .config import TrainConfig
 
-__all__ = ["GenericTrainerBase", "TrainConfig", "Trainer"]
+__all__ = ["GenericTrainerBase", "RecurrentTrainer", "TrainConfig", "Trainer"]

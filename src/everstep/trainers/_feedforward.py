@@ -41,17 +41,35 @@ class Trainer(GenericTrainerBase[Algorithm]):
     """
 
     def __init__(self, env_cls: EnvFactory | Env | Algorithm, /, **arguments: Any) -> None:
-        own = {k: arguments.pop(k) for k in TRAINER_ARGUMENTS if k in arguments}
-        if isinstance(env_cls, GenericAlgorithmBase):
-            if arguments:
-                raise ConfigError(
-                    f"The algorithm has its config already: drop {', '.join(sorted(arguments))}."
-                )
-            super().__init__(env_cls, **own)
-        else:
-            config = make_config(AlgorithmConfig, arguments)
-            own["record"] = {**describe_source(env_cls), **(own.get("record") or {})}
-            super().__init__(config.build(env_cls), **own)
+        algorithm, own = build_algorithm(AlgorithmConfig, env_cls, arguments)
+        super().__init__(algorithm, **own)
+
+
+def build_algorithm(
+    config_cls: Any, source: Any, arguments: dict[str, Any]
+) -> tuple[Any, dict[str, Any]]:
+    """The algorithm that a trainer was given or described, and the trainer's own arguments.
+
+    Args:
+        config_cls: Class of the algorithm's config.
+        source: Environment class, factory, an environment already made, or an algorithm.
+        arguments: Fields of the config, and arguments of the trainer.
+
+    Raises:
+        ConfigError: Lists every argument that is unknown or breaks a rule.
+
+    """
+    own = {k: v for k, v in arguments.items() if k in TRAINER_ARGUMENTS}
+    fields_given = {k: v for k, v in arguments.items() if k not in TRAINER_ARGUMENTS}
+    if not isinstance(source, GenericAlgorithmBase):
+        config = make_config(config_cls, fields_given)
+        own["record"] = {**describe_source(source), **(own.get("record") or {})}
+        return config.build(source), own
+    if fields_given:
+        raise ConfigError(
+            f"The algorithm has its config already: drop {', '.join(sorted(fields_given))}."
+        )
+    return source, own
 
 
 def describe_source(source: EnvFactory | Env) -> dict[str, Any]:

@@ -10,7 +10,12 @@ from typing import Annotated, Any, ClassVar, cast, get_args, get_type_hints
 from pydantic import Field, SkipValidation
 from torch import nn
 
-from ..algorithms import Algorithm, AlgorithmConfig
+from ..algorithms import (
+    Algorithm,
+    AlgorithmConfig,
+    RecurrentAlgorithm,
+    RecurrentAlgorithmConfig,
+)
 from ..conditions import condition_from_config
 from ..config import Document, apply_overrides, dotted_name, load, plain
 from ..env import Env, EnvFactory
@@ -22,12 +27,18 @@ from ..validation import STRICT, PositiveInt, Problem, unknown_name
 from . import _config_checks as checks
 from ._base import RUNS, check_evaluations
 from ._feedforward import Trainer
+from ._recurrent import RecurrentTrainer
+
+AnyAlgorithm = Algorithm | RecurrentAlgorithm
 
 #: Environments in an evaluation, where training has as many.
 EVAL_NUM_ENVS = 16
 
-#: Hyperparameters: a field added to `AlgorithmConfig` needs no edit here.
-HYPERPARAMETERS = tuple(field.name for field in fields(AlgorithmConfig))
+#: Hyperparameters: a field added to a config needs no edit here.
+HYPERPARAMETERS = tuple(field.name for field in fields(RecurrentAlgorithmConfig))
+
+# Those of recurrent policies alone.
+_RECURRENT = set(HYPERPARAMETERS) - {field.name for field in fields(AlgorithmConfig)}
 
 # Keys that hold dotted names in a file.
 _CLASSES = ("env_cls", *(name for name in HYPERPARAMETERS if name.endswith("_cls")))
@@ -35,9 +46,9 @@ _CLASSES = ("env_cls", *(name for name in HYPERPARAMETERS if name.endswith("_cls
 # Hyperparameters that None switches off; for the others it means the default.
 _SWITCHES = tuple(
     field.name
-    for field in fields(AlgorithmConfig)
+    for field in fields(RecurrentAlgorithmConfig)
     if field.default is not None
-    and type(None) in get_args(get_type_hints(AlgorithmConfig)[field.name])
+    and type(None) in get_args(get_type_hints(RecurrentAlgorithmConfig)[field.name])
 )
 
 # What an environment factory may say about itself.
@@ -61,7 +72,7 @@ class RunOptions:
     """Keyword arguments of the environment class or factory, or of the spec's adapter."""
 
     recurrent: bool = False
-    """Whether the policy has a memory."""
+    """Whether the policy is recurrent: `model_cls` is a `RecurrentModel` then, or None."""
 
     total_env_steps: PositiveInt | None = None
     """Environment transitions after which training stops. None: no such limit."""
@@ -97,9 +108,10 @@ _NAMES = tuple(name for name in (*_OPTIONS, *HYPERPARAMETERS) if name != "algori
 class TrainConfig(RunOptions):
     """Everything that a training run is made of.
 
-    Takes the fields of `RunOptions` and those of `AlgorithmConfig`, the latter by name or together
-    as `algorithm_config`; all are attributes. What is None is as if it had not been given, except
-    for hyperparameters that None switches off, such as `vf_clip_param`.
+    Takes the fields of `RunOptions` and those of `AlgorithmConfig` (`RecurrentAlgorithmConfig` with
+    `recurrent`), the latter by name or together as `algorithm_config`; all are attributes.
+    What is None is as if it had not been given, except for hyperparameters that None switches off,
+    such as `vf_clip_param`.
 
     Args:
         env_cls: Environment class, factory, an environment already made, or a spec.
@@ -219,7 +231,7 @@ class TrainConfig(RunOptions):
 
     # ---- training -----------------------------------------------------------------------------
 
-    def build(self, **trainer_arguments: Any) -> Trainer:
+    def build(self, **trainer_arguments: Any) -> Trainer | RecurrentTrainer:
         """A trainer with an environment and a policy, whose `run` follows this config.
 
         Args:
@@ -244,9 +256,11 @@ class TrainConfig(RunOptions):
         self._check_evaluations(algorithm, shared=arguments["eval_env"] is None)
         if arguments.get("run_dir", "auto") == "auto":
             arguments["run_dir"] = self.run_dir or create_run_dir(RUNS, self._env_name())
+        if isinstance(algorithm, RecurrentAlgorithm):
+            return RecurrentTrainer(algorithm, **arguments)
         return Trainer(algorithm, **arguments)
 
-    def _check_evaluations(self, algorithm: Algorithm, *, shared: bool) -> None:
+    def _check_evaluations(self, algorithm: AnyAlgorithm, *, shared: bool) -> None:
         try:
             check_evaluations(
                 algorithm.horizons_per_env_reset,
@@ -301,8 +315,8 @@ class TrainConfig(RunOptions):
         options = {name: getattr(self, name) for name in _OPTIONS if name != "algorithm_config"}
         return options | self.algorithm_config
 
-    def _build_algorithm(self) -> Algorithm:
-        config = AlgorithmConfig(**self.algorithm_config)
+    def _build_algorithm(self) -> AnyAlgorithm:
+        config = _config_cls(self.recurrent)(**self.algorithm_config)
         try:
             return config.build(self.make_env_source())
         except (ConfigError, AdapterError, TypeError) as error:
@@ -325,7 +339,7 @@ class TrainConfig(RunOptions):
             if repr(name) in str(error)
         ]
 
-    def _make_eval_env(self, algorithm: Algorithm) -> Env | None:
+    def _make_eval_env(self, algorithm: AnyAlgorithm) -> Env | None:
         """An environment for evaluations alone, where they do not share that of training."""
         wanted = self.steps_per_eval is not None and isinstance(self.env_cls, str)
         source: Any = self.make_env_source()
@@ -367,18 +381,26 @@ def _check(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
     options, more = checks.field_problems(
         RunOptions, {"env_cls": None} | {k: v for k, v in given.items() if k in _OPTIONS}
     )
+    config_cls = _config_cls(options.get("recurrent"))
+    known = HYPERPARAMETERS if options.get("recurrent") else set(HYPERPARAMETERS) - _RECURRENT
     hyperparameters, most = checks.field_problems(
-        AlgorithmConfig, {k: v for k, v in given.items() if k in HYPERPARAMETERS}
+        config_cls, {k: v for k, v in given.items() if k in known}
     )
     problems += more + most
+    problems += [
+        Problem((name,), "is for recurrent policies: set `recurrent`, or leave it out")
+        for name in given
+        if name in _RECURRENT - set(known)
+    ]
     problems += checks.env_problems(options["env_cls"], options.get("env_kwargs") or {})
     problems += checks.stop_problems(options.get("stop"))
     problems += checks.run_dir_problems(options.get("run_dir"))
-    problems += checks.hyperparameter_problems(AlgorithmConfig(**hyperparameters))
-    if options.get("recurrent"):
-        message = "recurrent policies are not available yet; leave it out"
-        problems.append(Problem(("recurrent",), message))
+    problems += checks.hyperparameter_problems(config_cls(**hyperparameters))
     return options | hyperparameters, problems
+
+
+def _config_cls(recurrent: Any) -> type[AlgorithmConfig] | type[RecurrentAlgorithmConfig]:
+    return RecurrentAlgorithmConfig if recurrent else AlgorithmConfig
 
 
 def _given(values: Mapping[str, Any]) -> dict[str, Any]:

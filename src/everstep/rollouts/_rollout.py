@@ -4,43 +4,18 @@ Row `t` of everything but observations and values belongs to action `t`; observa
 that action was chosen from. Rows are ordered `t·N + n`.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from tensordict import TensorDict
 
-from .data import DataKeys
-from .errors import EnvError, NonFiniteError
-from .specs import EMPTY, Leaves, Structure
+from ..data import DataKeys
+from ..errors import EnvError, NonFiniteError
+from ..specs import EMPTY, Leaves, Structure
+from ._sequences import Sequences
 
 #: Observation or action rows, prebuilt: indexing costs more than copying a small row.
 Rows = list[Leaves]
-
-
-@dataclass(frozen=True)
-class Minibatch:
-    """`B` sequences of `L` env steps; rows are `B·L` transitions. `L` is 1 without recurrence."""
-
-    #: Observations `[B, L, …]`.
-    obs: Leaves
-    #: Recurrent states before each sequence's first step, `[B, …]`.
-    states: Leaves
-    #: Whether a step's observation opens an episode, so that states are zeroed, bool `[B, L, 1]`.
-    first: torch.Tensor
-    #: Actions `[B·L, …]`, as distributions take them.
-    actions: torch.Tensor | TensorDict
-    #: Log-probabilities when the actions were taken, `[B·L, 1]`.
-    logp: torch.Tensor
-    #: Values when the actions were taken, `[B·L, K]`.
-    values: torch.Tensor
-    #: Advantages, as the policy's loss uses them, `[B·L, 1]`.
-    advantages: torch.Tensor
-    #: Targets of the values, `[B·L, K]`.
-    returns: torch.Tensor
-    #: Each row's share of the loss, 0 where it is left out, `[B·L, 1]`.
-    weight: torch.Tensor
 
 
 class Rollout:
@@ -51,9 +26,10 @@ class Rollout:
         horizon: T.
         observation: Structure of one observation.
         action: Structure of one action.
-        memory: Structure of one environment's recurrent state.
+        memory: Structure of what the policy remembers of one environment.
         episode_keys: Episode keys that the environment returns.
         seq_len: Env steps a sequence.
+        history: H, observations before the first one that are kept for the policy's windows.
         num_streams: K, reward streams.
         dtype: Of rewards, values and everything computed from them.
         device: Where everything lives.
@@ -70,6 +46,7 @@ class Rollout:
         memory: Structure = EMPTY,
         episode_keys: frozenset[str] = frozenset(),
         seq_len: int = 1,
+        history: int = 0,
         num_streams: int = 1,
         dtype: torch.dtype,
         device: torch.device,
@@ -77,7 +54,7 @@ class Rollout:
         self.num_envs, self.horizon, self.seq_len = num_envs, horizon, seq_len
         self.device, self.dtype = device, dtype
         self.observation, self.action, self.memory = observation, action, memory
-        self.episode_keys = episode_keys
+        self.episode_keys, self.history = episode_keys, history
 
         def floats(columns: int) -> torch.Tensor:
             return torch.zeros(horizon + 1, num_envs, columns, dtype=dtype, device=device)
@@ -87,7 +64,9 @@ class Rollout:
 
         # One row more than the horizon: observations and values have it, the rest has it so that
         # the documented `[N, T + 1]` buffer is a view.
-        self.obs = observation.zeros(horizon + 1, num_envs, device=device)
+        self._observed = observation.zeros(history + horizon + 1, num_envs, device=device)
+        #: Observations `[T + 1, N, …]`: the rows of the storage behind the history.
+        self.obs = tuple(leaf[history:] for leaf in self._observed)
         self.actions = action.zeros(horizon + 1, num_envs, device=device)
         self.logp, self.advantages = floats(1), floats(1)
         self.rewards, self.values, self.returns = (floats(num_streams) for _ in range(3))
@@ -101,6 +80,7 @@ class Rollout:
         self.final_obs = observation.zeros(horizon, num_envs, device=device) if has_final else ()
 
         self._obs = _rows(self.obs)
+        self._seen = self._obs if not history else _rows(self._windows(horizon + 1))
         self._actions = _rows(self.actions)
         self._logp, self._values = list(self.logp), list(self.values)
         self._flags = {
@@ -116,8 +96,32 @@ class Rollout:
     # ---- one env step -------------------------------------------------------------------------
 
     def obs_at(self, t: int) -> Leaves:
-        """Observation `t`, `[N, …]`: what action `t` is chosen from."""
-        return self._obs[t]
+        """What action `t` is chosen from: observation `t`, `[N, …]`, or the window of history and
+        observation that ends in it, `[N, H + 1, …]`.
+        """
+        return self._seen[t]
+
+    def final_obs_at(self, t: int, rows: torch.Tensor) -> Leaves:
+        """What the final observations of row `t` are valued by, as `obs_at` has it, `[R, …]`.
+
+        Args:
+            t: Env step.
+            rows: Environments, `[R]`.
+
+        """
+        final = tuple(leaf[rows] for leaf in self._final_obs[t])
+        if not self.history:
+            return final
+        before = (leaf[t + 1 : t + 1 + self.history, rows] for leaf in self._observed)
+        return tuple(
+            torch.cat([past.transpose(0, 1), last.unsqueeze(1)], 1)
+            for past, last in zip(before, final, strict=True)
+        )
+
+    def _windows(self, rows: int) -> Leaves:
+        """The windows of the first observations, `[rows, N, H + 1, …]`, without a copy."""
+        size = self.history + 1
+        return tuple(leaf.unfold(0, size, 1)[:rows].movedim(-1, 2) for leaf in self._observed)
 
     def first_at(self, t: int) -> torch.Tensor:
         """Whether observation `t + 1` opens an episode, bool `[N, 1]`."""
@@ -130,17 +134,29 @@ class Rollout:
             EnvError: Where they do not fit the observation spec.
 
         """
+        for leaf in self._observed:
+            leaf[: self.history].zero_()
         self._write_obs(self._obs[0], DataKeys.OBS, obs)
         self.reversed_returns[0].zero_()
 
     def carry(self) -> None:
         """Start where the last rollout ended."""
-        for leaf in self.obs:
-            leaf[0].copy_(leaf[-1])
+        overlap = self.horizon <= self.history
+        for storage, last in zip(self._observed, self.last_obs(), strict=True):
+            storage[: self.history + 1].copy_(last.clone() if overlap else last)
         self.reversed_returns[0].copy_(self.reversed_returns[-1].masked_fill(self.done[-1], 0.0))
 
+    def last_obs(self) -> Leaves:
+        """What the next rollout starts with: history and last observation, `[H + 1, N, …]`."""
+        return tuple(leaf[-1 - self.history :] for leaf in self._observed)
+
+    def put_last_obs(self, leaves: Leaves) -> None:
+        """Put history and last observation, `[H + 1, N, …]`, where `carry` takes them from."""
+        for storage, leaf in zip(self.last_obs(), leaves, strict=True):
+            storage.copy_(leaf)
+
     def write_states(self, sequence: int, states: Leaves) -> None:
-        """Keep the recurrent states `[N, …]` before a sequence's first env step."""
+        """Keep what is remembered, `[N, …]`, before a sequence's first env step."""
         for storage, state in zip(self.states, states, strict=True):
             storage[sequence].copy_(state)
 
@@ -252,7 +268,7 @@ class Rollout:
                     "The policy was not changed; mend the environment, or bound what it returns."
                 )
 
-    def sequences(self, learnable: torch.Tensor) -> "Sequences":
+    def sequences(self, learnable: torch.Tensor) -> Sequences:
         """The rollout as sequences of `seq_len` env steps.
 
         Args:
@@ -272,123 +288,6 @@ class Rollout:
             tensors[key] = getattr(self, key).transpose(0, 1)
         tensors[DataKeys.REVERSED_DISCOUNTED_RETURNS] = self.reversed_returns.transpose(0, 1)
         return TensorDict(tensors, batch_size=batch, device=self.device)
-
-
-class Sequences:
-    """A rollout cut into `S·N` sequences of `L` env steps, ready to be gathered.
-
-    Nothing is copied here: fields are views `[S, N, L, …]`.
-
-    Args:
-        rollout: The rollout.
-        learnable: Rows that the losses see, bool `[T, N, 1]`.
-
-    """
-
-    #: Number of sequences, `S·N`.
-    count: int
-
-    def __init__(self, rollout: Rollout, learnable: torch.Tensor) -> None:
-        self.length = rollout.seq_len
-        self.num_envs = rollout.num_envs
-        self.count = rollout.horizon // rollout.seq_len * rollout.num_envs
-        self.learnable = learnable.sum()
-        self._action = rollout.action
-        self._has_invalid = DataKeys.VALID in rollout.episode_keys
-        # first[t] belongs to observation t + 1; a sequence needs it with the observation, and its
-        # own first step starts from the stored states.
-        first = torch.cat([torch.zeros_like(rollout.first[:1]), rollout.first[:-1]])
-        horizon = rollout.horizon
-        self._fields = {
-            "obs": self._cut_all(leaf[:horizon] for leaf in rollout.obs),
-            "states": rollout.states,
-            "first": self._cut_all([first]),
-            "actions": self._cut_all(leaf[:horizon] for leaf in rollout.actions),
-            "rows": self._cut_all(
-                x[:horizon]
-                for x in (rollout.logp, rollout.values, rollout.advantages, rollout.returns)
-            ),
-            "mask": self._cut_all([learnable]),
-        }
-
-    def _cut_all(self, leaves: Any) -> Leaves:
-        return tuple(x.unflatten(0, (-1, self.length)).transpose(1, 2) for x in leaves)
-
-    def minibatches(
-        self, size: int, *, shuffle: bool, joint: bool, permute: Callable[[int], torch.Tensor]
-    ) -> Iterator[Minibatch]:
-        """Minibatches of `size` sequences that cover the rollout once.
-
-        A full batch is neither gathered nor shuffled: its order does not matter.
-
-        Args:
-            size: Sequences a minibatch.
-            shuffle: Whether to draw the order.
-            joint: Whether all minibatches share one optimizer step, and so one total weight.
-            permute: Draws a permutation of that many indices.
-
-        """
-        total = self.learnable if joint else None
-        if size == self.count:
-            yield self.select(None, total)
-            return
-        if not shuffle:
-            for start in range(0, self.count, size):
-                yield self.select(slice(start, start + size), total)
-            return
-        for index in permute(self.count).split(size):
-            yield self.select(index, total)
-
-    def select(
-        self, index: None | slice | torch.Tensor, total: None | torch.Tensor = None
-    ) -> Minibatch:
-        """The sequences at `index` (s·N + n), or all of them.
-
-        Args:
-            index: Which sequences.
-            total: Rows that share one optimizer step; the minibatch's own where None.
-
-        """
-        obs, states, (first,), actions, rows, (mask,) = (
-            tuple(self._take(x, index) for x in leaves) for leaves in self._fields.values()
-        )
-        logp, values, advantages, returns = (x.flatten(0, 1) for x in rows)
-        mask = mask.flatten(0, 1)
-        total = mask.sum() if total is None else total
-        if self._has_invalid:
-            # What an invalid row saw must not reach a gradient, not even as 0 · NaN.
-            seen = mask.view(*first.shape)
-            obs = tuple(x.where(_like(seen, x), torch.zeros_like(x[:1])) for x in obs)
-            logp, values, advantages, returns = (
-                torch.where(mask, x, 0.0) for x in (logp, values, advantages, returns)
-            )
-        return Minibatch(
-            obs=obs,
-            states=states,
-            first=first,
-            actions=self._action.unflatten(tuple(x.flatten(0, 1) for x in actions), [len(logp)]),
-            logp=logp,
-            values=values,
-            advantages=advantages,
-            returns=returns,
-            weight=mask.to(logp.dtype) / total.clamp(min=1),
-        )
-
-    def _take(self, x: torch.Tensor, index: None | slice | torch.Tensor) -> torch.Tensor:
-        """Rows of `x` `[S, N, …]` at flat indices, `[B, …]`."""
-        if index is None:
-            return x.flatten(0, 1)
-        if x.is_contiguous():
-            flat = x.flatten(0, 1)
-            return flat[index] if isinstance(index, slice) else flat.index_select(0, index)
-        if isinstance(index, slice):
-            index = torch.arange(index.start, index.stop, device=x.device)
-        return x[index // self.num_envs, index % self.num_envs]
-
-
-def _like(mask: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """`mask` `[B, L, 1]` with as many trailing dimensions of 1 as `x` `[B, L, …]` has."""
-    return mask.view(*mask.shape[:2], *(1,) * (x.ndim - 2))
 
 
 def _rows(leaves: Leaves) -> Rows:

@@ -1,0 +1,134 @@
+"""Running statistics, and what is normalised with them.
+
+Moments are kept in float64 and updated by whole rollouts, so that they do not depend on how a
+rollout is cut up. A row that is left out is as if it had never been.
+"""
+
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torchrl.data import TensorSpec
+from typing_extensions import Self
+
+from .specs import Leaves, leaf_specs
+
+#: Added to variances before the square root.
+EPSILON = 1e-8
+
+
+class RunningMoments(nn.Module):
+    """Mean and variance of all rows seen so far, for each element of `shape`.
+
+    Source: parallel variance, Chan, Golub and LeVeque 1979.
+
+    Args:
+        shape: Shape of a row.
+
+    """
+
+    #: Rows seen, 0-d float64.
+    count: torch.Tensor
+
+    #: Mean of the rows, `shape`, float64; 0 before the first.
+    mean: torch.Tensor
+
+    #: Population variance of the rows, `shape`, float64; 1 before the first.
+    var: torch.Tensor
+
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
+        self.register_buffer("var", torch.ones(shape, dtype=torch.float64))
+
+    @torch.no_grad()
+    def update(self, rows: torch.Tensor, mask: torch.Tensor) -> None:
+        """Take in rows, in place and without synchronising.
+
+        Args:
+            rows: `[R, *shape]`.
+            mask: Which of them count, bool `[R]`.
+
+        """
+        keep = mask.view(-1, *(1,) * self.mean.ndim)
+        x = torch.where(keep, rows.double(), 0.0)
+        n = mask.sum().double()
+        mean = x.sum(0) / n.clamp(min=1)
+        squares = torch.where(keep, (x - mean).square(), 0.0).sum(0)
+        total = self.count + n
+        known = self.var * self.count  # before the first row the variance counts for nothing
+        apart = (mean - self.mean).square() * (self.count * n / total.clamp(min=1))
+        some = total > 0
+        self.var.copy_(torch.where(some, (known + squares + apart) / total.clamp(min=1), 1.0))
+        self.mean.add_((mean - self.mean) * (n / total.clamp(min=1)))
+        self.count.copy_(total)
+
+    @property
+    def std(self) -> torch.Tensor:
+        """Population standard deviation, `shape`, float64."""
+        return (self.var + EPSILON).sqrt()
+
+
+class ObservationNormalizer(nn.Module):
+    """Centres observations, scales them to unit variance, and clips them.
+
+    Floating-point leaves are normalised element by element; all others pass as they are.
+
+    Args:
+        observation_spec: Spec of one observation.
+        clip: Largest absolute value of a normalised observation; None for no limit.
+
+    """
+
+    #: Largest absolute value of a normalised observation.
+    clip: None | float
+
+    #: Moments of each floating-point leaf, by its place among the leaves.
+    moments: nn.ModuleDict
+
+    def __init__(self, observation_spec: TensorSpec, *, clip: None | float = 10.0) -> None:
+        super().__init__()
+        self.clip = clip
+        self.moments = nn.ModuleDict(
+            {
+                str(place): RunningMoments(*spec.shape)
+                for place, spec in enumerate(leaf_specs(observation_spec).values())
+                if spec.dtype.is_floating_point
+            }
+        )
+
+    def forward(self, leaves: Leaves) -> Leaves:
+        """Normalised leaves `[…, *shape]`, of the same dtypes."""
+        return tuple(self._normalize(place, leaf) for place, leaf in enumerate(leaves))
+
+    def _normalize(self, place: int, leaf: torch.Tensor) -> torch.Tensor:
+        if str(place) not in self.moments:
+            return leaf
+        moments = cast(RunningMoments, self.moments[str(place)])
+        centred = leaf - moments.mean.to(leaf.dtype)
+        scaled = centred / moments.std.to(leaf.dtype)
+        clipped: torch.Tensor = scaled if self.clip is None else scaled.clamp(-self.clip, self.clip)
+        return clipped
+
+    def update(self, leaves: Leaves, mask: torch.Tensor) -> None:
+        """Take in observations, in place.
+
+        Args:
+            leaves: Observations `[R, …]`.
+            mask: Which of them count, bool `[R]`.
+
+        """
+        for place, moments in self.moments.items():
+            cast(RunningMoments, moments).update(leaves[int(place)], mask)
+
+    def describe(self) -> dict[str, Any]:
+        """What `from_description` makes the same normaliser of."""
+        return {"clip": self.clip, "moments": dict(self.moments.state_dict())}
+
+    @classmethod
+    def from_description(cls, observation_spec: TensorSpec, described: dict[str, Any]) -> Self:
+        """The normaliser that was described."""
+        normalizer = cls(observation_spec, clip=described["clip"])
+        normalizer.moments.load_state_dict(described["moments"])
+        return normalizer

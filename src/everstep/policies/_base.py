@@ -1,0 +1,314 @@
+"""What every policy offers to collection, update and whoever deploys it."""
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import torch
+from tensordict import TensorDict
+from torch import nn
+from torchrl.data import Composite, TensorSpec
+from typing_extensions import Self
+
+from ..data import DataKeys, Device
+from ..distributions import Distribution
+from ..errors import ConfigError
+from ..models import GenericModelBase
+from ..normalizers import ObservationNormalizer
+from ..rollouts import Minibatch, Rollout, Sequences
+from ..specs import EMPTY, Leaves, Structure
+from . import _saving
+
+_Model = TypeVar("_Model", bound=GenericModelBase)
+
+
+class Sample(NamedTuple):
+    """What a policy does in one env step."""
+
+    #: Actions `[N, …]` as they were drawn: what is stored and learned from.
+    latents: Leaves
+    #: Actions `[N, …]` as the environment executes them.
+    actions: Leaves
+    #: Log-probabilities `[N, 1]`.
+    logp: torch.Tensor
+    #: Values `[N, K]`.
+    values: torch.Tensor
+    #: What the policy remembers `[N, …]`, before it is known whether an episode ended.
+    states: Leaves
+
+
+class GenericPolicyBase(ABC, Generic[_Model]):
+    """Base of policies: a model, an action distribution, and what lies between them and a rollout.
+
+    `collect` and `step` exist once; a kind of policy says here how much of the past it sees
+    (`history`), what it remembers (`memory`, `init_states`, `next_states`), how a rollout is cut
+    for it (`seq_len`, `sequences`) and how a minibatch is evaluated (`evaluate`).
+
+    Args:
+        observation_spec: Spec of one observation.
+        action_spec: Spec of one action.
+        model: Model instance. Excludes `model_cls`.
+        model_cls: Model class, or function of (observation spec, action spec, **model_config).
+        model_config: Keyword arguments of the model class.
+        distribution_cls: Action distribution; None for the action spec's default.
+        device: Where the model lives.
+        normalizer: Normalises observations before the model sees them; None for none.
+        autocast: Context that models run in.
+
+    Raises:
+        ConfigError: Where `model` and `model_cls` are both given, or there is no default.
+
+    """
+
+    #: Past observations that are kept beside the present one.
+    history: int = 0
+
+    #: Structure of what the policy remembers of one environment.
+    memory: Structure = EMPTY
+
+    #: Env steps a sequence.
+    seq_len: int = 1
+
+    #: Action distribution.
+    distribution_cls: type[Distribution]
+
+    #: From observations to features and values.
+    model: _Model
+
+    #: Normalises observations before the model sees them.
+    normalizer: None | ObservationNormalizer
+
+    def __init__(
+        self,
+        observation_spec: TensorSpec,
+        action_spec: TensorSpec,
+        /,
+        *,
+        model: None | nn.Module = None,
+        model_cls: None | Any = None,
+        model_config: None | dict[str, Any] = None,
+        distribution_cls: None | type[Distribution] = None,
+        device: Device = "cpu",
+        normalizer: None | ObservationNormalizer = None,
+        autocast: None | AbstractContextManager[Any] = None,
+    ) -> None:
+        if model is not None and model_cls is not None:
+            raise ConfigError(
+                "`model` and `model_cls` are mutually exclusive; both were given. Drop one."
+            )
+        self.model_config = model_config or {}
+        if model is None:
+            try:
+                model_cls = model_cls or self._default_model_cls(observation_spec, action_spec)
+                distribution_cls = distribution_cls or Distribution.default_dist_cls(action_spec)
+            except TypeError as error:
+                raise ConfigError(str(error)) from None
+            model = _make_model(model_cls, observation_spec, action_spec, self.model_config)
+        self.model = model.to(device)  # type: ignore[assignment]
+        self.distribution_cls = distribution_cls or Distribution.default_dist_cls(action_spec)
+        self.normalizer = None if normalizer is None else normalizer.to(device)
+        self._observation = Structure.of(observation_spec)
+        self._action = Structure.of(action_spec)
+        self._autocast = autocast or nullcontext()
+        self._spec = (observation_spec, action_spec)
+        self._prepare()
+
+    @staticmethod
+    @abstractmethod
+    def _default_model_cls(observation_spec: TensorSpec, action_spec: TensorSpec, /) -> Any:
+        """Default model class of this kind of policy; a TypeError where there is none."""
+
+    @abstractmethod
+    def _prepare(self) -> None:
+        """Set `history` and `memory`, now that the model is known."""
+
+    @property
+    def action_spec(self) -> TensorSpec:
+        """Spec of one action."""
+        return self._spec[1].to(self.device)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model lives."""
+        return next(self.model.parameters()).device
+
+    @property
+    def observation_spec(self) -> TensorSpec:
+        """Spec of one observation."""
+        return self._spec[0].to(self.device)
+
+    @property
+    def state_spec(self) -> Composite:
+        """Spec of one environment's recurrent state; empty for a feedforward policy."""
+        return Composite(device=self.device)
+
+    def to(self, device: Device, /) -> Self:
+        """The policy, with its model on `device`."""
+        self.model = self.model.to(device)
+        if self.normalizer is not None:
+            self.normalizer.to(device)
+        return self
+
+    # ---- acting -------------------------------------------------------------------------------
+
+    @abstractmethod
+    def init_states(self, n: int, /) -> TensorDict:
+        """What `n` environments remember when an episode opens, batch `[n]`."""
+
+    def act(self, obs: Leaves, states: Leaves, *, deterministic: bool = False) -> Sample:
+        """Actions of one env step.
+
+        Args:
+            obs: Observations `[N, …]`; windows `[N, history + 1, …]` where there is a history.
+            states: What the policy remembers, `[N, …]`.
+            deterministic: Whether to take the distribution's mode rather than a sample.
+
+        """
+        distribution, values, states = self._respond(obs, states)
+        latents = distribution.latents(deterministic=deterministic)
+        actions = distribution.actions(latents)
+        return Sample(
+            self._action.flatten(latents),
+            self._action.flatten(actions),
+            distribution.latents_logp(latents),
+            values,
+            states,
+        )
+
+    def values(self, obs: Leaves, states: Leaves) -> torch.Tensor:
+        """Values `[N, K]` of observations (see `act`) after what is remembered."""
+        return self._respond(obs, states)[1]
+
+    @abstractmethod
+    def _respond(self, obs: Leaves, states: Leaves) -> tuple[Distribution, torch.Tensor, Leaves]:
+        """Distribution, values `[N, K]` and states `[N, …]` after observations."""
+
+    @abstractmethod
+    def next_states(self, states: Leaves, first: torch.Tensor) -> Leaves:
+        """What is remembered `[N, …]`, started anew where an episode opens.
+
+        Args:
+            states: What was remembered after the env step.
+            first: Whether the new observation opens an episode, bool `[N, 1]`.
+
+        """
+
+    # ---- learning -----------------------------------------------------------------------------
+
+    def learnable(self, rollout: Rollout) -> torch.Tensor:
+        """Rows that the losses see, bool `[T, N, 1]`."""
+        return rollout.known & rollout.valid
+
+    def sequences(self, rollout: Rollout) -> Sequences:
+        """The rollout, cut into what one minibatch is made of."""
+        return rollout.sequences(self.learnable(rollout))
+
+    @abstractmethod
+    def evaluate(self, minibatch: Minibatch) -> tuple[Distribution, torch.Tensor]:
+        """The distribution now over each row's actions, and its values `[B·L, K]`."""
+
+    # ---- for everybody ------------------------------------------------------------------------
+
+    def _normalized(self, obs: Leaves) -> Leaves:
+        return obs if self.normalizer is None else self.normalizer(obs)
+
+    def _distribution(self, features: Any) -> Distribution:
+        return self.distribution_cls(in_full(features), self.model)
+
+    def _outputs(
+        self,
+        out: TensorDict,
+        features: Any,
+        *,
+        deterministic: bool,
+        return_actions: bool,
+        return_logp: bool,
+        return_values: bool,
+    ) -> TensorDict:
+        """`out`, with what `sample` was asked for; `features` are the model's last ones."""
+        out[DataKeys.FEATURES] = TensorDict(dict(features.items()), batch_size=out.batch_size)
+        if return_values:
+            out[DataKeys.VALUES] = in_full({"": self.model.value_function()})[""]
+        if return_actions:
+            distribution = self._distribution(features)
+            latents = distribution.latents(deterministic=deterministic)
+            out[DataKeys.ACTIONS] = distribution.actions(latents)
+            if return_logp:
+                out[DataKeys.LOGP] = distribution.latents_logp(latents)
+        return out
+
+    # ---- saving -------------------------------------------------------------------------------
+
+    def save(self, path: str | os.PathLike[str], /) -> None:
+        """Write the policy to one file, without pickle: weights, specs and how it was built.
+
+        Args:
+            path: File to write or replace; any suffix.
+
+        """
+        _saving.save(self, path)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        /,
+        *,
+        model: None | nn.Module = None,
+        model_cls: None | Any = None,
+        distribution_cls: None | type[Distribution] = None,
+        device: Device = "cpu",
+    ) -> Self:
+        """The policy that `save` wrote. Reading it never runs code from the file.
+
+        Args:
+            path: File to read.
+            model: Model to load the weights into, where it was not a default one.
+            model_cls: Class to build that model with, from the saved `model_config`.
+            distribution_cls: Action distribution, where it was not a default one.
+            device: Where the model lives.
+
+        Raises:
+            CheckpointError: Where the file is damaged, or its weights do not fit the model.
+
+        """
+        return _saving.load(
+            cls,
+            path,
+            model=model,
+            model_cls=model_cls,
+            distribution_cls=distribution_cls,
+            device=device,
+        )
+
+
+def _make_model(
+    model_cls: Any, observation_spec: TensorSpec, action_spec: TensorSpec, config: dict[str, Any]
+) -> Any:
+    try:
+        return model_cls(observation_spec, action_spec, **config)
+    except (TypeError, ValueError, IndexError) as error:
+        name = getattr(model_cls, "__name__", type(model_cls).__name__)
+        raise ConfigError(f"`model_config` {config} does not suit {name}: {error}") from error
+
+
+def in_full(features: TensorDict | Mapping[str, torch.Tensor]) -> Any:
+    """`features` in float32 where autocast left them in half precision."""
+    if not any(x.dtype in (torch.bfloat16, torch.float16) for x in features.values()):
+        return features
+    half = (torch.bfloat16, torch.float16)
+    return {key: x.float() if x.dtype in half else x for key, x in features.items()}
+
+
+@contextmanager
+def model_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
+    """Put a model into train or eval mode, and back into what it was, whatever happens."""
+    before = {module: module.training for module in model.modules()}
+    model.train(training)
+    try:
+        yield
+    finally:
+        for module, was_training in before.items():
+            module.training = was_training

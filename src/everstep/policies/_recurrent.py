@@ -1,0 +1,143 @@
+"""Policies whose model remembers."""
+
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torchrl.data import Composite, TensorSpec
+
+from ..data import DataKeys
+from ..distributions import Distribution
+from ..models import RecurrentModel
+from ..rollouts import Minibatch
+from ..specs import Leaves, Structure
+from ._base import GenericPolicyBase, in_full, model_mode
+
+
+class RecurrentPolicy(GenericPolicyBase[RecurrentModel]):
+    """A recurrent policy: states carry over from one env step to the next.
+
+    They start anew where an episode opens, also inside of the sequences that are learned from.
+    """
+
+    @staticmethod
+    def _default_model_cls(observation_spec: TensorSpec, action_spec: TensorSpec, /) -> Any:
+        return RecurrentModel.default_model_cls(observation_spec, action_spec)
+
+    def _prepare(self) -> None:
+        self.memory = Structure.of(self.model.state_spec)
+
+    @property
+    def state_spec(self) -> Composite:
+        """Spec of one environment's recurrent state."""
+        return self.model.state_spec
+
+    def init_states(self, n: int, /) -> TensorDict:
+        """Recurrent states that `n` episodes open with, batch `[n]`."""
+        return self.model.init_states(n)
+
+    def next_states(self, states: Leaves, first: torch.Tensor) -> Leaves:
+        """Recurrent states `[N, …]`, started anew where an episode opens."""
+        opened = self.memory.flatten(self.model.init_states(len(first)))
+        return tuple(
+            torch.where(first.view(-1, *(1,) * (x.ndim - 1)), new, x)
+            for new, x in zip(opened, states, strict=True)
+        )
+
+    def _respond(self, obs: Leaves, states: Leaves) -> tuple[Distribution, torch.Tensor, Leaves]:
+        features, values, states = self._forward(tuple(x.unsqueeze(1) for x in obs), states)
+        return self._distribution(features), values, states
+
+    def evaluate(self, minibatch: Minibatch) -> tuple[Distribution, torch.Tensor]:
+        """The distribution now over each row's actions, and its values `[B·L, K]`."""
+        if minibatch.first is None or minibatch.first.shape[1] == 1:
+            features, values, _ = self._forward(minibatch.obs, minibatch.states)
+            return self._distribution(features), values
+        features, values = self._step_through(minibatch.obs, minibatch.states, minibatch.first)
+        return self._distribution(features), values
+
+    def _step_through(
+        self, obs: Leaves, states: Leaves, first: torch.Tensor
+    ) -> tuple[Any, torch.Tensor]:
+        """Features and values of sequences `[B, L]` inside of which episodes may open."""
+        rows: list[tuple[Any, torch.Tensor]] = []
+        for t in range(first.shape[1]):
+            if t:  # the stored states are already those of the first step
+                states = self.next_states(states, first[:, t])
+            now = tuple(x[:, t : t + 1] for x in obs)
+            features, values, states = self._forward(now, states)
+            rows.append((features, values))
+        features = {
+            key: torch.stack([f[key] for f, _ in rows], 1).flatten(0, 1) for key in rows[0][0]
+        }
+        return features, torch.stack([v for _, v in rows], 1).flatten(0, 1)
+
+    def _forward(self, obs: Leaves, states: Leaves) -> tuple[Any, torch.Tensor, Leaves]:
+        """Features and values of sequences `[B, L]`, `[B·L, …]`, and the states after them."""
+        obs = self._normalized(obs)
+        size = list(obs[0].shape[:2])
+        batch = TensorDict({DataKeys.OBS: self._observation.unflatten(obs, size)}, size)
+        before = self.memory.unflatten(tuple(x.unsqueeze(1) for x in states), [size[0], 1])
+        assert isinstance(before, TensorDict)
+        with self._autocast:
+            features, after = self.model(batch, before)
+            values = self.model.value_function()
+        leaves = self.memory.flatten(after)
+        # What is stored has the spec's dtype; what goes on must be the same number.
+        states = tuple(x.to(d) for x, d in zip(leaves, self.memory.dtypes, strict=True))
+        return in_full(features), in_full({"": values})[""], states
+
+    def sample(
+        self,
+        batch: TensorDict,
+        states: None | TensorDict = None,
+        /,
+        *,
+        deterministic: bool = False,
+        inplace: bool = False,
+        requires_grad: bool = False,
+        return_actions: bool = True,
+        return_logp: bool = False,
+        return_values: bool = False,
+    ) -> tuple[TensorDict, TensorDict]:
+        """What the policy does in every row of a batch of sequences.
+
+        Args:
+            batch: Batch `[B, T]` with observations under `"obs"`.
+            states: Recurrent states before each sequence, batch `[B, 1]` (of more, the first is
+                taken); None where an episode opens.
+            deterministic: Whether to take the distribution's mode rather than a sample; the model
+                is in eval mode then.
+            inplace: Whether to store what is returned in `batch` as well.
+            requires_grad: Whether gradients are tracked.
+            return_actions: Whether to return `"actions"`, as an environment executes them.
+            return_logp: Whether to return their log-probabilities, `"logp"`.
+            return_values: Whether to return `"values"`.
+
+        Returns:
+            Batch `[B·T]` with rows b·T + t, of `"features"` and what was asked for; and the states
+            after the last rows, batch `[B]`.
+
+        """
+        count = batch.batch_size[0]
+        with (
+            torch.set_grad_enabled(requires_grad),
+            model_mode(self.model, training=not deterministic),
+        ):
+            before = self.init_states(count) if states is None else states[:, 0]
+            features, _, after = self._forward(
+                self._observation.flatten(batch[DataKeys.OBS]), self.memory.flatten(before)
+            )
+            out = self._outputs(
+                TensorDict({}, batch_size=[batch.numel()], device=batch.device),
+                features,
+                deterministic=deterministic,
+                return_actions=return_actions,
+                return_logp=return_logp,
+                return_values=return_values,
+            )
+        if inplace:
+            batch.update(out.reshape(batch.batch_size))
+        left = self.memory.unflatten(after, [count])
+        assert isinstance(left, TensorDict)
+        return out, left

@@ -1,0 +1,116 @@
+"""Policies in files, without pickle."""
+
+import os
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from torch import nn
+
+from .. import distributions, models
+from ..checkpoints import load_file, save_file
+from ..data import Device
+from ..distributions import Distribution
+from ..errors import CheckpointError
+from ..normalizers import ObservationNormalizer
+from ..specs import spec_from_dict, spec_to_dict
+
+if TYPE_CHECKING:
+    from ._base import GenericPolicyBase
+
+P = TypeVar("P", bound="GenericPolicyBase[Any]")
+
+_KEYS = {
+    "kind",
+    "model_cls",
+    "model_config",
+    "distribution_cls",
+    "weights",
+    "observation_spec",
+    "action_spec",
+}
+
+
+def save(policy: "GenericPolicyBase[Any]", path: str | os.PathLike[str]) -> None:
+    """Write `policy` to a file; see `Policy.save`."""
+    observation_spec, action_spec = policy._spec
+    normalizer = policy.normalizer
+    state = {
+        "kind": type(policy).__name__,
+        "model_cls": type(policy.model).__name__,
+        "model_config": dict(getattr(policy.model, "config", None) or policy.model_config),
+        "distribution_cls": policy.distribution_cls.__name__,
+        "observation_spec": spec_to_dict(observation_spec),
+        "action_spec": spec_to_dict(action_spec),
+        "weights": dict(policy.model.state_dict()),
+        "normalizer": None if normalizer is None else normalizer.describe(),
+    }
+    save_file(Path(path), state)
+
+
+def load(
+    cls: type[P],
+    path: str | os.PathLike[str],
+    *,
+    model: None | nn.Module,
+    model_cls: None | Any,
+    distribution_cls: None | type[Distribution],
+    device: Device,
+) -> P:
+    """The policy in a file; see `Policy.load`."""
+    state = _read(path, cls.__name__)
+    specs = [spec_from_dict(state[key]) for key in ("observation_spec", "action_spec")]
+    if model is None and model_cls is None:
+        model_cls = _default(state["model_cls"], "model", "model_cls", models, path)
+    if distribution_cls is None:
+        distribution_cls = _default(
+            state["distribution_cls"], "distribution", "distribution_cls", distributions, path
+        )
+    described = state.get("normalizer")
+    policy = cls(
+        *specs,
+        model=model,
+        model_cls=model_cls,
+        model_config=state["model_config"],
+        distribution_cls=distribution_cls,
+        device=device,
+        normalizer=described and ObservationNormalizer.from_description(specs[0], described),
+    )
+    try:
+        policy.model.load_state_dict(state["weights"])
+    except RuntimeError as error:
+        raise CheckpointError(
+            f"{path}: the weights do not fit {type(policy.model).__name__}. {error}"
+        ) from None
+    return policy
+
+
+def kind_of(path: str | os.PathLike[str]) -> str:
+    """Name of the class of the policy in a file.
+
+    Raises:
+        CheckpointError: Where it holds none.
+
+    """
+    return str(_read(path)["kind"])
+
+
+def _read(path: str | os.PathLike[str], kind: None | str = None) -> dict[str, Any]:
+    state = load_file(Path(path))
+    if not isinstance(state, dict) or not set(state) >= _KEYS:
+        raise CheckpointError(f"{path} is not a saved policy.")
+    if kind is not None and state["kind"] != kind:
+        raise CheckpointError(f"{path} holds a {state['kind']}; it was loaded as a {kind}.")
+    return state
+
+
+def _default(name: str, what: str, argument: str, module: ModuleType, path: Any) -> Any:
+    """The default class of that name: a file may choose among ours, and import nothing else."""
+    found = getattr(module, str(name), None)
+    ours = isinstance(found, type) and found.__module__.startswith(module.__name__)
+    if not ours:
+        raise CheckpointError(
+            f"{path} was saved with the {what} {name}, which is not one of the defaults: pass "
+            f"`{argument}` (from the code that trained it) to `load`."
+        )
+    return found

@@ -1,0 +1,92 @@
+"""From windows of observations to what a model with view requirements takes."""
+
+from dataclasses import dataclass
+
+import torch
+from tensordict import TensorDict
+
+from ..data import DataKeys
+from ..errors import ConfigError
+from ..models import Model
+from ..specs import Leaves, Path, Structure
+from ..views import PaddedRollingWindow, RollingWindow, ViewRequirement
+
+
+@dataclass(frozen=True)
+class Windows:
+    """What a model asks of the past, and how to make it of windows.
+
+    A window that would reach before the episode's first observation is zero there, and marked as
+    padding where the method marks it.
+    """
+
+    #: Past observations beside the present one, the most that any requirement asks for.
+    history: int
+    #: Paths of the observations' leaves in a batch.
+    paths: tuple[Path, ...]
+    #: The requirement of each key, in the order in which they are applied.
+    requirements: tuple[tuple[Path, ViewRequirement], ...]
+
+    @classmethod
+    def of(cls, model: Model, observation: Structure) -> "None | Windows":
+        """The model's windows; None where it sees the present observation and nothing else.
+
+        Raises:
+            ConfigError: Where a requirement names what is not observed.
+
+        """
+        declared = getattr(model, "view_requirements", None) or {}
+        requirements = tuple(
+            ((key,) if isinstance(key, str) else tuple(key), requirement)
+            for key, requirement in declared.items()
+        )
+        history = max((requirement.shift for _, requirement in requirements), default=0)
+        if not requirements or (history == 0 and [key for key, _ in requirements] == [("obs",)]):
+            return None
+        paths = tuple((DataKeys.OBS, *path) for path in observation.paths)
+        for key, _ in requirements:
+            if not any(path[: len(key)] == key for path in paths):
+                raise ConfigError(
+                    f"{type(model).__name__}.view_requirements has {key}, which is not observed; "
+                    f"there are {', '.join(map(str, paths))}."
+                )
+        return cls(history, paths, requirements)
+
+    def batch(self, windows: Leaves, ages: torch.Tensor) -> TensorDict:
+        """What the model takes, batch `[B]`.
+
+        Args:
+            windows: Observations, leaves `[B, history + 1, …]`, the present one last; `[B, …]`
+                where there is no history.
+            ages: Observations of the same episode before the present one, `[B]`.
+
+        """
+        if not self.history:
+            windows = tuple(leaf.unsqueeze(1) for leaf in windows)
+        past = torch.arange(self.history, -1, -1, device=ages.device)
+        padding = past > ages.unsqueeze(-1)  # [B, history + 1]
+        out = TensorDict({}, [len(ages)], device=ages.device)
+        for key, requirement in self.requirements:
+            start = self.history - requirement.shift
+            for path, leaf in zip(self.paths, windows, strict=True):
+                if path[: len(key)] == key:
+                    out[path] = _view(requirement, leaf[:, start:], padding[:, start:])
+        return out
+
+
+def _view(
+    requirement: ViewRequirement, window: torch.Tensor, padding: torch.Tensor
+) -> torch.Tensor | TensorDict:
+    """One leaf's view, of its window `[B, shift + 1, …]` and its padding `[B, shift + 1]`."""
+    if not requirement.shift:
+        return window[:, -1]
+    window = window.masked_fill(padding.view(*padding.shape, *(1,) * (window.ndim - 2)), 0)
+    if requirement.method is RollingWindow:
+        return window
+    if requirement.method is not PaddedRollingWindow:
+        return requirement.method.apply_last(window, requirement.shift + 1)
+    return TensorDict(
+        {DataKeys.INPUTS: window, DataKeys.PADDING_MASK: padding},
+        batch_size=list(padding.shape),
+        device=window.device,
+    )

@@ -1,0 +1,163 @@
+"""A rollout, cut into the sequences that minibatches are made of."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from tensordict import TensorDict
+
+from ..data import DataKeys
+from ..specs import Leaves
+
+if TYPE_CHECKING:
+    from ._rollout import Rollout
+
+
+@dataclass(frozen=True)
+class Minibatch:
+    """`B` sequences of `L` env steps; rows are `B·L` transitions. `L` is 1 without recurrence."""
+
+    #: Observations `[B, L, …]`; windows `[B, history + 1, …]` where there is a history.
+    obs: Leaves
+    #: What the policy remembers before each sequence's first step, `[B, …]`.
+    states: Leaves
+    #: Whether a step's observation opens an episode, so that states start anew, bool `[B, L, 1]`;
+    #: None where episodes never end.
+    first: None | torch.Tensor
+    #: Actions `[B·L, …]`, as distributions take them.
+    actions: torch.Tensor | TensorDict
+    #: Log-probabilities when the actions were taken, `[B·L, 1]`.
+    logp: torch.Tensor
+    #: Values when the actions were taken, `[B·L, K]`.
+    values: torch.Tensor
+    #: Advantages, as the policy's loss uses them, `[B·L, 1]`.
+    advantages: torch.Tensor
+    #: Targets of the values, `[B·L, K]`.
+    returns: torch.Tensor
+    #: Each row's share of the loss, 0 where it is left out, `[B·L, 1]`.
+    weight: torch.Tensor
+
+
+class Sequences:
+    """A rollout cut into `S·N` sequences of `L` env steps, ready to be gathered.
+
+    Nothing is copied here: fields are views `[S, N, L, …]`.
+
+    Args:
+        rollout: The rollout.
+        learnable: Rows that the losses see, bool `[T, N, 1]`.
+
+    """
+
+    #: Number of sequences, `S·N`.
+    count: int
+
+    def __init__(self, rollout: "Rollout", learnable: torch.Tensor) -> None:
+        self.length = rollout.seq_len
+        self.num_envs = rollout.num_envs
+        self.count = rollout.horizon // rollout.seq_len * rollout.num_envs
+        self.learnable = learnable.sum()
+        self._action = rollout.action
+        self._has_invalid = DataKeys.VALID in rollout.episode_keys
+        horizon = rollout.horizon
+        if rollout.history:
+            # The window of an env step takes the place of the steps of a sequence.
+            obs = rollout._windows(horizon)
+        else:
+            obs = self._cut_all(leaf[:horizon] for leaf in rollout.obs)
+        first: tuple[torch.Tensor, ...] = ()
+        if DataKeys.FIRST in rollout.episode_keys:
+            # first[t] belongs to observation t + 1; a sequence needs it with the observation, and
+            # its own first step starts from the stored states.
+            first = (torch.cat([torch.zeros_like(rollout.first[:1]), rollout.first[:-1]]),)
+        self._fields = {
+            "obs": obs,
+            "states": rollout.states,
+            "first": self._cut_all(first),
+            "actions": self._cut_all(leaf[:horizon] for leaf in rollout.actions),
+            "rows": self._cut_all(
+                x[:horizon]
+                for x in (rollout.logp, rollout.values, rollout.advantages, rollout.returns)
+            ),
+            "mask": self._cut_all([learnable]),
+        }
+
+    def _cut_all(self, leaves: Any) -> Leaves:
+        return tuple(x.unflatten(0, (-1, self.length)).transpose(1, 2) for x in leaves)
+
+    def minibatches(
+        self, size: int, *, shuffle: bool, joint: bool, permute: Callable[[int], torch.Tensor]
+    ) -> Iterator[Minibatch]:
+        """Minibatches of `size` sequences that cover the rollout once.
+
+        A full batch is neither gathered nor shuffled: its order does not matter.
+
+        Args:
+            size: Sequences a minibatch.
+            shuffle: Whether to draw the order.
+            joint: Whether all minibatches share one optimizer step, and so one total weight.
+            permute: Draws a permutation of that many indices.
+
+        """
+        total = self.learnable if joint else None
+        if size == self.count:
+            yield self.select(None, total)
+            return
+        if not shuffle:
+            for start in range(0, self.count, size):
+                yield self.select(slice(start, start + size), total)
+            return
+        for index in permute(self.count).split(size):
+            yield self.select(index, total)
+
+    def select(
+        self, index: None | slice | torch.Tensor, total: None | torch.Tensor = None
+    ) -> Minibatch:
+        """The sequences at `index` (s·N + n), or all of them.
+
+        Args:
+            index: Which sequences.
+            total: Rows that share one optimizer step; the minibatch's own where None.
+
+        """
+        obs, states, first, actions, rows, (mask,) = (
+            tuple(self._take(x, index) for x in leaves) for leaves in self._fields.values()
+        )
+        logp, values, advantages, returns = (x.flatten(0, 1) for x in rows)
+        mask = mask.flatten(0, 1)
+        total = mask.sum() if total is None else total
+        if self._has_invalid:
+            # What an invalid row saw must not reach a gradient, not even as 0 · NaN.
+            seen = mask.view(-1, self.length, 1)
+            obs = tuple(x.where(_like(seen, x), torch.zeros_like(x[:1])) for x in obs)
+            logp, values, advantages, returns = (
+                torch.where(mask, x, 0.0) for x in (logp, values, advantages, returns)
+            )
+        return Minibatch(
+            obs=obs,
+            states=states,
+            first=first[0] if first else None,
+            actions=self._action.unflatten(tuple(x.flatten(0, 1) for x in actions), [len(logp)]),
+            logp=logp,
+            values=values,
+            advantages=advantages,
+            returns=returns,
+            weight=mask.to(logp.dtype) / total.clamp(min=1),
+        )
+
+    def _take(self, x: torch.Tensor, index: None | slice | torch.Tensor) -> torch.Tensor:
+        """Rows of `x` `[S, N, …]` at flat indices, `[B, …]`."""
+        if index is None:
+            return x.flatten(0, 1)
+        if x.is_contiguous():
+            flat = x.flatten(0, 1)
+            return flat[index] if isinstance(index, slice) else flat.index_select(0, index)
+        if isinstance(index, slice):
+            index = torch.arange(index.start, index.stop, device=x.device)
+        return x[index // self.num_envs, index % self.num_envs]
+
+
+def _like(mask: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """`mask` `[B, L, 1]` with as many trailing dimensions of 1 as `x` `[B, L, …]` has."""
+    return mask.view(*mask.shape[:2], *(1,) * (x.ndim - 2))
