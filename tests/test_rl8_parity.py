@@ -13,12 +13,18 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 from torchrl.data import Categorical as Discrete
-from torchrl.data import Unbounded
+from torchrl.data import Composite, Unbounded
 
-from everstep import Algorithm, AlgorithmConfig
+from everstep import (
+    Algorithm,
+    AlgorithmConfig,
+    RecurrentAlgorithm,
+    RecurrentAlgorithmConfig,
+)
+from everstep.data import DataKeys
 from everstep.distributions import Categorical, Distribution, Normal
 from everstep.env import Env
-from everstep.models import Model
+from everstep.models import Model, RecurrentModel
 
 HERE = Path(__file__).parent / "oracles"
 RECORD = np.load(HERE / "rl8_updates.npz")
@@ -105,6 +111,44 @@ class RecordedModel(Model):
         return self._value
 
 
+STATES = (DataKeys.HIDDEN_STATES, DataKeys.CELL_STATES)
+
+
+class RecordedRecurrentModel(RecurrentModel):
+    """rl8's default recurrent networks, by its parameters' names."""
+
+    def __init__(self, observation_spec: Any, action_spec: Any, /, *, hidden_size: int) -> None:
+        super().__init__(observation_spec, action_spec)
+        self.discrete = isinstance(action_spec, Discrete)
+        shape = torch.Size([1, hidden_size])
+        self.state_spec = Composite({key: Unbounded(shape) for key in STATES})
+        self.lstm = nn.LSTM(1, hidden_size, batch_first=True)
+        if self.discrete:
+            self.feature_head = nn.Linear(hidden_size, 2)
+            self.vf_head = nn.Linear(hidden_size, 1)
+        else:
+            self.action_mean = nn.Linear(hidden_size, 1)
+            self.action_log_std = nn.Linear(hidden_size, 1)
+            self.vf_model = nn.Linear(hidden_size, 1)
+
+    def forward(self, batch: TensorDict, states: TensorDict, /) -> Any:
+        before = tuple(states[key][:, 0].transpose(0, 1).contiguous() for key in STATES)
+        latents, after = self.lstm(batch["obs"], before)
+        latents = latents.flatten(0, 1)
+        if self.discrete:
+            self._value = self.vf_head(latents)
+            features = {"logits": self.feature_head(latents).reshape(-1, 1, 2)}
+        else:
+            self._value = self.vf_model(latents)
+            log_std = torch.tanh(self.action_log_std(latents))
+            features = {"mean": self.action_mean(latents), "log_std": log_std}
+        left = {key: x.transpose(0, 1) for key, x in zip(STATES, after, strict=True)}
+        return TensorDict(features, [len(latents)]), TensorDict(left, [batch.batch_size[0]])
+
+    def value_function(self) -> torch.Tensor:
+        return self._value
+
+
 def replaying(base: type[Distribution], case: str) -> type[Distribution]:
     """`base` whose samples are the recorded actions, in order."""
     actions = iter(
@@ -126,13 +170,16 @@ def test_parameters_after_three_updates(case: str) -> None:
     options = dict(OPTIONS[case])
     discrete = RECORD[f"{case}/0/actions"].dtype == np.int64
     env = Replay(case, options.pop("num_envs"), options.pop("horizon"), discrete)
-    config = AlgorithmConfig(
+    recurrent = "seq_len" in options
+    config = (RecurrentAlgorithmConfig if recurrent else AlgorithmConfig)(
         **options | {"vf_clip_param": None, "shuffle_minibatches": True},
-        model_cls=RecordedModel,
+        model_cls=RecordedRecurrentModel if recurrent else RecordedModel,
         distribution_cls=replaying(Categorical if discrete else Normal, case),
     )
-    algorithm = Algorithm(env, config)  # `build` would try the policy, and use up an action
-    algorithm._permutation = _rl8_order(env.num_envs, algorithm.config.horizon)
+    # `build` would try the policy, and use up an action.
+    algorithm = (RecurrentAlgorithm if recurrent else Algorithm)(env, config)
+    sequences = algorithm.config.horizon // algorithm.policy.seq_len
+    algorithm._permutation = _rl8_order(env.num_envs, sequences)
     model = algorithm.policy.model
 
     def recorded(update: int) -> dict[str, torch.Tensor]:
@@ -158,17 +205,17 @@ def test_parameters_after_three_updates(case: str) -> None:
             torch.testing.assert_close(model.state_dict()[name], weight, rtol=0, atol=1e-9)
 
 
-def _rl8_order(num_envs: int, horizon: int) -> Any:
-    """ "Shuffles" rows, which we keep as t·N + n, into the order n·T + t of rl8's minibatches."""
-    rows = torch.arange(horizon * num_envs).view(horizon, num_envs)
+def _rl8_order(num_envs: int, sequences: int) -> Any:
+    """ "Shuffles" sequences, which we keep as s·N + n, into rl8's order n·S + s."""
+    rows = torch.arange(sequences * num_envs).view(sequences, num_envs)
     return lambda n: rows.T.flatten()
 
 
 def test_the_record_moves() -> None:
     """The oracle's weights change in every update, so that standing still would be seen."""
     for case in OPTIONS:
+        names = ("vf_model.2.weight", "vf_head.weight", "vf_model.weight")
+        [name] = [n for n in names if f"{case}/0/weights/{n}" in RECORD.files]
         for update in range(3):
-            before, after = (
-                RECORD[f"{case}/{u}/weights/vf_model.2.weight"] for u in (update, update + 1)
-            )
+            before, after = (RECORD[f"{case}/{u}/weights/{name}"] for u in (update, update + 1))
             assert np.abs(after - before).max() > 1e-4

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from rl8 import AlgorithmConfig
+from rl8 import AlgorithmConfig, RecurrentAlgorithmConfig
 from rl8.env import ContinuousDummyEnv, DiscreteDummyEnv
 
 COMMON: dict[str, Any] = {
@@ -48,12 +48,61 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     ),
 }
 
+#: Options of recurrent cases beside `COMMON`. rl8's states leak over resets of environments where
+#: `seqs_per_state_reset` is negative, so it is only where there are none.
+RECURRENT: dict[str, Any] = {"model_config": {"hidden_size": 8}, "seq_len": 4}
+
+CASES |= {
+    "recurrent_discrete": (
+        DiscreteDummyEnv,
+        {**RECURRENT, "seqs_per_state_reset": 2, "entropy_coeff": 0.01, "sgd_minibatch_size": 8},
+    ),
+    "recurrent_continuous": (
+        ContinuousDummyEnv,
+        {**RECURRENT, "seq_len": 2, "seqs_per_state_reset": 2, "sgd_minibatch_size": 16},
+    ),
+    "recurrent_full_batch": (
+        DiscreteDummyEnv,
+        {**RECURRENT, "seq_len": 8, "seqs_per_state_reset": 1, "num_sgd_iters": 6},
+    ),
+    "recurrent_accumulated": (
+        ContinuousDummyEnv,
+        {
+            **RECURRENT,
+            "seqs_per_state_reset": 2,
+            "accumulate_grads": True,
+            "sgd_minibatch_size": 8,
+            "entropy_coeff": 0.02,
+        },
+    ),
+    "recurrent_carried_over": (
+        DiscreteDummyEnv,
+        {
+            **RECURRENT,
+            "seqs_per_state_reset": 4,
+            "horizons_per_env_reset": 2,
+            "normalize_rewards": False,
+            "sgd_minibatch_size": 16,
+        },
+    ),
+    "recurrent_endless": (
+        ContinuousDummyEnv,
+        {
+            **RECURRENT,
+            "seqs_per_state_reset": -1,
+            "horizons_per_env_reset": -1,
+            "normalize_rewards": False,
+        },
+    ),
+}
+
 UPDATES = 3
 
 
 def record(env_cls: Any, options: dict[str, Any]) -> dict[str, np.ndarray]:
     torch.manual_seed(7)
-    algorithm = AlgorithmConfig(**{**COMMON, **options}).build(env_cls)
+    config_cls = RecurrentAlgorithmConfig if "seq_len" in options else AlgorithmConfig
+    algorithm = config_cls(**{**COMMON, **options}).build(env_cls)
     out: dict[str, Any] = {}
 
     def keep_weights(update: int) -> None:
