@@ -9,7 +9,7 @@ import pytest
 import torch
 from gymnasium.vector import AutoresetMode
 from tensordict import TensorDict
-from torchrl.data import Bounded, Composite, MultiCategorical, Unbounded
+from torchrl.data import Bounded, MultiCategorical, Unbounded
 
 from everstep import Algorithm, AlgorithmConfig, ContinuousDummyEnv, DiscreteDummyEnv
 from everstep.data import EPISODE_KEYS
@@ -775,13 +775,13 @@ def test_a_config_that_contradicts_a_made_environment_is_refused() -> None:
 
 
 def test_specs_without_a_default_say_what_to_set() -> None:
-    class Dicts(ConstantEnv):
+    class Integers(ConstantEnv):
         def __init__(self) -> None:
             super().__init__()
-            self.observation_spec = Composite({"a": Unbounded(3)})
+            self.action_spec = Unbounded(3, dtype=torch.int64)
 
     with pytest.raises(ConfigError, match="model_cls"):
-        AlgorithmConfig().build(Dicts())
+        AlgorithmConfig().build(Integers())
 
 
 # ---- precision and state ----------------------------------------------------------------------

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch import distributions as oracle
-from torchrl.data import Binary, Bounded, Unbounded
+from torchrl.data import Bounded, Composite, Unbounded
 from torchrl.data import Categorical as Discrete
 from torchrl.data import MultiCategorical as MultiDiscrete
 
@@ -75,7 +75,7 @@ def test_defaults(spec: object, expected: type[Distribution]) -> None:
     assert Distribution.default_dist_cls(spec) is expected
 
 
-@pytest.mark.parametrize("spec", [Binary(3), Unbounded(2, dtype=torch.int64)])
+@pytest.mark.parametrize("spec", [Composite(), Unbounded(2, dtype=torch.int64)])
 def test_no_default_names_the_way_out(spec: object) -> None:
     with pytest.raises(TypeError, match="distribution_cls"):
         Distribution.default_dist_cls(spec)

@@ -14,7 +14,7 @@ from .config import apply_overrides, load
 from .env import Env
 from .errors import ConfigError
 from .evaluation import run_episodes
-from .policies import load_policy
+from .policies import GenericPolicyBase, load_policy
 from .trainers import TrainConfig
 from .trainers.config import eval_seed
 from .validation import unknown_name

@@ -10,12 +10,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from tensordict import TensorDict
 from torchrl.data import Binary, Bounded, TensorSpec, Unbounded
 from torchrl.data import Categorical as Discrete
 from torchrl.data import MultiCategorical as MultiDiscrete
 
 _HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
+_LOG_TWO = math.log(2)
 
 
 class Distribution(ABC):
@@ -47,7 +49,9 @@ class Distribution(ABC):
         """
         if isinstance(action_spec, MultiDiscrete):
             return MultiCategorical
-        if isinstance(action_spec, Discrete) and not isinstance(action_spec, Binary):
+        if isinstance(action_spec, Binary):
+            return Bernoulli
+        if isinstance(action_spec, Discrete):
             return Categorical
         if isinstance(action_spec, Unbounded | Bounded) and action_spec.dtype.is_floating_point:
             return Normal
@@ -85,13 +89,46 @@ class Distribution(ABC):
         return self.logp(latents)
 
 
+class TorchDistributionWrapper(Distribution):
+    """A distribution made of one of `torch.distributions`, over the last dimension's elements.
+
+    A subclass sets `dist` in its constructor.
+    """
+
+    #: The distribution.
+    dist: torch.distributions.Distribution
+
+    def deterministic_sample(self) -> torch.Tensor:
+        """The mode, `[B, …]`."""
+        return self.dist.mode
+
+    def entropy(self) -> torch.Tensor:
+        """Entropy in nats, summed over the last dimension, `[B, 1]`."""
+        entropy: torch.Tensor = self.dist.entropy()
+        return entropy.sum(-1, keepdim=True)
+
+    def logp(self, samples: torch.Tensor | TensorDict) -> torch.Tensor:
+        """Log-probability of actions `[B, …]`, summed over the last dimension, `[B, 1]`."""
+        logp: torch.Tensor = self.dist.log_prob(samples)
+        return logp.sum(-1, keepdim=True)
+
+    def sample(self) -> torch.Tensor:
+        """Random actions `[B, …]`."""
+        sample: torch.Tensor = self.dist.sample()
+        return sample
+
+
 class Categorical(Distribution):
-    """Independent choices among `n` options each: `features["logits"]` is `[B, D, n]`."""
+    """Independent choices among `n` options each: `features["logits"]` is `[B, D, n]`.
+
+    An optional `features["action_mask"]`, bool of as many elements, excludes the options that are
+    False. Where it leaves none, all are allowed: what such a row says must be ignored anyway.
+    """
 
     def __init__(self, features: Mapping[str, torch.Tensor] | TensorDict, model: Any, /) -> None:
         super().__init__(features, model)
         #: Normalised log-probabilities `[B, D, n]`.
-        self.log_probs = features["logits"].log_softmax(-1)
+        self.log_probs = _masked(features["logits"], features.get("action_mask")).log_softmax(-1)
 
     def deterministic_sample(self) -> torch.Tensor:
         """The likeliest options, `[B, D]`."""
@@ -123,12 +160,40 @@ class MultiCategorical(Categorical):
 
     def __init__(self, features: Mapping[str, torch.Tensor] | TensorDict, model: Any, /) -> None:
         nvec: list[int] = model.action_spec.nvec.tolist()
-        pieces = features["logits"].split(nvec, -1)
+        pieces = _masked(features["logits"], features.get("action_mask")).split(nvec, -1)
         padded = [
             torch.nn.functional.pad(piece, (0, max(nvec) - piece.shape[-1]), value=-torch.inf)
             for piece in pieces
         ]
         super().__init__({"logits": torch.stack(padded, -2)}, model)
+
+
+class Bernoulli(Distribution):
+    """Independent choices, each made or not: `features["logits"]` is `[B, …]`."""
+
+    def __init__(self, features: Mapping[str, torch.Tensor] | TensorDict, model: Any, /) -> None:
+        super().__init__(features, model)
+        #: Logarithms of the odds of 1, `[B, …]`.
+        self.logits = features["logits"]
+        self._dtype = getattr(getattr(model, "action_spec", None), "dtype", self.logits.dtype)
+
+    def deterministic_sample(self) -> torch.Tensor:
+        """What is likelier, `[B, …]`."""
+        return (self.logits > 0).to(self._dtype)
+
+    def entropy(self) -> torch.Tensor:
+        """Entropy in nats, summed over choices, `[B, 1]`."""
+        p = self.logits.sigmoid()
+        return _sum_rows(p * F.softplus(-self.logits) + (1 - p) * F.softplus(self.logits))
+
+    def logp(self, samples: torch.Tensor | TensorDict) -> torch.Tensor:
+        """Log-probability of choices `[B, …]`, summed over them, `[B, 1]`."""
+        assert isinstance(samples, torch.Tensor)
+        return _sum_rows(-F.softplus(torch.where(samples > 0, -self.logits, self.logits)))
+
+    def sample(self) -> torch.Tensor:
+        """Random choices, `[B, …]`."""
+        return self.logits.sigmoid().bernoulli().to(self._dtype)
 
 
 class Normal(Distribution):
@@ -164,6 +229,74 @@ class Normal(Distribution):
     def sample(self) -> torch.Tensor:
         """Random actions, `[B, …]`."""
         return self.mean + self.std * torch.randn_like(self.mean)
+
+
+class SquashedNormal(Normal):
+    """Normals squashed by tanh and rescaled to the bounds of the action spec, else to [-1, 1].
+
+    What is stored and learned from is the number u before the squashing, so that its probability
+    is exact however close to a bound the action is.
+
+    log p(a) = log N(u) − Σ [2·(log 2 − u − softplus(−2u)) + log((high − low) / 2)]
+    """
+
+    def __init__(self, features: Mapping[str, torch.Tensor] | TensorDict, model: Any, /) -> None:
+        super().__init__(features, model)
+        spec = getattr(model, "action_spec", None)
+        self._centre: torch.Tensor | float = 0.0
+        self._half: torch.Tensor | float = 1.0
+        if isinstance(spec, Bounded):
+            low, high = spec.space.low.to(self.mean), spec.space.high.to(self.mean)
+            self._centre, self._half = (high + low) / 2, (high - low) / 2
+
+    def latents(self, *, deterministic: bool) -> torch.Tensor:
+        """Numbers before the squashing, `[B, …]`."""
+        return super().deterministic_sample() if deterministic else super().sample()
+
+    def actions(self, latents: torch.Tensor | TensorDict) -> torch.Tensor:
+        """Actions within the bounds, `[B, …]`."""
+        assert isinstance(latents, torch.Tensor)
+        return self._centre + self._half * latents.tanh()
+
+    def latents_logp(self, latents: torch.Tensor | TensorDict) -> torch.Tensor:
+        """Log-density of the actions made of `latents`, `[B, 1]`."""
+        assert isinstance(latents, torch.Tensor)
+        return super().logp(latents) - self._log_slope(latents)
+
+    def deterministic_sample(self) -> torch.Tensor:
+        """The squashed means, `[B, …]`."""
+        return self.actions(self.latents(deterministic=True))
+
+    def entropy(self) -> torch.Tensor:
+        """Entropy in nats, estimated with one sample that gradients flow through, `[B, 1]`."""
+        return super().entropy() + self._log_slope(super().sample())
+
+    def logp(self, samples: torch.Tensor | TensorDict) -> torch.Tensor:
+        """Log-density of actions within the bounds, `[B, 1]`.
+
+        At the bounds themselves that of the nearest numbers that are not; `latents_logp` is exact.
+        """
+        assert isinstance(samples, torch.Tensor)
+        end = 1 - torch.finfo(samples.dtype).eps
+        return self.latents_logp(((samples - self._centre) / self._half).clamp(-end, end).atanh())
+
+    def sample(self) -> torch.Tensor:
+        """Random actions within the bounds, `[B, …]`."""
+        return self.actions(self.latents(deterministic=False))
+
+    def _log_slope(self, latents: torch.Tensor) -> torch.Tensor:
+        """Logarithm of how much actions spread where latents do, summed, `[B, 1]`."""
+        slope = 2 * (_LOG_TWO - latents - F.softplus(-2 * latents))
+        half = self._half
+        return _sum_rows(slope + (half.log() if isinstance(half, torch.Tensor) else 0.0))
+
+
+def _masked(logits: torch.Tensor, mask: None | torch.Tensor) -> torch.Tensor:
+    """Logits, as low as can be where the mask is False: not −∞, which a row of them makes NaN."""
+    if mask is None:
+        return logits
+    allowed = mask.reshape(logits.shape).bool()
+    return logits.masked_fill(~allowed, torch.finfo(logits.dtype).min)
 
 
 def _sum_rows(x: torch.Tensor) -> torch.Tensor:

@@ -6,14 +6,22 @@ model takes batches `[B, T]` and states besides, and returns the states that com
 """
 
 from ._base import GenericModelBase
+from ._default_recurrent import (
+    DefaultContinuousRecurrentModel,
+    DefaultDiscreteRecurrentModel,
+    DefaultRecurrentModel,
+)
 from ._defaults import DefaultContinuousModel, DefaultDiscreteModel, DefaultModel
 from ._feedforward import GenericModel, Model, ModelFactory
 from ._recurrent import GenericRecurrentModel, RecurrentModel, RecurrentModelFactory
 
 __all__ = [
     "DefaultContinuousModel",
+    "DefaultContinuousRecurrentModel",
     "DefaultDiscreteModel",
+    "DefaultDiscreteRecurrentModel",
     "DefaultModel",
+    "DefaultRecurrentModel",
     "GenericModel",
     "GenericModelBase",
     "GenericRecurrentModel",

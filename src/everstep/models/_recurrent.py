@@ -41,7 +41,7 @@ class RecurrentModel(GenericModelBase):
             TypeError: Where none does.
 
         """
-        from ._defaults import default_recurrent_model_cls  # they are models themselves
+        from ._default_recurrent import default_recurrent_model_cls  # they are models themselves
 
         return default_recurrent_model_cls(observation_spec, action_spec)
 

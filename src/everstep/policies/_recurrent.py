@@ -1,5 +1,6 @@
 """Policies whose model remembers."""
 
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -61,16 +62,23 @@ class RecurrentPolicy(GenericPolicyBase[RecurrentModel]):
     ) -> tuple[Any, torch.Tensor]:
         """Features and values of sequences `[B, L]` inside of which episodes may open."""
         rows: list[tuple[Any, torch.Tensor]] = []
-        for t in range(first.shape[1]):
-            if t:  # the stored states are already those of the first step
-                states = self.next_states(states, first[:, t])
-            now = tuple(x[:, t : t + 1] for x in obs)
-            features, values, states = self._forward(now, states)
+        bounds = [0, *_openings(first), first.shape[1]]
+        for start, end in pairwise(bounds):
+            if start:  # the stored states are already those of the first step
+                states = self.next_states(states, first[:, start])
+            piece = tuple(x[:, start:end] for x in obs)
+            features, values, states = self._forward(piece, states)
             rows.append((features, values))
-        features = {
-            key: torch.stack([f[key] for f, _ in rows], 1).flatten(0, 1) for key in rows[0][0]
-        }
-        return features, torch.stack([v for _, v in rows], 1).flatten(0, 1)
+        count = len(first)
+
+        def join(pieces: list[torch.Tensor]) -> torch.Tensor:
+            return torch.cat([x.unflatten(0, (count, -1)) for x in pieces], 1).flatten(0, 1)
+
+        keys = rows[0][0].keys()
+        return (
+            {key: join([features[key] for features, _ in rows]) for key in keys},
+            join([values for _, values in rows]),
+        )
 
     def _forward(self, obs: Leaves, states: Leaves) -> tuple[Any, torch.Tensor, Leaves]:
         """Features and values of sequences `[B, L]`, `[B·L, …]`, and the states after them."""
@@ -141,3 +149,14 @@ class RecurrentPolicy(GenericPolicyBase[RecurrentModel]):
         left = self.memory.unflatten(after, [count])
         assert isinstance(left, TensorDict)
         return out, left
+
+
+def _openings(first: torch.Tensor) -> list[int]:
+    """Steps `t > 0` of sequences at which states may start anew, of bool `[B, L, 1]`.
+
+    On a CPU those at which some do, and the model is called once for all steps between them. On
+    accelerators all, without looking: nothing waits, and shapes stay what they are.
+    """
+    if first.device.type != "cpu":
+        return list(range(1, first.shape[1]))
+    return [t for t, opens in enumerate(first.any(0).flatten().tolist()) if opens and t]

@@ -1,0 +1,180 @@
+"""Default recurrent models: an LSTM behind the encoder of the observation."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import nn
+from torchrl.data import Composite, TensorSpec, Unbounded
+
+from ..data import DataKeys
+from ..nn import Head
+from ._defaults import has_mask, initialize, no_default
+from ._encoders import ACTION_MASK, ObservationEncoder, has_encoders
+from ._outputs import Gaussian, Logits, Outputs, is_continuous, is_discrete
+from ._recurrent import RecurrentModel
+
+
+def default_recurrent_model_cls(
+    observation_spec: TensorSpec, action_spec: TensorSpec, /
+) -> type[RecurrentModel]:
+    """Default recurrent model that fits the specs.
+
+    Raises:
+        TypeError: Where none does.
+
+    """
+    if is_discrete(action_spec):
+        return DefaultDiscreteRecurrentModel
+    if is_continuous(action_spec):
+        return DefaultContinuousRecurrentModel
+    raise TypeError(no_default(action_spec))
+
+
+class DefaultRecurrentModel(RecurrentModel):
+    """An LSTM behind the encoder of the observation, and a linear head each for policy and values.
+
+    Observations are encoded as `DefaultModel` does. Weights are orthogonal, the policy's head with
+    gain 0.01 so that training starts near the uniform (or zero-mean) policy; biases are zero.
+
+    Args:
+        observation_spec: Spec of one observation, any shape and dtype.
+        action_spec: Spec of one action.
+        outputs: What the policy's outputs are to the action distribution.
+        hidden_size: Width of the LSTM.
+        num_layers: Number of its layers.
+        bias: Whether LSTM and value head have biases.
+        num_values: Value columns, one a reward stream.
+
+    """
+
+    #: From observations to vectors; None where they are vectors of numbers already.
+    encoder: None | ObservationEncoder
+
+    #: From sequences of vectors to sequences of latents.
+    lstm: nn.LSTM
+
+    #: From latents to what the action distribution needs.
+    policy: nn.Sequential
+
+    #: From latents to values.
+    vf_model: Head
+
+    def __init__(
+        self,
+        observation_spec: TensorSpec,
+        action_spec: TensorSpec,
+        /,
+        *,
+        outputs: Outputs,
+        hidden_size: int = 256,
+        num_layers: int = 1,
+        bias: bool = True,
+        num_values: int = 1,
+    ) -> None:
+        config = {"hidden_size": hidden_size, "num_layers": num_layers}
+        super().__init__(observation_spec, action_spec, **config, bias=bias, num_values=num_values)
+        state = Unbounded(torch.Size([num_layers, hidden_size]), device=action_spec.device)
+        self.state_spec = Composite(
+            {DataKeys.HIDDEN_STATES: state, DataKeys.CELL_STATES: state.clone()},
+            device=action_spec.device,
+        )
+        encoded = has_encoders(observation_spec)
+        self.encoder = ObservationEncoder(observation_spec) if encoded else None
+        width = observation_spec.shape.numel() if self.encoder is None else self.encoder.width
+        self.lstm = nn.LSTM(width, hidden_size, num_layers, bias=bias, batch_first=True)
+        for name, weights in self.lstm.named_parameters():
+            nn.init.orthogonal_(weights) if "weight" in name else nn.init.zeros_(weights)
+        self.policy = nn.Sequential(Head(hidden_size, outputs.width))
+        self.vf_model = Head(hidden_size, num_values, bias=bias)
+        initialize(self.policy, 0.01)
+        initialize(self.vf_model, 1.0)
+        outputs.prepare(self.policy)
+        self.outputs = outputs
+        self.has_mask = has_mask(observation_spec)
+        self._values: torch.Tensor | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The model without the values of its last observations, for copies and pickles."""
+        return {**self.__dict__, "_values": None}
+
+    def forward(
+        self, batch: TensorDict, states: TensorDict, /
+    ) -> tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]]:
+        """Features `[B·T, …]` for the action distribution, and the states `[B, …]` afterwards."""
+        obs = batch[DataKeys.OBS]
+        before = (
+            states[DataKeys.HIDDEN_STATES][:, 0].transpose(0, 1).contiguous(),
+            states[DataKeys.CELL_STATES][:, 0].transpose(0, 1).contiguous(),
+        )
+        latents, (hidden, cell) = self.lstm(self._encode(obs), before)
+        latents = latents.flatten(0, 1)
+        self._values = self.vf_model(latents)
+        features: dict[str, torch.Tensor] = self.outputs(self.policy(latents))
+        if self.has_mask:
+            features[ACTION_MASK] = obs[ACTION_MASK].flatten(0, 1)
+        return features, {
+            DataKeys.HIDDEN_STATES: hidden.transpose(0, 1),
+            DataKeys.CELL_STATES: cell.transpose(0, 1),
+        }
+
+    def _encode(self, obs: torch.Tensor | TensorDict) -> torch.Tensor:
+        """Vectors `[B, T, D]` of observations `[B, T, …]`."""
+        dtype = self.vf_model.weight.dtype
+        if self.encoder is None:
+            assert isinstance(obs, torch.Tensor)
+            return obs.flatten(2).to(dtype)
+        size = obs.shape[:2]
+        rows = obs.flatten(0, 1) if isinstance(obs, torch.Tensor) else obs.reshape(-1)
+        vectors: torch.Tensor = self.encoder(rows).to(dtype).unflatten(0, size)
+        return vectors
+
+    def value_function(self) -> torch.Tensor:
+        """Values `[B·T, K]` of the observations of the last `forward`."""
+        assert self._values is not None, "`forward` comes before `value_function`"
+        return self._values
+
+
+class DefaultDiscreteRecurrentModel(DefaultRecurrentModel):
+    """Default recurrent model for discrete actions; see `DefaultDiscreteModel`.
+
+    Args:
+        observation_spec: Spec of one observation, any shape and dtype.
+        action_spec: Spec of one action.
+        **config: See `DefaultRecurrentModel`.
+
+    """
+
+    def __init__(
+        self, observation_spec: TensorSpec, action_spec: TensorSpec, /, **config: Any
+    ) -> None:
+        super().__init__(observation_spec, action_spec, outputs=Logits(action_spec), **config)
+
+
+class DefaultContinuousRecurrentModel(DefaultRecurrentModel):
+    """Default recurrent model for continuous actions; see `DefaultContinuousModel`.
+
+    Args:
+        observation_spec: Spec of one observation, any shape and dtype.
+        action_spec: Spec of one action.
+        log_std_init: Natural logarithm of the initial standard deviation.
+        state_dependent_std: Whether the standard deviation depends on what was observed.
+        **config: See `DefaultRecurrentModel`.
+
+    """
+
+    def __init__(
+        self,
+        observation_spec: TensorSpec,
+        action_spec: TensorSpec,
+        /,
+        *,
+        log_std_init: float = 0.0,
+        state_dependent_std: bool = False,
+        **config: Any,
+    ) -> None:
+        std = {"log_std_init": log_std_init, "state_dependent_std": state_dependent_std}
+        outputs = Gaussian(action_spec, **std)  # type: ignore[arg-type]
+        super().__init__(observation_spec, action_spec, outputs=outputs, **config)
+        self.config |= std

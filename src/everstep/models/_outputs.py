@@ -1,0 +1,117 @@
+"""From what a policy's network gives to the features of an action distribution."""
+
+from abc import abstractmethod
+
+import torch
+from torch import nn
+from torchrl.data import Binary, Bounded, Categorical, MultiCategorical, TensorSpec, Unbounded
+
+from ..nn import Head
+
+
+class Outputs(nn.Module):
+    """Base: outputs `[B, width]` of the policy's network to features of the distribution.
+
+    Args:
+        action_spec: Spec of one action.
+        width: Outputs that the network has.
+
+    """
+
+    #: Outputs that the network has.
+    width: int
+
+    def __init__(self, action_spec: TensorSpec, width: int) -> None:
+        super().__init__()
+        self.width = width
+        self.shape = action_spec.shape
+
+    @abstractmethod
+    def forward(self, outputs: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Features `[B, …]`, of outputs `[B, width]`."""
+
+    def prepare(self, network: nn.Sequential) -> None:
+        """Change the network's last layer, once it is initialised."""
+
+
+class Logits(Outputs):
+    """One output an option: `logits` `[B, *shape, n]`, or `[B, Σ nvec]` where numbers differ, or
+    `[B, *shape]` of what is chosen or not.
+    """
+
+    def __init__(self, action_spec: TensorSpec) -> None:
+        if isinstance(action_spec, MultiCategorical):
+            super().__init__(action_spec, int(action_spec.nvec.sum()))
+            self.logits = (-1,)
+        elif isinstance(action_spec, Binary):
+            super().__init__(action_spec, action_spec.shape.numel())
+            self.logits = tuple(action_spec.shape)
+        else:
+            assert isinstance(action_spec, Categorical)
+            options = int(action_spec.space.n)
+            super().__init__(action_spec, action_spec.shape.numel() * options)
+            self.logits = (*action_spec.shape, options)
+
+    def forward(self, outputs: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Logits."""
+        return {"logits": outputs.unflatten(-1, self.logits)}
+
+
+class Gaussian(Outputs):
+    """`mean` and `log_std`, `[B, *shape]`.
+
+    The standard deviation is a parameter of its own, independent of the observation; with
+    `state_dependent_std` the policy's network gives it.
+
+    Args:
+        action_spec: Spec of one action.
+        log_std_init: Natural logarithm of the initial standard deviation.
+        state_dependent_std: Whether the standard deviation depends on the observation.
+
+    """
+
+    #: Natural logarithm of the standard deviations; None where they depend on the observation.
+    log_std: None | nn.Parameter
+
+    def __init__(
+        self, action_spec: TensorSpec, *, log_std_init: float, state_dependent_std: bool
+    ) -> None:
+        super().__init__(action_spec, action_spec.shape.numel())
+        self.log_std_init = log_std_init
+        if state_dependent_std:
+            self.register_parameter("log_std", None)
+        else:
+            self.log_std = nn.Parameter(torch.full(action_spec.shape, log_std_init))
+
+    def prepare(self, network: nn.Sequential) -> None:
+        """Widen the last layer where it gives standard deviations too."""
+        if self.log_std is not None:
+            return
+        head = network[-1]
+        assert isinstance(head, nn.Linear)
+        wide = Head(head.in_features, 2 * head.out_features)
+        nn.init.orthogonal_(wide.weight, 0.01)
+        nn.init.zeros_(wide.bias)
+        with torch.no_grad():
+            wide.weight[: head.out_features] = head.weight
+            wide.bias[head.out_features :] = self.log_std_init
+        network[-1] = wide
+
+    def forward(self, outputs: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Means and logarithms of the standard deviations."""
+        shape = (-1, *self.shape)
+        if self.log_std is None:
+            mean, log_std = outputs.chunk(2, -1)
+            return {"mean": mean.reshape(shape), "log_std": log_std.reshape(shape)}
+        mean = outputs.reshape(shape)
+        return {"mean": mean, "log_std": self.log_std.expand_as(mean)}
+
+
+def is_discrete(action_spec: TensorSpec) -> bool:
+    """Whether actions are choices among options."""
+    return isinstance(action_spec, Categorical | MultiCategorical)
+
+
+def is_continuous(action_spec: TensorSpec) -> bool:
+    """Whether actions are numbers."""
+    return isinstance(action_spec, Unbounded | Bounded) and action_spec.dtype.is_floating_point
