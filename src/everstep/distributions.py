@@ -7,7 +7,7 @@ same seed as `torch.distributions`, in a fraction of its time.
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +15,10 @@ from tensordict import TensorDict
 from torchrl.data import Binary, Bounded, TensorSpec, Unbounded
 from torchrl.data import Categorical as Discrete
 from torchrl.data import MultiCategorical as MultiDiscrete
+
+_FeatureSpec = TypeVar("_FeatureSpec", bound=TensorSpec)
+_TorchDistribution = TypeVar("_TorchDistribution", bound=torch.distributions.Distribution)
+_ActionSpec = TypeVar("_ActionSpec", bound=TensorSpec)
 
 _HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
 _LOG_TWO = math.log(2)
@@ -89,14 +93,16 @@ class Distribution(ABC):
         return self.logp(latents)
 
 
-class TorchDistributionWrapper(Distribution):
+class TorchDistributionWrapper(
+    Distribution, Generic[_FeatureSpec, _TorchDistribution, _ActionSpec]
+):
     """A distribution made of one of `torch.distributions`, over the last dimension's elements.
 
     A subclass sets `dist` in its constructor.
     """
 
     #: The distribution.
-    dist: torch.distributions.Distribution
+    dist: _TorchDistribution
 
     def deterministic_sample(self) -> torch.Tensor:
         """The mode, `[B, …]`."""
@@ -129,6 +135,11 @@ class Categorical(Distribution):
         super().__init__(features, model)
         #: Normalised log-probabilities `[B, D, n]`.
         self.log_probs = _masked(features["logits"], features.get("action_mask")).log_softmax(-1)
+
+    @property
+    def dist(self) -> torch.distributions.Categorical:
+        """The same distribution, as one of PyTorch's; made anew each time."""
+        return torch.distributions.Categorical(logits=self.log_probs)
 
     def deterministic_sample(self) -> torch.Tensor:
         """The likeliest options, `[B, D]`."""
@@ -211,6 +222,11 @@ class Normal(Distribution):
         self.log_std = features["log_std"]
         #: Standard deviations `[B, …]`.
         self.std = self.log_std.exp()
+
+    @property
+    def dist(self) -> torch.distributions.Normal:
+        """The same distribution, as one of PyTorch's; made anew each time."""
+        return torch.distributions.Normal(self.mean, self.std)
 
     def deterministic_sample(self) -> torch.Tensor:
         """The means, `[B, …]`."""

@@ -19,6 +19,8 @@ from torchrl.data import (
     Categorical,
     Composite,
     MultiCategorical,
+    MultiOneHot,
+    OneHot,
     TensorSpec,
     Unbounded,
 )
@@ -125,6 +127,8 @@ def spec_to_dict(spec: TensorSpec) -> dict[str, Any]:
         return {"kind": "binary", **described}
     if isinstance(spec, Categorical):
         return {"kind": "categorical", "n": int(spec.space.n), **described}
+    if isinstance(spec, OneHot) and not isinstance(spec, MultiOneHot):
+        return {"kind": "one_hot", "n": int(spec.space.n), **described}
     if isinstance(spec, Bounded):
         space = spec.space
         bounds = {"low": space.low.tolist(), "high": space.high.tolist()}
@@ -161,6 +165,8 @@ def _spec_from_dict(description: dict[str, Any], device: Any) -> TensorSpec:
         return Binary(shape[-1], **common)
     if kind == "categorical":
         return Categorical(description["n"], **common)
+    if kind == "one_hot":
+        return OneHot(description["n"], **common)
     if kind == "bounded":
         low, high = (torch.tensor(description[k], dtype=dtype) for k in ("low", "high"))
         return Bounded(low=low, high=high, **common)

@@ -101,7 +101,7 @@ class RollingWindow:
         """All windows of `x` `[B, T, …]`, `[B · (T - size + 1), size, …]`."""
         if isinstance(x, torch.Tensor):
             return rolling_window(x, size).flatten(0, 1)
-        batch, length = x.batch_size
+        batch, length = x.shape[:2]
         windows = [batch, length - size + 1]
         return x.apply(lambda leaf: rolling_window(leaf, size), batch_size=windows).reshape(-1)
 
@@ -128,7 +128,7 @@ class PaddedRollingWindow:
         if isinstance(x, torch.Tensor):
             padded = pad_whole_sequence(x, size)
         else:
-            batch, length = x.batch_size
+            batch, length = x.shape[:2]
             padded = x.apply(
                 lambda leaf: pad_whole_sequence(leaf, size),
                 batch_size=[batch, length + size - 1],

@@ -1,7 +1,7 @@
 """What every model has."""
 
 from abc import abstractmethod
-from typing import Any
+from typing import Any, Generic, ParamSpec, TypeVar
 
 import torch
 from torch import nn
@@ -10,14 +10,19 @@ from typing_extensions import Self
 
 from ..data import Device
 
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
-class GenericModelBase(nn.Module):
+
+class GenericModelBase(nn.Module, Generic[_P, _T]):
     """Base of models: from observations to features of a distribution, and values.
 
     Args:
         observation_spec: Spec of one observation.
         action_spec: Spec of one action.
         **config: `model_config` of the algorithm.
+
+    Type arguments, for those who write them, are what `forward` takes and returns.
 
     """
 

@@ -157,7 +157,7 @@ class ObservationEncoder(Encoder):
         spec: Spec of one observation.
 
     Raises:
-        TypeError: Where a leaf is of a kind that has no encoder, or there is none.
+        ValueError: Where a leaf has no encoder, or there is none.
 
     """
 
@@ -168,7 +168,7 @@ class ObservationEncoder(Encoder):
         super().__init__()
         leaves = {path: leaf for path, leaf in leaf_specs(spec).items() if path != (ACTION_MASK,)}
         if not leaves:
-            raise TypeError("There is nothing to observe: set `model_cls`.")
+            raise ValueError("there is nothing to observe. Set `model_cls`")
         self.paths = list(leaves)
         self.encoders = nn.ModuleList(make_encoder(leaf) for leaf in leaves.values())
         self.width = sum(cast(Encoder, encoder).width for encoder in self.encoders)
@@ -191,11 +191,9 @@ def make_encoder(spec: TensorSpec) -> Encoder:
     """The encoder of one leaf.
 
     Raises:
-        TypeError: Where there is none for its kind.
+        ValueError: Where an image is too small for the convolutions.
 
     """
-    if spec.dtype.is_complex:
-        raise TypeError(f"There is no encoder for {spec.dtype}: set `model_cls`.")
     if isinstance(spec, MultiCategorical):
         return _choices([int(n) for n in spec.nvec.flatten()])
     if isinstance(spec, Categorical) and not isinstance(spec, Binary) and spec.dtype != torch.bool:

@@ -16,7 +16,7 @@ _ObservationSpec = TypeVar("_ObservationSpec", bound=TensorSpec)
 _ActionSpec = TypeVar("_ActionSpec", bound=TensorSpec)
 
 
-class Model(GenericModelBase):
+class Model(GenericModelBase[[TensorDict], TensorDict | Mapping[str, torch.Tensor]]):
     """Feedforward model.
 
     A subclass implements `forward` and `value_function`, and may ask for past observations in
@@ -60,6 +60,20 @@ class Model(GenericModelBase):
     def drop_size(self) -> int:
         """Rows at the beginning of an episode that are not learned from."""
         return max(requirement.drop_size for requirement in self.view_requirements.values())
+
+    def validate_view_requirements(self) -> None:
+        """Check that there are view requirements, and that each is one.
+
+        Raises:
+            TypeError: Where something else is among them, or nothing.
+
+        """
+        found = self.view_requirements
+        if not found or not all(isinstance(x, ViewRequirement) for x in found.values()):
+            raise TypeError(
+                f"{type(self).__name__}.view_requirements must map keys to ViewRequirement; got "
+                f"{found!r}. Leave it out to see the present observation."
+            )
 
     @staticmethod
     def default_model_cls(

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 import torch
 from tensordict import TensorDict
@@ -16,7 +16,10 @@ _ObservationSpec = TypeVar("_ObservationSpec", bound=TensorSpec)
 _ActionSpec = TypeVar("_ActionSpec", bound=TensorSpec)
 
 
-class RecurrentModel(GenericModelBase):
+_Tensors: TypeAlias = TensorDict | Mapping[str, torch.Tensor]
+
+
+class RecurrentModel(GenericModelBase[[TensorDict, TensorDict], tuple[_Tensors, _Tensors]]):
     """Model whose states carry over from one env step to the next.
 
     A subclass sets `state_spec` in its constructor and implements `forward` and `value_function`.

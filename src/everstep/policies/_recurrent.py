@@ -98,8 +98,8 @@ class RecurrentPolicy(GenericPolicyBase[RecurrentModel]):
     def sample(
         self,
         batch: TensorDict,
-        states: None | TensorDict = None,
         /,
+        states: None | TensorDict = None,
         *,
         deterministic: bool = False,
         inplace: bool = False,

@@ -35,7 +35,13 @@ class Windows:
             ConfigError: Where a requirement names what is not observed.
 
         """
-        declared = getattr(model, "view_requirements", None) or {}
+        declared = getattr(model, "view_requirements", None)
+        if declared is None:  # not one of ours, but with the same `forward`
+            return None
+        try:
+            model.validate_view_requirements()
+        except TypeError as error:
+            raise ConfigError(str(error)) from None
         requirements = tuple(
             ((key,) if isinstance(key, str) else tuple(key), requirement)
             for key, requirement in declared.items()
