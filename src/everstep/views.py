@@ -1,7 +1,8 @@
 """Windows over past observations: what a model sees of the time dimension.
 
 A `ViewRequirement` says how many past rows a model wants beside the present one. The functions
-here work on batches `[B, T, …]` and copy nothing but padding.
+here work on batches `[B, T, …]`. Windows overlap in memory until all rows' windows are put in one
+dimension, which copies them.
 """
 
 from typing import Literal, Protocol
@@ -89,7 +90,15 @@ def rolling_window(x: torch.Tensor, size: int, /, *, step: int = 1) -> torch.Ten
     Returns:
         `[B, (T - size) // step + 1, size, …]`.
 
+    Raises:
+        ValueError: Where a window is longer than the sequences.
+
     """
+    if size > x.shape[1]:
+        raise ValueError(
+            f"`size` must be at most the sequences' length ({x.shape[1]} rows); got {size}. "
+            "Padded windows may be longer."
+        )
     return x.unfold(1, size, step).movedim(-1, 2)
 
 

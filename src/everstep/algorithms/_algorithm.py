@@ -1,7 +1,6 @@
 """PPO: collect a rollout, estimate advantages, go through it in minibatches."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any, Generic, TypeVar, cast
 
 import torch
@@ -20,6 +19,7 @@ from ..rollouts import Minibatch, Rollout
 from ..schedulers import EntropyScheduler, LRScheduler
 from ..specs import Leaves, Structure
 from ..updates import Updater
+from . import _bookkeeping as bookkeeping
 from . import _resuming as resuming
 from ._base import GenericAlgorithmBase
 from ._building import (
@@ -138,7 +138,7 @@ class OnPolicyAlgorithm(
         self.state = self.state_cls()
         self.states: None | Leaves = None  # None: as an episode opens
         self.continues = False  # whether the environment stands where the last rollout ended
-        self._evaluating = False
+        self.is_evaluating = False
         self._rows_to_learn = 0
         self._reward_scale: None | torch.Tensor = None
 
@@ -165,17 +165,17 @@ class OnPolicyAlgorithm(
         elapsed_ms = stopwatch()
         with torch.no_grad(), model_mode(self.policy.model, training=not deterministic):
             was_reset = self._begin(env_config)
-            tracked = self._tracked()
+            tracked = bookkeeping.copy_of(self)
             for t in range(self.rollout.horizon):
                 self._transition(t, deterministic)
             tensors = self._end()
         # NaN marks a statistic that does not exist, such as a mean without an episode.
         stats = {name: value for name, value in to_floats(tensors).items() if value == value}
         if not stats.pop("finite"):
-            self._track(tracked)
+            bookkeeping.put_back(self, tracked)
             self.rollout.find_non_finite()
         if self.config.on_missing_final == "error" and stats["lost"]:
-            self._track(tracked)
+            bookkeeping.put_back(self, tracked)
             raise EnvError(
                 f"{stats['lost']:.0f} truncated rows have no final observation to bootstrap from. "
                 "Let the environment return `final_obs`, or set `on_missing_final`."
@@ -206,7 +206,7 @@ class OnPolicyAlgorithm(
             self.states = None
             self.episodes.reset()
             normalizer = self.policy.normalizer
-            if normalizer is not None and not self.state.horizons and not self._evaluating:
+            if normalizer is not None and not self.state.horizons and not self.is_evaluating:
                 # Better a first rollout by the statistics of one observation than by none.
                 seen = tuple(leaf[0] for leaf in self.rollout.obs)
                 normalizer.update(seen, torch.ones_like(seen[0].flatten(1)[:, 0], dtype=torch.bool))
@@ -395,35 +395,12 @@ class OnPolicyAlgorithm(
         """
         check_policy(self.policy, self.rollout)
 
-    @contextmanager
-    def evaluating(self) -> Iterator[None]:
+    def evaluating(self) -> AbstractContextManager[None]:
         """Collect in here without leaving a trace in what is learned from or counted.
 
         The environment itself moves on, and episodes that are open in it with it.
         """
-        tracked = self._tracked()
-        filtered = self.rollout.reversed_returns[-1].clone()
-        self.episodes.finished.zero_()
-        self._evaluating = True
-        try:
-            yield
-        finally:
-            self._evaluating = False
-            tracked["episodes"]["open"] = self.episodes.open.clone()
-            self._track(tracked)
-            self.rollout.reversed_returns[-1].copy_(filtered)
-            self.state.buffered = False
-
-    def _tracked(self) -> dict[str, dict[str, torch.Tensor]]:
-        """A copy of what a rollout adds to, besides itself."""
-        return {
-            "episodes": {name: x.clone() for name, x in self.episodes.state_dict().items()},
-            "returns": {n: x.clone() for n, x in self.discounted_returns.state_dict().items()},
-        }
-
-    def _track(self, tracked: dict[str, dict[str, torch.Tensor]]) -> None:
-        self.episodes.load_state_dict(tracked["episodes"])
-        self.discounted_returns.load_state_dict(tracked["returns"])
+        return bookkeeping.evaluating(self)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that training continues from: weights, moments, counters, generators, and

@@ -57,3 +57,18 @@ class GenericModelBase(nn.Module, Generic[_P, _T]):
     @abstractmethod
     def value_function(self) -> torch.Tensor:
         """Values `[B, K]` of the observations of the last `forward`."""
+
+
+class KeepsValues(nn.Module):
+    """A model that keeps the values of its last `forward` in `_values`."""
+
+    _values: None | torch.Tensor = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The model without those values, for copies and pickles."""
+        return {**self.__dict__, "_values": None}
+
+    def value_function(self) -> torch.Tensor:
+        """Values `[B, K]` of the observations of the last `forward`."""
+        assert self._values is not None, "`forward` comes before `value_function`"
+        return self._values

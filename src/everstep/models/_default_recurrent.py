@@ -10,6 +10,7 @@ from torchrl.data import Composite, TensorSpec, Unbounded
 
 from ..data import DataKeys
 from ..nn import Head
+from ._base import KeepsValues
 from ._defaults import has_mask, initialize, no_default
 from ._encoders import ACTION_MASK, ObservationEncoder, has_encoders
 from ._outputs import Gaussian, Logits, Outputs, is_continuous, is_discrete
@@ -32,7 +33,7 @@ def default_recurrent_model_cls(
     raise TypeError(no_default(action_spec))
 
 
-class DefaultRecurrentModel(RecurrentModel):
+class DefaultRecurrentModel(KeepsValues, RecurrentModel):
     """An LSTM behind the encoder of the observation, and a linear head each for policy and values.
 
     Observations are encoded as `DefaultModel` does. Weights are orthogonal, the policy's head with
@@ -73,8 +74,15 @@ class DefaultRecurrentModel(RecurrentModel):
         bias: bool = True,
         num_values: int = 1,
     ) -> None:
-        config = {"hidden_size": hidden_size, "num_layers": num_layers}
-        super().__init__(observation_spec, action_spec, **config, bias=bias, num_values=num_values)
+        super().__init__(
+            observation_spec,
+            action_spec,
+            hidden_size=hidden_size,
+            num_layers=num_layers,
+            bias=bias,
+            num_values=num_values,
+            **outputs.config,
+        )
         state = Unbounded(torch.Size([num_layers, hidden_size]), device=action_spec.device)
         self.state_spec = Composite(
             {DataKeys.HIDDEN_STATES: state, DataKeys.CELL_STATES: state.clone()},
@@ -93,11 +101,6 @@ class DefaultRecurrentModel(RecurrentModel):
         outputs.prepare(self.policy)
         self.outputs = outputs
         self.has_mask = has_mask(observation_spec)
-        self._values: torch.Tensor | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        """The model without the values of its last observations, for copies and pickles."""
-        return {**self.__dict__, "_values": None}
 
     def forward(
         self, batch: TensorDict, states: TensorDict, /
@@ -129,11 +132,6 @@ class DefaultRecurrentModel(RecurrentModel):
         rows = obs.flatten(0, 1) if isinstance(obs, torch.Tensor) else obs.reshape(-1)
         vectors: torch.Tensor = self.encoder(rows).to(dtype).unflatten(0, size)
         return vectors
-
-    def value_function(self) -> torch.Tensor:
-        """Values `[B·T, K]` of the observations of the last `forward`."""
-        assert self._values is not None, "`forward` comes before `value_function`"
-        return self._values
 
 
 class DefaultDiscreteRecurrentModel(DefaultRecurrentModel):
@@ -174,7 +172,5 @@ class DefaultContinuousRecurrentModel(DefaultRecurrentModel):
         state_dependent_std: bool = False,
         **config: Any,
     ) -> None:
-        std = {"log_std_init": log_std_init, "state_dependent_std": state_dependent_std}
-        outputs = Gaussian(action_spec, **std)  # type: ignore[arg-type]
-        super().__init__(observation_spec, action_spec, outputs=outputs, **config)
-        self.config |= std
+        std = Gaussian(action_spec, log_std_init, state_dependent_std=state_dependent_std)
+        super().__init__(observation_spec, action_spec, outputs=std, **config)

@@ -10,6 +10,7 @@ from torchrl.data import Composite, TensorSpec
 
 from ..data import DataKeys
 from ..nn import MLP, Head, get_activation
+from ._base import KeepsValues
 from ._encoders import ACTION_MASK, ObservationEncoder, has_encoders, is_image
 from ._feedforward import Model
 from ._outputs import Gaussian, Logits, Outputs, is_continuous, is_discrete
@@ -37,7 +38,7 @@ def no_default(action_spec: TensorSpec) -> str:
     )
 
 
-class DefaultModel(Model):
+class DefaultModel(KeepsValues, Model):
     """Separate perceptrons for policy and values, behind one encoder of the observation.
 
     Numbers are flattened, choices one-hot encoded (embedded where there are more than 1,024
@@ -87,6 +88,7 @@ class DefaultModel(Model):
             activation_fn=activation_fn,
             bias=bias,
             num_values=num_values,
+            **outputs.config,
         )
         encoded = has_encoders(observation_spec)
         self.encoder = ObservationEncoder(observation_spec) if encoded else None
@@ -108,11 +110,6 @@ class DefaultModel(Model):
         outputs.prepare(self.policy)
         self.outputs = outputs
         self.has_mask = has_mask(observation_spec)
-        self._values: torch.Tensor | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        """The model without the values of its last observations, for copies and pickles."""
-        return {**self.__dict__, "_values": None}
 
     def forward(self, batch: TensorDict, /) -> Mapping[str, torch.Tensor]:
         """Features `[B, …]` for the action distribution."""
@@ -125,11 +122,6 @@ class DefaultModel(Model):
         if self.has_mask:
             features[ACTION_MASK] = obs[ACTION_MASK]
         return features
-
-    def value_function(self) -> torch.Tensor:
-        """Values `[B, K]` of the observations of the last `forward`."""
-        assert self._values is not None, "`forward` comes before `value_function`"
-        return self._values
 
 
 class DefaultDiscreteModel(DefaultModel):
@@ -174,10 +166,8 @@ class DefaultContinuousModel(DefaultModel):
         state_dependent_std: bool = False,
         **config: Any,
     ) -> None:
-        std = {"log_std_init": log_std_init, "state_dependent_std": state_dependent_std}
-        outputs = Gaussian(action_spec, **std)  # type: ignore[arg-type]
+        outputs = Gaussian(action_spec, log_std_init, state_dependent_std=state_dependent_std)
         super().__init__(observation_spec, action_spec, outputs=outputs, **config)
-        self.config |= std
 
 
 def has_mask(observation_spec: TensorSpec) -> bool:

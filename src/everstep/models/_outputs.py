@@ -1,6 +1,7 @@
 """From what a policy's network gives to the features of an action distribution."""
 
 from abc import abstractmethod
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,12 +19,16 @@ class Outputs(nn.Module):
 
     """
 
+    #: What the model was told about them, for its own `config`.
+    config: dict[str, Any]
+
     #: Outputs that the network has.
     width: int
 
     def __init__(self, action_spec: TensorSpec, width: int) -> None:
         super().__init__()
         self.width = width
+        self.config: dict[str, Any] = {}
         self.shape = action_spec.shape
 
     @abstractmethod
@@ -74,10 +79,10 @@ class Gaussian(Outputs):
     log_std: None | nn.Parameter
 
     def __init__(
-        self, action_spec: TensorSpec, *, log_std_init: float, state_dependent_std: bool
+        self, action_spec: TensorSpec, log_std_init: float, *, state_dependent_std: bool
     ) -> None:
         super().__init__(action_spec, action_spec.shape.numel())
-        self.log_std_init = log_std_init
+        self.config = {"log_std_init": log_std_init, "state_dependent_std": state_dependent_std}
         if state_dependent_std:
             self.register_parameter("log_std", None)
         else:
@@ -94,7 +99,7 @@ class Gaussian(Outputs):
         nn.init.zeros_(wide.bias)
         with torch.no_grad():
             wide.weight[: head.out_features] = head.weight
-            wide.bias[head.out_features :] = self.log_std_init
+            wide.bias[head.out_features :] = self.config["log_std_init"]
         network[-1] = wide
 
     def forward(self, outputs: torch.Tensor) -> dict[str, torch.Tensor]:
