@@ -10,8 +10,9 @@ import time
 
 import numpy as np
 import pytest
+import torch
 
-from everstep import __version__
+from everstep import Policy, __version__
 from everstep.__main__ import main
 from everstep.config import dump, load
 from everstep.loggers import read_metrics
@@ -129,7 +130,7 @@ def test_the_module_is_the_command():
     process = run_everstep("--help")
     assert process.returncode == 0
     assert process.stdout.startswith("usage: everstep ")
-    assert all(command in process.stdout for command in ("train", "eval", "doctor"))
+    assert all(command in process.stdout for command in ("train", "eval", "export", "doctor"))
 
 
 @pytest.mark.parametrize(
@@ -147,6 +148,7 @@ def test_the_module_is_the_command():
         ["train", "-f", "a.yaml", "gamma=1", "--unknown"],
         ["eval"],
         ["eval", "x", "--episodes", "0"],
+        ["export", "x"],
         ["doctor", "what"],
     ],
 )
@@ -223,11 +225,71 @@ def test_a_seed_makes_the_same_training(train, here):
     assert not (here / "runs").exists()
 
 
-def test_the_policy_is_saved_elsewhere_too(train, here):
-    code, out, err = train(TINY, "--max-steps", "1", "--save", "out/mine")
+@pytest.mark.filterwarnings("ignore:.*type hint:UserWarning")  # MLflow's, of its own
+@pytest.mark.parametrize("track", [False, True])
+def test_the_policy_is_saved_elsewhere_too(train, here, track):
+    import mlflow
+
+    code, out, err = train(TINY, "--max-steps", "1", "--save", "out/mine", track=track)
     assert code == 0, err
     assert "out/mine/policy" in out
+    assert "out/mine/model" in out
     assert (here / "out/mine/policy").read_bytes() == (only_run(here) / "policy").read_bytes()
+    policy = Policy.load(here / "out/mine/policy")
+    obs = policy.observation_spec.rand([3, 2])
+    model = mlflow.pyfunc.load_model("out/mine/model")
+    with torch.no_grad():
+        expected = policy.act((obs.flatten(0, 1),), (), deterministic=True)
+    frame = model.predict({"obs": obs.numpy()})
+    assert frame["actions"].tolist() == expected.actions[0].tolist()
+    needed = (here / "out/mine/model/requirements.txt").read_text().splitlines()
+    assert needed[0] == f"everstep=={__version__}"
+    metadata = model.metadata.metadata or {}
+    assert metadata.get("run_name") == ("DiscreteDummyEnv-0001" if track else None)
+
+
+def test_a_model_in_the_way_is_told_before_the_training(train, here):
+    (here / "out/model").mkdir(parents=True)
+    code, out, err = train(TINY, "--max-steps", "1", "--save", "out")
+    assert (code, out) == (2, "")
+    assert err == ("--save out: out/model exists already: name another directory, or remove it\n")
+    assert not (here / "runs").exists()
+
+
+#: What rl8 documents as a configuration, its name replaced.
+DOCUMENTED = """\
+env_cls: everstep.env.DiscreteDummyEnv
+algorithm_config:
+    horizon: 8
+    gamma: 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("config", "resolved"),
+    [
+        (DOCUMENTED, {}),
+        (DOCUMENTED + "recurrent: true\n", {"recurrent": True}),
+        (DOCUMENTED + "    horizons_per_env_reset: 2\n", {"horizons_per_env_reset": 2}),
+    ],
+)
+def test_a_configuration_of_rl8_and_all_its_flags(here, capsys, config, resolved):
+    (here / "config.yaml").write_text(config)
+    code = main(
+        [
+            *("train", "--file", "config.yaml", "--experiment-name", "mine", "--max-steps", "5"),
+            *("--save", "saved", "--steps-per-eval", "2", "num_envs=4"),
+        ]
+    )
+    assert code == 0, capsys.readouterr().err
+    run_dir = only_run(here)
+    written = load(run_dir / "config.yaml").values
+    assert written | {"horizon": 8, "gamma": 1} | resolved == written
+    lines = read_metrics(run_dir / "metrics.jsonl")
+    assert lines[-1]["algorithm/steps"] == 5
+    assert sum("eval/returns/mean" in line for line in lines) == 2
+    assert {path.name for path in (here / "saved").iterdir()} == {"policy", "model"}
+    assert tracked(here) == [("mine", run_dir.name, "FINISHED")]
 
 
 def test_evaluations_on_the_way(train, here):
@@ -447,6 +509,48 @@ def test_the_interval_of_the_mean():
     assert low == pytest.approx(values.mean() - half, abs=0.1 * half)
     assert high == pytest.approx(values.mean() + half, abs=0.1 * half)
     assert mean_interval(values, seed=1) == (low, high)
+
+
+# ---- export -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run_export(here, capsys):
+    def run_export(*arguments):
+        code = main(["export", *map(str, arguments)])
+        return code, *capsys.readouterr()
+
+    return run_export
+
+
+@pytest.mark.filterwarnings("ignore:.*type hint:UserWarning")  # MLflow's, of its own
+def test_a_run_is_exported(run_export, my_run, here):
+    import mlflow
+
+    code, out, err = run_export(my_run, "served/it")
+    assert code == 0, err
+    assert out.splitlines() == [
+        "Model   served/it",
+        "Serve   mlflow models serve -m served/it --env-manager local",
+    ]
+    model = mlflow.pyfunc.load_model("served/it")
+    policy = Policy.load(my_run / "policy", model_cls=sys.modules["my_env"].MyModel)
+    obs = policy.observation_spec.rand([3])
+    with torch.no_grad():
+        expected = policy.act((obs,), (), deterministic=True)
+    found = model.predict({"obs": obs.numpy()})
+    np.testing.assert_allclose(found["values"], expected.values, rtol=1e-5)
+
+
+def test_what_cannot_be_exported_is_said(run_export, my_run, here):
+    assert run_export("nowhere", "out")[::2] == (
+        2,
+        "nowhere/config.yaml: cannot be read: No such file or directory.\n",
+    )
+    (here / "there").mkdir()
+    code, out, err = run_export(my_run, "there")
+    assert (code, out) == (2, "")
+    assert err.startswith("everstep: there exists already")
 
 
 # ---- doctor -----------------------------------------------------------------------------------

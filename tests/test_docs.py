@@ -133,7 +133,9 @@ def read_json(block: Block, namespace: dict[str, Any]) -> None:
 
 def parse_commands(block: Block, namespace: dict[str, Any]) -> None:
     """Commands have the flags that they are given, and files of this page the keys."""
-    for command in re.findall(r"(?:^|[ /])everstep ((?:train|eval|doctor)[^&\n]*)", block.text):
+    for command in re.findall(
+        r"(?:^|[ /])everstep ((?:train|eval|export|doctor)[^&\n]*)", block.text
+    ):
         arguments = _parser().parse_args(shlex.split(command, comments=True))
         file = Path(getattr(arguments, "file", ""))
         if file.parts[:1] == ("examples",):
@@ -271,7 +273,7 @@ def test_every_answer_to_a_lost_final_observation_has_a_row() -> None:
 
 def test_every_flag_of_the_command_line_is_named() -> None:
     text = section("configuration.md", "The command line")
-    for command in ("train", "eval", "doctor"):
+    for command in ("train", "eval", "export", "doctor"):
         with contextlib.redirect_stdout(io.StringIO()) as printed, pytest.raises(SystemExit):
             _parser().parse_args([command, "--help"])
         [line] = [line for line in text.splitlines() if line.startswith(f"| `everstep {command}")]

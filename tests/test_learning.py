@@ -45,6 +45,29 @@ def test_the_known_optimum_of_the_continuous_dummy_is_approached() -> None:
     assert after > -0.15
 
 
+def test_what_was_shown_first_is_remembered_with_a_memory_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A perfect horizon returns 1; without a memory one half is the most there is."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    found = {}
+    for name, budget in (("repeat_first", 250_000), ("repeat_first_feedforward", 60_000)):
+        overrides = ["seed=0", f"total_env_steps={budget}"]
+        config = TrainConfig.from_file(EXAMPLES / "memory" / f"{name}.yaml", overrides)
+        trainer = config.build(run_dir=None)
+        trainer.run()
+        found[name] = trainer.eval()["eval/returns/mean"]
+    assert found["repeat_first"] >= 0.95
+    assert found["repeat_first_feedforward"] <= 0.55  # of 128 environments' luck
+
+
+@pytest.mark.learning
+def test_cartpole_is_balanced_without_velocities() -> None:
+    """The table of `examples/memory/README.md`, anew."""
+    rows = train_seeds("memory/cartpole_positions.yaml", 5)
+    assert sum(evaluated >= 475.0 for _, evaluated in rows) >= 4
+
+
 @pytest.mark.learning
 @pytest.mark.parametrize(
     ("example", "seeds", "needed", "threshold"),
@@ -54,11 +77,14 @@ def test_examples_reach_their_thresholds(
     example: str, seeds: int, needed: int, threshold: float
 ) -> None:
     """The table of `examples/README.md`, anew."""
-    file = EXAMPLES / f"gymnasium_{example}" / "train.yaml"
-    command = [sys.executable, str(EXAMPLES / "seeds.py"), str(file), "--seeds", str(seeds)]
-    table = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    rows = [line.strip("|").split("|") for line in table.splitlines()[2:]]
-    reached = [float(row[2]) for row in rows]
-    evaluated = [float(row[3]) for row in rows]
-    assert sum(r >= threshold for r in reached) >= needed
-    assert sum(r >= threshold for r in evaluated) >= needed
+    rows = train_seeds(f"gymnasium_{example}/train.yaml", seeds)
+    assert sum(reached >= threshold for reached, _ in rows) >= needed
+    assert sum(evaluated >= threshold for _, evaluated in rows) >= needed
+
+
+def train_seeds(file: str, seeds: int) -> list[tuple[float, float]]:
+    """Mean return of the last 100 episodes and of an evaluation's 100, for each seed."""
+    command = [sys.executable, "seeds.py", file, "--seeds", str(seeds)]
+    ran = subprocess.run(command, check=True, capture_output=True, text=True, cwd=EXAMPLES)
+    rows = [line.strip("|").split("|") for line in ran.stdout.splitlines()[2:]]
+    return [(float(row[2]), float(row[3])) for row in rows]

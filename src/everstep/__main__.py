@@ -1,4 +1,4 @@
-"""Command line: `everstep train`, `everstep eval`, `everstep doctor`.
+"""Command line: `everstep train`, `everstep eval`, `everstep export`, `everstep doctor`.
 
 Exit codes: 0; 1 where training failed; 2 where the command line, a file or a run is not as it has
 to be; 130 and 143 where Ctrl-C or SIGTERM ended the training, which was saved before.
@@ -56,6 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_train(commands)
     _add_eval(commands)
+    _add_export(commands)
     doctor = commands.add_parser("doctor", help="say what is installed and what works")
     doctor.add_argument("--json", action="store_true", help="print JSON")
     return parser
@@ -81,7 +82,9 @@ def _add_train(commands: Any) -> None:
     train.add_argument(
         "--experiment-name", metavar="NAME", help="MLflow experiment (default: the environment)"
     )
-    train.add_argument("--save", metavar="DIR", help="save the policy in DIR, too")
+    train.add_argument(
+        "--save", metavar="DIR", help="save the policy in DIR, too, and an MLflow model of it"
+    )
     train.add_argument(
         "--steps-per-eval", type=_positive, metavar="N", help="evaluate every N train steps"
     )
@@ -107,6 +110,17 @@ def _add_eval(commands: Any) -> None:
     evaluate.add_argument("--stochastic", action="store_true", help="sample the actions")
     evaluate.add_argument("--num-envs", type=_positive, metavar="N", help="parallel environments")
     evaluate.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _add_export(commands: Any) -> None:
+    export = commands.add_parser(
+        "export",
+        help="write the policy of a run as a model that needs PyTorch and MLflow alone",
+        description="Write the policy of a run as an MLflow model that is served where Everstep "
+        "is not installed.",
+    )
+    export.add_argument("run_dir", metavar="RUN_DIR", help="directory of the run")
+    export.add_argument("model_dir", metavar="MODEL_DIR", help="directory to write")
 
 
 def _add_overrides(parser: argparse.ArgumentParser, example: str) -> None:

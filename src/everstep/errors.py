@@ -47,5 +47,9 @@ class CheckpointError(EverstepError, RuntimeError):
     """A saved policy or checkpoint cannot be read, or does not fit what it is loaded into."""
 
 
+class ExportError(EverstepError, RuntimeError):
+    """A policy cannot be exported: its model is not made of PyTorch operations alone."""
+
+
 class AdapterError(EverstepError, TypeError):
     """No adapter can wrap this object, or the adapter cannot represent part of it."""

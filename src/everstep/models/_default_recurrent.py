@@ -128,9 +128,8 @@ class DefaultRecurrentModel(KeepsValues, RecurrentModel):
         if self.encoder is None:
             assert isinstance(obs, torch.Tensor)
             return obs.flatten(2).to(dtype)
-        size = obs.shape[:2]
-        rows = obs.flatten(0, 1) if isinstance(obs, torch.Tensor) else obs.reshape(-1)
-        vectors: torch.Tensor = self.encoder(rows).to(dtype).unflatten(0, size)
+        rows = self.encoder(obs.flatten(0, 1)).to(dtype)
+        vectors: torch.Tensor = rows.unflatten(0, (-1, obs.shape[1]))
         return vectors
 
 

@@ -1,22 +1,37 @@
 """Policies: a model and an action distribution, and all that differs between kinds of policy."""
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..data import Device
 from . import _saving
 from ._base import GenericPolicyBase, Sample, model_mode
 from ._feedforward import Policy
 from ._recurrent import RecurrentPolicy
+from ._saving import save as save_policy
+
+if TYPE_CHECKING:
+    from ._mlflow import MLflowPolicyModel, MLflowRecurrentPolicyModel
 
 __all__ = [
     "GenericPolicyBase",
+    "MLflowPolicyModel",
+    "MLflowRecurrentPolicyModel",
     "Policy",
     "RecurrentPolicy",
     "Sample",
     "load_policy",
     "model_mode",
+    "save_policy",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("MLflowPolicyModel", "MLflowRecurrentPolicyModel"):
+        from . import _mlflow  # imports MLflow, which takes a second
+
+        return getattr(_mlflow, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def load_policy(

@@ -21,7 +21,7 @@ from ..rollouts import Minibatch, Rollout, Sequences
 from ..specs import EMPTY, Leaves, Structure
 from . import _saving
 
-_Model = TypeVar("_Model", bound=GenericModelBase)
+_Model = TypeVar("_Model", bound=GenericModelBase[..., Any])
 
 
 class Sample(NamedTuple):
@@ -241,14 +241,42 @@ class GenericPolicyBase(ABC, Generic[_Model]):
 
     # ---- saving -------------------------------------------------------------------------------
 
-    def save(self, path: str | os.PathLike[str], /) -> None:
+    def save(self, path: str | os.PathLike[str], /) -> Any:
         """Write the policy to one file, without pickle: weights, specs and how it was built.
 
         Args:
             path: File to write or replace; any suffix.
 
+        Returns:
+            The `MLflowPolicyModel` or `MLflowRecurrentPolicyModel` that serves the file.
+
         """
         _saving.save(self, path)
+        from ._mlflow import python_model  # after the file is written: MLflow may be broken
+
+        return python_model(self)
+
+    def export(self, path: str | os.PathLike[str], /) -> None:
+        """Write a directory that `mlflow models serve` serves where Everstep is not installed.
+
+        Inputs are arrays `[B, …]`: `"obs"`, or one `"obs.<key>"` for each tensor of a mapping, and
+        one for each thing that the policy remembers, such as `"hidden_states"`. Observations are
+        `[B, history + 1, …]` where the model sees past ones. Outputs are `"actions"` as an
+        environment executes them, the likeliest; `"logp"`, `"values"`, and what the policy
+        remembers then: the next env step's input.
+
+        Args:
+            path: Directory to create.
+
+        Raises:
+            FileExistsError: Where there is something at `path`.
+            ExportError: Where the model or the distribution cannot be exported, or the program
+                does not do what the policy does.
+
+        """
+        from ._export import export  # takes PyTorch's exporter along
+
+        export(self, path)
 
     @classmethod
     def load(

@@ -67,7 +67,7 @@ class Policy(GenericPolicyBase[Model]):
         """Features and values `[B, K]` of observations or windows."""
         obs = self._normalized(obs)
         if self._windows is None:
-            batch_size = [len(obs[0])]
+            batch_size = [obs[0].shape[0]]
             seen = {DataKeys.OBS: self._observation.unflatten(obs, batch_size)}
             batch = TensorDict(seen, batch_size=batch_size)
         else:

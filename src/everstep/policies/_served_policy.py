@@ -1,7 +1,7 @@
 """A policy as MLflow serves it: a PyTorch program that takes tensors by name and returns them so.
 
-`everstep.policies.export` copies this file into the model it writes, where it runs without
-Everstep. It is not imported here.
+`Policy.export` copies this file into the model it writes, where it runs without Everstep; it is
+not imported here.
 """
 
 import mlflow

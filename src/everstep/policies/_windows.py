@@ -71,7 +71,7 @@ class Windows:
             windows = tuple(leaf.unsqueeze(1) for leaf in windows)
         past = torch.arange(self.history, -1, -1, device=ages.device)
         padding = past > ages.unsqueeze(-1)  # [B, history + 1]
-        out = TensorDict({}, [len(ages)], device=ages.device)
+        out = TensorDict({}, [ages.shape[0]], device=ages.device)
         for key, requirement in self.requirements:
             start = self.history - requirement.shift
             for path, leaf in zip(self.paths, windows, strict=True):

@@ -18,6 +18,7 @@ from ..data import EvalCollectStats, TrainerState, TrainStats
 from ..env import Env
 from ..evaluation import evaluate
 from ..loggers import JsonlLogger, Logger, LoggerGroup, MlflowLogger, RunStatus, create_run_dir
+from ..policies import save_policy
 from ._reduction import reduce_stats
 
 _Algorithm = TypeVar("_Algorithm", bound=GenericAlgorithmBase[Any, Any, Any])
@@ -277,7 +278,7 @@ class GenericTrainerBase(Generic[_Algorithm]):
     def save(self) -> None:
         """Write the policy (`policy`) and a checkpoint (`checkpoint`) to `run_dir`."""
         if self.run_dir is not None:
-            self.algorithm.policy.save(self.run_dir / "policy")
+            save_policy(self.algorithm.policy, self.run_dir / "policy")
             self.save_checkpoint()
 
     def save_checkpoint(self, path: None | str | os.PathLike[str] = None) -> None:

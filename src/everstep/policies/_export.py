@@ -1,0 +1,229 @@
+"""Policies in a form that is served with PyTorch and MLflow alone, Everstep not installed.
+
+What is exported is one env step: observations and what the policy remembers in, the likeliest
+actions, their log-probabilities, values and what it remembers then out. `torch.export` turns it
+into a program, which holds the weights and the observation normaliser; MLflow adds a signature, an
+example, the versions it needs and the Python file that runs it.
+"""
+
+import contextlib
+import copy
+import os
+import tempfile
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from packaging.version import Version
+from torch import nn
+
+from .. import __version__
+from ..data import DataKeys
+from ..errors import ExportError
+from ..specs import Structure
+from ._base import GenericPolicyBase
+
+#: Rows while the program is made; a prime, so that no width equals it by accident.
+_TRACED_ROWS = 11
+
+#: Rows of the batches on which program and policy are compared.
+_COMPARED_ROWS = (1, 2, 64)
+
+#: Env steps that they are compared over where the policy remembers something.
+_COMPARED_STEPS = 3
+
+_SERVED_POLICY = Path(__file__).with_name("_served_policy.py")
+
+_WAY_OUT = (
+    "A model can be exported if `forward` and `value_function` are PyTorch operations on tensors "
+    "alone: no `if` on a tensor's value, no `.item()`, no NumPy, and `x.shape[0]` where the number "
+    "of rows is meant, not `len(x)`. Change it, or serve the policy with Everstep installed: "
+    "mlflow.pyfunc.save_model(path, python_model=policy.save(file), artifacts={'policy': file})."
+)
+
+
+def export(policy: GenericPolicyBase[Any], path: str | os.PathLike[str]) -> None:
+    """Write the policy as an MLflow model; see `Policy.export`."""
+    path = Path(path)
+    if path.exists():
+        raise FileExistsError(f"{path} exists already: export to another directory, or remove it.")
+    step = Step(_portable(policy))
+    with _own_randomness():
+        program = _program(step)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as directory:
+            file = Path(directory) / "policy.pt2"
+            torch.export.save(program, file)
+            _compare(step, torch.export.load(file).module())
+            _save_model(step, file, Path(directory) / "model")
+            (Path(directory) / "model").rename(path)
+
+
+@contextlib.contextmanager
+def _own_randomness() -> Iterator[None]:
+    """Draw the same observations every time, and leave the caller's generators alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)  # the CPU's alone, unlike `torch.manual_seed`
+        yield
+
+
+class Step(nn.Module):
+    """One env step of a policy, from tensors by name to tensors by name.
+
+    Args:
+        policy: The policy, in eval mode.
+
+    """
+
+    def __init__(self, policy: GenericPolicyBase[Any]) -> None:
+        super().__init__()
+        self.policy = policy
+        self.model = policy.model  # modules of modules are what programs hold the weights of
+        self.normalizer = policy.normalizer
+        self.obs = _names(DataKeys.OBS, policy._observation)
+        self.memory = _names("", policy.memory)
+        self.actions = _names(DataKeys.ACTIONS, policy._action)
+
+    @property
+    def label(self) -> str:
+        """Names of what the user may have written."""
+        return f"{type(self.model).__name__} with {self.policy.distribution_cls.__name__}"
+
+    def forward(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Actions, log-probabilities `[B, 1]`, values `[B, K]` and what is remembered then."""
+        obs = tuple(inputs[name] for name in self.obs)
+        states = tuple(inputs[name] for name in self.memory)
+        sample = self.policy.act(obs, states, deterministic=True)
+        return {
+            **dict(zip(self.actions, sample.actions, strict=True)),
+            DataKeys.LOGP: sample.logp,
+            DataKeys.VALUES: sample.values,
+            **dict(zip(self.memory, sample.states, strict=True)),
+        }
+
+    def inputs(self, rows: int) -> dict[str, torch.Tensor]:
+        """Random observations, and what is remembered where an episode opens, `[rows, …]`."""
+        history = self.policy.history
+        size = [rows, history + 1] if history else [rows]
+        obs = self.policy._observation.flatten(self.policy.observation_spec.rand(size))
+        states = self.policy.memory.flatten(self.policy.init_states(rows))
+        inputs = dict(zip((*self.obs, *self.memory), (*obs, *states), strict=True))
+        for name, leaf in inputs.items():
+            if name.endswith("action_mask"):
+                leaf[..., 0] = 1  # where nothing is allowed, there is no likeliest action
+        return {name: leaf.contiguous() for name, leaf in inputs.items()}
+
+
+def _names(head: str, structure: Structure) -> tuple[str, ...]:
+    return tuple(".".join((head, *path) if head else path) for path in structure.paths)
+
+
+def _portable(policy: GenericPolicyBase[Any]) -> GenericPolicyBase[Any]:
+    """A copy of the policy on the CPU, in eval mode, that casts nothing automatically."""
+    # What a model keeps of its last forward cannot be copied while it has a history of gradients.
+    kept = {
+        id(value): value.detach()
+        for module in policy.model.modules()
+        for value in vars(module).values()
+        if isinstance(value, torch.Tensor)
+    }
+    try:
+        model, normalizer = copy.deepcopy((policy.model, policy.normalizer), kept)
+    except Exception as error:
+        raise _refusal(type(policy.model).__name__, f"it cannot be copied: {error}") from error
+    model.eval()
+    return type(policy)(
+        *policy._spec,
+        model=model,
+        distribution_cls=policy.distribution_cls,
+        normalizer=normalizer,
+        device="cpu",
+    )
+
+
+def _program(step: Step) -> torch.export.ExportedProgram:
+    """The step as a program for any number of rows."""
+    inputs = step.inputs(_TRACED_ROWS)
+    rows = torch.export.Dim("rows")
+    shapes = ({name: {0: rows} for name in inputs},)
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of models that keep values for `value_function`
+            return torch.export.export(step, (inputs,), dynamic_shapes=shapes, strict=False)
+    except Exception as error:  # a model's own code may fail in any way while it is traced
+        if f"constant ({_TRACED_ROWS})" in str(error):
+            raise _refusal(step.label, "it takes the number of rows for a constant.") from error
+        raise _refusal(step.label, f"{type(error).__name__}: {_head(str(error))}") from error
+
+
+def _compare(step: Step, program: nn.Module) -> None:
+    """Let policy and program act on the same observations, and check that they do the same."""
+    steps = _COMPARED_STEPS if step.memory else 1
+    with torch.no_grad():
+        for rows in _COMPARED_ROWS:
+            inputs = step.inputs(rows)
+            for _ in range(steps):
+                expected, found = step(inputs), program(inputs)
+                for name, tensor in expected.items():
+                    _check_equal(step, name, found[name], tensor)
+                inputs = step.inputs(rows) | {name: expected[name] for name in step.memory}
+
+
+def _check_equal(step: Step, name: str, found: torch.Tensor, expected: torch.Tensor) -> None:
+    try:
+        torch.testing.assert_close(found, expected, equal_nan=True)
+    except AssertionError as error:
+        reason = f"the program's {name} differ from the policy's: {_head(str(error))}"
+        raise _refusal(step.label, reason) from None
+
+
+def _refusal(label: str, reason: str) -> ExportError:
+    return ExportError(f"{label} cannot be exported: {reason}\n{_WAY_OUT}")
+
+
+def _head(text: str) -> str:
+    """The first lines of a message that may go on for pages."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return " ".join(lines[:3])[:400]
+
+
+def _save_model(step: Step, program: Path, path: Path) -> None:
+    """Write the directory that MLflow reads: program, signature, example, requirements, code."""
+    from ._mlflow import mlflow  # takes a second
+
+    inputs = step.inputs(1)
+    with torch.no_grad():
+        outputs = step(inputs)
+    mlflow.pyfunc.save_model(
+        str(path),
+        python_model=str(_SERVED_POLICY),
+        artifacts={"program": str(program)},
+        signature=mlflow.models.ModelSignature(_schema(inputs), _schema(outputs)),
+        input_example={name: leaf.numpy() for name, leaf in inputs.items()},
+        pip_requirements=[
+            f"torch=={Version(torch.__version__).public}",
+            f"numpy=={np.__version__}",
+            f"mlflow=={mlflow.__version__}",
+        ],
+        metadata={
+            "everstep": __version__,
+            "policy": type(step.policy).__name__,
+            "model": type(step.model).__name__,
+            "distribution": step.policy.distribution_cls.__name__,
+        },
+    )
+
+
+def _schema(leaves: dict[str, torch.Tensor]) -> Any:
+    """Names, dtypes and shapes of leaves `[B, …]`, as MLflow says them."""
+    from mlflow.types import Schema, TensorSpec
+
+    return Schema(
+        [
+            TensorSpec(leaf.numpy().dtype, (-1, *leaf.shape[1:]), name)
+            for name, leaf in leaves.items()
+        ]
+    )

@@ -1,0 +1,279 @@
+"""Policies as MLflow's Python models, for servers that have Everstep installed.
+
+`policy.save(path)` returns one of these. The policy itself is read from its own file, which is no
+pickle; MLflow pickles the few attributes of the model here, and nothing of the policy's.
+"""
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from tensordict import TensorDict
+
+from .. import distributions, models
+from ..data import DataKeys
+from ..distributions import Distribution
+from ..specs import Leaves, Path
+from ..views import rolling_window
+from ._base import GenericPolicyBase
+from ._feedforward import Policy
+from ._recurrent import RecurrentPolicy
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # importing it, MLflow warns of its own type hints
+    import mlflow as mlflow
+    from mlflow.pyfunc import PythonModel, PythonModelContext
+
+
+class ServedPolicy(PythonModel):  # type: ignore[misc]
+    """Base of policies in MLflow.
+
+    Args:
+        model_cls: Model class, where it is not one of the defaults.
+        distribution_cls: Action distribution, where it is not one of the defaults.
+
+    """
+
+    #: Kind of policy that is read.
+    policy_cls: type[GenericPolicyBase[Any]]
+
+    # MLflow asks for types that it can make a schema of; mappings of arrays are not among them.
+    _skip_type_hint_validation = True
+
+    def __init__(
+        self,
+        *,
+        model_cls: None | type[models.GenericModelBase[..., Any]] = None,
+        distribution_cls: None | type[Distribution] = None,
+    ) -> None:
+        self.model_cls = model_cls
+        self.distribution_cls = distribution_cls
+
+    def load_context(self, context: PythonModelContext) -> None:
+        """Read the policy from the artifact `"policy"`, without unpickling anything.
+
+        Raises:
+            CheckpointError: Where it is damaged, or its weights do not fit the model.
+
+        """
+        self.policy: Any = self.policy_cls.load(
+            context.artifacts["policy"],
+            model_cls=self.model_cls,
+            distribution_cls=self.distribution_cls,
+        )
+        self.policy.model.eval()
+
+
+class MLflowPolicyModel(ServedPolicy):
+    """A policy in MLflow: from observations `[B, T, …]` to a DataFrame of B·T rows.
+
+    Args:
+        model_cls: Model class, where it is not one of the defaults.
+        distribution_cls: Action distribution, where it is not one of the defaults.
+
+    """
+
+    policy_cls = Policy
+
+    def predict(  # type: ignore[no-untyped-def]  # MLflow warns of types that are no schema
+        self, context, model_input, params=None
+    ) -> pd.DataFrame:
+        """The likeliest actions, their log-probabilities and values, one row an observation.
+
+        Args:
+            context: Unused.
+            model_input: Observations under `"obs"`: an array `[B, T, …]`, or a mapping of them
+                that may be nested. Each of the B sequences begins with an episode, and a model
+                with view requirements sees the earlier rows of its own sequence.
+            params: Unused.
+
+        Returns:
+            Columns `"actions"`, `"logp"` and `"values"` of lists; the row of observation `[b, t]`
+            is b·T + t.
+
+        Raises:
+            ValueError: Where the observations are not what the policy takes.
+
+        """
+        obs = _observations(self.policy, model_input)
+        rows, ages = _rows(obs, self.policy.history)
+        with torch.no_grad():
+            sample = self.policy.act(
+                rows, (ages,) if self.policy.memory.paths else (), deterministic=True
+            )
+        actions = _columns(DataKeys.ACTIONS, self.policy._action.paths, sample.actions)
+        return _frame({**actions, DataKeys.LOGP: sample.logp, DataKeys.VALUES: sample.values})
+
+
+class MLflowRecurrentPolicyModel(ServedPolicy):
+    """A recurrent policy in MLflow: DataFrames of B·T rows and of B states.
+
+    Args:
+        model_cls: Model class, where it is not one of the defaults.
+        distribution_cls: Action distribution, where it is not one of the defaults.
+
+    """
+
+    policy_cls = RecurrentPolicy
+
+    def predict(  # type: ignore[no-untyped-def]  # MLflow warns of types that are no schema
+        self, context, model_input, params=None
+    ) -> list[pd.DataFrame]:
+        """The likeliest actions, their log-probabilities and values; and the states afterwards.
+
+        Args:
+            context: Unused.
+            model_input: Observations under `"obs"`: an array `[B, T, …]`, or a mapping of them
+                that may be nested. The states before each sequence under `"states"`: a mapping of
+                arrays `[B, 1, …]` or `[B, …]`, or the DataFrame that was returned; without them
+                an episode opens.
+            params: Unused.
+
+        Returns:
+            Columns `"actions"`, `"logp"` and `"values"` of lists, where the row of observation
+            `[b, t]` is b·T + t; and one column for each state, B rows.
+
+        Raises:
+            ValueError: Where observations or states are not what the policy takes.
+
+        """
+        policy = self.policy
+        leaves = _observations(policy, model_input)
+        size = list(leaves[0].shape[:2])
+        batch = TensorDict({DataKeys.OBS: policy._observation.unflatten(leaves, size)}, size)
+        states = None
+        if model_input.get(DataKeys.STATES) is not None:
+            before = _states(policy, model_input[DataKeys.STATES], size[0])
+            states = policy.memory.unflatten(before, [size[0], 1])
+        out, after = policy.sample(
+            batch, states, deterministic=True, return_logp=True, return_values=True
+        )
+        found = policy._action.flatten(out[DataKeys.ACTIONS])
+        actions = _columns(DataKeys.ACTIONS, policy._action.paths, found)
+        columns = {**actions, **{key: out[key] for key in (DataKeys.LOGP, DataKeys.VALUES)}}
+        left = policy.memory.flatten(after)
+        return [_frame(columns), _frame(_columns("", policy.memory.paths, left))]
+
+
+def python_model(
+    policy: GenericPolicyBase[Any],
+) -> MLflowPolicyModel | MLflowRecurrentPolicyModel:
+    """What MLflow needs beside a policy's file to serve the policy."""
+    arguments: dict[str, Any] = {
+        "model_cls": _unless_default(type(policy.model), models),
+        "distribution_cls": _unless_default(policy.distribution_cls, distributions),
+    }
+    if isinstance(policy, RecurrentPolicy):
+        return MLflowRecurrentPolicyModel(**arguments)
+    return MLflowPolicyModel(**arguments)
+
+
+def _unless_default(cls: type, module: Any) -> None | type:
+    """The class, where a policy's file does not say enough about it."""
+    return None if getattr(module, cls.__name__, None) is cls else cls
+
+
+# ---- from arrays to tensors ----------------------------------------------------------------------
+
+
+def _observations(policy: GenericPolicyBase[Any], model_input: Any) -> Leaves:
+    """Leaves `[B, T, …]` of the observations in a model's input."""
+    if not isinstance(model_input, Mapping) or DataKeys.OBS not in model_input:
+        found = list(model_input) if isinstance(model_input, Mapping) else type(model_input)
+        raise ValueError(
+            f"A policy takes a mapping with observations [B, T, …] under 'obs'; got {found}."
+        )
+    structure = policy._observation
+    leaves = tuple(
+        _tensor(_at(model_input[DataKeys.OBS], path), ("obs", *path), shape, dtype, policy.device)
+        for path, shape, dtype in zip(
+            structure.paths, structure.shapes, structure.dtypes, strict=True
+        )
+    )
+    if len({leaf.shape[:2] for leaf in leaves}) > 1:
+        sizes = ", ".join(str(list(leaf.shape[:2])) for leaf in leaves)
+        raise ValueError(f"All observations must have the same [B, T]; got {sizes}.")
+    return leaves
+
+
+def _states(policy: RecurrentPolicy, given: Any, count: int) -> Leaves:
+    """Leaves `[B, 1, …]` of states given as `[B, 1, …]`, as `[B, …]`, or as a DataFrame."""
+    leaves = []
+    memory = policy.memory
+    for path, shape, dtype in zip(memory.paths, memory.shapes, memory.dtypes, strict=True):
+        value = given[".".join(path)] if isinstance(given, pd.DataFrame) else _at(given, path)
+        array = np.asarray(value.tolist() if isinstance(value, pd.Series) else value)
+        if array.ndim == 1 + len(shape):
+            array = np.expand_dims(array, 1)
+        leaf = _tensor(array, ("states", *path), shape, dtype, policy.device)
+        if leaf.shape[:2] != (count, 1):
+            raise ValueError(
+                f"{_name(('states', *path))} must hold the states before each of the {count} "
+                f"sequences, [{count}, 1, …]; got {list(leaf.shape)}."
+            )
+        leaves.append(leaf)
+    return tuple(leaves)
+
+
+def _at(value: Any, path: Path) -> Any:
+    """What lies at `path` in nested mappings."""
+    for place, key in enumerate(path):
+        if not isinstance(value, Mapping) or key not in value:
+            found = list(value) if isinstance(value, Mapping) else type(value).__name__
+            raise ValueError(f"The policy takes {_name(path[: place + 1])}; got {found}.")
+        value = value[key]
+    return value
+
+
+def _tensor(
+    value: Any, path: Path, shape: torch.Size, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    try:
+        tensor = torch.tensor(np.asarray(value)).to(device, dtype)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{_name(path)} is not an array of numbers: {error}") from None
+    if tensor.shape[2:] != shape or tensor.ndim < 2:
+        expected = ", ".join(["B", "T", *map(str, shape)])
+        raise ValueError(f"{_name(path)} must be [{expected}]; got {list(tensor.shape)}.")
+    return tensor
+
+
+def _rows(leaves: Leaves, history: int) -> tuple[Leaves, torch.Tensor]:
+    """Each row's observation, or window that ends in it, and its age, `[B·T, …]`.
+
+    Args:
+        leaves: Observations `[B, T, …]`.
+        history: Past observations in a window.
+
+    """
+    count, length = leaves[0].shape[:2]
+    ages = torch.arange(length, device=leaves[0].device).repeat(count)
+    if history:
+        leaves = tuple(
+            rolling_window(
+                torch.cat([x.new_zeros(count, history, *x.shape[2:]), x], 1), history + 1
+            )
+            for x in leaves
+        )
+    return tuple(x.flatten(0, 1) for x in leaves), ages
+
+
+# ---- from tensors to DataFrames ------------------------------------------------------------------
+
+
+def _columns(head: str, paths: tuple[Path, ...], leaves: Leaves) -> dict[str, torch.Tensor]:
+    """The leaves by the names of their columns: `head` alone where there is but one tensor."""
+    prefix = (head,) if head else ()
+    return {_name((*prefix, *path)): leaf for path, leaf in zip(paths, leaves, strict=True)}
+
+
+def _name(path: Path) -> str:
+    return ".".join(path)
+
+
+def _frame(columns: Mapping[str, torch.Tensor]) -> pd.DataFrame:
+    frame: pd.DataFrame = pd.DataFrame({name: leaf.tolist() for name, leaf in columns.items()})
+    return frame
