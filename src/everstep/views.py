@@ -130,9 +130,9 @@ class PaddedRollingWindow:
 
     @staticmethod
     def apply_all(x: torch.Tensor | TensorDict, size: int, /) -> TensorDict:
-        """The window of every row of `x` `[B, T, …]`, batch `[B · T, size]`.
+        """The window of every row of `x` `[B, T, …]`, batch `[B · T]`.
 
-        Every tensor becomes a mapping of `inputs` and `padding_mask`.
+        Every tensor becomes a mapping of `inputs` `[B · T, size, …]` and `padding_mask`.
         """
         if isinstance(x, torch.Tensor):
             padded = pad_whole_sequence(x, size)

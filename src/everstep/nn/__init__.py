@@ -1,6 +1,61 @@
-"""Building blocks of models."""
+"""Building blocks of models, and the functions that train on what they return.
 
-from ._activations import ACTIVATIONS, SquaredReLU, get_activation
-from ._mlp import MLP, Head
+Masks of the functions (`mask=`) say what counts: True, or 1. Masks of the attention modules
+(`key_padding_mask=`, `attention_mask=`) say what is left out, as PyTorch's do: True, or −inf.
+"""
 
-__all__ = ["ACTIVATIONS", "MLP", "Head", "SquaredReLU", "get_activation"]
+from .functional import (
+    binary_mask_to_float_mask,
+    float_mask_to_binary_mask,
+    generalized_advantage_estimate,
+    mask_from_lengths,
+    masked_avg,
+    masked_categorical_sample,
+    masked_log_softmax,
+    masked_max,
+    ppo_losses,
+    skip_connection,
+)
+from .modules import (
+    ACTIVATIONS,
+    MLP,
+    CrossAttention,
+    Head,
+    Module,
+    PerceiverIOLayer,
+    PerceiverLayer,
+    PointerNetwork,
+    PositionalEmbedding,
+    SelfAttention,
+    SelfAttentionStack,
+    SequentialSkipConnection,
+    SquaredReLU,
+    get_activation,
+)
+
+__all__ = [
+    "ACTIVATIONS",
+    "MLP",
+    "CrossAttention",
+    "Head",
+    "Module",
+    "PerceiverIOLayer",
+    "PerceiverLayer",
+    "PointerNetwork",
+    "PositionalEmbedding",
+    "SelfAttention",
+    "SelfAttentionStack",
+    "SequentialSkipConnection",
+    "SquaredReLU",
+    "binary_mask_to_float_mask",
+    "float_mask_to_binary_mask",
+    "generalized_advantage_estimate",
+    "get_activation",
+    "mask_from_lengths",
+    "masked_avg",
+    "masked_categorical_sample",
+    "masked_log_softmax",
+    "masked_max",
+    "ppo_losses",
+    "skip_connection",
+]

@@ -6,10 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ._activations import get_activation
+from .activations import get_activation
+from .module import Module
 
 
-class MLP(nn.Sequential):
+class MLP(nn.Sequential, Module[[torch.Tensor], torch.Tensor]):
     """Linear layers with activations between them; the last one is linear.
 
     Args:

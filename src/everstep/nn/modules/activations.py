@@ -7,8 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from .module import Module
 
-class SquaredReLU(nn.Module):
+
+class SquaredReLU(Module[[torch.Tensor], torch.Tensor]):
     """max(0, x)²."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

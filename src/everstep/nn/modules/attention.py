@@ -1,0 +1,274 @@
+"""Attention over sequences.
+
+Masks say what is left out, as PyTorch's do: True, or −inf in a mask of floating point, whose
+elements are added to the scores. A query that may attend to nothing receives zeros.
+"""
+
+import copy
+from typing import ClassVar, ParamSpec
+
+import torch
+from torch import nn
+
+from ..functional import binary_mask_to_float_mask, masked_log_softmax
+from .activations import get_activation
+from .module import Module
+from .skip import SequentialSkipConnection
+
+_P = ParamSpec("_P")
+
+
+class PointerNetwork(Module[[torch.Tensor, torch.Tensor, None | torch.Tensor], torch.Tensor]):
+    """Chooses among the elements of one sequence for each element of another.
+
+        log softmaxₑ vᵀ tanh(W₁·encoder_outₑ + W₂·decoder_out_d)
+
+    Args:
+        embed_dim: C, features of the elements of both sequences.
+
+    Source: arXiv 1506.03134, eq. 3.
+
+    """
+
+    #: W₁, for the sequence that is chosen from.
+    W1: nn.Linear
+
+    #: W₂, for the sequence that chooses.
+    W2: nn.Linear
+
+    #: vᵀ, for the scores.
+    VT: nn.Linear
+
+    def __init__(self, embed_dim: int, /) -> None:
+        super().__init__()
+        self.W1 = nn.Linear(embed_dim, embed_dim, bias=False)
+        self.W2 = nn.Linear(embed_dim, embed_dim, bias=False)
+        self.VT = nn.Linear(embed_dim, 1, bias=False)
+
+    def forward(
+        self,
+        decoder_out: torch.Tensor,
+        encoder_out: torch.Tensor,
+        mask: None | torch.Tensor = None,
+    ) -> torch.Tensor:
+        """Log-probability of choosing each element of `encoder_out`, `[B, D, E]`.
+
+        Args:
+            decoder_out: Sequence that chooses, `[B, D, C]`.
+            encoder_out: Sequence that is chosen from, `[B, E, C]`.
+            mask: What may be chosen (True or 1), `[B, D, E]`.
+
+        """
+        hidden = self.W1(encoder_out).unsqueeze(1) + self.W2(decoder_out).unsqueeze(2)
+        scores = self.VT(hidden.tanh()).squeeze(-1)  # [B, D, E]
+        return masked_log_softmax(scores, mask=mask, dim=-1)
+
+
+class _AttentionBlock(Module[_P, torch.Tensor]):
+    """Multi-head attention, then a small feedforward network, with skip connections."""
+
+    #: Names of the layers that normalise what goes into the attention.
+    norms: ClassVar[tuple[str, ...]]
+
+    #: The attention itself.
+    attention: nn.MultiheadAttention
+
+    #: What connects queries, attention and feedforward network.
+    skip_connection: SequentialSkipConnection
+
+    def __init__(
+        self,
+        embed_dim: int,
+        /,
+        num_heads: int = 2,
+        hidden_dim: int = 128,
+        activation_fn: str = "relu",
+        attention_dropout: float = 0.0,
+        hidden_dropout: float = 0.0,
+        skip_kind: None | str = "cat",
+    ) -> None:
+        super().__init__()
+        if embed_dim % num_heads:
+            raise ValueError(f"`num_heads` must divide `embed_dim` ({embed_dim}); got {num_heads}.")
+        for norm in self.norms:
+            self.add_module(norm, nn.LayerNorm(embed_dim))
+        self.attention = nn.MultiheadAttention(
+            embed_dim, num_heads, dropout=attention_dropout, batch_first=True
+        )
+        self.skip_connection = SequentialSkipConnection(embed_dim, skip_kind)
+        self.skip_connection.append(
+            nn.Sequential(
+                nn.LayerNorm(embed_dim),
+                nn.Linear(embed_dim, hidden_dim),
+                get_activation(activation_fn),
+                nn.Dropout(hidden_dropout),
+                nn.Linear(hidden_dim, embed_dim),
+            )
+        )
+
+    def _attend(
+        self,
+        q: torch.Tensor,
+        kv: torch.Tensor,
+        key_padding_mask: None | torch.Tensor,
+        attention_mask: None | torch.Tensor,
+    ) -> torch.Tensor:
+        """What the queries receive, `[B, Q, E]`; zeros where they may attend to nothing."""
+        padding = _added_to_scores(key_padding_mask, q.dtype)
+        mask = _added_to_scores(attention_mask, q.dtype)
+        received: torch.Tensor
+        received, _ = self.attention(
+            q, kv, kv, key_padding_mask=padding, attn_mask=mask, need_weights=False
+        )
+        if padding is None and mask is None:
+            return received
+        # Kernels differ in what such queries receive: the output's bias, or NaN.
+        nothing = (_sum_of_masks(padding, mask) == -torch.inf).all(-1, keepdim=True)
+        return received.masked_fill(nothing, 0.0)
+
+
+def _sum_of_masks(padding: None | torch.Tensor, mask: None | torch.Tensor) -> torch.Tensor:
+    """What is added to the scores altogether, `[B, Q, K]` or 1 where there is no difference."""
+    if mask is None:
+        assert padding is not None
+        return padding.unsqueeze(-2)
+    return mask if padding is None else mask + padding.unsqueeze(-2)
+
+
+def _added_to_scores(mask: None | torch.Tensor, dtype: torch.dtype) -> None | torch.Tensor:
+    """A mask as it is added to scores: 0, or −inf for what is left out."""
+    if mask is None:
+        return None
+    if mask.dim() > 2:
+        raise ValueError(f"A mask must be [B, K] or [Q, K], for all heads; got {list(mask.shape)}.")
+    if not mask.is_floating_point():
+        mask = binary_mask_to_float_mask(~mask.bool())
+    return mask.to(dtype)
+
+
+class CrossAttention(
+    _AttentionBlock[[torch.Tensor, torch.Tensor, None | torch.Tensor, None | torch.Tensor]]
+):
+    """Queries gather from another sequence, then pass through a feedforward network.
+
+        h = join(skip(q, attention(norm(q), norm(kv))))        out = join(skip(h, network(h)))
+
+    Args:
+        embed_dim: E, features of queries and keys.
+        num_heads: Attention heads; divides `embed_dim`.
+        hidden_dim: Width of the feedforward network.
+        activation_fn: Name of its activation.
+        attention_dropout: Probability of dropout of attention weights.
+        hidden_dropout: Probability of dropout in the feedforward network.
+        skip_kind: Kind of the skip connections; see `everstep.nn.skip_connection`.
+
+    Raises:
+        ValueError: For what does not divide, and for unknown names.
+
+    """
+
+    norms = ("q_norm", "kv_norm")
+
+    #: Normalises the queries.
+    q_norm: nn.LayerNorm
+
+    #: Normalises the keys, which are the values too.
+    kv_norm: nn.LayerNorm
+
+    def forward(
+        self,
+        q: torch.Tensor,
+        kv: torch.Tensor,
+        key_padding_mask: None | torch.Tensor = None,
+        attention_mask: None | torch.Tensor = None,
+    ) -> torch.Tensor:
+        """The queries after attending, `[B, Q, E]`.
+
+        Args:
+            q: Queries `[B, Q, E]`.
+            kv: Keys `[B, K, E]`.
+            key_padding_mask: Keys that are padding (True, or −inf), `[B, K]`.
+            attention_mask: Keys that a query must not attend to (True, or −inf), `[Q, K]`.
+
+        """
+        received = self._attend(self.q_norm(q), self.kv_norm(kv), key_padding_mask, attention_mask)
+        return self.skip_connection(q, received)
+
+
+class SelfAttention(_AttentionBlock[[torch.Tensor, None | torch.Tensor, None | torch.Tensor]]):
+    """The elements of a sequence gather from each other, then pass through a feedforward network.
+
+        h = join(skip(x, attention(norm(x))))        out = join(skip(h, network(h)))
+
+    Args:
+        embed_dim: E, features of an element.
+        num_heads: Attention heads; divides `embed_dim`.
+        hidden_dim: Width of the feedforward network.
+        activation_fn: Name of its activation.
+        attention_dropout: Probability of dropout of attention weights.
+        hidden_dropout: Probability of dropout in the feedforward network.
+        skip_kind: Kind of the skip connections; see `everstep.nn.skip_connection`.
+
+    Raises:
+        ValueError: For what does not divide, and for unknown names.
+
+    """
+
+    norms = ("x_norm",)
+
+    #: Normalises the sequence.
+    x_norm: nn.LayerNorm
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        key_padding_mask: None | torch.Tensor = None,
+        attention_mask: None | torch.Tensor = None,
+    ) -> torch.Tensor:
+        """The sequence after attending, `[B, X, E]`.
+
+        Args:
+            x: Sequence `[B, X, E]`.
+            key_padding_mask: Elements that are padding (True, or −inf), `[B, X]`.
+            attention_mask: Elements (columns) that an element (row) must not attend to (True, or
+                −inf), `[X, X]`.
+
+        """
+        normalized = self.x_norm(x)
+        received = self._attend(normalized, normalized, key_padding_mask, attention_mask)
+        return self.skip_connection(x, received)
+
+
+class SelfAttentionStack(
+    Module[[torch.Tensor, None | torch.Tensor, None | torch.Tensor], torch.Tensor]
+):
+    """Self-attention, several times in a row.
+
+    Args:
+        module: What to repeat. Layers are copies of it, so they begin with equal weights.
+        num_layers: How often.
+        share_parameters: Whether the layers are `module` itself, with the same weights for good.
+
+    """
+
+    #: The layers, first to last.
+    layers: nn.ModuleList
+
+    def __init__(
+        self, module: SelfAttention, num_layers: int, /, *, share_parameters: bool = False
+    ) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            module if share_parameters else copy.deepcopy(module) for _ in range(num_layers)
+        )
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        key_padding_mask: None | torch.Tensor = None,
+        attention_mask: None | torch.Tensor = None,
+    ) -> torch.Tensor:
+        """The sequence after the last layer, `[B, X, E]`; see `SelfAttention.forward`."""
+        for layer in self.layers:
+            x = layer(x, key_padding_mask, attention_mask)
+        return x
