@@ -289,3 +289,16 @@ def test_the_torch_distribution_is_at_hand(cls: Any) -> None:
     ours = cls(features, None)
     sample = ours.sample()
     torch.testing.assert_close(ours.dist.log_prob(sample).sum(-1, keepdim=True), ours.logp(sample))
+
+
+def test_a_mask_forbids_to_make_a_choice() -> None:
+    mask = torch.tensor([[True, False]]).expand(100, 2)
+    features = {"logits": torch.full((100, 2), 5.0, requires_grad=True), "action_mask": mask}
+    distribution = Bernoulli(features, None)
+    assert not distribution.sample()[:, 1].any()
+    assert not distribution.deterministic_sample()[:, 1].any()
+    out = distribution.entropy() + distribution.logp(distribution.sample())
+    (gradient,) = torch.autograd.grad(out.sum(), features["logits"])
+    assert out.isfinite().all()
+    assert gradient.isfinite().all()
+    assert not gradient[:, 1].any()

@@ -49,7 +49,7 @@ def test_what_was_shown_first_is_remembered_with_a_memory_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A perfect horizon returns 1; without a memory one half is the most there is."""
-    monkeypatch.syspath_prepend(str(EXAMPLES))
+    monkeypatch.syspath_prepend(str(EXAMPLES.parent))
     found = {}
     for name, budget in (("repeat_first", 250_000), ("repeat_first_feedforward", 60_000)):
         overrides = ["seed=0", f"total_env_steps={budget}"]
@@ -82,9 +82,23 @@ def test_examples_reach_their_thresholds(
     assert sum(evaluated >= threshold for _, evaluated in rows) >= needed
 
 
+@pytest.mark.learning
+@pytest.mark.parametrize("model", ["views", "lstm", "transformer"])
+def test_algotrading_earns_more_than_holding(model: str) -> None:
+    """The tables of `examples/algotrading/README.md`, anew: who only holds earns 0."""
+    rows = table_of("examples/worlds.py", f"examples/algotrading/{model}.yaml", seeds=5)
+    assert sum(float(row[4]) > 0 and float(row[5]) > 0 for row in rows) >= 4
+
+
 def train_seeds(file: str, seeds: int) -> list[tuple[float, float]]:
     """Mean return of the last 100 episodes and of an evaluation's 100, for each seed."""
-    command = [sys.executable, "seeds.py", file, "--seeds", str(seeds)]
-    ran = subprocess.run(command, check=True, capture_output=True, text=True, cwd=EXAMPLES)
-    rows = [line.strip("|").split("|") for line in ran.stdout.splitlines()[2:]]
+    rows = table_of("examples/seeds.py", f"examples/{file}", seeds=seeds)
     return [(float(row[2]), float(row[3])) for row in rows]
+
+
+def table_of(script: str, file: str, *, seeds: int) -> list[list[str]]:
+    """The rows of the table that a script prints."""
+    command = [sys.executable, script, file, "--seeds", str(seeds)]
+    root = EXAMPLES.parent
+    ran = subprocess.run(command, check=True, capture_output=True, text=True, cwd=root)
+    return [line.strip("|").split("|") for line in ran.stdout.splitlines()[2:]]

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from tensordict import TensorDict
-from torchrl.data import Categorical, Composite, Unbounded
+from torchrl.data import Bounded, Categorical, Composite, Unbounded
 
 from everstep import AlgorithmConfig, Policy, RecurrentAlgorithmConfig, Trainer, evaluate
 from everstep.env import ContinuousDummyEnv, Env
@@ -68,6 +68,14 @@ def test_only_floating_point_leaves_are_normalised() -> None:
     torch.testing.assert_close(out["position"].mean(0), torch.zeros(2), atol=1e-5, rtol=0)
     torch.testing.assert_close(out["position"].std(0, correction=0), torch.ones(2))
     assert out["position"].dtype == given["position"].dtype
+
+
+def test_a_mask_is_left_as_it_is() -> None:
+    spec = Composite(x=Unbounded(2), action_mask=Bounded(0.0, 1.0, shape=(3,)))
+    normalizer = ObservationNormalizer(spec)
+    leaves = tuple(spec[key].rand([8]) for key in ("x", "action_mask"))
+    normalizer.update(leaves, torch.ones(8, dtype=torch.bool))
+    assert normalizer(leaves)[1] is leaves[1]
 
 
 # ---- in training ------------------------------------------------------------------------------

@@ -21,6 +21,8 @@ class DataKeys:
     RETURNS = "returns"
     #: What the model hands to the action distribution.
     FEATURES = "features"
+    #: Which options of an action are allowed, in an observation and among features.
+    ACTION_MASK = "action_mask"
     #: What the policy did.
     ACTIONS = "actions"
     #: Log-probability of the action at the time it was taken.

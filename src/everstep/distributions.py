@@ -16,6 +16,8 @@ from torchrl.data import Binary, Bounded, TensorSpec, Unbounded
 from torchrl.data import Categorical as Discrete
 from torchrl.data import MultiCategorical as MultiDiscrete
 
+from .data import DataKeys
+
 _FeatureSpec = TypeVar("_FeatureSpec", bound=TensorSpec)
 _TorchDistribution = TypeVar("_TorchDistribution", bound=torch.distributions.Distribution)
 _ActionSpec = TypeVar("_ActionSpec", bound=TensorSpec)
@@ -134,7 +136,7 @@ class Categorical(Distribution):
     def __init__(self, features: Mapping[str, torch.Tensor] | TensorDict, model: Any, /) -> None:
         super().__init__(features, model)
         #: Normalised log-probabilities `[B, D, n]`.
-        self.log_probs = _masked(features["logits"], features.get("action_mask")).log_softmax(-1)
+        self.log_probs = _masked(features).log_softmax(-1)
 
     @property
     def dist(self) -> torch.distributions.Categorical:
@@ -171,7 +173,7 @@ class MultiCategorical(Categorical):
 
     def __init__(self, features: Mapping[str, torch.Tensor] | TensorDict, model: Any, /) -> None:
         nvec: list[int] = model.action_spec.nvec.tolist()
-        pieces = _masked(features["logits"], features.get("action_mask")).split(nvec, -1)
+        pieces = _masked(features).split(nvec, -1)
         padded = [
             torch.nn.functional.pad(piece, (0, max(nvec) - piece.shape[-1]), value=-torch.inf)
             for piece in pieces
@@ -180,12 +182,16 @@ class MultiCategorical(Categorical):
 
 
 class Bernoulli(Distribution):
-    """Independent choices, each made or not: `features["logits"]` is `[B, …]`."""
+    """Independent choices, each made or not: `features["logits"]` is `[B, …]`.
+
+    An optional `features["action_mask"]`, bool of as many elements, forbids to make those that are
+    False.
+    """
 
     def __init__(self, features: Mapping[str, torch.Tensor] | TensorDict, model: Any, /) -> None:
         super().__init__(features, model)
         #: Logarithms of the odds of 1, `[B, …]`.
-        self.logits = features["logits"]
+        self.logits = _masked(features)
         self._dtype = getattr(getattr(model, "action_spec", None), "dtype", self.logits.dtype)
 
     def deterministic_sample(self) -> torch.Tensor:
@@ -307,8 +313,10 @@ class SquashedNormal(Normal):
         return _sum_rows(slope + (half.log() if isinstance(half, torch.Tensor) else 0.0))
 
 
-def _masked(logits: torch.Tensor, mask: None | torch.Tensor) -> torch.Tensor:
+def _masked(features: Mapping[str, torch.Tensor] | TensorDict) -> torch.Tensor:
     """Logits, as low as can be where the mask is False: not −∞, which a row of them makes NaN."""
+    logits: torch.Tensor = features["logits"]
+    mask = features.get(DataKeys.ACTION_MASK)
     if mask is None:
         return logits
     allowed = mask.reshape(logits.shape).bool()

@@ -11,6 +11,7 @@ from torch import nn
 from torchrl.data import TensorSpec
 from typing_extensions import Self
 
+from .data import DataKeys
 from .specs import Leaves, leaf_specs
 
 #: Added to variances before the square root.
@@ -73,7 +74,8 @@ class RunningMoments(nn.Module):
 class ObservationNormalizer(nn.Module):
     """Centres observations, scales them to unit variance, and clips them.
 
-    Floating-point leaves are normalised element by element; all others pass as they are.
+    Floating-point leaves are normalised element by element; all others pass as they are, and so
+    does a leaf `"action_mask"`.
 
     Args:
         observation_spec: Spec of one observation.
@@ -93,8 +95,8 @@ class ObservationNormalizer(nn.Module):
         self.moments = nn.ModuleDict(
             {
                 str(place): RunningMoments(*spec.shape)
-                for place, spec in enumerate(leaf_specs(observation_spec).values())
-                if spec.dtype.is_floating_point
+                for place, (path, spec) in enumerate(leaf_specs(observation_spec).items())
+                if spec.dtype.is_floating_point and path != (DataKeys.ACTION_MASK,)
             }
         )
 

@@ -10,10 +10,11 @@ from tensordict import TensorDict
 from torch import nn
 from torchrl.data import Binary, Categorical, Composite, MultiCategorical, TensorSpec
 
+from ..data import DataKeys
 from ..specs import Path, leaf_specs
 
 #: Top-level leaf that says which options of an action are allowed; it is not encoded.
-ACTION_MASK = "action_mask"
+ACTION_MASK = DataKeys.ACTION_MASK
 
 #: Most options that are encoded one by one; more are embedded.
 MAX_ONE_HOT = 1024

@@ -327,6 +327,8 @@ def in_full(features: TensorDict | Mapping[str, torch.Tensor]) -> Any:
     if not any(x.dtype in (torch.bfloat16, torch.float16) for x in features.values()):
         return features
     half = (torch.bfloat16, torch.float16)
+    if isinstance(features, TensorDict):
+        return features.apply(lambda x: x.float() if x.dtype in half else x)
     return {key: x.float() if x.dtype in half else x for key, x in features.items()}
 
 

@@ -74,11 +74,11 @@ class RecurrentPolicy(GenericPolicyBase[RecurrentModel]):
         def join(pieces: list[torch.Tensor]) -> torch.Tensor:
             return torch.cat([x.unflatten(0, (count, -1)) for x in pieces], 1).flatten(0, 1)
 
-        keys = rows[0][0].keys()
-        return (
-            {key: join([features[key] for features, _ in rows]) for key in keys},
-            join([values for _, values in rows]),
-        )
+        keys = list(rows[0][0].keys())
+        joined: Any = {key: join([features[key] for features, _ in rows]) for key in keys}
+        if isinstance(rows[0][0], TensorDict):
+            joined = TensorDict(joined, [first.shape[0] * first.shape[1]])
+        return joined, join([values for _, values in rows])
 
     def _forward(self, obs: Leaves, states: Leaves) -> tuple[Any, torch.Tensor, Leaves]:
         """Features and values of sequences `[B, L]`, `[B·L, …]`, and the states after them."""
