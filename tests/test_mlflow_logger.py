@@ -4,6 +4,7 @@ import contextlib
 import json
 import logging
 import math
+import os
 import socket
 import subprocess
 import sys
@@ -33,6 +34,8 @@ def _no_configuration(monkeypatch, tmp_path):
     yield
     assert mlflow.active_run() is None
     monkeypatch.undo()
+    os.environ.pop("MLFLOW_EXPERIMENT_ID", None)  # `set_experiment` leaves it for ever
+    mlflow.tracking.fluent._active_experiment_id = None
     assert not mlflow.is_tracking_uri_set()
     assert not list(tmp_path.glob("mlruns"))
 

@@ -616,7 +616,7 @@ def test_a_condition_on_a_statistic_that_does_not_exist_is_told():
         TrainConfig(DiscreteDummyEnv, stop=stop)
 
 
-@pytest.mark.parametrize("model_config", [{"activation_fn": "foo"}, {"hiddens": []}])
+@pytest.mark.parametrize("model_config", [{"activation_fn": "foo"}, {"hiddens": [-1]}])
 def test_a_model_config_that_does_not_suit_the_model_is_told(model_config):
     config = TrainConfig(DiscreteDummyEnv, num_envs=2, model_config=model_config)
     with pytest.raises(ConfigError, match="`model_config`"):

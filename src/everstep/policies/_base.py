@@ -317,7 +317,7 @@ def _make_model(
 ) -> Any:
     try:
         return model_cls(observation_spec, action_spec, **config)
-    except (TypeError, ValueError, IndexError) as error:
+    except (TypeError, ValueError, IndexError, RuntimeError) as error:
         name = getattr(model_cls, "__name__", type(model_cls).__name__)
         raise ConfigError(f"`model_config` {config} does not suit {name}: {error}") from error
 
