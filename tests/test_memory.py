@@ -12,7 +12,9 @@ from torch import nn
 from torchrl.data import Categorical, Composite, Unbounded
 
 from everstep import (
+    Algorithm,
     AlgorithmConfig,
+    RecurrentAlgorithm,
     RecurrentAlgorithmConfig,
     RecurrentPolicy,
     RecurrentTrainer,
@@ -259,6 +261,19 @@ def test_auto_resets_states_as_rl8_does_where_that_fits(
     algorithm = recurrent(4, num_envs=2, **options).build(Counting)
     found = algorithm.hparams.seqs_per_state_reset
     assert found == expected or (found < 0 and expected < 0)
+
+
+def test_kinds_of_policies_models_and_configs_must_agree() -> None:
+    with pytest.raises(ConfigError, match="KnownMemory is a RecurrentModel"):
+        AlgorithmConfig(model_cls=KnownMemory, num_envs=2, horizon=6).build(Counting)
+    with pytest.raises(ConfigError, match="Unpadded has no `state_spec`"):
+        RecurrentAlgorithmConfig(
+            model_cls=Unpadded, model_config={"shift": 1}, num_envs=2, horizon=8
+        ).build(Counting)
+    with pytest.raises(ConfigError, match="pass RecurrentAlgorithmConfig"):
+        RecurrentAlgorithm(Counting, AlgorithmConfig(num_envs=2, horizon=8))
+    with pytest.raises(ConfigError, match="pass AlgorithmConfig"):
+        Algorithm(Counting, RecurrentAlgorithmConfig(num_envs=2, horizon=8))
 
 
 def test_episodes_reset_states_themselves() -> None:

@@ -26,6 +26,7 @@ from ._building import (
     buffer_spec,
     build_env,
     check_history,
+    check_kind,
     check_policy,
     closed_on_error,
     make_policy,
@@ -75,6 +76,7 @@ class OnPolicyAlgorithm(
 
     def __init__(self, env_cls: EnvFactory | Env, /, config: None | Hyperparameters = None) -> None:
         config = (config or self.config_cls()).validate()
+        check_kind(config, self.config_cls)
         if config.seed is not None:
             torch.manual_seed(config.seed)
         self.env, config = build_env(env_cls, config)

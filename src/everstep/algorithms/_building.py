@@ -139,6 +139,22 @@ def _index(device: torch.device) -> torch.device:
     return torch.empty(0, device=device).device
 
 
+def check_kind(config: Hyperparameters, expected: type[Hyperparameters]) -> None:
+    """Check that a config is of the kind that an algorithm takes.
+
+    Raises:
+        ConfigError: Where one is for recurrent policies and the other is not.
+
+    """
+    kinds = (type(config), expected)
+    given, wanted = (issubclass(kind, RecurrentHyperparameters) for kind in kinds)
+    if given is not wanted:
+        raise ConfigError(
+            f"A {type(config).__name__} is for {'recurrent' if given else 'feedforward'} policies: "
+            f"pass {'RecurrentAlgorithmConfig' if wanted else 'AlgorithmConfig'}, or call `build`."
+        )
+
+
 def resolve_sequences(config: C, env: Env) -> tuple[C, int]:
     """The config with `seqs_per_state_reset` resolved, and env steps a sequence.
 

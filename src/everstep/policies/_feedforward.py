@@ -8,6 +8,7 @@ from torchrl.data import TensorSpec
 
 from ..data import DataKeys
 from ..distributions import Distribution
+from ..errors import ConfigError
 from ..models import Model
 from ..rollouts import Minibatch, Rollout
 from ..specs import Leaves, Structure
@@ -31,6 +32,11 @@ class Policy(GenericPolicyBase[Model]):
         return Model.default_model_cls(observation_spec, action_spec)
 
     def _prepare(self) -> None:
+        if hasattr(self.model, "state_spec"):
+            raise ConfigError(
+                f"`model_cls` {type(self.model).__name__} is a RecurrentModel, and the policy "
+                "feedforward: use RecurrentTrainer, RecurrentAlgorithmConfig, or `recurrent: true`."
+            )
         self._windows = Windows.of(self.model, self._observation)
         if self._windows is not None:
             self.history, self.memory = self._windows.history, AGE

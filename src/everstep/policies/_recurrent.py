@@ -9,6 +9,7 @@ from torchrl.data import Composite, TensorSpec
 
 from ..data import DataKeys
 from ..distributions import Distribution
+from ..errors import ConfigError
 from ..models import RecurrentModel
 from ..rollouts import Minibatch
 from ..specs import Leaves, Structure
@@ -26,7 +27,13 @@ class RecurrentPolicy(GenericPolicyBase[RecurrentModel]):
         return RecurrentModel.default_model_cls(observation_spec, action_spec)
 
     def _prepare(self) -> None:
-        self.memory = Structure.of(self.model.state_spec)
+        state_spec = getattr(self.model, "state_spec", None)
+        if state_spec is None:
+            raise ConfigError(
+                f"`model_cls` {type(self.model).__name__} has no `state_spec`: a recurrent policy "
+                "needs a RecurrentModel that sets it. Use one, or a feedforward policy."
+            )
+        self.memory = Structure.of(state_spec)
 
     @property
     def state_spec(self) -> Composite:
