@@ -12,12 +12,11 @@ from typing import Any, Generic, TypeVar
 import torch
 import torch.nn.functional as F
 from tensordict import TensorDict
-from torchrl.data import Binary, Bounded, OneHot, TensorSpec, Unbounded
+from torchrl.data import Binary, Bounded, TensorSpec, Unbounded
 from torchrl.data import Categorical as Discrete
 from torchrl.data import MultiCategorical as MultiDiscrete
 
 from .data import DataKeys
-from .specs import options
 
 _FeatureSpec = TypeVar("_FeatureSpec", bound=TensorSpec)
 _TorchDistribution = TypeVar("_TorchDistribution", bound=torch.distributions.Distribution)
@@ -60,12 +59,8 @@ class Distribution(ABC):
             return Bernoulli
         if isinstance(action_spec, Discrete):
             return Categorical
-        if isinstance(action_spec, OneHot):
-            return OneHotCategorical
         if isinstance(action_spec, Unbounded | Bounded) and action_spec.dtype.is_floating_point:
             return Normal
-        if options(action_spec):
-            return BoundedCategorical
         raise TypeError(
             f"There is no default distribution for actions of {type(action_spec).__name__} "
             f"{list(action_spec.shape)} ({action_spec.dtype}): set `distribution_cls`."
@@ -132,7 +127,7 @@ class TorchDistributionWrapper(
 
 
 class Categorical(Distribution):
-    """Independent choices among `n` options each: `features["logits"]` is `[B, …, n]`.
+    """Independent choices among `n` options each: `features["logits"]` is `[B, D, n]`.
 
     An optional `features["action_mask"]`, bool of as many elements, excludes the options that are
     False. Where it leaves none, all are allowed: what such a row says must be ignored anyway.
@@ -140,9 +135,8 @@ class Categorical(Distribution):
 
     def __init__(self, features: Mapping[str, torch.Tensor] | TensorDict, model: Any, /) -> None:
         super().__init__(features, model)
-        #: Normalised log-probabilities `[B, …, n]`.
+        #: Normalised log-probabilities `[B, D, n]`.
         self.log_probs = _masked(features).log_softmax(-1)
-        self._dtype = _action_dtype(model, torch.int64)
 
     @property
     def dist(self) -> torch.distributions.Categorical:
@@ -150,25 +144,25 @@ class Categorical(Distribution):
         return torch.distributions.Categorical(logits=self.log_probs)
 
     def deterministic_sample(self) -> torch.Tensor:
-        """The likeliest options, `[B, …]`."""
-        return self.log_probs.argmax(-1).to(self._dtype)
+        """The likeliest options, `[B, D]`."""
+        return self.log_probs.argmax(-1)
 
     def entropy(self) -> torch.Tensor:
         """Entropy in nats, summed over choices, `[B, 1]`."""
         # An excluded option has probability 0 and log-probability -inf; its term is 0.
         log_probs = self.log_probs.clamp(min=torch.finfo(self.log_probs.dtype).min)
-        return -_sum_rows(log_probs.exp() * log_probs)
+        return -(log_probs.exp() * log_probs).sum((-2, -1)).unsqueeze(-1)
 
     def logp(self, samples: torch.Tensor | TensorDict) -> torch.Tensor:
-        """Log-probability of choices `[B, …]`, summed over them, `[B, 1]`."""
+        """Log-probability of choices `[B, D]`, summed over them, `[B, 1]`."""
         assert isinstance(samples, torch.Tensor)
-        return _sum_rows(self.log_probs.gather(-1, samples.long().unsqueeze(-1)))
+        return self.log_probs.gather(-1, samples.unsqueeze(-1)).sum(-2)
 
     def sample(self) -> torch.Tensor:
-        """Random options, `[B, …]`."""
+        """Random options, `[B, D]`."""
         # The exponential race: argmax of p/E, E ~ Exp(1), is distributed as p.
         noise = torch.empty_like(self.log_probs).exponential_()
-        return (self.log_probs.exp() / noise).argmax(-1).to(self._dtype)
+        return (self.log_probs.exp() / noise).argmax(-1)
 
 
 class MultiCategorical(Categorical):
@@ -178,79 +172,13 @@ class MultiCategorical(Categorical):
     """
 
     def __init__(self, features: Mapping[str, torch.Tensor] | TensorDict, model: Any, /) -> None:
-        padded = _padded(_masked(features), options(model.action_spec))
-        super().__init__({"logits": padded.unflatten(-2, model.action_spec.shape)}, model)
-
-
-class _WrittenChoices(Distribution):
-    """Base of choices `[B, D]` that an environment takes in another form: logits are `[B, Σ n]`.
-
-    They may be masked as those of `Categorical`.
-    """
-
-    #: The choices themselves.
-    choices: Categorical
-
-    def __init__(self, features: Mapping[str, torch.Tensor] | TensorDict, model: Any, /) -> None:
-        super().__init__(features, model)
-        self._counts = options(model.action_spec)
-        self.choices = Categorical({"logits": _padded(_masked(features), self._counts)}, None)
-
-    @abstractmethod
-    def _write(self, choices: torch.Tensor) -> torch.Tensor:
-        """Actions `[B, …]` of choices `[B, D]`."""
-
-    @abstractmethod
-    def _read(self, actions: torch.Tensor) -> torch.Tensor:
-        """Choices `[B, D]` of actions `[B, …]`."""
-
-    def deterministic_sample(self) -> torch.Tensor:
-        """The likeliest actions, `[B, …]`."""
-        return self._write(self.choices.deterministic_sample())
-
-    def entropy(self) -> torch.Tensor:
-        """Entropy in nats, summed over choices, `[B, 1]`."""
-        return self.choices.entropy()
-
-    def logp(self, samples: torch.Tensor | TensorDict) -> torch.Tensor:
-        """Log-probability of actions `[B, …]`, `[B, 1]`."""
-        assert isinstance(samples, torch.Tensor)
-        return self.choices.logp(self._read(samples))
-
-    def sample(self) -> torch.Tensor:
-        """Random actions, `[B, …]`."""
-        return self._write(self.choices.sample())
-
-
-class OneHotCategorical(_WrittenChoices):
-    """Choices written as a one among zeros, of one-hot specs: `features["logits"]` is `[B, Σ n]`."""
-
-    def _write(self, choices: torch.Tensor) -> torch.Tensor:
-        spec = self.model.action_spec
-        ones = [
-            choices[:, i, None] == torch.arange(count, device=choices.device)
-            for i, count in enumerate(self._counts)
+        nvec: list[int] = model.action_spec.nvec.tolist()
+        pieces = _masked(features).split(nvec, -1)
+        padded = [
+            torch.nn.functional.pad(piece, (0, max(nvec) - piece.shape[-1]), value=-torch.inf)
+            for piece in pieces
         ]
-        return torch.cat(ones, -1).unflatten(-1, spec.shape).to(spec.dtype)
-
-    def _read(self, actions: torch.Tensor) -> torch.Tensor:
-        pieces = actions.flatten(1).int().split(self._counts, -1)
-        return torch.stack([piece.argmax(-1) for piece in pieces], -1)
-
-
-class BoundedCategorical(_WrittenChoices):
-    """Integers between bounds, each a choice: `features["logits"]` is `[B, Σ (high − low + 1)]`."""
-
-    def _write(self, choices: torch.Tensor) -> torch.Tensor:
-        spec = self.model.action_spec
-        return (choices + self._low(choices)).unflatten(-1, spec.shape).to(spec.dtype)
-
-    def _read(self, actions: torch.Tensor) -> torch.Tensor:
-        return actions.flatten(1).long() - self._low(actions)
-
-    def _low(self, x: torch.Tensor) -> torch.Tensor:
-        low: torch.Tensor = self.model.action_spec.space.low
-        return low.flatten().to(x.device, torch.int64)
+        super().__init__({"logits": torch.stack(padded, -2)}, model)
 
 
 class Bernoulli(Distribution):
@@ -264,7 +192,7 @@ class Bernoulli(Distribution):
         super().__init__(features, model)
         #: Logarithms of the odds of 1, `[B, …]`.
         self.logits = _masked(features)
-        self._dtype = _action_dtype(model, self.logits.dtype)
+        self._dtype = getattr(getattr(model, "action_spec", None), "dtype", self.logits.dtype)
 
     def deterministic_sample(self) -> torch.Tensor:
         """What is likelier, `[B, …]`."""
@@ -300,8 +228,6 @@ class Normal(Distribution):
         self.log_std = features["log_std"]
         #: Standard deviations `[B, …]`.
         self.std = self.log_std.exp()
-        # Samples are rounded to what is stored, so that they have the same probability later.
-        self._dtype = _action_dtype(model, self.mean.dtype)
 
     @property
     def dist(self) -> torch.distributions.Normal:
@@ -310,7 +236,7 @@ class Normal(Distribution):
 
     def deterministic_sample(self) -> torch.Tensor:
         """The means, `[B, …]`."""
-        return self.mean.to(self._dtype)
+        return self.mean
 
     def entropy(self) -> torch.Tensor:
         """Entropy in nats, summed over dimensions, `[B, 1]`."""
@@ -319,31 +245,31 @@ class Normal(Distribution):
     def logp(self, samples: torch.Tensor | TensorDict) -> torch.Tensor:
         """Log-density of actions `[B, …]`, summed over dimensions, `[B, 1]`."""
         assert isinstance(samples, torch.Tensor)
-        scaled = (samples.to(self.mean.dtype) - self.mean) / self.std
+        scaled = (samples - self.mean) / self.std
         return _sum_rows(-0.5 * scaled.square() - self.log_std - _HALF_LOG_TWO_PI)
 
     def sample(self) -> torch.Tensor:
         """Random actions, `[B, …]`."""
-        return (self.mean + self.std * torch.randn_like(self.mean)).to(self._dtype)
+        return self.mean + self.std * torch.randn_like(self.mean)
 
 
 class SquashedNormal(Normal):
-    """Normals squashed by tanh and rescaled to the bounds of the action spec.
+    """Normals squashed by tanh and rescaled to the bounds of the action spec, else to [-1, 1].
 
-    Dimensions without finite bounds are rescaled to [-1, 1]. What is stored and learned from is
-    the number u before the squashing, so that its probability is exact however close to a bound
-    the action is.
+    What is stored and learned from is the number u before the squashing, so that its probability
+    is exact however close to a bound the action is.
 
     log p(a) = log N(u) − Σ [2·(log 2 − u − softplus(−2u)) + log((high − low) / 2)]
     """
 
     def __init__(self, features: Mapping[str, torch.Tensor] | TensorDict, model: Any, /) -> None:
         super().__init__(features, model)
-        self._low, self._high = _finite_bounds(getattr(model, "action_spec", None), self.mean)
-        self._centre = self._high / 2 + self._low / 2  # halved first: large bounds overflow
-        # Never zero: where both bounds are the same number its logarithm must stay finite.
-        tiny = torch.finfo(self.mean.dtype).tiny
-        self._half = (self._high / 2 - self._low / 2).clamp(min=tiny)
+        spec = getattr(model, "action_spec", None)
+        self._centre: torch.Tensor | float = 0.0
+        self._half: torch.Tensor | float = 1.0
+        if isinstance(spec, Bounded):
+            low, high = spec.space.low.to(self.mean), spec.space.high.to(self.mean)
+            self._centre, self._half = (high + low) / 2, (high - low) / 2
 
     def latents(self, *, deterministic: bool) -> torch.Tensor:
         """Numbers before the squashing, `[B, …]`."""
@@ -352,9 +278,7 @@ class SquashedNormal(Normal):
     def actions(self, latents: torch.Tensor | TensorDict) -> torch.Tensor:
         """Actions within the bounds, `[B, …]`."""
         assert isinstance(latents, torch.Tensor)
-        squashed = latents.to(self.mean.dtype).tanh()
-        within = (self._centre + self._half * squashed).clamp(self._low, self._high)
-        return within.to(self._dtype)
+        return self._centre + self._half * latents.tanh()
 
     def latents_logp(self, latents: torch.Tensor | TensorDict) -> torch.Tensor:
         """Log-density of the actions made of `latents`, `[B, 1]`."""
@@ -375,9 +299,8 @@ class SquashedNormal(Normal):
         At the bounds themselves that of the nearest numbers that are not; `latents_logp` is exact.
         """
         assert isinstance(samples, torch.Tensor)
-        end = 1 - torch.finfo(self.mean.dtype).eps
-        squashed = (samples.to(self.mean.dtype) - self._centre) / self._half
-        return self.latents_logp(squashed.clamp(-end, end).atanh())
+        end = 1 - torch.finfo(samples.dtype).eps
+        return self.latents_logp(((samples - self._centre) / self._half).clamp(-end, end).atanh())
 
     def sample(self) -> torch.Tensor:
         """Random actions within the bounds, `[B, …]`."""
@@ -385,24 +308,9 @@ class SquashedNormal(Normal):
 
     def _log_slope(self, latents: torch.Tensor) -> torch.Tensor:
         """Logarithm of how much actions spread where latents do, summed, `[B, 1]`."""
-        u = latents.to(self.mean.dtype)
-        return _sum_rows(2 * (_LOG_TWO - u - F.softplus(-2 * u)) + self._half.log())
-
-
-def _action_dtype(model: Any, default: torch.dtype) -> torch.dtype:
-    """Dtype of the actions of `model`; the default where it does not say."""
-    dtype: torch.dtype = getattr(getattr(model, "action_spec", None), "dtype", default)
-    return dtype
-
-
-def _finite_bounds(spec: Any, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Bounds of an action `[…]`; -1 and 1 where a spec has none, or infinite ones."""
-    low, high = (like.new_full(like.shape[1:], end) for end in (-1.0, 1.0))
-    if not isinstance(spec, Bounded):
-        return low, high
-    least, most = spec.space.low.to(like), spec.space.high.to(like)
-    finite = least.isfinite() & most.isfinite()
-    return torch.where(finite, least, low), torch.where(finite, most, high)
+        slope = 2 * (_LOG_TWO - latents - F.softplus(-2 * latents))
+        half = self._half
+        return _sum_rows(slope + (half.log() if isinstance(half, torch.Tensor) else 0.0))
 
 
 def _masked(features: Mapping[str, torch.Tensor] | TensorDict) -> torch.Tensor:
@@ -413,16 +321,6 @@ def _masked(features: Mapping[str, torch.Tensor] | TensorDict) -> torch.Tensor:
         return logits
     allowed = mask.reshape(logits.shape).bool()
     return logits.masked_fill(~allowed, torch.finfo(logits.dtype).min)
-
-
-def _padded(logits: torch.Tensor, counts: list[int]) -> torch.Tensor:
-    """Logits `[B, D, max n]` of choices that lie one behind the other in `[B, Σ n]`."""
-    widest = max(counts)
-    pieces = [
-        F.pad(piece, (0, widest - piece.shape[-1]), value=-torch.inf)
-        for piece in logits.flatten(1).split(counts, -1)
-    ]
-    return torch.stack(pieces, -2)
 
 
 def _sum_rows(x: torch.Tensor) -> torch.Tensor:
