@@ -35,7 +35,7 @@ class RecurrentAlgorithm(
     def _open_sequence(self, sequence: int) -> None:
         """Keep what is remembered where a sequence begins; nothing, where that is due."""
         if sequence == 0:  # a rollout that failed half-way leaves no trace in the count
-            self.state.seqs = self.state.horizons * len(self.rollout.states[0])
+            self.state.seqs = self.state.horizons * (self.rollout.horizon // self.rollout.seq_len)
         every = cast(int, self.hparams.seqs_per_state_reset)
         if every > 0 and self.state.seqs % every == 0:
             self.states = None

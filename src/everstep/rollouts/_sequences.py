@@ -128,9 +128,11 @@ class Sequences:
         mask = mask.flatten(0, 1)
         total = mask.sum() if total is None else total
         if self._has_invalid:
-            # What an invalid row saw must not reach a gradient, not even as 0 · NaN.
-            seen = mask.view(-1, self.length, 1)
-            obs = tuple(x.where(_like(seen, x), torch.zeros_like(x[:1])) for x in obs)
+            # What an invalid row saw must not reach a gradient, not even as 0 · NaN; but within a
+            # sequence it is remembered, as it was when the rows behind it were collected.
+            if self.length == 1:
+                seen = mask.view(-1, self.length, 1)
+                obs = tuple(x.where(_like(seen, x), torch.zeros_like(x[:1])) for x in obs)
             logp, values, advantages, returns = (
                 torch.where(mask, x, 0.0) for x in (logp, values, advantages, returns)
             )
