@@ -14,7 +14,7 @@ FLOORS = [
     "data errors",
     "validation specs checkpoints advantages losses schedulers views episodes",
     "nn env distributions normalizers hyperparameters",
-    "models rollouts policies objectives updates",
+    "models rollouts policies objectives bonuses updates",
     "algorithms evaluation",
     "conditions config loggers progress registry trainers adapters",
     "_cli_train _cli_eval _cli_export _cli_doctor __main__",

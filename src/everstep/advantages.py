@@ -23,6 +23,24 @@ def bootstrap_values(
     return torch.where(final, final_values, next_values).masked_fill(terminated, 0.0)
 
 
+def values_beyond(values: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
+    """Value of the next observation that is acted on, `[T, N, K]`, whatever ended in between.
+
+    What streams whose returns do not end with episodes bootstrap from.
+
+    Args:
+        values: V(obs_t), the last one included, `[T + 1, N, K]`.
+        valid: Rows that the policy's action caused, bool `[T, N, 1]`.
+
+    """
+    beyond = torch.empty_like(values[1:])
+    following = values[-1]
+    for t in reversed(range(len(beyond))):
+        beyond[t] = following
+        following = torch.where(valid[t], values[t], following)
+    return beyond
+
+
 def gae(
     rewards: torch.Tensor,
     values: torch.Tensor,
@@ -32,6 +50,7 @@ def gae(
     gamma: float | torch.Tensor,
     gae_lambda: float | torch.Tensor,
     known: None | torch.Tensor = None,
+    passed: None | torch.Tensor = None,
 ) -> torch.Tensor:
     """Generalised advantage estimates `[T, N, K]`.
 
@@ -47,6 +66,7 @@ def gae(
         gamma: Discount, a number or anything that broadcasts to `[T, N, K]`.
         gae_lambda: λ, likewise.
         known: Rows whose δ is known, bool; where False it counts as 0.
+        passed: Rows that are as if they were not there, bool: their advantage is the next row's.
 
     Source: arXiv 1506.02438, eq. 16.
 
@@ -60,6 +80,8 @@ def gae(
     following = torch.zeros_like(rewards[0])
     for t in reversed(range(len(rewards))):
         extended = torch.addcmul(deltas[t], trace[t], following)
+        if passed is not None:
+            extended = torch.where(passed[t], following, extended)
         following = torch.where(done[t], deltas[t], extended, out=advantages[t])
     return advantages
 

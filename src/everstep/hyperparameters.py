@@ -64,8 +64,19 @@ class Hyperparameters:
     optimizer_cls: type[optim.Optimizer] = optim.Adam
     """Optimizer class."""
 
+    objective: str | Callable[..., Any] = "ppo"
+    """What an update minimises: `"ppo"`, `"a2c"`, or a class such as `everstep.objectives.PPO`."""
+
+    bonuses: tuple[Any, ...] = ()
+    """Rewards of the agent's own: objects such as `everstep.bonuses.RandomNetworkDistillation()`,
+    or what they are made of, such as `{"rnd": {"gamma_intrinsic": 0.99}}`."""
+
+    policy_loss_addons: tuple[Any, ...] = ()
+    """Terms of your own that are added to the loss; see `everstep.objectives.LossAddOn`."""
+
     optimizer_config: None | dict[str, Any] = None
-    """Keyword arguments of the optimizer class. None: a learning rate of 1e-3."""
+    """Keyword arguments of the optimizer class. None: a learning rate of 1e-3. `lr_pi` and `lr_v`
+    are learning rates of the policy, and of what only the values depend on."""
 
     accumulate_grads: bool = False
     """Whether all minibatches of an epoch share one optimizer step: the gradient is that of the
@@ -102,8 +113,8 @@ class Hyperparameters:
     """Sequences (transitions, for a feedforward policy) a minibatch; must divide their number in
     a rollout. None: the whole rollout."""
 
-    num_sgd_iters: PositiveInt = 4
-    """Epochs: how often an update goes through the rollout."""
+    num_sgd_iters: PositiveInt | Literal["auto"] = "auto"
+    """Epochs: how often an update goes through the rollout. `"auto"`: 1 for A2C, else 4."""
 
     shuffle_minibatches: bool = True
     """Whether every epoch draws its minibatches anew."""
@@ -233,13 +244,27 @@ class Hyperparameters:
 
     def _optimizer_problems(self) -> list[str]:
         """What the optimizer says of its options; one of a single number costs nothing."""
-        try:
-            self.optimizer_cls(
-                [nn.Parameter(torch.zeros(1))], **(self.optimizer_config or {"lr": 1e-3})
+        options, rates = self.optimizer_options()
+        problems = []
+        if rates and self.lr_schedule is not None:
+            problems.append(
+                f"`optimizer_config` has {' and '.join(rates)}, and `lr_schedule` sets one "
+                "learning rate for all parameters: drop one of them."
             )
-        except (TypeError, ValueError) as error:
-            return [f"`optimizer_config` {self.optimizer_cls.__name__} says: {error}."]
-        return []
+        for rate in (options.get("lr"), *rates.values()):
+            chosen = options if rate is None else {**options, "lr": rate}
+            try:
+                self.optimizer_cls([nn.Parameter(torch.zeros(1))], **chosen)
+            except (TypeError, ValueError) as error:
+                message = f"`optimizer_config` {self.optimizer_cls.__name__} says: {error}."
+                return [*problems, message]
+        return problems
+
+    def optimizer_options(self) -> tuple[dict[str, Any], dict[str, float]]:
+        """Keyword arguments of the optimizer class, and the learning rates `lr_pi` and `lr_v`."""
+        options = dict({"lr": 1e-3} if self.optimizer_config is None else self.optimizer_config)
+        rates = {name: options.pop(name) for name in ("lr_pi", "lr_v") if name in options}
+        return options, rates
 
 
 def _schedule_problems(name: str, schedule: None | list[tuple[int, float]]) -> list[str]:

@@ -4,11 +4,14 @@ An objective is called with a minibatch, the policy's distribution over its acti
 and returns its terms as scalars; `"total"` is minimised, the rest is reported.
 """
 
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import torch
 
 from .distributions import Distribution
+from .errors import ConfigError
 from .hyperparameters import Hyperparameters
 from .losses import approximate_kl, clipped_surrogate, value_errors, weighted_sum
 from .rollouts import Minibatch
@@ -34,16 +37,19 @@ class Objective(Protocol):
         ...
 
 
-class PPO:
-    """Proximal policy optimisation: total = vf_coeff·vf − policy − entropy_coeff·entropy.
+class ActorCritic(ABC):
+    """Base of objectives of the form total = vf_coeff·vf − policy − entropy_coeff·entropy.
+
+    A subclass says what `policy` is, row by row.
 
     Args:
         config: Hyperparameters.
         entropy_coeff: Weight of the entropy bonus, 0-d.
 
-    Source: arXiv 1707.06347, eq. 9.
-
     """
+
+    #: Epochs of an update, where the config leaves it open.
+    default_num_sgd_iters: int
 
     def __init__(self, config: Hyperparameters, *, entropy_coeff: torch.Tensor) -> None:
         self.config = config
@@ -51,19 +57,22 @@ class PPO:
         schedule = config.entropy_coeff_schedule
         self._uses_entropy = config.entropy_coeff > 0 if schedule is None else bool(schedule)
 
+    @abstractmethod
+    def gain(self, logp: torch.Tensor, minibatch: Minibatch) -> torch.Tensor:
+        """What the policy is to raise, `[B, 1]`.
+
+        Args:
+            logp: Log-probabilities of the minibatch's actions now, `[B, 1]`.
+            minibatch: What was collected.
+
+        """
+
     def __call__(
         self, minibatch: Minibatch, distribution: Distribution, values: torch.Tensor
     ) -> dict[str, torch.Tensor]:
         """Terms of the loss; see `Objective`."""
         config, weight = self.config, minibatch.weight
-        log_ratio = distribution.latents_logp(minibatch.actions) - minibatch.logp
-        ratio = log_ratio.exp()
-        surrogate = clipped_surrogate(
-            ratio,
-            minibatch.advantages,
-            clip_param=config.clip_param,
-            dual_clip_param=config.dual_clip_param,
-        )
+        logp = distribution.latents_logp(minibatch.actions)
         errors = value_errors(
             values,
             minibatch.returns,
@@ -71,21 +80,111 @@ class PPO:
             kind=config.vf_loss,
             vf_clip_param=config.vf_clip_param,
         )
-        policy, vf = weighted_sum(surrogate, weight), weighted_sum(errors, weight)
+        policy = weighted_sum(self.gain(logp, minibatch), weight)
+        vf = weighted_sum(errors, weight)
         total = config.vf_coeff * vf - policy
         entropy = torch.zeros_like(policy)
         if self._uses_entropy:
             entropy = weighted_sum(distribution.entropy(), weight)
             total = total - self.entropy_coeff * entropy
-        with torch.no_grad():
-            clipped = (ratio - 1).abs() > config.clip_param
-            kl_div = weighted_sum(approximate_kl(log_ratio), weight)
-            clip_fraction = weighted_sum(clipped, weight)
+        terms = {"policy": policy, "vf": vf, "entropy": entropy, "total": total}
+        return terms | self._monitors(logp, minibatch)
+
+    @torch.no_grad()
+    def _monitors(self, logp: torch.Tensor, minibatch: Minibatch) -> dict[str, torch.Tensor]:
+        """How far the policy has moved."""
+        log_ratio = logp - minibatch.logp
+        clipped = (log_ratio.exp() - 1).abs() > self.config.clip_param
         return {
-            "policy": policy,
-            "vf": vf,
-            "entropy": entropy,
-            "total": total,
-            "kl_div": kl_div,
-            "clip_fraction": clip_fraction,
+            "kl_div": weighted_sum(approximate_kl(log_ratio), minibatch.weight),
+            "clip_fraction": weighted_sum(clipped, minibatch.weight),
         }
+
+
+class PPO(ActorCritic):
+    """Proximal policy optimisation: the clipped surrogate.
+
+    Source: arXiv 1707.06347, eq. 9.
+    """
+
+    default_num_sgd_iters = 4
+
+    def gain(self, logp: torch.Tensor, minibatch: Minibatch) -> torch.Tensor:
+        """min(ρA, clip(ρ)A), `[B, 1]`."""
+        return clipped_surrogate(
+            (logp - minibatch.logp).exp(),
+            minibatch.advantages,
+            clip_param=self.config.clip_param,
+            dual_clip_param=self.config.dual_clip_param,
+        )
+
+
+class A2C(ActorCritic):
+    """Advantage actor-critic: the policy gradient, of one epoch.
+
+    More epochs would learn from actions of another policy without correcting for it; `clip_param`
+    is used by the monitors only.
+
+    Source: arXiv 1602.01783, without its asynchrony.
+    """
+
+    default_num_sgd_iters = 1
+
+    def gain(self, logp: torch.Tensor, minibatch: Minibatch) -> torch.Tensor:
+        """A·log π, `[B, 1]`."""
+        return logp * minibatch.advantages
+
+
+class LossAddOn(Protocol):
+    """A term of one's own in the loss; it may have `setup(policy)`, called once before training.
+
+    A function of the same signature with a `name` will do.
+    """
+
+    #: Name in statistics: `losses/<name>`.
+    name: str
+
+    def __call__(
+        self, minibatch: Minibatch, distribution: Distribution, values: torch.Tensor
+    ) -> torch.Tensor | tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """What is added to the loss, 0-d; with it, what else to report of it, 0-d each.
+
+        Weigh rows by `minibatch.weight`, which is 0 for those that are left out.
+        """
+        ...
+
+
+def add_ons(
+    chosen: Sequence[LossAddOn],
+    minibatch: Minibatch,
+    distribution: Distribution,
+    values: torch.Tensor,
+    terms: dict[str, torch.Tensor],
+) -> dict[str, torch.Tensor]:
+    """The terms of a loss with those of add-ons, each under its name and in `total`."""
+    for add_on in chosen:
+        found = add_on(minibatch, distribution, values)
+        loss, reported = found if isinstance(found, tuple) else (found, {})
+        named = {f"{add_on.name}/{key}": value for key, value in reported.items()}
+        terms = {**terms, **named, add_on.name: loss, "total": terms["total"] + loss}
+    return terms
+
+
+#: Objectives by the names that files use.
+OBJECTIVES: dict[str, Callable[..., Objective]] = {"a2c": A2C, "ppo": PPO}
+
+
+def find_objective(chosen: str | Callable[..., Any]) -> Callable[..., Objective]:
+    """The objective of that name; anything else is one already.
+
+    Raises:
+        ConfigError: Where nothing has the name.
+
+    """
+    if not isinstance(chosen, str):
+        return chosen
+    if chosen not in OBJECTIVES:
+        raise ConfigError(
+            f"`objective` must be one of {', '.join(OBJECTIVES)}, or a class; got {chosen!r}."
+        )
+    return OBJECTIVES[chosen]

@@ -16,7 +16,7 @@ class Updater:
     each. A step whose gradients are not finite is skipped: neither weights nor moments move.
 
     Args:
-        parameters: What is trained.
+        parameters: What is trained; parameters, or groups of them as optimizers take them.
         optimizer_cls: Optimizer class; PyTorch's own are used in their fused form.
         optimizer_config: Its keyword arguments.
         max_grad_norm: Norm that gradients are clipped to; None for no clipping.
@@ -35,16 +35,22 @@ class Updater:
 
     def __init__(
         self,
-        parameters: Iterable[nn.Parameter],
+        parameters: Iterable[nn.Parameter] | list[dict[str, Any]],
         *,
         optimizer_cls: type[optim.Optimizer],
         optimizer_config: dict[str, Any],
         max_grad_norm: None | float,
         grad_scaler: GradScaler,
     ) -> None:
-        trained = [p for p in parameters if p.requires_grad]
+        given = list(parameters)
+        groups = given if isinstance(given[0], dict) else [{"params": given}]
+        groups = [
+            {**group, "params": [p for p in group["params"] if p.requires_grad]}
+            for group in groups
+        ]
+        trained = [p for group in groups for p in group["params"]]
         config = _fused(optimizer_cls, optimizer_config, trained)
-        self.optimizer = optimizer_cls(trained, **config)
+        self.optimizer = optimizer_cls(groups, **config)
         # Fused optimizers skip a step on the device when told so; others need the host to decide.
         self._skips_on_device = bool(config.get("fused"))
         self.max_grad_norm = max_grad_norm

@@ -13,12 +13,14 @@ from ..episodes import EpisodeTracker, reward_statistics, to_floats
 from ..errors import DivergedError, EnvError, NotBufferedError
 from ..hyperparameters import Hyperparameters
 from ..normalizers import RunningMoments
-from ..objectives import PPO, Objective
+from ..bonuses import Bonus, Stream, make_bonuses
+from ..objectives import Objective, add_ons, find_objective
 from ..policies import GenericPolicyBase, Sample, model_mode
 from ..rollouts import Minibatch, Rollout
 from ..schedulers import EntropyScheduler, LRScheduler
 from ..specs import Leaves, Structure
 from ..updates import Updater
+from . import _bonuses as bonuses
 from . import _bookkeeping as bookkeeping
 from . import _resuming as resuming
 from ._base import GenericAlgorithmBase
@@ -30,12 +32,14 @@ from ._building import (
     check_policy,
     closed_on_error,
     make_policy,
+    resolve_epochs,
     resolve_minibatch,
     resolve_sequences,
 )
 from ._estimates import estimate_advantages, scale_rewards
 from ._final_values import value_final_obs, value_final_row
-from ._statistics import add_terms, stopwatch
+from ._parameters import parameter_groups
+from ._statistics import add_terms, stopwatch, update_statistics
 
 _Hparams = TypeVar("_Hparams", bound=AlgorithmHparams)
 _State = TypeVar("_State", bound=AlgorithmState)
@@ -65,8 +69,14 @@ class OnPolicyAlgorithm(
     policy_cls: type[_Policy]
     state_cls: type[_State]
 
+    #: Rewards of the agent's own.
+    bonuses: tuple[Bonus, ...]
+
     #: What an update minimises.
     objective: Objective
+
+    #: Columns of rewards, values and advantages: the environment's, and one for each bonus.
+    streams: tuple[Stream, ...]
 
     #: Storage of the rollout.
     rollout: Rollout
@@ -89,11 +99,18 @@ class OnPolicyAlgorithm(
             self.env.seed(config.seed)
         device = torch.device(config.device)
         config, length = resolve_sequences(config, self.env)
-        self.policy = make_policy(self.policy_cls, self.env, config, device)
+        objective = find_objective(config.objective)
+        self.bonuses = make_bonuses(config.bonuses)
+        self.streams = bonuses.streams_of(config, self.bonuses)
+        self.policy = make_policy(self.policy_cls, self.env, config, device, len(self.streams))
         self.policy.seq_len = length
+        for bonus in self.bonuses:
+            bonus.build(self.env.observation_spec, self.env.num_envs, device)
+        bonuses.add_critics(self.policy, self.bonuses, self.env.observation_spec)
         check_history(self.policy, config, self.env)
         num_envs, horizon = cast(int, config.num_envs), cast(int, config.horizon)
         config = resolve_minibatch(config, sequences=num_envs * horizon // length)
+        config = resolve_epochs(config, objective)
         self.minibatch_size = cast(int, config.sgd_minibatch_size)
         self.config = config
         self.hparams = self.hparams_cls(
@@ -109,6 +126,7 @@ class OnPolicyAlgorithm(
             episode_keys=frozenset(getattr(self.env, "episode_keys", ())),
             seq_len=length,
             history=self.policy.history,
+            num_streams=len(self.streams),
             dtype=torch.get_default_dtype(),
             device=device,
         )
@@ -117,10 +135,11 @@ class OnPolicyAlgorithm(
         self.grad_scaler = GradScaler(
             device.type, enabled=config.enable_amp and config.amp_dtype == "float16"
         )
+        others = [p for bonus in self.bonuses for p in bonus.parameters() if p.requires_grad]
         self.updater = Updater(
-            self.policy.model.parameters(),
+            parameter_groups(self.policy, self.rollout, config, others),
             optimizer_cls=config.optimizer_cls,
-            optimizer_config=config.optimizer_config or {"lr": 1e-3},
+            optimizer_config=config.optimizer_options()[0],
             max_grad_norm=config.max_grad_norm,
             grad_scaler=self.grad_scaler,
         )
@@ -134,13 +153,14 @@ class OnPolicyAlgorithm(
             kind=config.entropy_coeff_schedule_kind,
         )
         coeff = torch.tensor(self.entropy_scheduler.coeff, device=device)
-        self.objective = PPO(config, entropy_coeff=coeff)
+        self.objective = objective(config, entropy_coeff=coeff)
         self.episodes = EpisodeTracker(num_envs, device=device)
         self.discounted_returns = RunningMoments().to(device)
         self.state = self.state_cls()
         self.states: None | Leaves = None  # None: as an episode opens
         self.continues = False  # whether the environment stands where the last rollout ended
         self.is_evaluating = False
+        self._is_prepared = not self.bonuses
         self._rows_to_learn = 0
         self._reward_scale: None | torch.Tensor = None
 
@@ -203,6 +223,9 @@ class OnPolicyAlgorithm(
         due = self.state.horizons % every == 0 if every > 0 else self.state.horizons == 0
         reset = due or not self.continues
         self.state.buffered = self.continues = False
+        if not self._is_prepared and not self.is_evaluating:
+            bonuses.prepare(self.bonuses, self.env)
+            self._is_prepared = reset = True
         if reset:
             self.rollout.open(self.env.reset(config=env_config))
             self.states = None
@@ -255,11 +278,15 @@ class OnPolicyAlgorithm(
         last = self.policy.values(rollout.obs_at(rollout.horizon), self._remembered())
         rollout.values[-1].copy_(last)
         lost = value_final_obs(self.policy, rollout, config.on_missing_final)
+        means = {}
+        if not self.is_evaluating:
+            means = bonuses.write_rewards(self.bonuses, rollout)
         rewards = rollout.rewards[:-1, :, :1]
         tensors = {
             "finite": rollout.is_finite(),
             "lost": lost,
             **reward_statistics(rewards, rollout.valid),
+            **means,
         }
         if rollout.episode_keys:
             tensors |= self.episodes.update(rewards, rollout.valid, rollout.done)
@@ -291,6 +318,8 @@ class OnPolicyAlgorithm(
             explained_variance = self._estimate_advantages()
             sums, steps = self._learn()
         self._normalize_by(self.rollout)
+        for bonus in self.bonuses:
+            bonus.update(self.rollout)
         stats = to_floats({**sums, "explained_variance": explained_variance})
         # Gradient scaling skips on purpose until it has found its scale.
         if stats["skipped"] == steps and not self.grad_scaler.is_enabled():
@@ -299,14 +328,7 @@ class OnPolicyAlgorithm(
                 "Lower the learning rate, or bound rewards and observations."
             )
         self.state.env_steps += self._rows_to_learn
-        means = {key: value / steps for key, value in stats.items()}
-        found: dict[str, Any] = {
-            **self._coefficients(),
-            **{f"losses/{key}": means[key] for key in ("policy", "vf", "entropy", "total")},
-            **{f"monitors/{key}": means[key] for key in ("kl_div", "clip_fraction", "grad_norm")},
-            "monitors/explained_variance": stats["explained_variance"],
-            "monitors/skipped_updates": int(stats["skipped"]),
-        }
+        found: dict[str, Any] = {**self._coefficients(), **update_statistics(stats, steps)}
         self.follow_schedules()
         return cast(StepStats, found | {"profiling/step_ms": elapsed_ms()})
 
@@ -314,12 +336,14 @@ class OnPolicyAlgorithm(
         """Fill in advantages and returns; how much of the returns' variance the values explain."""
         rollout = self.rollout
         learnable = self.policy.learnable(rollout)
-        return estimate_advantages(rollout, self.config, learnable, self._reward_scale)
+        return estimate_advantages(
+            rollout, self.config, self.streams, learnable, self._reward_scale
+        )
 
     def _learn(self) -> tuple[dict[str, torch.Tensor], int]:
         """Go through the rollout; sums of the statistics, and over how many optimizer steps."""
         config, updater = self.config, self.updater
-        sequences = self.policy.sequences(self.rollout)
+        sequences = self.policy.sequences(self.rollout, with_next=bool(self.bonuses))
         joint = config.accumulate_grads
         sums: dict[str, torch.Tensor] = {}
         updater.begin()
@@ -347,7 +371,9 @@ class OnPolicyAlgorithm(
 
     def _losses(self, minibatch: Minibatch) -> dict[str, torch.Tensor]:
         distribution, values = self.policy.evaluate(minibatch)
-        return self.objective(minibatch, distribution, values)
+        terms = self.objective(minibatch, distribution, values)
+        terms = add_ons(self.config.policy_loss_addons, minibatch, distribution, values, terms)
+        return bonuses.add_losses(self.bonuses, minibatch, terms)
 
     def _must_stop(self, kl_div: torch.Tensor, *, is_first: bool) -> bool:
         """Whether the policy has moved too far; or the learning rate adapted to how far it has."""

@@ -18,6 +18,10 @@ def copy_of(algorithm: "OnPolicyAlgorithm[Any, Any, Any]") -> Kept:
     return {
         "episodes": {n: x.clone() for n, x in algorithm.episodes.state_dict().items()},
         "returns": {n: x.clone() for n, x in algorithm.discounted_returns.state_dict().items()},
+        **{
+            bonus.name: {name: x.clone() for name, x in bonus.named_buffers()}
+            for bonus in algorithm.bonuses
+        },
     }
 
 
@@ -25,6 +29,8 @@ def put_back(algorithm: "OnPolicyAlgorithm[Any, Any, Any]", kept: Kept) -> None:
     """Make them what they were."""
     algorithm.episodes.load_state_dict(kept["episodes"])
     algorithm.discounted_returns.load_state_dict(kept["returns"])
+    for bonus in algorithm.bonuses:
+        bonus.load_state_dict(kept[bonus.name], strict=False)
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """Resolving `"auto"`: from what was asked for and what the environment is, to what is built."""
 
+import inspect
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -189,8 +190,17 @@ def resolve_sequences(config: C, env: Env) -> tuple[C, int]:
     return replace(config, seqs_per_state_reset=every), length
 
 
-def make_policy(cls: type[P], env: Env, config: Hyperparameters, device: torch.device) -> P:
+def make_policy(
+    cls: type[P], env: Env, config: Hyperparameters, device: torch.device, num_values: int = 1
+) -> P:
     """The policy that a config describes.
+
+    Args:
+        cls: Kind of policy.
+        env: The environment.
+        config: Hyperparameters.
+        device: Where it lives.
+        num_values: Reward streams; told to models that take `num_values`.
 
     Raises:
         ConfigError: Where model or distribution do not fit the environment's specs.
@@ -205,12 +215,30 @@ def make_policy(cls: type[P], env: Env, config: Hyperparameters, device: torch.d
         env.action_spec,
         model=config.model,
         model_cls=config.model_cls,
-        model_config=config.model_config,
+        model_config=_model_config(config, num_values),
         distribution_cls=config.distribution_cls,
         device=device,
         normalizer=normalizer,
         autocast=torch.autocast(device.type, dtype=dtype) if config.enable_amp else None,
     )
+
+
+def _model_config(config: Hyperparameters, num_values: int) -> None | dict[str, Any]:
+    """Keyword arguments of the model: `num_values` too, where there are several and it takes it."""
+    if num_values == 1 or config.model is not None:
+        return config.model_config
+    if config.model_cls is not None:
+        taken = inspect.signature(config.model_cls).parameters
+        if "num_values" not in taken:
+            return config.model_config
+    return {"num_values": num_values, **(config.model_config or {})}
+
+
+def resolve_epochs(config: C, objective: Any) -> C:
+    """The config with `num_sgd_iters` resolved: what the objective says, else 4."""
+    if config.num_sgd_iters != "auto":
+        return config
+    return replace(config, num_sgd_iters=getattr(objective, "default_num_sgd_iters", 4))
 
 
 def buffer_spec(rollout: Rollout, env: Env) -> Composite:
@@ -290,7 +318,8 @@ def check_policy(policy: GenericPolicyBase[Any], rollout: Rollout) -> None:
             f"cannot act on an observation of zeros: {type(error).__name__}: {error}. Set "
             "`model_cls`, `model_config` or `distribution_cls` to what fits the environment."
         ) from error
-    expected = [("log-probabilities", sample.logp, (n, 1)), ("values", sample.values, (n, 1))]
+    columns = rollout.values.shape[-1]
+    expected = [("log-probabilities", sample.logp, (n, 1)), ("values", sample.values, (n, columns))]
     shapes, dtypes = rollout.action.shapes, rollout.action.dtypes
     kinds = (("actions", sample.actions), ("stored actions", sample.latents))
     expected += [

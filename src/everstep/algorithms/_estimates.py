@@ -1,8 +1,18 @@
 """What is computed from a complete rollout before anything is learned from it."""
 
+from collections.abc import Sequence
+
 import torch
 
-from ..advantages import bootstrap_values, gae, masked_moments, standardize, vanishes
+from ..advantages import (
+    bootstrap_values,
+    gae,
+    masked_moments,
+    standardize,
+    values_beyond,
+    vanishes,
+)
+from ..bonuses import Stream
 from ..hyperparameters import Hyperparameters
 from ..normalizers import RunningMoments
 from ..rollouts import Rollout
@@ -30,6 +40,7 @@ def scale_rewards(rollout: Rollout, running: None | RunningMoments) -> torch.Ten
 def estimate_advantages(
     rollout: Rollout,
     config: Hyperparameters,
+    streams: Sequence[Stream],
     learnable: torch.Tensor,
     reward_scale: None | torch.Tensor,
 ) -> torch.Tensor:
@@ -38,30 +49,56 @@ def estimate_advantages(
     Args:
         rollout: Complete rollout.
         config: Hyperparameters.
+        streams: What the columns of rewards and values are.
         learnable: Rows that the losses see, bool `[T, N, 1]`.
-        reward_scale: What rewards are divided by, 0-d; None where they are not.
+        reward_scale: What the environment's rewards are divided by, 0-d; None where they are not.
 
     """
-    rewards, values = rollout.rewards[:-1], rollout.values[:-1]
-    if reward_scale is not None:
-        rewards = rewards / (reward_scale + 1e-8)
-    following = bootstrap_values(
-        rollout.values[1:], rollout.terminated, rollout.final, rollout.final_values
-    )
-    advantages = gae(
-        rewards,
-        values,
-        following,
-        rollout.done,
-        gamma=config.gamma,
-        gae_lambda=config.gae_lambda,
-        known=rollout.known & rollout.valid,
-    )
+    values = rollout.values[:-1]
+    advantages = _advantages(rollout, config, streams, _scaled(rollout, reward_scale))
     rollout.returns[:-1] = advantages + values
-    combined = advantages.sum(-1, keepdim=True)
+    weights = rollout.values.new_tensor([stream.weight for stream in streams])
+    combined = (advantages * weights).sum(-1, keepdim=True)
     if config.normalize_advantages:
         combined = standardize(combined, learnable)
     rollout.advantages[:-1] = combined
     _, error = masked_moments(advantages[..., :1], learnable)
     _, spread = masked_moments(rollout.returns[:-1, :, :1], learnable)
     return 1 - error.square() / spread.square().clamp(min=1e-12)
+
+
+def _scaled(rollout: Rollout, scale: None | torch.Tensor) -> torch.Tensor:
+    """Rewards `[T, N, K]`, the environment's divided by `scale`."""
+    rewards = rollout.rewards[:-1]
+    if scale is None:
+        return rewards
+    scaled = rewards[..., :1] / (scale + 1e-8)
+    return scaled if rewards.shape[-1] == 1 else torch.cat([scaled, rewards[..., 1:]], -1)
+
+
+def _advantages(
+    rollout: Rollout, config: Hyperparameters, streams: Sequence[Stream], rewards: torch.Tensor
+) -> torch.Tensor:
+    """Advantages of every stream, `[T, N, K]`."""
+    following = bootstrap_values(
+        rollout.values[1:], rollout.terminated, rollout.final, rollout.final_values
+    )
+    done, known, passed = rollout.done, rollout.known & rollout.valid, None
+    gamma: float | torch.Tensor = config.gamma
+    if len(streams) > 1:
+        gamma = rewards.new_tensor([stream.gamma for stream in streams])
+        ends = torch.tensor([stream.episodic for stream in streams], device=rewards.device)
+        beyond = values_beyond(rollout.values, rollout.valid)
+        following = torch.where(ends, following, beyond)
+        done, known = done & ends, known | ~ends
+        passed = ~rollout.valid & ~ends
+    return gae(
+        rewards,
+        rollout.values[:-1],
+        following,
+        done,
+        gamma=gamma,
+        gae_lambda=config.gae_lambda,
+        known=known,
+        passed=passed,
+    )

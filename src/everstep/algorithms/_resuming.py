@@ -26,6 +26,7 @@ def state_of(algorithm: "OnPolicyAlgorithm[Any, Any, Any]") -> dict[str, Any]:
         "last_done": rollout.done[-1],
         "reversed_returns": rollout.reversed_returns[-1],
         "discounted_returns": dict(algorithm.discounted_returns.state_dict()),
+        "bonuses": {bonus.name: dict(bonus.state_dict()) for bonus in algorithm.bonuses},
         "normalizer": None if normalizer is None else dict(normalizer.state_dict()),
         "memory": None if algorithm.states is None else list(algorithm.states),
         "rng": torch.get_rng_state(),
@@ -61,6 +62,7 @@ def restore(algorithm: "OnPolicyAlgorithm[Any, Any, Any]", state: dict[str, Any]
             normalizer.load_state_dict(state["normalizer"])
     except RuntimeError as error:
         raise CheckpointError(f"The checkpoint's weights do not fit the model. {error}") from None
+    _restore_bonuses(algorithm, state.get("bonuses", {}))
     algorithm.optimizer.load_state_dict(state["optimizer"])
     algorithm.grad_scaler.load_state_dict(state["grad_scaler"])
     algorithm.state = type(algorithm.state)(**{**state["counters"], "buffered": False})
@@ -79,3 +81,21 @@ def restore(algorithm: "OnPolicyAlgorithm[Any, Any, Any]", state: dict[str, Any]
     algorithm.continues = state["continues"] and state["env"] is not None
     if state["env"] is not None:
         cast(Any, algorithm.env).load_state_dict(state["env"])
+
+
+def _restore_bonuses(
+    algorithm: "OnPolicyAlgorithm[Any, Any, Any]", states: dict[str, dict[str, torch.Tensor]]
+) -> None:
+    names = [bonus.name for bonus in algorithm.bonuses]
+    if set(names) != set(states):
+        raise CheckpointError(
+            f"The checkpoint's bonuses are {sorted(states)}; this algorithm's are {names}."
+        )
+    for bonus in algorithm.bonuses:
+        try:
+            bonus.load_state_dict(states[bonus.name])
+        except RuntimeError as error:
+            raise CheckpointError(
+                f"The checkpoint's state does not fit the bonus {bonus.name}. {error}"
+            ) from None
+    algorithm._is_prepared = True

@@ -17,3 +17,19 @@ def stopwatch() -> Callable[[], float]:
     """A function that returns the milliseconds since this call."""
     start = time.perf_counter_ns()
     return lambda: (time.perf_counter_ns() - start) / 1e6
+
+
+#: What an update reports that is neither a loss nor its own.
+_MONITORS = ("kl_div", "clip_fraction", "grad_norm")
+
+
+def update_statistics(sums: dict[str, float], steps: int) -> dict[str, float | int]:
+    """Statistics of an update, from sums over its `steps` optimizer steps."""
+    found: dict[str, float | int] = {
+        "monitors/explained_variance": sums["explained_variance"],
+        "monitors/skipped_updates": int(sums["skipped"]),
+    }
+    for name, total in sums.items():
+        if name not in ("explained_variance", "skipped"):
+            found[f"{'monitors' if name in _MONITORS else 'losses'}/{name}"] = total / steps
+    return found

@@ -12,7 +12,9 @@ from ._default_recurrent import (
     DefaultRecurrentModel,
 )
 from ._defaults import DefaultContinuousModel, DefaultDiscreteModel, DefaultModel
+from ._encoders import is_image
 from ._feedforward import GenericModel, Model, ModelFactory
+from ._networks import ObservationNetwork
 from ._recurrent import GenericRecurrentModel, RecurrentModel, RecurrentModelFactory
 
 __all__ = [
@@ -27,6 +29,8 @@ __all__ = [
     "GenericRecurrentModel",
     "Model",
     "ModelFactory",
+    "ObservationNetwork",
     "RecurrentModel",
     "RecurrentModelFactory",
+    "is_image",
 ]

@@ -62,6 +62,10 @@ class GenericPolicyBase(ABC, Generic[_Model]):
 
     """
 
+    #: Values of further reward streams `[B, …]`, of normalised observations, where the model has
+    #: none.
+    critic: None | nn.Module = None
+
     #: Past observations that are kept beside the present one.
     history: int = 0
 
@@ -201,9 +205,15 @@ class GenericPolicyBase(ABC, Generic[_Model]):
         """Rows that the losses see, bool `[T, N, 1]`."""
         return rollout.known & rollout.valid
 
-    def sequences(self, rollout: Rollout) -> Sequences:
-        """The rollout, cut into what one minibatch is made of."""
-        return rollout.sequences(self.learnable(rollout))
+    def sequences(self, rollout: Rollout, *, with_next: bool = False) -> Sequences:
+        """The rollout, cut into what one minibatch is made of.
+
+        Args:
+            rollout: Complete, with advantages.
+            with_next: Whether minibatches hold what each action led to.
+
+        """
+        return rollout.sequences(self.learnable(rollout), with_next=with_next)
 
     @abstractmethod
     def evaluate(self, minibatch: Minibatch) -> tuple[Distribution, torch.Tensor]:
@@ -213,6 +223,17 @@ class GenericPolicyBase(ABC, Generic[_Model]):
 
     def _normalized(self, obs: Leaves) -> Leaves:
         return obs if self.normalizer is None else self.normalizer(obs)
+
+    def _all_values(self, values: torch.Tensor, obs: Leaves) -> torch.Tensor:
+        """The model's values, and behind them those of the streams that it does not know.
+
+        Args:
+            values: The model's, `[B, 1]`.
+            obs: Normalised observations, `[B, …]`.
+
+        """
+        values = in_full({"": values})[""]
+        return values if self.critic is None else torch.cat([values, self.critic(obs)], -1)
 
     def _distribution(self, features: Any) -> Distribution:
         return self.distribution_cls(in_full(features), self.model)

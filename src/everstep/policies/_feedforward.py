@@ -78,13 +78,15 @@ class Policy(GenericPolicyBase[Model]):
             batch = TensorDict(seen, batch_size=batch_size)
         else:
             batch = self._windows.batch(obs, states[0])
-        return self._run(batch)
+        features, values = self._run(batch)
+        present = obs if self._windows is None else tuple(leaf[:, -1] for leaf in obs)
+        return features, self._all_values(values, present)
 
     def _run(self, batch: TensorDict) -> tuple[Any, torch.Tensor]:
         with self._autocast:
             features = self.model(batch)
             values = self.model.value_function()
-        return features, in_full({"": values})[""]
+        return features, values
 
     def sample(
         self,

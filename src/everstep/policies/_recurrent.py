@@ -100,7 +100,8 @@ class RecurrentPolicy(GenericPolicyBase[RecurrentModel]):
         leaves = self.memory.flatten(after)
         # What is stored has the spec's dtype; what goes on must be the same number.
         states = tuple(x.to(d) for x, d in zip(leaves, self.memory.dtypes, strict=True))
-        return in_full(features), in_full({"": values})[""], states
+        flat = tuple(x.flatten(0, 1) for x in obs)
+        return in_full(features), self._all_values(values, flat), states
 
     def sample(
         self,

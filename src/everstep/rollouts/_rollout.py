@@ -12,7 +12,7 @@ from tensordict import TensorDict
 from ..data import DataKeys
 from ..errors import EnvError, NonFiniteError
 from ..specs import EMPTY, Leaves, Structure
-from ._sequences import Sequences
+from ._sequences import Sequences, before_reset
 
 #: Observation or action rows, prebuilt: indexing costs more than copying a small row.
 Rows = list[Leaves]
@@ -268,14 +268,36 @@ class Rollout:
                     "The policy was not changed; mend the environment, or bound what it returns."
                 )
 
-    def sequences(self, learnable: torch.Tensor) -> Sequences:
+    @property
+    def ends(self) -> torch.Tensor:
+        """Rows that end an episode and were reset at once, bool `[T, N, 1]`."""
+        return self.done & self.first
+
+    @property
+    def next_known(self) -> torch.Tensor:
+        """Rows of which it is known what the action led to, bool `[T, N, 1]`."""
+        found = ~self.ends if not self.final_obs else torch.ones_like(self.valid)
+        for leaf in self.final_obs:
+            found &= leaf.isfinite().flatten(2).all(-1, keepdim=True) | ~self.ends
+        return found & self.valid
+
+    def next_obs(self, start: int, end: int) -> Leaves:
+        """What the actions of env steps `start` to `end` led to, `[(end − start)·N, …]`."""
+        return before_reset(
+            tuple(leaf[start + 1 : end + 1].flatten(0, 1) for leaf in self.obs),
+            tuple(leaf[start:end].flatten(0, 1) for leaf in self.final_obs),
+            self.ends[start:end].flatten(0, 1),
+        )
+
+    def sequences(self, learnable: torch.Tensor, *, with_next: bool = False) -> Sequences:
         """The rollout as sequences of `seq_len` env steps.
 
         Args:
             learnable: Rows that the losses see, bool `[T, N, 1]`.
+            with_next: Whether minibatches hold what each action led to.
 
         """
-        return Sequences(self, learnable)
+        return Sequences(self, learnable, with_next=with_next)
 
     def view(self) -> TensorDict:
         """Zero-copy view `[num_envs, horizon + 1]` of the storage."""

@@ -37,6 +37,10 @@ class Minibatch:
     returns: torch.Tensor
     #: Each row's share of the loss, 0 where it is left out, `[B·L, 1]`.
     weight: torch.Tensor
+    #: What each action led to, before any reset, `[B·L, …]`; empty unless a bonus asks for it.
+    next_obs: Leaves = ()
+    #: Whether that is known, bool `[B·L, 1]`; None unless a bonus asks for it.
+    next_known: None | torch.Tensor = None
 
 
 class Sequences:
@@ -47,13 +51,16 @@ class Sequences:
     Args:
         rollout: The rollout.
         learnable: Rows that the losses see, bool `[T, N, 1]`.
+        with_next: Whether minibatches hold what each action led to.
 
     """
 
     #: Number of sequences, `S·N`.
     count: int
 
-    def __init__(self, rollout: "Rollout", learnable: torch.Tensor) -> None:
+    def __init__(
+        self, rollout: "Rollout", learnable: torch.Tensor, *, with_next: bool = False
+    ) -> None:
         self.length = rollout.seq_len
         self.num_envs = rollout.num_envs
         self.count = rollout.horizon // rollout.seq_len * rollout.num_envs
@@ -82,6 +89,10 @@ class Sequences:
             ),
             "mask": self._cut_all([learnable]),
         }
+        if with_next:
+            self._fields["next"] = self._cut_all(leaf[1:] for leaf in rollout.obs)
+            self._fields["final"] = self._cut_all(rollout.final_obs)
+            self._fields["ends"] = self._cut_all([rollout.ends, rollout.next_known])
 
     def _cut_all(self, leaves: Any) -> Leaves:
         return tuple(x.unflatten(0, (-1, self.length)).transpose(1, 2) for x in leaves)
@@ -121,9 +132,11 @@ class Sequences:
             total: Rows that share one optimizer step; the minibatch's own where None.
 
         """
-        obs, states, first, actions, rows, (mask,) = (
-            tuple(self._take(x, index) for x in leaves) for leaves in self._fields.values()
-        )
+        taken = {
+            name: tuple(self._take(x, index) for x in leaves)
+            for name, leaves in self._fields.items()
+        }
+        obs, states, first, actions, rows, (mask,) = list(taken.values())[:6]
         logp, values, advantages, returns = (x.flatten(0, 1) for x in rows)
         mask = mask.flatten(0, 1)
         total = mask.sum() if total is None else total
@@ -146,6 +159,7 @@ class Sequences:
             advantages=advantages,
             returns=returns,
             weight=mask.to(logp.dtype) / total.clamp(min=1),
+            **_next(taken),
         )
 
     def _take(self, x: torch.Tensor, index: None | slice | torch.Tensor) -> torch.Tensor:
@@ -158,6 +172,35 @@ class Sequences:
         if isinstance(index, slice):
             index = torch.arange(index.start, index.stop, device=x.device)
         return x[index // self.num_envs, index % self.num_envs]
+
+
+def _next(taken: dict[str, Leaves]) -> dict[str, Any]:
+    """What actions led to, from the fields of a minibatch that hold it."""
+    if "next" not in taken:
+        return {}
+    ends, known = (x.flatten(0, 1) for x in taken["ends"])
+    next_obs = tuple(x.flatten(0, 1) for x in taken["next"])
+    return {
+        "next_obs": before_reset(next_obs, tuple(x.flatten(0, 1) for x in taken["final"]), ends),
+        "next_known": known,
+    }
+
+
+def before_reset(next_obs: Leaves, final_obs: Leaves, ends: torch.Tensor) -> Leaves:
+    """What actions led to, `[R, …]`: the final observation where one replaces the next.
+
+    Args:
+        next_obs: Observations after the action, `[R, …]`.
+        final_obs: Those before a reset, `[R, …]`; may be empty.
+        ends: Rows that were reset, bool `[R, 1]`.
+
+    """
+    if not final_obs:
+        return next_obs
+    return tuple(
+        torch.where(ends.view(-1, *(1,) * (x.ndim - 1)), final, x)
+        for x, final in zip(next_obs, final_obs, strict=True)
+    )
 
 
 def _like(mask: torch.Tensor, x: torch.Tensor) -> torch.Tensor:

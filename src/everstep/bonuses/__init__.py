@@ -1,0 +1,48 @@
+"""Bonuses: rewards that come from the agent rather than from the environment."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ..errors import ConfigError
+from ._base import Bonus, Stream
+from ._rnd import RandomNetworkDistillation
+
+__all__ = ["BONUSES", "Bonus", "RandomNetworkDistillation", "Stream", "make_bonuses"]
+
+#: Bonuses by the names that files use.
+BONUSES: dict[str, Callable[..., Bonus]] = {"rnd": RandomNetworkDistillation}
+
+
+def make_bonuses(chosen: Sequence[Bonus | Mapping[str, Any]]) -> tuple[Bonus, ...]:
+    """The bonuses that are meant: objects as they are, `{"rnd": {…}}` made.
+
+    Raises:
+        ConfigError: Where a name or an option is unknown, or two bonuses have one name.
+
+    """
+    made = tuple(one if isinstance(one, Bonus) else _make(one) for one in chosen)
+    names = [bonus.name for bonus in made]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"`bonuses` must have different names; got {', '.join(names)}.")
+    weights = {bonus.extrinsic_weight for bonus in made}
+    if len(weights) > 1:
+        raise ConfigError(
+            "`bonuses` must agree on the weight of the environment's advantages; got "
+            f"{', '.join(map(str, sorted(weights)))}."
+        )
+    return made
+
+
+def _make(described: Any) -> Bonus:
+    if not isinstance(described, Mapping) or len(described) != 1:
+        raise ConfigError(
+            "`bonuses` expected objects, or mappings such as {'rnd': {'gamma_intrinsic': 0.99}}; "
+            f"got {described!r}."
+        )
+    ((name, options),) = described.items()
+    if name not in BONUSES:
+        raise ConfigError(f"`bonuses` has {name!r}; known are {', '.join(BONUSES)}.")
+    try:
+        return BONUSES[name](**(options or {}))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"`bonuses` {name}: {error}") from error

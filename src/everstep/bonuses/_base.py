@@ -1,0 +1,98 @@
+"""What a bonus is to an algorithm: a stream of rewards, and a loss."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torchrl.data import TensorSpec
+
+from ..env import Env
+from ..rollouts import Minibatch, Rollout
+from ..specs import Leaves
+
+
+@dataclass(frozen=True)
+class Stream:
+    """One column of rewards, values and advantages."""
+
+    #: Discount.
+    gamma: float
+
+    #: Weight of its advantages in the policy's.
+    weight: float = 1.0
+
+    #: Whether its returns end where episodes do.
+    episodic: bool = True
+
+
+class Bonus(nn.Module, ABC):
+    """Base of bonuses: a reward for what an action led to, and a loss that is learned with it.
+
+    An algorithm calls, in this order: `build` once; `prepare` before the first rollout; `rewards`
+    with every rollout; `losses` with every minibatch; `update` after every update. All parameters
+    that require gradients are trained by the algorithm's optimizer, and everything in `state_dict`
+    is saved with its state.
+    """
+
+    #: Name in statistics, and in files.
+    name: str
+
+    #: Values of this stream `[B, 1]` from observations, where the policy's model has none.
+    critic: None | nn.Module = None
+
+    #: Weight of the environment's own advantages in the policy's.
+    extrinsic_weight: float = 1.0
+
+    #: How its rewards become returns.
+    stream: Stream
+
+    @abstractmethod
+    def build(self, observation_spec: TensorSpec, num_envs: int, device: torch.device) -> None:
+        """Make what depends on the environment.
+
+        Raises:
+            ConfigError: Where nothing can be made for such observations.
+
+        """
+
+    def prepare(self, env: Env) -> bool:
+        """Look at the environment before the first rollout; whether it was stepped.
+
+        It is reset after that.
+        """
+        return False
+
+    @abstractmethod
+    def rewards(self, rollout: Rollout) -> torch.Tensor:
+        """Rewards of a complete rollout, `[T, N, 1]`; those of invalid rows do not matter."""
+
+    @abstractmethod
+    def losses(self, minibatch: Minibatch) -> torch.Tensor:
+        """What is added to the loss, 0-d.
+
+        Args:
+            minibatch: With `next_obs` and `next_known`.
+
+        """
+
+    def update(self, rollout: Rollout) -> None:
+        """Take a rollout into the statistics, after an update."""
+
+
+class Critics(nn.Module):
+    """Values of several bonuses' streams, from observations."""
+
+    def __init__(self, critics: list[nn.Module]) -> None:
+        super().__init__()
+        self.critics = nn.ModuleList(critics)
+
+    def forward(self, obs: Leaves) -> torch.Tensor:
+        """Values `[B, K]`."""
+        return torch.cat([critic(obs) for critic in self.critics], -1)
+
+
+def as_configured(bonus: Any) -> Any:
+    """A bonus as records show it."""
+    return bonus if not isinstance(bonus, Bonus) else {bonus.name: type(bonus).__name__}

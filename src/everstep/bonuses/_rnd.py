@@ -1,0 +1,216 @@
+"""Random network distillation: a reward for what was rarely seen."""
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torchrl.data import Composite, TensorSpec, Unbounded
+
+from ..env import Env
+from ..errors import ConfigError
+from ..models import ObservationNetwork, is_image
+from ..normalizers import RunningMoments
+from ..rollouts import Minibatch, Rollout
+from ..specs import Leaves, Structure, leaf_specs
+from ._base import Bonus, Stream
+
+#: Observations whose novelty is computed at a time.
+CHUNK = 4096
+
+#: Largest absolute value of a normalised observation.
+CLIP = 5.0
+
+
+class RandomNetworkDistillation(Bonus):
+    """The error of a network that learns to predict a random one: large for what is new.
+
+    A row's reward is that of the observation its action led to (the final one, where the
+    environment was reset), divided by the standard deviation of the discounted sums of all such
+    rewards so far. Its returns do not end with episodes, unless `episodic`.
+
+    Source: arXiv 1810.12894.
+
+    Args:
+        gamma_intrinsic: Discount of its rewards.
+        ext_adv_coeff: Weight of the environment's advantages.
+        int_adv_coeff: Weight of its own.
+        predictor_proportion: Share of the rows that the predictor learns from, drawn anew in each
+            minibatch; 1 or more for all.
+        pre_normalization_steps: Rollouts of random actions that observations' statistics begin
+            with.
+        pre_normalization_length: Env steps of each.
+        episodic: Whether its returns end where episodes do.
+        features: Width of the target's output.
+        hiddens: Widths of the target's hidden layers; the predictor has two more, of `features`.
+        network_cls: Makes target and predictor, from the spec of normalised observations and the
+            options below: a module of tuples of leaves `[B, …]` to `[B, features]`.
+        target_config: Options of the target.
+        predictor_config: Options of the predictor.
+
+    Raises:
+        ValueError: Where an argument breaks a rule.
+
+    """
+
+    name = "rnd"
+
+    #: Learns to predict the target.
+    predictor: nn.Module
+
+    #: What is predicted: random, and never trained.
+    target: nn.Module
+
+    def __init__(
+        self,
+        *,
+        gamma_intrinsic: float = 0.99,
+        ext_adv_coeff: float = 2.0,
+        int_adv_coeff: float = 1.0,
+        predictor_proportion: float = 2.0,
+        pre_normalization_steps: int = 50,
+        pre_normalization_length: int = 128,
+        episodic: bool = False,
+        features: int = 64,
+        hiddens: tuple[int, ...] | list[int] = (64,),
+        network_cls: None | Callable[..., nn.Module] = None,
+        target_config: None | dict[str, Any] = None,
+        predictor_config: None | dict[str, Any] = None,
+    ) -> None:
+        super().__init__()
+        _check(0 < gamma_intrinsic <= 1, "gamma_intrinsic", "in (0, 1]", gamma_intrinsic)
+        _check(predictor_proportion > 0, "predictor_proportion", "above 0", predictor_proportion)
+        for name, steps in (
+            ("pre_normalization_steps", pre_normalization_steps),
+            ("pre_normalization_length", pre_normalization_length),
+        ):
+            _check(steps >= 0, name, "at least 0", steps)
+        self.extrinsic_weight = float(ext_adv_coeff)
+        self.stream = Stream(float(gamma_intrinsic), float(int_adv_coeff), episodic)
+        self.predictor_proportion = predictor_proportion
+        self.pre_normalization = pre_normalization_steps * pre_normalization_length
+        self._network_cls = network_cls
+        self._widths = (features, tuple(hiddens))
+        self._configs = (target_config or {}, predictor_config or {})
+
+    def build(self, observation_spec: TensorSpec, num_envs: int, device: torch.device) -> None:
+        """See `Bonus.build`."""
+        spec = _normalized_spec(observation_spec)
+        try:
+            self.target, self.predictor = (self._make(spec, which) for which in (0, 1))
+        except (ValueError, TypeError) as error:
+            raise ConfigError(f"`bonuses` rnd: {error}.") from error
+        self.target.requires_grad_(False)
+        leaves = leaf_specs(observation_spec).values()
+        self.moments = nn.ModuleDict(
+            {str(i): RunningMoments(*s.shape) for i, s in enumerate(leaves) if _is_number(s)}
+        )
+        self.spread = RunningMoments()
+        self.register_buffer("sums", torch.zeros(num_envs, 1))
+        self.to(device)
+
+    def _make(self, spec: TensorSpec, which: int) -> nn.Module:
+        features, hiddens = self._widths
+        if self._network_cls is not None:
+            return self._network_cls(spec, **self._configs[which])
+        deeper = (features, features) if which else ()
+        options = {"hiddens": (*hiddens, *deeper), **self._configs[which]}
+        return ObservationNetwork(spec, features, **options)
+
+    # ---- rewards ------------------------------------------------------------------------------
+
+    def prepare(self, env: Env) -> bool:
+        """Statistics of observations under random actions; whether there were any."""
+        structure = Structure.of(env.observation_spec)
+        for t in range(self.pre_normalization):
+            if t == 0:
+                env.reset()
+            action = env.action_spec.rand(torch.Size([env.num_envs]))
+            leaves = structure.flatten(env.step(action)["obs"])
+            self._observe(leaves, torch.ones(env.num_envs, dtype=torch.bool, device=leaves[0].device))
+        return self.pre_normalization > 0
+
+    @torch.no_grad()
+    def rewards(self, rollout: Rollout) -> torch.Tensor:
+        """See `Bonus.rewards`."""
+        steps = max(1, CHUNK // rollout.num_envs)
+        errors = [
+            self._errors(rollout.next_obs(t, min(t + steps, rollout.horizon)))
+            for t in range(0, rollout.horizon, steps)
+        ]
+        novelty = torch.cat(errors).view(rollout.horizon, rollout.num_envs, 1).to(rollout.dtype)
+        novelty = torch.where(rollout.next_known, novelty, 0.0)
+        sums = self._discounted(novelty, rollout)
+        self.spread.update(sums.flatten(), rollout.valid.flatten())
+        return novelty / self.spread.std.to(novelty.dtype)
+
+    def _discounted(self, rewards: torch.Tensor, rollout: Rollout) -> torch.Tensor:
+        """Discounted sums of past rewards `[T, N, 1]`, going on where the last rollout ended."""
+        sums, so_far = torch.empty_like(rewards), self.sums.to(rewards.dtype)
+        ends = rollout.done & self.stream.episodic
+        for t in range(len(rewards)):
+            so_far = torch.where(
+                rollout.valid[t], rewards[t] + self.stream.gamma * so_far, so_far
+            )
+            sums[t] = so_far
+            so_far = torch.where(ends[t], 0.0, so_far)
+        self.sums.copy_(so_far)
+        return sums
+
+    def _errors(self, obs: Leaves) -> torch.Tensor:
+        """Mean squared error of the predictor, `[R, 1]`."""
+        normalized = self._normalized(obs)
+        difference = self.predictor(normalized) - self.target(normalized)
+        return difference.square().mean(-1, keepdim=True)
+
+    def _normalized(self, obs: Leaves) -> Leaves:
+        return tuple(self._normalize(str(i), leaf) for i, leaf in enumerate(obs))
+
+    def _normalize(self, place: str, leaf: torch.Tensor) -> torch.Tensor:
+        if place not in self.moments:
+            return leaf
+        moments = cast(RunningMoments, self.moments[place])
+        dtype = leaf.dtype if leaf.is_floating_point() else torch.get_default_dtype()
+        centred = leaf.to(dtype) - moments.mean.to(dtype)
+        return (centred / moments.std.to(dtype)).clamp(-CLIP, CLIP)
+
+    # ---- learning -----------------------------------------------------------------------------
+
+    def losses(self, minibatch: Minibatch) -> torch.Tensor:
+        """See `Bonus.losses`."""
+        assert minibatch.next_known is not None
+        errors = self._errors(minibatch.next_obs)
+        weight = torch.where(minibatch.next_known, minibatch.weight, 0.0)
+        if self.predictor_proportion < 1:
+            chosen = torch.rand_like(weight) <= self.predictor_proportion
+            share = weight.sum()
+            weight = torch.where(chosen, weight, 0.0)
+            weight = weight * (share / weight.sum().clamp(min=1e-12))
+        return (torch.where(weight > 0, errors, 0.0) * weight).sum()
+
+    @torch.no_grad()
+    def update(self, rollout: Rollout) -> None:
+        """See `Bonus.update`."""
+        self._observe(rollout.next_obs(0, rollout.horizon), rollout.next_known.flatten())
+
+    def _observe(self, leaves: Leaves, mask: torch.Tensor) -> None:
+        for place, moments in self.moments.items():
+            cast(RunningMoments, moments).update(leaves[int(place)], mask)
+
+
+def _is_number(spec: TensorSpec) -> bool:
+    return spec.dtype.is_floating_point or is_image(spec)
+
+
+def _normalized_spec(spec: TensorSpec) -> TensorSpec:
+    """Spec of normalised observations: images of bytes are numbers then."""
+    if isinstance(spec, Composite):
+        return Composite({key: _normalized_spec(leaf) for key, leaf in spec.items()})
+    if _is_number(spec) and not spec.dtype.is_floating_point:
+        return Unbounded(shape=spec.shape, dtype=torch.get_default_dtype())
+    return spec
+
+
+def _check(holds: bool, name: str, rule: str, received: float) -> None:
+    if not holds:
+        raise ValueError(f"`{name}` must be {rule}; got {received}")

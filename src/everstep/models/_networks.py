@@ -1,0 +1,56 @@
+"""A network of a whole observation, for whoever needs one beside the policy's model."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+from torchrl.data import TensorSpec
+
+from ..nn import Head, get_activation
+from ..specs import Leaves, Structure
+from ._defaults import initialize
+from ._encoders import ObservationEncoder
+
+
+class ObservationNetwork(nn.Module):
+    """A perceptron behind an encoder of the observation: leaves `[B, …]` to numbers `[B, outputs]`.
+
+    Weights are orthogonal with gain √2, biases zero.
+
+    Args:
+        observation_spec: Spec of one observation, any shape and dtype.
+        outputs: Numbers that come out.
+        hiddens: Widths of the hidden layers.
+        activation_fn: Name of their activation.
+
+    Raises:
+        ValueError: Where a leaf has no encoder.
+
+    """
+
+    def __init__(
+        self,
+        observation_spec: TensorSpec,
+        /,
+        outputs: int,
+        *,
+        hiddens: Sequence[int] = (256, 256),
+        activation_fn: str = "relu",
+    ) -> None:
+        super().__init__()
+        self._structure = Structure.of(observation_spec)
+        self.encoder = ObservationEncoder(observation_spec)
+        layers: list[nn.Module] = []
+        width = self.encoder.width
+        for hidden in hiddens:
+            layers += [nn.Linear(width, hidden), get_activation(activation_fn)]
+            width = hidden
+        self.layers = nn.Sequential(*layers, Head(width, outputs))
+        initialize(self.layers, 2**0.5)
+
+    def forward(self, leaves: Leaves) -> torch.Tensor:
+        """Numbers `[B, outputs]`."""
+        obs = self._structure.unflatten(leaves, [len(leaves[0])])
+        x = self.encoder(obs)
+        found: torch.Tensor = self.layers(x.to(self.layers[-1].weight.dtype))
+        return found
