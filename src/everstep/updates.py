@@ -45,8 +45,7 @@ class Updater:
         given = list(parameters)
         groups = given if isinstance(given[0], dict) else [{"params": given}]
         groups = [
-            {**group, "params": [p for p in group["params"] if p.requires_grad]}
-            for group in groups
+            {**group, "params": [p for p in group["params"] if p.requires_grad]} for group in groups
         ]
         trained = [p for group in groups for p in group["params"]]
         config = _fused(optimizer_cls, optimizer_config, trained)

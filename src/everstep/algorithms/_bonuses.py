@@ -82,4 +82,3 @@ def add_losses(
         loss = bonus.losses(minibatch)
         terms = {**terms, bonus.name: loss, "total": terms["total"] + loss}
     return terms
-

@@ -58,11 +58,7 @@ def value_parameters(policy: GenericPolicyBase[Any], rollout: Rollout) -> set[in
         distribution, values, _ = policy._respond(obs, states)
         logp = distribution.latents_logp(distribution.latents(deterministic=True))
         reached = [
-            {
-                id(p)
-                for p, gradient in zip(trained, gradients, strict=True)
-                if gradient is not None
-            }
+            {id(p) for p, gradient in zip(trained, gradients, strict=True) if gradient is not None}
             for gradients in (
                 torch.autograd.grad(out.sum(), trained, retain_graph=True, allow_unused=True)
                 for out in (values, logp)

@@ -98,4 +98,4 @@ def _restore_bonuses(
             raise CheckpointError(
                 f"The checkpoint's state does not fit the bonus {bonus.name}. {error}"
             ) from None
-    algorithm._is_prepared = True
+    algorithm.is_prepared = True

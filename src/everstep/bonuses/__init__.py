@@ -14,7 +14,7 @@ BONUSES: dict[str, Callable[..., Bonus]] = {"rnd": RandomNetworkDistillation}
 
 
 def make_bonuses(chosen: Sequence[Bonus | Mapping[str, Any]]) -> tuple[Bonus, ...]:
-    """The bonuses that are meant: objects as they are, `{"rnd": {…}}` made.
+    """The bonuses that are meant: objects as they are, `{"rnd": {…}}` and `{Class: {…}}` made.
 
     Raises:
         ConfigError: Where a name or an option is unknown, or two bonuses have one name.
@@ -40,9 +40,10 @@ def _make(described: Any) -> Bonus:
             f"got {described!r}."
         )
     ((name, options),) = described.items()
-    if name not in BONUSES:
-        raise ConfigError(f"`bonuses` has {name!r}; known are {', '.join(BONUSES)}.")
+    make = name if callable(name) else BONUSES.get(name)
+    if make is None:
+        raise ConfigError(f"`bonuses` has {name!r}; known are {', '.join(BONUSES)}, and classes.")
     try:
-        return BONUSES[name](**(options or {}))
+        return make(**(options or {}))
     except (TypeError, ValueError) as error:
         raise ConfigError(f"`bonuses` {name}: {error}") from error

@@ -1,7 +1,9 @@
 """What a bonus is to an algorithm: a stream of rewards, and a loss."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -42,11 +44,19 @@ class Bonus(nn.Module, ABC):
     #: Values of this stream `[B, 1]` from observations, where the policy's model has none.
     critic: None | nn.Module = None
 
+    #: What it was made with, for the record.
+    options: Mapping[str, Any] = MappingProxyType({})
+
     #: Weight of the environment's own advantages in the policy's.
     extrinsic_weight: float = 1.0
 
     #: How its rewards become returns.
     stream: Stream
+
+    def as_config(self) -> dict[str, Any]:
+        """What a file says to get the same bonus."""
+        cls = type(self)
+        return {f"{cls.__module__}.{cls.__qualname__}": dict(self.options)}
 
     @abstractmethod
     def build(self, observation_spec: TensorSpec, num_envs: int, device: torch.device) -> None:
@@ -91,8 +101,3 @@ class Critics(nn.Module):
     def forward(self, obs: Leaves) -> torch.Tensor:
         """Values `[B, K]`."""
         return torch.cat([critic(obs) for critic in self.critics], -1)
-
-
-def as_configured(bonus: Any) -> Any:
-    """A bonus as records show it."""
-    return bonus if not isinstance(bonus, Bonus) else {bonus.name: type(bonus).__name__}

@@ -85,6 +85,20 @@ class RandomNetworkDistillation(Bonus):
             ("pre_normalization_length", pre_normalization_length),
         ):
             _check(steps >= 0, name, "at least 0", steps)
+        self.options = {
+            "gamma_intrinsic": gamma_intrinsic,
+            "ext_adv_coeff": ext_adv_coeff,
+            "int_adv_coeff": int_adv_coeff,
+            "predictor_proportion": predictor_proportion,
+            "pre_normalization_steps": pre_normalization_steps,
+            "pre_normalization_length": pre_normalization_length,
+            "episodic": episodic,
+            "features": features,
+            "hiddens": list(hiddens),
+            "network_cls": network_cls,
+            "target_config": target_config,
+            "predictor_config": predictor_config,
+        }
         self.extrinsic_weight = float(ext_adv_coeff)
         self.stream = Stream(float(gamma_intrinsic), float(int_adv_coeff), episodic)
         self.predictor_proportion = predictor_proportion
@@ -92,6 +106,10 @@ class RandomNetworkDistillation(Bonus):
         self._network_cls = network_cls
         self._widths = (features, tuple(hiddens))
         self._configs = (target_config or {}, predictor_config or {})
+
+    def as_config(self) -> dict[str, Any]:
+        """See `Bonus.as_config`."""
+        return {self.name: dict(self.options)}
 
     def build(self, observation_spec: TensorSpec, num_envs: int, device: torch.device) -> None:
         """See `Bonus.build`."""
@@ -127,7 +145,9 @@ class RandomNetworkDistillation(Bonus):
                 env.reset()
             action = env.action_spec.rand(torch.Size([env.num_envs]))
             leaves = structure.flatten(env.step(action)["obs"])
-            self._observe(leaves, torch.ones(env.num_envs, dtype=torch.bool, device=leaves[0].device))
+            self._observe(
+                leaves, torch.ones(env.num_envs, dtype=torch.bool, device=leaves[0].device)
+            )
         return self.pre_normalization > 0
 
     @torch.no_grad()
@@ -149,9 +169,7 @@ class RandomNetworkDistillation(Bonus):
         sums, so_far = torch.empty_like(rewards), self.sums.to(rewards.dtype)
         ends = rollout.done & self.stream.episodic
         for t in range(len(rewards)):
-            so_far = torch.where(
-                rollout.valid[t], rewards[t] + self.stream.gamma * so_far, so_far
-            )
+            so_far = torch.where(rollout.valid[t], rewards[t] + self.stream.gamma * so_far, so_far)
             sums[t] = so_far
             so_far = torch.where(ends[t], 0.0, so_far)
         self.sums.copy_(so_far)

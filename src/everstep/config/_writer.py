@@ -51,7 +51,7 @@ def dump(values: Mapping[str, Any]) -> str:
 
 def plain(value: Any) -> Any:
     """`value` in types that a file can hold: tuples as lists, classes and functions as dotted
-    names, other objects as strings.
+    names, objects with `as_config()` as what that returns, other objects as strings.
     """
     if value is None or isinstance(value, bool):
         return value
@@ -65,4 +65,6 @@ def plain(value: Any) -> Any:
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [plain(item) for item in value]
-    return dotted_name(value) if hasattr(value, "__qualname__") else str(value)
+    if hasattr(value, "__qualname__"):
+        return dotted_name(value)
+    return plain(value.as_config()) if hasattr(value, "as_config") else str(value)

@@ -13,7 +13,7 @@ from ..models import Model
 from ..rollouts import Minibatch, Rollout
 from ..specs import Leaves, Structure
 from ..views import ViewKind
-from ._base import GenericPolicyBase, in_full, model_mode
+from ._base import GenericPolicyBase, model_mode
 from ._windows import Windows
 
 #: All that a windowed policy remembers itself: how many observations of the episode it has seen.

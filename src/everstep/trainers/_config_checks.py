@@ -44,12 +44,32 @@ def resolve_names(
             is_id = key == "env_cls" and "." not in str(name)
             hint = f"; other libraries' environments are specs such as {_SPEC}" if is_id else ""
             problems.append(Problem((key,), f"{error}{hint}"))
+    problems += _resolve_parts(resolved)
     if resolved.get("model") is not None:
         message = (
             f"a file cannot hold a model; name its class in model_cls. Got {values['model']!r}"
         )
         problems.append(Problem(("model",), message))
     return resolved, problems
+
+
+def _resolve_parts(values: dict[str, Any]) -> list[Problem]:
+    """Put objects in place of the dotted names that stand for objectives and bonuses."""
+    problems = []
+    objective = values.get("objective")
+    if isinstance(objective, str) and "." in objective:
+        try:
+            values["objective"] = _resolve(objective)
+        except ConfigError as error:
+            problems.append(Problem(("objective",), str(error)))
+    for i, entry in enumerate(values.get("bonuses") or ()):
+        named = entry if isinstance(entry, dict) else {}
+        for name in [name for name in named if "." in str(name)]:
+            try:
+                named[_resolve(name)] = named.pop(name)
+            except ConfigError as error:
+                problems.append(Problem(("bonuses", i), str(error)))
+    return problems
 
 
 def _resolve(name: Any) -> Any:
