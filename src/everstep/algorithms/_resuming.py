@@ -50,6 +50,7 @@ def restore(algorithm: "OnPolicyAlgorithm[Any, Any, Any]", state: dict[str, Any]
             f"{[list(x.shape) for x in state['last_obs']]}; this algorithm's have "
             f"{[list(shape) for shape in expected]}."
         )
+    _restore_bonuses(algorithm, state.get("bonuses", {}))
     normalizer = algorithm.policy.normalizer
     if (normalizer is None) is not (state["normalizer"] is None):
         raise CheckpointError(
@@ -62,7 +63,6 @@ def restore(algorithm: "OnPolicyAlgorithm[Any, Any, Any]", state: dict[str, Any]
             normalizer.load_state_dict(state["normalizer"])
     except RuntimeError as error:
         raise CheckpointError(f"The checkpoint's weights do not fit the model. {error}") from None
-    _restore_bonuses(algorithm, state.get("bonuses", {}))
     algorithm.optimizer.load_state_dict(state["optimizer"])
     algorithm.grad_scaler.load_state_dict(state["grad_scaler"])
     algorithm.state = type(algorithm.state)(**{**state["counters"], "buffered": False})

@@ -42,7 +42,7 @@ class Bonus(nn.Module, ABC):
     name: str
 
     #: Values of this stream `[B, 1]` from observations, where the policy's model has none.
-    critic: None | nn.Module = None
+    critic: None | nn.Module
 
     #: What it was made with, for the record.
     options: Mapping[str, Any] = MappingProxyType({})
@@ -52,6 +52,10 @@ class Bonus(nn.Module, ABC):
 
     #: How its rewards become returns.
     stream: Stream
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.critic = None
 
     def as_config(self) -> dict[str, Any]:
         """What a file says to get the same bonus."""
