@@ -1,7 +1,7 @@
 """Every hyperparameter, declared once."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -67,11 +67,11 @@ class Hyperparameters:
     objective: str | Callable[..., Any] = "ppo"
     """What an update minimises: `"ppo"`, `"a2c"`, or a class such as `everstep.objectives.PPO`."""
 
-    bonuses: Sequence[Any] = ()
+    bonuses: Sequence[Any] = field(default_factory=list)
     """Rewards of the agent's own: objects such as `everstep.bonuses.RandomNetworkDistillation()`,
     or what they are made of, such as `{"rnd": {"gamma_intrinsic": 0.99}}`."""
 
-    policy_loss_addons: Sequence[Any] = ()
+    policy_loss_addons: Sequence[Any] = field(default_factory=list)
     """Terms of your own that are added to the loss; see `everstep.objectives.LossAddOn`."""
 
     optimizer_config: None | dict[str, Any] = None

@@ -219,7 +219,7 @@ class OnPolicyAlgorithm(Assembled[_Hparams, _State, _Policy], Generic[_Hparams, 
     def _learn(self) -> tuple[dict[str, torch.Tensor], int]:
         """Go through the rollout; sums of the statistics, and over how many optimizer steps."""
         config, updater = self.config, self.updater
-        sequences = self.policy.sequences(self.rollout, with_next=bool(self.bonuses))
+        sequences = self.policy.sequences(self.rollout, kept=bonuses.kept_by(self.bonuses))
         joint = config.accumulate_grads
         sums: dict[str, torch.Tensor] = {}
         updater.begin()

@@ -14,6 +14,7 @@ from ..hyperparameters import Hyperparameters
 from ..models import ObservationNetwork
 from ..policies import GenericPolicyBase, model_mode
 from ..rollouts import Minibatch, Rollout
+from ..specs import Leaves
 
 
 def streams_of(config: Hyperparameters, bonuses: tuple[Bonus, ...]) -> tuple[Stream, ...]:
@@ -72,6 +73,11 @@ def write_rewards(bonuses: tuple[Bonus, ...], rollout: Rollout) -> dict[str, tor
         rollout.rewards[:-1, :, column : column + 1] = rewards
         means[f"bonuses/{bonus.name}_mean"], _ = masked_moments(rewards, rollout.valid)
     return means
+
+
+def kept_by(bonuses: tuple[Bonus, ...]) -> None | dict[str, Leaves]:
+    """What the bonuses have kept of a rollout, by name; None where there are none."""
+    return {bonus.name: bonus.kept for bonus in bonuses} or None
 
 
 def add_losses(

@@ -38,6 +38,9 @@ class Bonus(nn.Module, ABC):
     is saved with its state.
     """
 
+    #: What `rewards` has found out about each row and `losses` needs again, `[T, N, …]`.
+    kept: Leaves = ()
+
     #: Name in statistics, and in files.
     name: str
 
@@ -87,7 +90,7 @@ class Bonus(nn.Module, ABC):
         """What is added to the loss, 0-d.
 
         Args:
-            minibatch: With `next_obs` and `next_known`.
+            minibatch: With `next_obs`, `next_known`, and `kept` under this bonus's name.
 
         """
 

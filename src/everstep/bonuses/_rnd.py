@@ -35,8 +35,8 @@ class RandomNetworkDistillation(Bonus):
         gamma_intrinsic: Discount of its rewards.
         ext_adv_coeff: Weight of the environment's advantages.
         int_adv_coeff: Weight of its own.
-        predictor_proportion: Share of the rows that the predictor learns from, drawn anew in each
-            minibatch; 1 or more for all.
+        predictor_proportion: Share of a minibatch's rows that the predictor learns from, drawn
+            anew for each; 1 or more for all.
         pre_normalization_steps: Rollouts of random actions that observations' statistics begin
             with.
         pre_normalization_length: Env steps of each.
@@ -154,11 +154,14 @@ class RandomNetworkDistillation(Bonus):
     def rewards(self, rollout: Rollout) -> torch.Tensor:
         """See `Bonus.rewards`."""
         steps = max(1, CHUNK // rollout.num_envs)
-        errors = [
-            self._errors(rollout.next_obs(t, min(t + steps, rollout.horizon)))
-            for t in range(0, rollout.horizon, steps)
-        ]
-        novelty = torch.cat(errors).view(rollout.horizon, rollout.num_envs, 1).to(rollout.dtype)
+        errors, targets = [], []
+        for t in range(0, rollout.horizon, steps):
+            seen = self._normalized(rollout.next_obs(t, min(t + steps, rollout.horizon)))
+            targets.append(self.target(seen))
+            errors.append(_errors(self.predictor(seen), targets[-1]))
+        batch = (rollout.horizon, rollout.num_envs)
+        self.kept = (torch.cat(targets).unflatten(0, batch),)
+        novelty = torch.cat(errors).unflatten(0, batch).to(rollout.dtype)
         novelty = torch.where(rollout.next_known, novelty, 0.0)
         sums = self._discounted(novelty, rollout)
         self.spread.update(sums.flatten(), rollout.valid.flatten())
@@ -174,12 +177,6 @@ class RandomNetworkDistillation(Bonus):
             so_far = torch.where(ends[t], 0.0, so_far)
         self.sums.copy_(so_far)
         return sums
-
-    def _errors(self, obs: Leaves) -> torch.Tensor:
-        """Mean squared error of the predictor, `[R, 1]`."""
-        normalized = self._normalized(obs)
-        difference = self.predictor(normalized) - self.target(normalized)
-        return difference.square().mean(-1, keepdim=True)
 
     def _normalized(self, obs: Leaves) -> Leaves:
         return tuple(self._normalize(str(i), leaf) for i, leaf in enumerate(obs))
@@ -197,13 +194,16 @@ class RandomNetworkDistillation(Bonus):
     def losses(self, minibatch: Minibatch) -> torch.Tensor:
         """See `Bonus.losses`."""
         assert minibatch.next_known is not None
-        errors = self._errors(minibatch.next_obs)
+        obs, targets = minibatch.next_obs, minibatch.kept[self.name][0]
         weight = torch.where(minibatch.next_known, minibatch.weight, 0.0)
+        share = weight.sum()
         if self.predictor_proportion < 1:
-            chosen = torch.rand_like(weight) <= self.predictor_proportion
-            share = weight.sum()
-            weight = torch.where(chosen, weight, 0.0)
+            count = max(1, round(self.predictor_proportion * len(weight)))
+            # So many rows rather than each with that probability: shapes stay what they are.
+            chosen = torch.randperm(len(weight), device=weight.device)[:count]
+            obs, targets, weight = tuple(x[chosen] for x in obs), targets[chosen], weight[chosen]
             weight = weight * (share / weight.sum().clamp(min=1e-12))
+        errors = _errors(self.predictor(self._normalized(obs)), targets)
         return (torch.where(weight > 0, errors, 0.0) * weight).sum()
 
     @torch.no_grad()
@@ -214,6 +214,11 @@ class RandomNetworkDistillation(Bonus):
     def _observe(self, leaves: Leaves, mask: torch.Tensor) -> None:
         for place, moments in self.moments.items():
             cast(RunningMoments, moments).update(leaves[int(place)], mask)
+
+
+def _errors(predicted: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Mean squared errors, `[R, 1]`."""
+    return (predicted - targets).square().mean(-1, keepdim=True)
 
 
 def _is_number(spec: TensorSpec) -> bool:

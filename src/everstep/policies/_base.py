@@ -205,15 +205,15 @@ class GenericPolicyBase(ABC, Generic[_Model]):
         """Rows that the losses see, bool `[T, N, 1]`."""
         return rollout.known & rollout.valid
 
-    def sequences(self, rollout: Rollout, *, with_next: bool = False) -> Sequences:
+    def sequences(self, rollout: Rollout, *, kept: None | Mapping[str, Leaves] = None) -> Sequences:
         """The rollout, cut into what one minibatch is made of.
 
         Args:
             rollout: Complete, with advantages.
-            with_next: Whether minibatches hold what each action led to.
+            kept: What bonuses have kept of each row; see `Sequences`.
 
         """
-        return rollout.sequences(self.learnable(rollout), with_next=with_next)
+        return rollout.sequences(self.learnable(rollout), kept=kept)
 
     @abstractmethod
     def evaluate(self, minibatch: Minibatch) -> tuple[Distribution, torch.Tensor]:

@@ -4,6 +4,7 @@ Row `t` of everything but observations and values belongs to action `t`; observa
 that action was chosen from. Rows are ordered `t·N + n`.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -289,15 +290,17 @@ class Rollout:
             self.ends[start:end].flatten(0, 1),
         )
 
-    def sequences(self, learnable: torch.Tensor, *, with_next: bool = False) -> Sequences:
+    def sequences(
+        self, learnable: torch.Tensor, *, kept: None | Mapping[str, Leaves] = None
+    ) -> Sequences:
         """The rollout as sequences of `seq_len` env steps.
 
         Args:
             learnable: Rows that the losses see, bool `[T, N, 1]`.
-            with_next: Whether minibatches hold what each action led to.
+            kept: What bonuses have kept of each row; see `Sequences`.
 
         """
-        return Sequences(self, learnable, with_next=with_next)
+        return Sequences(self, learnable, kept=kept)
 
     def view(self) -> TensorDict:
         """Zero-copy view `[num_envs, horizon + 1]` of the storage."""

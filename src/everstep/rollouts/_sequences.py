@@ -1,7 +1,7 @@
 """A rollout, cut into the sequences that minibatches are made of."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -41,6 +41,8 @@ class Minibatch:
     next_obs: Leaves = ()
     #: Whether that is known, bool `[B·L, 1]`; None unless a bonus asks for it.
     next_known: None | torch.Tensor = None
+    #: What bonuses have kept of each row, `[B·L, …]`, by their names.
+    kept: Mapping[str, Leaves] = field(default_factory=dict)
 
 
 class Sequences:
@@ -51,7 +53,8 @@ class Sequences:
     Args:
         rollout: The rollout.
         learnable: Rows that the losses see, bool `[T, N, 1]`.
-        with_next: Whether minibatches hold what each action led to.
+        kept: What bonuses have kept of each row, `[T, N, …]`, by their names; minibatches hold
+            it, and what each action led to. None where there are no bonuses.
 
     """
 
@@ -59,7 +62,11 @@ class Sequences:
     count: int
 
     def __init__(
-        self, rollout: "Rollout", learnable: torch.Tensor, *, with_next: bool = False
+        self,
+        rollout: "Rollout",
+        learnable: torch.Tensor,
+        *,
+        kept: None | Mapping[str, Leaves] = None,
     ) -> None:
         self.length = rollout.seq_len
         self.num_envs = rollout.num_envs
@@ -89,10 +96,12 @@ class Sequences:
             ),
             "mask": self._cut_all([learnable]),
         }
-        if with_next:
+        self._kept = tuple(kept or ())
+        if kept is not None:
             self._fields["next"] = self._cut_all(leaf[1:] for leaf in rollout.obs)
             self._fields["final"] = self._cut_all(rollout.final_obs)
             self._fields["ends"] = self._cut_all([rollout.ends, rollout.next_known])
+            self._fields |= {f"kept by {name}": self._cut_all(x) for name, x in kept.items()}
 
     def _cut_all(self, leaves: Any) -> Leaves:
         return tuple(x.unflatten(0, (-1, self.length)).transpose(1, 2) for x in leaves)
@@ -159,7 +168,7 @@ class Sequences:
             advantages=advantages,
             returns=returns,
             weight=mask.to(logp.dtype) / total.clamp(min=1),
-            **_next(taken),
+            **_next(taken, self._kept),
         )
 
     def _take(self, x: torch.Tensor, index: None | slice | torch.Tensor) -> torch.Tensor:
@@ -174,8 +183,8 @@ class Sequences:
         return x[index // self.num_envs, index % self.num_envs]
 
 
-def _next(taken: dict[str, Leaves]) -> dict[str, Any]:
-    """What actions led to, from the fields of a minibatch that hold it."""
+def _next(taken: dict[str, Leaves], names: tuple[str, ...]) -> dict[str, Any]:
+    """What actions led to and bonuses kept, from the fields of a minibatch that hold it."""
     if "next" not in taken:
         return {}
     ends, known = (x.flatten(0, 1) for x in taken["ends"])
@@ -183,6 +192,7 @@ def _next(taken: dict[str, Leaves]) -> dict[str, Any]:
     return {
         "next_obs": before_reset(next_obs, tuple(x.flatten(0, 1) for x in taken["final"]), ends),
         "next_known": known,
+        "kept": {name: tuple(x.flatten(0, 1) for x in taken[f"kept by {name}"]) for name in names},
     }
 
 
