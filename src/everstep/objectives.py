@@ -57,6 +57,8 @@ class PPO:
         """Terms of the loss; see `Objective`."""
         config, weight = self.config, minibatch.weight
         log_ratio = distribution.latents_logp(minibatch.actions) - minibatch.logp
+        # What an invalid row did may be impossible, and infinity times a weight of 0 is NaN.
+        log_ratio = log_ratio.where(weight > 0, 0.0)
         ratio = log_ratio.exp()
         surrogate = clipped_surrogate(
             ratio,

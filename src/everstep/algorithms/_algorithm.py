@@ -1,5 +1,6 @@
 """PPO: collect a rollout, estimate advantages, go through it in minibatches."""
 
+import math
 from contextlib import AbstractContextManager
 from typing import Any, Generic, TypeVar, cast
 
@@ -15,7 +16,7 @@ from ..hyperparameters import Hyperparameters
 from ..normalizers import RunningMoments
 from ..objectives import PPO, Objective
 from ..policies import GenericPolicyBase, Sample, model_mode
-from ..rollouts import Minibatch, Rollout
+from ..rollouts import Minibatch, Rollout, episode_keys_of
 from ..schedulers import EntropyScheduler, LRScheduler
 from ..specs import Leaves, Structure
 from ..updates import Updater
@@ -35,6 +36,7 @@ from ._building import (
 )
 from ._estimates import estimate_advantages, scale_rewards
 from ._final_values import value_final_obs, value_final_row
+from ._normalizing import take_in, warm_up
 from ._statistics import add_terms, stopwatch
 
 _Hparams = TypeVar("_Hparams", bound=AlgorithmHparams)
@@ -106,7 +108,7 @@ class OnPolicyAlgorithm(
             observation=Structure.of(self.env.observation_spec),
             action=Structure.of(self.env.action_spec),
             memory=self.policy.memory,
-            episode_keys=frozenset(getattr(self.env, "episode_keys", ())),
+            episode_keys=episode_keys_of(self.env),
             seq_len=length,
             history=self.policy.history,
             dtype=torch.get_default_dtype(),
@@ -142,6 +144,7 @@ class OnPolicyAlgorithm(
         self.continues = False  # whether the environment stands where the last rollout ended
         self.is_evaluating = False
         self._rows_to_learn = 0
+        self._normalized_rows = 0
         self._reward_scale: None | torch.Tensor = None
 
     # ---- collect ------------------------------------------------------------------------------
@@ -165,28 +168,19 @@ class OnPolicyAlgorithm(
 
         """
         elapsed_ms = stopwatch()
-        with torch.no_grad(), model_mode(self.policy.model, training=not deterministic):
-            was_reset = self._begin(env_config)
-            tracked = bookkeeping.copy_of(self)
-            for t in range(self.rollout.horizon):
-                self._transition(t, deterministic)
-            tensors = self._end()
-        # NaN marks a statistic that does not exist, such as a mean without an episode.
-        stats = {name: value for name, value in to_floats(tensors).items() if value == value}
-        if not stats.pop("finite"):
-            bookkeeping.put_back(self, tracked)
-            self.rollout.find_non_finite()
-        if self.config.on_missing_final == "error" and stats["lost"]:
-            bookkeeping.put_back(self, tracked)
-            raise EnvError(
-                f"{stats['lost']:.0f} truncated rows have no final observation to bootstrap from. "
-                "Let the environment return `final_obs`, or set `on_missing_final`."
-            )
+        with bookkeeping.undone_on_error(self):
+            with torch.no_grad(), model_mode(self.policy.model, training=not deterministic):
+                was_reset = self._begin(env_config)
+                for t in range(self.rollout.horizon):
+                    self._transition(t, deterministic)
+                tensors = self._end()
+            # NaN marks a statistic that does not exist, such as a mean without an episode.
+            stats = {name: value for name, value in to_floats(tensors).items() if value == value}
+            self._refuse(finite=bool(stats.pop("finite")), lost=int(stats.pop("lost")))
         self._rows_to_learn = int(stats["env/steps"])
         self.state.reward_scale = stats.pop("reward_scale", 1.0)
         self.state.horizons += 1
         self.state.buffered = self.continues = True
-        stats.pop("lost")
         found: dict[str, Any] = {
             **stats,
             "env/steps": self._rows_to_learn,
@@ -207,14 +201,21 @@ class OnPolicyAlgorithm(
             self.rollout.open(self.env.reset(config=env_config))
             self.states = None
             self.episodes.reset()
-            normalizer = self.policy.normalizer
-            if normalizer is not None and not self.state.horizons and not self.is_evaluating:
-                # Better a first rollout by the statistics of one observation than by none.
-                seen = tuple(leaf[0] for leaf in self.rollout.obs)
-                normalizer.update(seen, torch.ones_like(seen[0].flatten(1)[:, 0], dtype=torch.bool))
         else:
             self.rollout.carry()
+        # An evaluation before the first training rollout leaves it to that.
+        self._normalized_rows = 0 if self.is_evaluating else warm_up(self.policy, self.rollout)
         return reset
+
+    def _refuse(self, *, finite: bool, lost: int) -> None:
+        """Raise where a rollout cannot be learned from."""
+        if not finite:
+            self.rollout.find_non_finite()
+        if self.config.on_missing_final == "error" and lost:
+            raise EnvError(
+                f"{lost} truncated rows have no final observation to bootstrap from. "
+                "Let the environment return `final_obs`, or set `on_missing_final`."
+            )
 
     def _transition(self, t: int, deterministic: bool) -> None:
         """One env step in every environment."""
@@ -290,7 +291,6 @@ class OnPolicyAlgorithm(
         with torch.enable_grad(), model_mode(self.policy.model, training=True):
             explained_variance = self._estimate_advantages()
             sums, steps = self._learn()
-        self._normalize_by(self.rollout)
         stats = to_floats({**sums, "explained_variance": explained_variance})
         # Gradient scaling skips on purpose until it has found its scale.
         if stats["skipped"] == steps and not self.grad_scaler.is_enabled():
@@ -298,6 +298,7 @@ class OnPolicyAlgorithm(
                 "No minibatch of this update had finite gradients, so the weights are as before. "
                 "Lower the learning rate, or bound rewards and observations."
             )
+        take_in(self.policy, self.rollout, start=self._normalized_rows)
         self.state.env_steps += self._rows_to_learn
         means = {key: value / steps for key, value in stats.items()}
         found: dict[str, Any] = {
@@ -336,6 +337,7 @@ class OnPolicyAlgorithm(
                 add_terms(sums, losses)
                 steps += not joint
                 if self._must_stop(losses["kl_div"], is_first=steps == 1):
+                    updater.skipped += losses["kl_div"].isnan()
                     return sums | updater.totals(), steps
                 updater.backward(losses["total"])
                 if not joint:
@@ -356,19 +358,10 @@ class OnPolicyAlgorithm(
             return False
         found = float(kl_div)  # one sync: needed to stop early
         if self.config.lr_schedule_kind != "adaptive":
-            return found > target
+            return not found <= target  # NaN is too far, too
         if not is_first:  # before the first minibatch the policy has not moved
-            self.lr_scheduler.adapt(found, target)
+            self.lr_scheduler.adapt(math.inf if math.isnan(found) else found, target)
         return False
-
-    def _normalize_by(self, rollout: Rollout) -> None:
-        """Take a rollout's observations into the statistics that they are normalised by.
-
-        After the update, so that an update evaluates what was collected.
-        """
-        if self.policy.normalizer is not None:
-            seen = tuple(leaf[:-1].flatten(0, 1) for leaf in rollout.obs)
-            self.policy.normalizer.update(seen, rollout.valid.flatten())
 
     def _permutation(self, n: int) -> torch.Tensor:
         return torch.randperm(n, device=self.rollout.device)
@@ -395,7 +388,7 @@ class OnPolicyAlgorithm(
                 the environment's specs ask for.
 
         """
-        check_policy(self.policy, self.rollout)
+        check_policy(self.policy, self.rollout, self.config)
 
     def evaluating(self) -> AbstractContextManager[None]:
         """Collect in here without leaving a trace in what is learned from or counted.
