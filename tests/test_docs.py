@@ -31,7 +31,7 @@ from everstep.trainers.config import RunOptions
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md")), *sorted(DOCS.glob("adapters/*.md"))]
 
 #: Transitions that an example may train on: enough to run it, not to learn anything.
 BUDGET = 1_000
@@ -84,7 +84,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
             del sys.modules[name]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_examples_do_what_the_page_says(page: Path, directory: Path) -> None:
     namespace: dict[str, Any] = {"__name__": "example"}
     for block in blocks(page):
