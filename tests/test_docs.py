@@ -134,7 +134,7 @@ def read_json(block: Block, namespace: dict[str, Any]) -> None:
 def parse_commands(block: Block, namespace: dict[str, Any]) -> None:
     """Commands have the flags that they are given, and files of this page the keys."""
     for command in re.findall(
-        r"(?:^|[ /])everstep ((?:train|eval|export|doctor)[^&\n]*)", block.text
+        r"(?:^|[ /])everstep ((?:train|eval|export|check|doctor)[^&\n]*)", block.text
     ):
         arguments = _parser().parse_args(shlex.split(command, comments=True))
         file = Path(getattr(arguments, "file", ""))
@@ -273,7 +273,7 @@ def test_every_answer_to_a_lost_final_observation_has_a_row() -> None:
 
 def test_every_flag_of_the_command_line_is_named() -> None:
     text = section("configuration.md", "The command line")
-    for command in ("train", "eval", "export", "doctor"):
+    for command in ("train", "eval", "export", "check", "doctor"):
         with contextlib.redirect_stdout(io.StringIO()) as printed, pytest.raises(SystemExit):
             _parser().parse_args([command, "--help"])
         [line] = [line for line in text.splitlines() if line.startswith(f"| `everstep {command}")]
