@@ -1,6 +1,7 @@
 """Gymnasium environments that do as they are told, and the rows that they must give."""
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -144,6 +145,70 @@ class Columns(VectorEnv):
     def step(self, actions: Any) -> Any:
         self.buffer += 1
         return self.buffer.T, self.rewards, self.terminated, self.truncated, self.infos
+
+
+class Behaving(VectorEnv):
+    """Truncates every episode after `length` env steps, and then does as `behaviour` says.
+
+    Observes (where it began, env steps, sum of the actions). Declares nothing by itself.
+    """
+
+    def __init__(self, behaviour: str, length: int = 3, num_envs: int = 2) -> None:
+        self.metadata = {}
+        self.num_envs, self.length, self.behaviour = num_envs, length, behaviour
+        self.single_observation_space = spaces.Box(-math.inf, math.inf, (3,), dtype=np.float32)
+        self.single_action_space = spaces.Discrete(4)
+        self.state = np.zeros((num_envs, 3), dtype=np.float32)
+        self.done = np.zeros(num_envs, dtype=np.bool_)
+
+    def restart(self, rows: np.ndarray) -> None:
+        self.state[rows] = 0
+        self.state[rows, 0] = self.np_random.uniform(size=int(rows.sum()))
+        self.done[rows] = False
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.restart(np.ones(self.num_envs, dtype=np.bool_))
+        return self.state.copy(), {"a key of resets": 1}
+
+    def step(self, actions: Any) -> Any:
+        acts = ~self.done
+        if self.behaviour == "NEXT_STEP":
+            self.restart(self.done.copy())
+        self.state[acts, 1] += 1
+        self.state[acts, 2] += np.asarray(actions)[acts]
+        self.done = self.state[:, 1] >= self.length
+        truncated, infos = self.done.copy(), {}
+        if self.behaviour.startswith("SAME_STEP") and self.done.any():
+            if self.behaviour != "SAME_STEP, lost":
+                infos["final_obs"] = self.state.copy()
+            self.restart(truncated)
+        return (
+            self.state.copy(),
+            np.ones(self.num_envs),
+            np.zeros_like(truncated),
+            truncated,
+            infos,
+        )
+
+
+class Faulty(gymnasium.Env[np.ndarray, int]):
+    """Does `fault` in the env step in which it is sent the action 1."""
+
+    def __init__(self, fault: Callable[[], Any]) -> None:
+        self.observation_space = spaces.Box(-math.inf, math.inf, (2,), dtype=np.float32)
+        self.action_space = spaces.Discrete(2)
+        self.fault = fault
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        if options:
+            self.fault()
+        return np.zeros(2, dtype=np.float32), {}
+
+    def step(self, action: int) -> Any:
+        if action == 1:
+            self.fault()
+        return np.ones(2, dtype=np.float32), 1.0, False, False, {}
 
 
 ACTION = torch.zeros(3, 1, dtype=torch.int64)

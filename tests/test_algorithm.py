@@ -2,16 +2,23 @@
 
 import copy
 import math
-from typing import Any
+from typing import Any, cast
 
 import gymnasium as gym
 import pytest
 import torch
 from gymnasium.vector import AutoresetMode
 from tensordict import TensorDict
-from torchrl.data import Bounded, MultiCategorical, Unbounded
+from torchrl.data import Binary, Bounded, Composite, MultiCategorical, Unbounded
 
-from everstep import Algorithm, AlgorithmConfig, ContinuousDummyEnv, DiscreteDummyEnv
+from everstep import (
+    Algorithm,
+    AlgorithmConfig,
+    ContinuousDummyEnv,
+    DiscreteDummyEnv,
+    RecurrentAlgorithmConfig,
+    evaluate,
+)
 from everstep.data import EPISODE_KEYS
 from everstep.distributions import Normal
 from everstep.env import Env
@@ -378,6 +385,109 @@ def test_a_kl_target_stops_the_update_before_the_step_that_would_follow() -> Non
     assert steps == 50
     stopped, _ = optimizer_steps(target_kl_div=divergence / 4)
     assert 0 < stopped < 50
+
+
+class Switches(Env):
+    """Two of four switches may be pressed in a row; a third of the rows are invalid."""
+
+    episode_keys = frozenset({"terminated", "truncated", "first", "valid"})
+
+    def __init__(self, num_envs: int, /, horizon: Any = None, *, device: Any = "cpu") -> None:
+        super().__init__(num_envs, horizon, device=device)
+        self.observation_spec = Composite(x=Unbounded(3), action_mask=Binary(4, dtype=torch.bool))
+        self.action_spec = Binary(4)
+
+    def reset(self, *, config: Any = None) -> TensorDict:
+        allowed = torch.rand(self.num_envs, 4).argsort(-1) < 2
+        obs = {"x": torch.randn(self.num_envs, 3), "action_mask": allowed}
+        return TensorDict(obs, [self.num_envs])
+
+    def step(self, action: Any) -> TensorDict:
+        no = torch.zeros(self.num_envs, 1, dtype=torch.bool)
+        out = {"obs": self.reset(), "rewards": torch.randn(self.num_envs, 1), "valid": ~no}
+        out["valid"] = torch.rand(self.num_envs, 1) < 0.7
+        flags = dict.fromkeys(("terminated", "truncated", "first"), no)
+        return TensorDict({**out, **flags}, [self.num_envs])
+
+
+@pytest.mark.parametrize("seq_len", [None, 1, 4])
+def test_what_invalid_rows_did_under_a_mask_is_no_divergence(seq_len: None | int) -> None:
+    """Their observations are cleared, but not so that what they did becomes impossible."""
+    config: Any = AlgorithmConfig(num_envs=16, horizon=8, seed=0)
+    if seq_len is not None:
+        config = RecurrentAlgorithmConfig(num_envs=16, horizon=8, seq_len=seq_len, seed=0)
+    algorithm = config.build(Switches)
+    for _ in range(2):
+        algorithm.collect()
+        algorithm._estimate_advantages()
+        minibatch = algorithm.policy.sequences(algorithm.rollout).select(None)
+        distribution, _ = algorithm.policy.evaluate(minibatch)
+        assert distribution.latents_logp(minibatch.actions).isfinite().all()
+        assert float(algorithm._losses(minibatch)["kl_div"]) == pytest.approx(0.0, abs=1e-6)
+        stats = algorithm.step()
+        assert 0 <= stats["monitors/kl_div"] < 1
+        assert stats["monitors/skipped_updates"] == 0
+
+
+def test_what_weighs_nothing_may_be_impossible() -> None:
+    """Whatever a policy of one's own makes of an invalid row, losses and gradients are finite."""
+    algorithm = AlgorithmConfig(**SMALL).build(DiscreteDummyEnv)
+    algorithm.collect()
+    algorithm._estimate_advantages()
+    minibatch = algorithm.policy.sequences(algorithm.rollout).select(None)
+    expected = algorithm._losses(minibatch)
+    minibatch.weight[:3] = 0.0
+    minibatch.logp[:3] = torch.tensor([[math.inf], [-math.inf], [math.nan]])
+    found = algorithm._losses(minibatch)
+    assert expected.keys() == found.keys()
+    assert all(x.isfinite() for x in found.values())
+    found["total"].backward()
+    assert algorithm.updater._norm().isfinite()
+
+
+@pytest.mark.parametrize("at", [0, 3])
+def test_a_divergence_that_is_not_a_number_stops_the_update(at: int) -> None:
+    algorithm = AlgorithmConfig(
+        **SMALL, sgd_minibatch_size=16, num_sgd_iters=1, target_kl_div=1e9
+    ).build(DiscreteDummyEnv)
+    algorithm.collect()
+    original, calls = algorithm._losses, 0
+
+    def broken(minibatch: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        found = original(minibatch)
+        return found | {"kl_div": found["kl_div"] + (math.nan if calls > at else 0.0)}
+
+    algorithm._losses = broken  # type: ignore[method-assign]
+    before = weights(algorithm)
+    if at == 0:
+        with pytest.raises(DivergedError, match="weights are as before"):
+            algorithm.step()
+        assert same(before, weights(algorithm))
+    else:
+        assert algorithm.step()["monitors/skipped_updates"] == 1
+        assert not same(before, weights(algorithm))
+    assert calls == at + 1
+
+
+def test_a_divergence_that_is_not_a_number_is_too_large_for_the_learning_rate() -> None:
+    algorithm = AlgorithmConfig(
+        **SMALL,
+        sgd_minibatch_size=64,
+        num_sgd_iters=1,
+        lr_schedule_kind="adaptive",
+        target_kl_div=1e9,
+        optimizer_config={"lr": 1e-3},
+    ).build(DiscreteDummyEnv)
+    algorithm.collect()
+    # Two minibatches, and before the first the policy has not moved.
+    assert algorithm.step()["coefficients/lr"] == pytest.approx(1.5e-3)
+    original = algorithm._losses
+    nan = {"kl_div": torch.tensor(math.nan)}
+    algorithm._losses = lambda minibatch: original(minibatch) | nan  # type: ignore[method-assign]
+    algorithm.collect()
+    assert algorithm.step()["coefficients/lr"] == pytest.approx(1e-3)
 
 
 # ---- lost final observations ------------------------------------------------------------------
@@ -851,6 +961,37 @@ def test_evaluating_leaves_no_trace() -> None:
     stats = algorithm.collect()
     assert stats["episodes/length_mean"] == 10
     assert algorithm.episodes.finished == 2
+
+
+def test_evaluating_leaves_the_scale_of_rewards_alone() -> None:
+    algorithm = AlgorithmConfig(**SMALL).build(ContinuousDummyEnv)
+    algorithm.collect()
+    scale = algorithm.state.reward_scale
+    with algorithm.evaluating():
+        algorithm.collect(deterministic=True)
+        assert algorithm.state.reward_scale != scale
+    assert algorithm.state.reward_scale == scale
+
+
+class DuckTyped:
+    """An environment of rl8's protocol that knows nothing of episodes, and no base class."""
+
+    def __init__(self, num_envs: int, /, horizon: Any = None, *, device: Any = "cpu") -> None:
+        self.num_envs, self.horizon, self.device = num_envs, horizon, device
+        self.inner = DiscreteDummyEnv(num_envs, horizon, device=device)
+        self.observation_spec = self.inner.observation_spec
+        self.action_spec = self.inner.action_spec
+        self.reset, self.step = self.inner.reset, self.inner.step
+
+
+@pytest.mark.parametrize("config_cls", [AlgorithmConfig, RecurrentAlgorithmConfig])
+def test_an_environment_need_not_know_of_episodes(config_cls: Any) -> None:
+    algorithm = config_cls(num_envs=4, horizon=8).build(DuckTyped)
+    assert algorithm.hparams.horizons_per_env_reset == 1
+    algorithm.collect()
+    algorithm.step()
+    stats = evaluate(algorithm.policy, cast(Env, DuckTyped(4, 8)), episodes=6)
+    assert stats["episodes/length_mean"] == 8
 
 
 def test_an_environment_that_is_not_wrapped_is_told() -> None:

@@ -17,7 +17,8 @@ FLOORS = [
     "models rollouts policies objectives bonuses updates",
     "algorithms evaluation",
     "conditions config loggers progress registry trainers adapters",
-    "_cli_train _cli_eval _cli_export _cli_doctor __main__",
+    "testing",
+    "_cli_train _cli_eval _cli_export _cli_doctor _cli_check __main__",
 ]
 ORDER = {
     name: (floor, place)

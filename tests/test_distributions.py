@@ -6,21 +6,32 @@ from typing import Any
 import pytest
 import torch
 from torch import distributions as oracle
-from torchrl.data import Binary, Bounded, Composite, Unbounded
+from torchrl.data import (
+    Binary,
+    Bounded,
+    Composite,
+    MultiOneHot,
+    OneHot,
+    TensorSpec,
+    Unbounded,
+)
 from torchrl.data import Categorical as Discrete
 from torchrl.data import MultiCategorical as MultiDiscrete
 
 from everstep import AlgorithmConfig, ContinuousDummyEnv
 from everstep.distributions import (
     Bernoulli,
+    BoundedCategorical,
     Categorical,
     Distribution,
     MultiCategorical,
     Normal,
+    OneHotCategorical,
     SquashedNormal,
     TorchDistributionWrapper,
 )
 from everstep.models import DefaultDiscreteModel
+from everstep.specs import options
 
 
 def test_categorical_is_torchs_seed_for_seed() -> None:
@@ -81,6 +92,10 @@ def test_multi_categorical_is_independent_categoricals() -> None:
         (MultiDiscrete([3, 2]), MultiCategorical),
         (Unbounded(2), Normal),
         (Bounded(-1, 1, shape=(2,)), Normal),
+        (Binary(2), Bernoulli),
+        (OneHot(3), OneHotCategorical),
+        (MultiOneHot([3, 2]), OneHotCategorical),
+        (Bounded(-1, 1, shape=(2,), dtype=torch.int64), BoundedCategorical),
     ],
 )
 def test_defaults(spec: object, expected: type[Distribution]) -> None:
@@ -91,6 +106,113 @@ def test_defaults(spec: object, expected: type[Distribution]) -> None:
 def test_no_default_names_the_way_out(spec: object) -> None:
     with pytest.raises(TypeError, match="distribution_cls"):
         Distribution.default_dist_cls(spec)
+
+
+class Acts:
+    """As much of a model as a distribution looks at."""
+
+    def __init__(self, action_spec: TensorSpec) -> None:
+        self.action_spec = action_spec
+
+
+def entropy_of_samples(distribution: Distribution) -> torch.Tensor:
+    """The mean of -log p over samples: what an entropy is, by definition."""
+    return -distribution.logp(distribution.sample()).mean()
+
+
+@pytest.mark.parametrize(
+    ("cls", "spec", "features"),
+    [
+        (Categorical, Discrete(4, shape=torch.Size([2, 3])), {"logits": (2, 3, 4)}),
+        (MultiCategorical, MultiDiscrete([2, 4, 3]), {"logits": (9,)}),
+        (OneHotCategorical, MultiOneHot([2, 4]), {"logits": (6,)}),
+        (BoundedCategorical, Bounded(0, 3, shape=(2,), dtype=torch.int64), {"logits": (8,)}),
+        (Bernoulli, Binary(3), {"logits": (3,)}),
+        (Normal, Unbounded((2, 2), dtype=torch.float64), {"mean": (2, 2), "log_std": (2, 2)}),
+    ],
+)
+def test_the_entropy_is_that_of_samples(cls: Any, spec: TensorSpec, features: Any) -> None:
+    rows = {k: torch.randn(shape, dtype=torch.float64) for k, shape in features.items()}
+    distribution = cls({k: x.expand(50_000, *x.shape) for k, x in rows.items()}, Acts(spec))
+    entropy = distribution.entropy()
+    assert entropy.shape == (50_000, 1)
+    torch.testing.assert_close(entropy_of_samples(distribution), entropy.mean(), atol=0.03, rtol=0)
+
+
+# ---- choices in other forms -------------------------------------------------------------------
+
+
+def test_one_hot_is_torchs_one_hot_categorical() -> None:
+    logits = torch.randn(300, 4)
+    ours = OneHotCategorical({"logits": logits}, Acts(OneHot(4)))
+    theirs = oracle.OneHotCategorical(logits=logits)
+    torch.manual_seed(3)
+    sample = ours.sample()
+    torch.manual_seed(3)
+    assert torch.equal(sample, theirs.sample().bool())
+    torch.testing.assert_close(ours.logp(sample), theirs.log_prob(sample.float()).unsqueeze(-1))
+    torch.testing.assert_close(ours.entropy(), theirs.entropy().unsqueeze(-1))
+    assert torch.equal(ours.deterministic_sample(), theirs.mode.bool())
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.float32])
+def test_several_one_hot_choices_are_multi_categorical_written_otherwise(dtype: Any) -> None:
+    logits = torch.randn(300, 5)
+    spec = MultiOneHot([2, 3], dtype=dtype)
+    plain = MultiCategorical({"logits": logits}, Acts(MultiDiscrete([2, 3])))
+    ones = OneHotCategorical({"logits": logits}, Acts(spec))
+    torch.manual_seed(3)
+    choices = plain.sample()
+    torch.manual_seed(3)
+    sample = ones.sample()
+    assert spec.is_in(sample)
+    assert sample.dtype == dtype
+    expected = [torch.nn.functional.one_hot(choices[:, i], n) for i, n in enumerate([2, 3])]
+    assert torch.equal(sample.long(), torch.cat(expected, -1))
+    torch.testing.assert_close(ones.logp(sample), plain.logp(choices))
+
+
+def test_integers_between_bounds_are_multi_categorical_from_the_lowest_on() -> None:
+    low, high = torch.tensor([[-3, 0], [7, 1]]), torch.tensor([[-1, 1], [7, 3]])
+    spec = Bounded(low=low, high=high, dtype=torch.int64)
+    logits = torch.randn(300, 9)
+    ours = BoundedCategorical({"logits": logits}, Acts(spec))
+    plain = MultiCategorical({"logits": logits}, Acts(MultiDiscrete([3, 2, 1, 3])))
+    torch.manual_seed(3)
+    sample = ours.sample()
+    torch.manual_seed(3)
+    choices = plain.sample()
+    assert spec.is_in(sample)
+    assert torch.equal(sample, choices.unflatten(-1, (2, 2)) + low)
+    torch.testing.assert_close(ours.logp(sample), plain.logp(choices))
+    likeliest = plain.deterministic_sample().unflatten(-1, (2, 2)) + low
+    assert torch.equal(ours.deterministic_sample(), likeliest)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int32, torch.int64])
+def test_choices_have_the_specs_dtype_and_are_learned_from_in_it(dtype: torch.dtype) -> None:
+    spec = Discrete(2, shape=torch.Size([1]), dtype=dtype)
+    distribution = Categorical({"logits": torch.randn(20, 1, 2)}, Acts(spec))
+    sample = distribution.sample()
+    assert sample.dtype == distribution.deterministic_sample().dtype == dtype
+    torch.testing.assert_close(distribution.logp(sample), distribution.logp(sample.long()))
+
+
+def test_a_spec_is_read_once_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its numbers lie on the host, and distributions are made in every env step."""
+    specs: list[TensorSpec] = []
+
+    def counting(spec: TensorSpec) -> list[int]:
+        specs.append(spec)
+        return options(spec)
+
+    monkeypatch.setattr("everstep.distributions._discrete.options", counting)
+    models = [Acts(Bounded(low, 3, shape=(1,), dtype=torch.int64)) for low in (0, 2)]
+    for _ in range(3):
+        for model, width in zip(models, (4, 2), strict=True):
+            distribution = BoundedCategorical({"logits": torch.zeros(50, width)}, model)
+            assert model.action_spec.is_in(distribution.sample())
+    assert len(specs) == 2
 
 
 # ---- masks ------------------------------------------------------------------------------------
@@ -114,6 +236,22 @@ def test_a_mask_is_the_distribution_over_what_it_leaves() -> None:
     )
     assert gradient.isfinite().all()
     assert not gradient[~mask].any()
+
+
+def test_what_is_left_is_drawn_as_often_as_it_should_be() -> None:
+    logits, mask = torch.tensor([0.3, 5.0, -0.7, 0.1]), torch.tensor([True, False, True, True])
+    distribution = Categorical(
+        {
+            "logits": logits.expand(100_000, 1, 4),
+            "action_mask": mask.expand(100_000, 4),
+        },
+        None,
+    )
+    drawn = distribution.sample().flatten().bincount(minlength=4) / 100_000
+    expected = torch.where(mask, logits, -torch.inf).softmax(-1)
+    torch.testing.assert_close(drawn, expected, atol=0.01, rtol=0)
+    assert drawn[1] == 0
+    assert distribution.log_probs.exp()[0, 0, 1] == 0
 
 
 def test_masks_of_different_numbers_of_options_lie_one_behind_the_other() -> None:
@@ -183,13 +321,17 @@ class Torque:
     action_spec = Bounded(low=torch.tensor([-2.0, 0.0]), high=torch.tensor([2.0, 5.0]), shape=(2,))
 
 
+class PreciseTorque:
+    action_spec = Torque.action_spec.to(torch.float64)
+
+
 def squashed(mean: torch.Tensor, log_std: torch.Tensor, model: object = Torque) -> SquashedNormal:
     return SquashedNormal({"mean": mean, "log_std": log_std}, model)
 
 
 def test_squashed_actions_are_a_transformed_normal() -> None:
     mean, log_std = torch.randn(200, 2).double(), torch.full((200, 2), -0.5).double()
-    ours = squashed(mean, log_std)
+    ours = squashed(mean, log_std, PreciseTorque)
     centre, half = torch.tensor([0.0, 2.5]).double(), torch.tensor([2.0, 2.5]).double()
     theirs = oracle.TransformedDistribution(
         oracle.Normal(mean, log_std.exp()),
@@ -230,9 +372,109 @@ def test_the_density_of_what_was_drawn_is_exact_near_saturation(u: float) -> Non
     assert float(found) == pytest.approx(normal - slope, rel=1e-6)
 
 
+def test_gradients_are_finite_where_actions_are_at_their_bounds() -> None:
+    mean, log_std = torch.full((3, 2), 30.0), torch.zeros(3, 2)
+    inputs = (mean.requires_grad_(), log_std.requires_grad_())
+    distribution = squashed(*inputs)
+    latents = torch.tensor([[20.0, -20.0], [60.0, 60.0], [0.0, 1e4]])
+    out = distribution.latents_logp(latents) + distribution.entropy()
+    out = out + distribution.logp(distribution.actions(latents))
+    assert out.isfinite().all()
+    assert all(g.isfinite().all() for g in torch.autograd.grad(out.sum(), inputs))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_the_largest_actions_are_the_bounds_themselves(dtype: torch.dtype) -> None:
+    """Centre and half width are rounded: their sum may lie past a bound by the last bit."""
+    low, high = torch.rand(2, 1000, dtype=torch.float64).sub(0.5).mul(7).sort(0).values.to(dtype)
+    spec = Bounded(low=low, high=high, shape=(1000,), dtype=dtype)
+    distribution = squashed(torch.zeros(2, 1000), torch.zeros(2, 1000), Acts(spec))
+    ends = torch.tensor([[-50.0], [50.0]]).expand(2, 1000)
+    assert spec.is_in(distribution.actions(ends))
+    torch.testing.assert_close(
+        distribution.actions(ends), torch.stack([low, high]), atol=1e-6, rtol=1e-6
+    )
+
+
+ENDLESS = torch.finfo(torch.float64).max
+
+
+def half_bounded(mean: torch.Tensor, log_std: torch.Tensor) -> SquashedNormal:
+    """Bounds: a highest, a lowest, both, none, and a lowest with the highest of all numbers."""
+    low = torch.tensor([-torch.inf, 3.0, 2.0, -torch.inf, -1.0], dtype=torch.float64)
+    high = torch.tensor([5.0, torch.inf, 4.0, torch.inf, ENDLESS], dtype=torch.float64)
+    return squashed(mean, log_std, Acts(Bounded(low=low, high=high, dtype=torch.float64)))
+
+
+def test_one_bound_is_kept_to_and_nothing_else() -> None:
+    mean = torch.tensor([[-1e3], [0.0], [1e3]], dtype=torch.float64).expand(3, 5)
+    actions = half_bounded(mean, torch.zeros_like(mean)).deterministic_sample()
+    log_two = math.log(2)
+    expected = [
+        [5 - 1e3, 3.0, 2.0, -1.0, -1.0],
+        [5 - log_two, 3 + log_two, 3.0, 0.0, -1 + log_two],
+        [5.0, 3 + 1e3, 4.0, 1.0, -1 + 1e3],
+    ]
+    torch.testing.assert_close(actions, torch.tensor(expected, dtype=torch.float64))
+
+
+def test_half_bounded_actions_are_a_transformed_normal() -> None:
+    mean = torch.randn(200, 5, dtype=torch.float64)
+    log_std = torch.full_like(mean, -0.3)
+    ours = half_bounded(mean, log_std)
+    softplus, flip = oracle.SoftplusTransform(), oracle.AffineTransform(0.0, -1.0)
+    by_dimension = [
+        [flip, softplus, oracle.AffineTransform(5.0, -1.0)],
+        [softplus, oracle.AffineTransform(3.0, 1.0)],
+        [oracle.TanhTransform(), oracle.AffineTransform(3.0, 1.0)],
+        [oracle.TanhTransform(), oracle.AffineTransform(0.0, 1.0)],
+        [softplus, oracle.AffineTransform(-1.0, 1.0)],
+    ]
+    sample, expected = ours.sample(), torch.zeros(200, dtype=torch.float64)
+    for i, transforms in enumerate(by_dimension):
+        base = oracle.Normal(mean[:, i], log_std[:, i].exp())
+        expected += oracle.TransformedDistribution(base, transforms).log_prob(sample[:, i])
+    torch.testing.assert_close(ours.logp(sample), expected.unsqueeze(-1))
+
+
+def test_half_bounded_actions_at_their_bounds_have_finite_gradients() -> None:
+    mean = torch.full((3, 5), -40.0, dtype=torch.float64, requires_grad=True)
+    log_std = torch.zeros(3, 5, dtype=torch.float64, requires_grad=True)
+    distribution = half_bounded(mean, log_std)
+    u = torch.tensor([[-60.0], [0.0], [1e4]], dtype=torch.float64).expand(3, 5)
+    out = distribution.latents_logp(u) + distribution.entropy()
+    out = out + distribution.logp(distribution.actions(u))
+    assert out.isfinite().all()
+    assert all(g.isfinite().all() for g in torch.autograd.grad(out.sum(), (mean, log_std)))
+
+
+def test_a_dimension_that_cannot_move_is_no_reason_for_nan() -> None:
+    spec = Bounded(low=torch.tensor([1.0, -1.0]), high=torch.tensor([1.0, 1.0]))
+    distribution = squashed(torch.zeros(4, 2), torch.zeros(4, 2), Acts(spec))
+    sample = distribution.sample()
+    assert (sample[:, 0] == 1).all()
+    assert distribution.logp(sample).isfinite().all()
+    assert distribution.entropy().isfinite().all()
+
+
+@pytest.mark.parametrize("cls", [Normal, SquashedNormal])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_what_is_stored_in_another_dtype_has_the_probability_it_was_drawn_with(
+    cls: Any, dtype: torch.dtype
+) -> None:
+    spec = Bounded(-1.0, 1.0, shape=(2,), dtype=dtype)
+    distribution = cls({"mean": torch.randn(50, 2), "log_std": torch.zeros(50, 2)}, Acts(spec))
+    latents = distribution.latents(deterministic=False)
+    assert latents.dtype == distribution.actions(latents).dtype == dtype
+    stored = torch.empty(50, 2, dtype=dtype).copy_(latents)
+    logp = distribution.latents_logp(latents)
+    assert logp.dtype == torch.float32
+    assert torch.equal(distribution.latents_logp(stored), logp)
+
+
 def test_the_entropy_of_squashed_actions_is_that_of_many_samples() -> None:
     mean, log_std = torch.full((100_000, 2), 0.4).double(), torch.full((100_000, 2), 0.2).double()
-    distribution = squashed(mean.requires_grad_(), log_std)
+    distribution = squashed(mean.requires_grad_(), log_std, PreciseTorque)
     latents = distribution.latents(deterministic=False)
     expected = -distribution.latents_logp(latents).mean()
     torch.testing.assert_close(distribution.entropy().mean(), expected, atol=0.02, rtol=0)

@@ -31,7 +31,7 @@ from everstep.trainers.config import RunOptions
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md")), *sorted(DOCS.glob("adapters/*.md"))]
 
 #: Transitions that an example may train on: enough to run it, not to learn anything.
 BUDGET = 1_000
@@ -84,7 +84,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
             del sys.modules[name]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_examples_do_what_the_page_says(page: Path, directory: Path) -> None:
     namespace: dict[str, Any] = {"__name__": "example"}
     for block in blocks(page):
@@ -134,7 +134,7 @@ def read_json(block: Block, namespace: dict[str, Any]) -> None:
 def parse_commands(block: Block, namespace: dict[str, Any]) -> None:
     """Commands have the flags that they are given, and files of this page the keys."""
     for command in re.findall(
-        r"(?:^|[ /])everstep ((?:train|eval|export|doctor)[^&\n]*)", block.text
+        r"(?:^|[ /])everstep ((?:train|eval|export|check|doctor)[^&\n]*)", block.text
     ):
         arguments = _parser().parse_args(shlex.split(command, comments=True))
         file = Path(getattr(arguments, "file", ""))
@@ -273,7 +273,7 @@ def test_every_answer_to_a_lost_final_observation_has_a_row() -> None:
 
 def test_every_flag_of_the_command_line_is_named() -> None:
     text = section("configuration.md", "The command line")
-    for command in ("train", "eval", "export", "doctor"):
+    for command in ("train", "eval", "export", "check", "doctor"):
         with contextlib.redirect_stdout(io.StringIO()) as printed, pytest.raises(SystemExit):
             _parser().parse_args([command, "--help"])
         [line] = [line for line in text.splitlines() if line.startswith(f"| `everstep {command}")]

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -19,6 +19,7 @@ from everstep import (
     RecurrentPolicy,
     RecurrentTrainer,
     TrainConfig,
+    Trainer,
     evaluate,
 )
 from everstep.env import ContinuousDummyEnv, DiscreteDummyEnv, Env
@@ -103,7 +104,9 @@ COMMON: dict[str, Any] = {
 
 
 def recurrent(seq_len: int = 3, **options: Any) -> RecurrentAlgorithmConfig:
-    return RecurrentAlgorithmConfig(model_cls=KnownMemory, seq_len=seq_len, **COMMON | options)
+    return RecurrentAlgorithmConfig(
+        **{"model_cls": KnownMemory, "seq_len": seq_len, **COMMON, **options}
+    )
 
 
 def windowed(shift: int = 3, **options: Any) -> AlgorithmConfig:
@@ -164,6 +167,93 @@ def assert_first_ratio_is_1(algorithm: Any) -> None:
     logp = distribution.latents_logp(minibatch.actions)
     torch.testing.assert_close(logp[seen], minibatch.logp[seen], rtol=0, atol=1e-12)
     torch.testing.assert_close(values[seen], minibatch.values[seen], rtol=0, atol=1e-12)
+
+
+class Absent(Env):
+    """A third of the rows are invalid, anywhere in an episode; some of the others end one."""
+
+    episode_keys = frozenset({"terminated", "truncated", "first", "valid"})
+
+    def __init__(self, num_envs: int, /, horizon: Any = None, *, device: Any = "cpu") -> None:
+        super().__init__(num_envs, horizon, device=device)
+        self.observation_spec = Unbounded(3)
+        self.action_spec = Categorical(2, shape=torch.Size([1]))
+        self.generator = torch.Generator().manual_seed(7)
+
+    def _draw(self, probability: float) -> torch.Tensor:
+        return torch.rand(self.num_envs, 1, generator=self.generator) < probability
+
+    def reset(self, *, config: Any = None) -> torch.Tensor:
+        return torch.randn(self.num_envs, 3, generator=self.generator)
+
+    def step(self, action: Any) -> TensorDict:
+        valid, ended = self._draw(0.7), self._draw(0.2)
+        flags = {
+            "terminated": ended & valid,
+            "truncated": torch.zeros_like(valid),
+            "first": ended,
+            "valid": valid,
+        }
+        out = {"obs": self.reset(), "rewards": torch.randn(self.num_envs, 1), **flags}
+        return TensorDict(out, [self.num_envs])
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("seq_len", [1, 2, 6])
+def test_invalid_rows_are_remembered_as_they_were(seq_len: int) -> None:
+    algorithm = recurrent(seq_len, num_envs=16, horizon=12).build(Absent)
+    for _ in range(2):
+        algorithm.collect()
+        assert 0.6 < algorithm.rollout.valid.double().mean() < 0.8
+        assert_first_ratio_is_1(algorithm)
+        algorithm.step()
+
+
+class Stateless(RecurrentModel):
+    """Remembers nothing at all."""
+
+    def __init__(self, observation_spec: Any, action_spec: Any, /) -> None:
+        super().__init__(observation_spec, action_spec)
+        self.state_spec = Composite()
+        self.net = nn.Linear(3, 3)
+
+    def forward(self, batch: TensorDict, states: TensorDict, /) -> Any:
+        assert list(states.keys()) == []
+        out = self.net(batch["obs"].flatten(0, 1).to(self.net.weight.dtype))
+        self._value = out[:, :1]
+        return {"logits": out[:, 1:].unsqueeze(1)}, states[:, 0]
+
+    def value_function(self) -> torch.Tensor:
+        return self._value
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("mode", list(AutoresetMode), ids=lambda mode: mode.name)
+def test_a_recurrent_model_may_remember_nothing(mode: AutoresetMode, tmp_path: Any) -> None:
+    env = GymnasiumEnv(
+        scripted_vector_env([[Episode(4, TRUNCATED)], [Episode(3, TRUNCATED)]], mode),
+        horizon=HORIZON,
+    )
+    algorithm = recurrent(3, model_cls=Stateless).build(env)
+    for _ in range(2):
+        algorithm.collect()
+        assert_first_ratio_is_1(algorithm)
+        assert algorithm.step()["monitors/skipped_updates"] == 0
+    # It is a feedforward policy: final observations have the values of what is seen in them.
+    final = algorithm.rollout.final.squeeze(-1)
+    if mode is AutoresetMode.SAME_STEP:
+        assert final.any()
+        algorithm.collect()
+        seen = algorithm.rollout.final_obs[0][final]
+        expected = algorithm.policy.values((seen,), ())
+        assert torch.equal(algorithm.rollout.final_values[final], expected)
+    algorithm.policy.save(tmp_path / "policy")
+    loaded = RecurrentPolicy.load(tmp_path / "policy", model_cls=Stateless)
+    batch = TensorDict({"obs": torch.randn(2, 5, 3)}, [2, 5])
+    out, states = loaded.sample(batch, deterministic=True)
+    assert out.batch_size == (10,)
+    assert states.batch_size == (2,)
+    assert evaluate(loaded, Absent(4), episodes=4)["episodes/count"] == 4
 
 
 # ---- without episodes -------------------------------------------------------------------------
@@ -266,14 +356,54 @@ def test_auto_resets_states_as_rl8_does_where_that_fits(
 def test_kinds_of_policies_models_and_configs_must_agree() -> None:
     with pytest.raises(ConfigError, match="KnownMemory is a RecurrentModel"):
         AlgorithmConfig(model_cls=KnownMemory, num_envs=2, horizon=6).build(Counting)
-    with pytest.raises(ConfigError, match="Unpadded has no `state_spec`"):
+    with pytest.raises(ConfigError, match="Unpadded is a feedforward Model"):
         RecurrentAlgorithmConfig(
             model_cls=Unpadded, model_config={"shift": 1}, num_envs=2, horizon=8
         ).build(Counting)
-    with pytest.raises(ConfigError, match="pass RecurrentAlgorithmConfig"):
+    with pytest.raises(ConfigError, match=r"^AlgorithmConfig is .* pass RecurrentAlgorithmConfig"):
         RecurrentAlgorithm(Counting, AlgorithmConfig(num_envs=2, horizon=8))
     with pytest.raises(ConfigError, match="pass AlgorithmConfig"):
         Algorithm(Counting, RecurrentAlgorithmConfig(num_envs=2, horizon=8))
+
+
+class Forgetful(KnownMemory):
+    """Does not say what it remembers."""
+
+    def __init__(self, observation_spec: Any, action_spec: Any, /) -> None:
+        super().__init__(observation_spec, action_spec)
+        del self.state_spec
+
+
+def test_a_recurrent_model_must_say_what_it_remembers() -> None:
+    config = RecurrentAlgorithmConfig(model_cls=Forgetful, num_envs=2, horizon=8)
+    with pytest.raises(ConfigError, match=r"Forgetful has no `state_spec`.*an empty one"):
+        config.build(Counting)
+
+
+def test_a_feedforward_model_may_call_something_its_state_spec() -> None:
+    class Named(Nested):
+        state_spec = "of California"
+
+    AlgorithmConfig(model_cls=Named, num_envs=2, horizon=8).build(Prices).collect()
+
+
+def test_what_has_no_half_precision_is_told() -> None:
+    config = RecurrentAlgorithmConfig(
+        num_envs=2, horizon=8, enable_amp=True, amp_dtype="float16", device="cpu"
+    )
+    with pytest.raises(ConfigError, match="set `amp_dtype` to bfloat16"):
+        config.build(Counting)
+
+
+def test_trainers_take_algorithms_of_their_kind() -> None:
+    feedforward = AlgorithmConfig(num_envs=2, horizon=8).build(DiscreteDummyEnv)
+    with_memory = RecurrentAlgorithmConfig(num_envs=2, horizon=8).build(DiscreteDummyEnv)
+    with pytest.raises(ConfigError, match="Algorithm trains a Policy: pass it to Trainer"):
+        RecurrentTrainer(feedforward, run_dir=None)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="trains a RecurrentPolicy: pass it to RecurrentTrainer"):
+        Trainer(with_memory, run_dir=None)  # type: ignore[arg-type]
+    Trainer(feedforward, run_dir=None).step()
+    RecurrentTrainer(with_memory, run_dir=None).step()
 
 
 def test_episodes_reset_states_themselves() -> None:
@@ -394,6 +524,52 @@ def test_one_leaf_has_a_window_and_the_others_do_not() -> None:
         algorithm.step()
     batch = TensorDict({"obs": Prices(4).observation_spec.rand([4, 5])}, [4, 5])
     assert algorithm.policy.sample(batch, kind="all", return_values=True)["values"].shape == (20, 1)
+
+
+class Several(Model):
+    """Windows of different sizes and methods, declared from the inside outwards."""
+
+    view_requirements: ClassVar[Any] = {
+        ("obs", "price"): ViewRequirement(shift=3, method="rolling_window"),
+        ("obs", "flag"): ViewRequirement(shift=1, method="rolling_window"),
+        "obs": ViewRequirement(shift=0),
+    }
+
+    def __init__(self, observation_spec: Any, action_spec: Any, /) -> None:
+        super().__init__(observation_spec, action_spec)
+        self.gain = nn.Parameter(torch.ones(1))
+
+    def forward(self, batch: TensorDict, /) -> Any:
+        obs = batch["obs"]
+        assert obs["price"].shape[1:] == (4, 1)
+        assert obs["flag"].shape[1:] == (2, 1)
+        out = obs["price"].flatten(1) @ torch.tensor([1.0, 20.0, 300.0, 4000.0]).unsqueeze(-1)
+        self._value = (out + obs["flag"].float().flatten(1).sum(-1, keepdim=True)) * self.gain
+        return {"logits": torch.stack([self._value, -self._value], -1)}
+
+    def value_function(self) -> torch.Tensor:
+        return self._value
+
+
+def test_windows_of_different_sizes_end_in_the_same_rows() -> None:
+    config = AlgorithmConfig(model_cls=Several, num_envs=4, horizon=8)
+    algorithm = config.build(Prices)
+    algorithm.collect(deterministic=True)
+    buffer = algorithm.buffer
+    batch = TensorDict({"obs": buffer["obs"][:, :-1]}, [4, 8])
+    out = algorithm.policy.sample(batch, kind="all", deterministic=True, return_values=True)
+    assert out.batch_size == (4 * (8 - 3),)
+    torch.testing.assert_close(out["values"].view(4, 5, 1), buffer["values"][:, 3:-1])
+    last = algorithm.policy.sample(batch, deterministic=True, return_values=True)
+    torch.testing.assert_close(last["values"], buffer["values"][:, 7])
+
+
+def test_what_a_class_declares_is_not_shared_between_its_models() -> None:
+    spec = Prices(1).observation_spec
+    one, other = (Several(spec, Categorical(2, shape=torch.Size([1]))) for _ in range(2))
+    one.view_requirements["obs", "flag"] = ViewRequirement(shift=9)
+    assert other.view_requirements == Several.view_requirements
+    assert Several.view_requirements["obs", "flag"].shift == 1
 
 
 def test_a_window_of_what_is_not_observed_is_told() -> None:

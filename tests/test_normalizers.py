@@ -10,7 +10,7 @@ from torchrl.data import Bounded, Categorical, Composite, Unbounded
 
 from everstep import AlgorithmConfig, Policy, RecurrentAlgorithmConfig, Trainer, evaluate
 from everstep.env import ContinuousDummyEnv, Env
-from everstep.errors import CheckpointError, ConfigError
+from everstep.errors import CheckpointError, ConfigError, DivergedError
 from everstep.normalizers import ObservationNormalizer, RunningMoments
 from toys import ConstantEnv
 
@@ -119,13 +119,9 @@ def test_an_update_evaluates_what_was_collected(config_cls: Any) -> None:
 def test_statistics_are_those_of_everything_seen() -> None:
     algorithm = AlgorithmConfig(**SMALL, normalize_observations=True).build(FarAway)
     seen: list[torch.Tensor] = []
-    for rollout in range(3):
+    for _ in range(3):
         algorithm.collect()
-        obs = algorithm.rollout.obs[0]
-        seen += (
-            [obs[0].clone()] if rollout == 0 else []
-        )  # the first observations begin the statistics
-        seen.append(obs[:-1].flatten(0, 1).clone())
+        seen.append(algorithm.rollout.obs[0][:-1].flatten(0, 1).clone())
         algorithm.step()
     x = torch.cat(seen)
     moments = algorithm.policy.normalizer.moments["0"]
@@ -157,6 +153,87 @@ def test_evaluation_leaves_statistics_alone(tmp_path: Any) -> None:
     trainer.eval(deterministic=False)
     evaluate(trainer.algorithm.policy, FarAway(4, 8), episodes=4)
     assert same(state(), before)
+
+
+class Failing(FarAway):
+    """Breaks its promises, or off, while it is told to."""
+
+    how = ""
+
+    def reset(self, *, config: Any = None) -> torch.Tensor:
+        obs = super().reset(config=config).clone()
+        if self.how == "NaN in the reset":
+            obs[0] = torch.nan
+        return obs
+
+    def step(self, action: Any) -> TensorDict:
+        out = super().step(action)
+        if self.how == "an exception":
+            raise ZeroDivisionError
+        if self.how == "NaN in a step":
+            out["rewards"][0] = torch.nan
+        return out
+
+
+def train_once(algorithm: Any) -> dict[str, torch.Tensor]:
+    algorithm.collect()
+    algorithm.step()
+    return copy.deepcopy(dict(algorithm.policy.normalizer.state_dict()))
+
+
+@pytest.mark.parametrize("how", ["NaN in the reset", "NaN in a step", "an exception"])
+@pytest.mark.parametrize("after", [0, 1])
+def test_a_rollout_that_fails_leaves_statistics_alone(how: str, after: int) -> None:
+    config = AlgorithmConfig(**SMALL, normalize_observations=True)
+    untroubled = config.build(Failing)
+    algorithm = config.build(Failing)
+    for _ in range(after):
+        train_once(algorithm)
+        train_once(untroubled)
+    before = copy.deepcopy(dict(algorithm.policy.normalizer.state_dict()))
+    algorithm.env.how = how
+    for _ in range(2):
+        with pytest.raises((RuntimeError, ZeroDivisionError)):
+            algorithm.collect()
+    found = algorithm.policy.normalizer.state_dict()
+    assert all(torch.equal(found[name], x) for name, x in before.items())
+    algorithm.env.how = ""
+    # The first rollout that succeeds is normalised by its own first observations, as ever.
+    expected = train_once(untroubled)["moments.0.count"]
+    assert train_once(algorithm)["moments.0.count"] == expected == (1 + after) * 8 * 16
+    assert algorithm.rollout.obs[0].isfinite().all()
+    assert algorithm.policy.normalizer(algorithm.rollout.obs)[0].isfinite().all()
+
+
+@pytest.mark.parametrize("every", [1, -1])
+def test_the_first_rollout_is_normalised_by_its_own_beginning_whatever_came_before(
+    every: int,
+) -> None:
+    """Also where an evaluation came first, after which the environments are not reset again."""
+    config = AlgorithmConfig(**SMALL, normalize_observations=True, horizons_per_env_reset=every)
+    algorithm = config.build(FarAway)
+    with algorithm.evaluating():
+        algorithm.collect(deterministic=True)
+    moments = algorithm.policy.normalizer.moments["0"]
+    assert moments.count == 0
+    algorithm.collect()
+    first = algorithm.rollout.obs[0][0]
+    assert moments.count == len(first)
+    torch.testing.assert_close(moments.mean, first.double().mean(0), rtol=1e-9, atol=0)
+    algorithm.step()
+    assert moments.count == 8 * 16
+
+
+def test_an_update_that_diverges_leaves_statistics_alone() -> None:
+    algorithm = AlgorithmConfig(**SMALL, normalize_observations=True).build(FarAway)
+    train_once(algorithm)
+    algorithm.collect()
+    before = copy.deepcopy(dict(algorithm.policy.normalizer.state_dict()))
+    algorithm.rollout.logp.fill_(-torch.inf)
+    with pytest.raises(DivergedError):
+        algorithm.step()
+    found = algorithm.policy.normalizer.state_dict()
+    assert all(torch.equal(found[name], x) for name, x in before.items())
 
 
 def test_they_are_saved_with_the_policy(tmp_path: Any) -> None:

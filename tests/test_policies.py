@@ -10,6 +10,7 @@ from torch import nn
 from torchrl.data import Bounded, Categorical, MultiCategorical, Unbounded
 
 from everstep import Policy
+from everstep.checkpoints import load_file, save_file
 from everstep.distributions import Normal
 from everstep.errors import CheckpointError, ConfigError
 from everstep.models import DefaultContinuousModel, DefaultDiscreteModel
@@ -62,6 +63,51 @@ def test_a_model_of_ones_own_is_named_by_who_loads_it(tmp_path: Path) -> None:
         Policy.load(tmp_path / "policy")
     loaded = Policy.load(tmp_path / "policy", model_cls=Custom)
     assert isinstance(loaded.model, Custom)
+
+
+def namesake() -> type[DefaultDiscreteModel]:
+    """A model of one's own that has the name of a default."""
+
+    class DefaultDiscreteModel(Custom):
+        pass
+
+    return DefaultDiscreteModel
+
+
+def test_a_name_alone_does_not_make_a_model_ours(tmp_path: Path) -> None:
+    own = namesake()
+    Policy(OBS, Categorical(3, shape=torch.Size([1])), model_cls=own).save(tmp_path / "policy")
+    with pytest.raises(CheckpointError, match=r"test_policies\.DefaultDiscreteModel, which is not"):
+        Policy.load(tmp_path / "policy")
+    assert type(Policy.load(tmp_path / "policy", model_cls=own).model) is own
+
+
+def test_files_that_hold_names_alone_can_be_read(tmp_path: Path) -> None:
+    policy = Policy(OBS, Categorical(3, shape=torch.Size([1])), model_config={"hiddens": (8,)})
+    policy.save(tmp_path / "policy")
+    state = load_file(tmp_path / "policy")
+    del state["modules"]
+    save_file(tmp_path / "older", state)
+    loaded = Policy.load(tmp_path / "older")
+    assert type(loaded.model) is DefaultDiscreteModel
+    obs = torch.randn(5, 4)
+    assert torch.equal(act(policy, obs)[2], act(loaded, obs)[2])
+
+
+class Wide(DefaultDiscreteModel):
+    """Hands on less than it takes."""
+
+    def __init__(self, observation_spec: Any, action_spec: Any, /, *, width: int = 4) -> None:
+        super().__init__(observation_spec, action_spec, hiddens=(width, width))
+
+
+def test_a_model_of_ones_own_is_built_as_it_was(tmp_path: Path) -> None:
+    spec = Categorical(3, shape=torch.Size([1]))
+    policy = Policy(OBS, spec, model_cls=Wide, model_config={"width": 12})
+    policy.save(tmp_path / "policy")
+    loaded = Policy.load(tmp_path / "policy", model_cls=Wide)
+    obs = torch.randn(5, 4)
+    assert torch.equal(act(policy, obs)[2], act(loaded, obs)[2])
 
 
 def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Adapters from families of environments to Everstep's protocol, one module a family.
+"""Adapters from families of environments to Everstep's protocol and back, one module a family.
 
 Importing this package imports no adapter, and importing an adapter imports no environment library.
 """
@@ -7,17 +7,39 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .ale import ALEEnv as ALEEnv
+    from .envpool import EnvPoolEnv as EnvPoolEnv
+    from .export_gymnasium import to_gymnasium as to_gymnasium
+    from .export_torchrl import to_torchrl as to_torchrl
     from .gymnasium import GymnasiumEnv as GymnasiumEnv
+    from .isaacgym import IsaacGymEnv as IsaacGymEnv
+    from .torchrl import TorchRLEnv as TorchRLEnv
 
-__all__ = ["GymnasiumEnv"]
+__all__ = [
+    "ALEEnv",
+    "EnvPoolEnv",
+    "GymnasiumEnv",
+    "IsaacGymEnv",
+    "TorchRLEnv",
+    "to_gymnasium",
+    "to_torchrl",
+]
 
-_MODULES = {"GymnasiumEnv": "gymnasium"}
+_MODULES = {
+    "ALEEnv": "ale",
+    "EnvPoolEnv": "envpool",
+    "GymnasiumEnv": "gymnasium",
+    "IsaacGymEnv": "isaacgym",
+    "TorchRLEnv": "torchrl",
+    "to_gymnasium": "export_gymnasium",
+    "to_torchrl": "export_torchrl",
+}
 
 
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f".{_MODULES[name]}", __name__), name)
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -1,26 +1,21 @@
 """Where episodes end in the rows of a Gymnasium vector environment, in each autoreset mode."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+import sys
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from everstep.data import DataKeys
 from everstep.errors import AdapterError, EnvError
 
+from ._finals import ReuseCheck, check_no_final, read_final
 from ._rows import BoolArray, Row
+from ._workers import Calls
 
 if TYPE_CHECKING:
     from gymnasium.vector import AutoresetMode, VectorEnv
 
-ObjectArray = npt.NDArray[np.object_]
-
 _FLAGS = frozenset({DataKeys.TERMINATED, DataKeys.TRUNCATED, DataKeys.FIRST})
-
-#: Where environments leave the observation before a reset in their infos.
-_FINAL_KEYS = ("final_obs", "final_observation", "terminal_observation")
-
 
 _MODES = (
     "Pass `autoreset_mode=` with what the environment does when an episode has ended: 'NEXT_STEP' "
@@ -29,28 +24,51 @@ _MODES = (
 )
 
 
+class FoundMode(NamedTuple):
+    """When an environment resets itself, and who says so."""
+
+    mode: "AutoresetMode"
+
+    #: Such as "its metadata".
+    source: str
+
+
 def resolve_mode(
     env: "VectorEnv[Any, Any, Any]", override: "None | str | AutoresetMode"
-) -> "AutoresetMode":
+) -> FoundMode:
     """When `env` resets itself: the override, else its attribute, else its metadata.
-
-    Metadata that is the base class's own dictionary says nothing: an environment that wrote its
-    mode there wrote it for every class that has no metadata.
 
     Raises:
         AdapterError: Where nothing says it, or what it says is no mode.
 
     """
+    said = [
+        (override, "the option `autoreset_mode`"),
+        (getattr(env, "autoreset_mode", None), "its attribute"),
+        (_declared(env), "its metadata"),
+        # Wrappers do not forward attributes.
+        (getattr(env.unwrapped, "autoreset_mode", None), "the attribute of what is wrapped"),
+        (_declared(env.unwrapped), "the metadata of what is wrapped"),
+        ("NEXT_STEP" if _is_functional(env.unwrapped) else None, "its class"),
+    ]
+    for declared, source in said:
+        if declared is not None:
+            return FoundMode(parse_mode(declared), source)
+    raise AdapterError(f"{env} does not say when it resets itself. {_MODES}")
+
+
+def _declared(env: "VectorEnv[Any, Any, Any]") -> object:
+    """The mode in its metadata; `None` where there is none.
+
+    A dictionary that is the base class's own says nothing: an environment that wrote its mode
+    there, as ALE's does, wrote it for every class that has no metadata.
+    """
     from gymnasium.vector import VectorEnv
 
-    declared = override if override is not None else getattr(env, "autoreset_mode", None)
-    if declared is None and env.metadata is not VectorEnv.metadata:
-        declared = env.metadata.get("autoreset_mode")
-    if declared is None:  # wrappers do not forward attributes
-        declared = getattr(env.unwrapped, "autoreset_mode", None)
-    if declared is None:
-        raise AdapterError(f"{env} does not say when it resets itself. {_MODES}")
-    return parse_mode(declared)
+    metadata = getattr(env, "metadata", None)
+    if metadata is None or metadata is VectorEnv.metadata:
+        return None
+    return metadata.get("autoreset_mode")
 
 
 def parse_mode(declared: object) -> "AutoresetMode":
@@ -157,13 +175,14 @@ class Endings(Protocol):
 class NextStepEndings:
     """The environment resets a row in the env step after it was done, ignoring the action."""
 
-    def __init__(self, env: "VectorEnv[Any, Any, Any]", clock: EpisodeClock) -> None:
+    def __init__(self, env: "VectorEnv[Any, Any, Any]", calls: Calls, clock: EpisodeClock) -> None:
         self.episode_keys = _FLAGS | {DataKeys.VALID}
         if clock.is_limited:
             self.episode_keys |= {DataKeys.FINAL_OBS}
-        self._env, self._clock = env, clock
+        self._env, self._calls, self._clock = env, calls, clock
         self._pending = np.zeros(env.num_envs, dtype=np.bool_)
         self._survives_reset = _pending_survives_reset(env)
+        self._is_checked = False
 
     def start(self) -> None:
         """See `Endings.start`."""
@@ -180,6 +199,9 @@ class NextStepEndings:
         np.logical_and(row.terminated, row.valid, out=row.terminated)
         np.logical_and(row.truncated, row.valid, out=row.truncated)
         np.logical_or(row.terminated, row.truncated, out=pending)
+        if not self._is_checked and np.count_nonzero(pending):
+            check_no_final(self._env, "NEXT_STEP", row, infos)
+            self._is_checked = True
         if self._clock.is_limited:
             self._expire(row)
 
@@ -191,25 +213,28 @@ class NextStepEndings:
         np.logical_or(row.first, expired, out=row.first)
         np.logical_and(self._pending, ~expired, out=self._pending)
         row.keep_final()
-        _reset_rows(self._env, row, expired)
+        _reset_rows(self._calls, row, expired)
 
 
 class SameStepEndings:
     """The environment resets a row in the env step that ends it."""
 
-    def __init__(self, env: "VectorEnv[Any, Any, Any]", clock: EpisodeClock) -> None:
+    def __init__(self, env: "VectorEnv[Any, Any, Any]", calls: Calls, clock: EpisodeClock) -> None:
         self.episode_keys = _FLAGS | {DataKeys.FINAL_OBS}
-        self._env, self._clock = env, clock
+        self._calls, self._clock = calls, clock
+        self._reuse = ReuseCheck(env)
 
     def start(self) -> None:
         """See `Endings.start`."""
+        self._reuse.start()
 
     def end(self, row: Row, infos: dict[str, Any]) -> None:
         """See `Endings.end`."""
+        self._reuse.check()
         done = row.terminated | row.truncated
         row.keep_final()
         if np.count_nonzero(done):  # a third of the cost of `any`
-            _read_final(row, infos, done)
+            read_final(row, infos, done)
         np.copyto(row.first, done)
         if self._clock.is_limited:
             self._expire(row, done)
@@ -220,16 +245,17 @@ class SameStepEndings:
         np.logical_or(row.truncated, expired, out=row.truncated)
         np.logical_or(row.first, expired, out=row.first)
         self._clock.restart(row.first)
-        _reset_rows(self._env, row, expired & ~done)
+        _reset_rows(self._calls, row, expired & ~done)
 
 
 class DisabledEndings:
     """The environment waits for a reset, which it gets in the env step that ends a row."""
 
-    def __init__(self, env: "VectorEnv[Any, Any, Any]", clock: EpisodeClock) -> None:
+    def __init__(self, env: "VectorEnv[Any, Any, Any]", calls: Calls, clock: EpisodeClock) -> None:
         self.episode_keys = _FLAGS | {DataKeys.FINAL_OBS}
-        self._env, self._clock = env, clock
+        self._env, self._calls, self._clock = env, calls, clock
         self._mask_is_known = resets_single_rows(env)
+        self._is_checked = False
 
     def start(self) -> None:
         """See `Endings.start`."""
@@ -241,7 +267,10 @@ class DisabledEndings:
         np.logical_or(row.terminated, row.truncated, out=row.first)
         self._clock.restart(row.first)
         row.keep_final()
-        reset = _reset_rows(self._env, row, row.first)
+        if not self._is_checked and np.count_nonzero(row.first):
+            check_no_final(self._env, "DISABLED", row, infos)
+            self._is_checked = True
+        reset = _reset_rows(self._calls, row, row.first)
         if not self._mask_is_known and reset is not None and not row.first.all():
             self._check_mask(row, reset)
 
@@ -256,7 +285,7 @@ class DisabledEndings:
 
 
 def make_endings(
-    env: "VectorEnv[Any, Any, Any]", mode: "AutoresetMode", clock: EpisodeClock
+    env: "VectorEnv[Any, Any, Any]", calls: Calls, mode: "AutoresetMode", clock: EpisodeClock
 ) -> Endings:
     """How episodes of `env` end in `mode`.
 
@@ -275,73 +304,36 @@ def make_endings(
         "SAME_STEP": SameStepEndings,
         "DISABLED": DisabledEndings,
     }
-    return families[mode.name](env, clock)
+    return families[mode.name](env, calls, clock)
 
 
 def _pending_survives_reset(env: "VectorEnv[Any, Any, Any]") -> bool:
     """True where a row that was done is reset once more in the env step after a reset.
 
-    The workers of an `AsyncVectorEnv` without shared memory keep their flag over a reset
-    (Gymnasium 1.1 to 1.4).
+    The workers of an `AsyncVectorEnv` without shared memory keep their flag over a reset, and so
+    do Gymnasium's JAX environments (1.1 to 1.4).
     """
     from gymnasium.vector import AsyncVectorEnv
 
     base = env.unwrapped
-    return isinstance(base, AsyncVectorEnv) and not base.shared_memory
+    if isinstance(base, AsyncVectorEnv):
+        return not base.shared_memory
+    return _is_functional(base)
 
 
-def _reset_rows(env: "VectorEnv[Any, Any, Any]", row: Row, rows: BoolArray) -> Any:
+def _is_functional(env: object) -> bool:
+    """True for a vector environment of Gymnasium's in JAX; some of them lack metadata."""
+    module = sys.modules.get("gymnasium.envs.functional_jax_env")
+    return module is not None and isinstance(env, module.FunctionalJaxVectorEnv)
+
+
+def _reset_rows(calls: Calls, row: Row, rows: BoolArray) -> Any:
     """Reset `rows` and take their observations. What the environment returned; `None` for no rows.
 
     The options are new each time and the mask is a copy: Gymnasium pops and keeps them.
     """
     if not np.count_nonzero(rows):
         return None
-    observation, _ = env.reset(options={"reset_mask": rows.copy()})
+    observation, _ = calls.reset(options={"reset_mask": rows.copy()})
     row.read_obs_rows(observation, rows)
     return observation
-
-
-def _read_final(row: Row, infos: dict[str, Any], done: BoolArray) -> None:
-    """Take the final observations of the rows `done` from the infos, in whatever form they are.
-
-    An object array or a list holds one observation for each row, `None` where there is none;
-    anything else is a batch of observations, with a mask of its rows beside it or without.
-    """
-    key = next((key for key in _FINAL_KEYS if key in infos), _FINAL_KEYS[0])
-    final = infos.get(key)
-    if final is None:
-        found = np.zeros_like(done)
-    elif isinstance(final, list) or (isinstance(final, np.ndarray) and final.dtype.kind == "O"):
-        found = _read_final_rows(row, final, done)
-    else:
-        found = done & np.asarray(infos.get(f"_{key}", done), dtype=np.bool_)
-        for leaf in row.final:
-            leaf.read_rows(final, found)
-    lost = done & ~found & row.truncated & ~row.terminated
-    if np.count_nonzero(lost):
-        _mark_lost(row, lost)
-
-
-def _read_final_rows(row: Row, final: Sequence[Any] | ObjectArray, done: BoolArray) -> BoolArray:
-    """The rows `done` that had a final observation, which the row now holds."""
-    found = np.zeros_like(done)
-    for i in np.flatnonzero(done).tolist():
-        if final[i] is not None:
-            found[i] = True
-            for leaf in row.final:
-                leaf.read_row(final[i], i)
-    return found
-
-
-def _mark_lost(row: Row, lost: BoolArray) -> None:
-    """Put NaN where the value of a final observation is wanted and the observation is lost."""
-    floating = [leaf for leaf in row.final if leaf.array.dtype.kind == "f"]
-    if not floating:
-        raise EnvError(
-            f"The episodes of rows {np.flatnonzero(lost).tolist()} were truncated and the infos "
-            f"hold no final observation ({', '.join(_FINAL_KEYS)}), which integer observations "
-            "cannot mark. Use the mode NEXT_STEP or DISABLED."
-        )
-    for leaf in floating:
-        leaf.array[lost] = np.nan

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,7 @@ from tensordict import TensorDict
 from everstep.data import DataKeys
 from everstep.errors import EnvError
 
-from ._buffers import Slab, Slot
+from ._handoff import Slab, Slot, to_numpy
 from ._spaces import Part, where
 
 BoolArray = npt.NDArray[np.bool_]
@@ -25,7 +25,7 @@ def copy_into(array: npt.NDArray[Any], value: Any, name: str) -> None:
         EnvError: Where the shape is not the array's, or the dtype cannot become the array's.
 
     """
-    values = _to_array(value)
+    values = to_numpy(value)
     _check_shape(values, array.shape, name)  # NumPy would broadcast
     if values.dtype == array.dtype:
         array[...] = values  # on small batches twice as fast as `copyto`
@@ -36,14 +36,6 @@ def copy_into(array: npt.NDArray[Any], value: Any, name: str) -> None:
         raise EnvError(
             f"`{name}` must have a dtype that fits {array.dtype}; got {values.dtype}."
         ) from error
-
-
-def _to_array(value: Any) -> npt.NDArray[Any]:
-    if type(value) is np.ndarray:
-        return value
-    if isinstance(value, torch.Tensor):
-        value = value.detach().cpu()  # syncs where an environment lives on a GPU
-    return np.asarray(value)
 
 
 def _check_shape(values: npt.NDArray[Any], shape: tuple[int, ...], name: str) -> None:
@@ -76,7 +68,7 @@ class Leaf:
 
     def read_rows(self, batch: Any, rows: BoolArray) -> None:
         """Take the rows of a batch of observations where `rows` `[num_envs]` is True."""
-        values = _to_array(self._pick(batch))
+        values = to_numpy(self._pick(batch))
         _check_shape(values, self.array.shape, self.name)
         self.array[rows] = values[rows]
 
@@ -86,7 +78,7 @@ class Leaf:
 
     def equals(self, batch: Any, rows: BoolArray) -> bool:
         """True where a batch of observations holds what the array holds in `rows`."""
-        values = _to_array(self._pick(batch))[rows].astype(self.array.dtype)
+        values = to_numpy(self._pick(batch))[rows].astype(self.array.dtype)
         return np.array_equal(values, self.array[rows], equal_nan=self.array.dtype.kind == "f")
 
     def _pick(self, observation: Any) -> Any:
@@ -96,20 +88,34 @@ class Leaf:
                 value = value[index]
         except (LookupError, TypeError) as error:
             raise EnvError(f"`{self.name}` is missing in what the environment returned.") from error
-        return value if self.start is None else _to_array(value) - self.start
+        return value if self.start is None else to_numpy(value) - self.start
+
+
+class Face(NamedTuple):
+    """The arrays of one side of a row's memory."""
+
+    obs: list[Leaf]
+    final: list[Leaf]
+    rewards: npt.NDArray[Any]
+    terminated: BoolArray
+    truncated: BoolArray
+    first: BoolArray
+    valid: BoolArray
 
 
 class Row:
     """What `step` returns for a batch of environments: written on the host, shown on the device.
 
     Flags and rewards are flat on the host, `[num_envs]`, as Gymnasium has them, and `[num_envs, 1]`
-    in `data`.
+    in `data`. All arrays change sides with `publish`, where host and device have memory of their
+    own: take them from the row in every env step.
 
     Args:
         parts: Leaves of the observation.
         episode_keys: Episode keys that `data` holds.
         num_envs: Number of rows.
         device: Device of `data`.
+        staged: See `Slab`.
 
     """
 
@@ -122,12 +128,21 @@ class Row:
     #: Leaves of the observation before a reset; empty where that is not an episode key.
     final: list[Leaf]
 
+    #: Rewards and flags, `[num_envs]`.
+    rewards: npt.NDArray[Any]
+    terminated: BoolArray
+    truncated: BoolArray
+    first: BoolArray
+    valid: BoolArray
+
     def __init__(
         self,
         parts: Sequence[Part],
         episode_keys: frozenset[str],
         num_envs: int,
         device: torch.device,
+        *,
+        staged: None | bool = None,
     ) -> None:
         names = [DataKeys.OBS, *(episode_keys & {DataKeys.FINAL_OBS})]
         flags = sorted(episode_keys - {DataKeys.FINAL_OBS})
@@ -138,22 +153,23 @@ class Row:
         }
         layout[(DataKeys.REWARDS,)] = ((num_envs, 1), torch.get_default_dtype())
         layout |= {(flag,): ((num_envs, 1), torch.bool) for flag in flags}
-        self._slab = Slab(list(layout.values()), device)
+        self._slab = Slab(list(layout.values()), device, staged=staged)
         slots = dict(zip(layout, self._slab.slots, strict=True))
 
         self.data = TensorDict({}, batch_size=[num_envs], device=device)
         for key, slot in slots.items():
             self.data.set(key, slot.tensor)
         self.data.lock_()
-        self.obs = _leaves(DataKeys.OBS, parts, slots)
-        self.final = _leaves(DataKeys.FINAL_OBS, parts, slots)
-        self.rewards = slots[(DataKeys.REWARDS,)].array.reshape(num_envs)
-        self.terminated = slots[(DataKeys.TERMINATED,)].array.reshape(num_envs)
-        self.truncated = slots[(DataKeys.TRUNCATED,)].array.reshape(num_envs)
-        self.first = slots[(DataKeys.FIRST,)].array.reshape(num_envs)
-        self.valid = np.ones(num_envs, dtype=np.bool_)
-        if DataKeys.VALID in episode_keys:
-            self.valid = slots[(DataKeys.VALID,)].array.reshape(num_envs)
+        self._faces = [
+            _face(parts, slots, side, num_envs) for side in range(len(self._slab.slots[0].arrays))
+        ]
+        self._turn()
+
+    def _turn(self) -> None:
+        """Show the side that may be written."""
+        face = self._faces[self._slab.side]
+        self.obs, self.final, self.rewards, *flags = face
+        self.terminated, self.truncated, self.first, self.valid = flags
 
     def read_obs(self, batch: Any) -> None:
         """Take the observations that are acted on next."""
@@ -171,18 +187,42 @@ class Row:
             np.copyto(final.array, obs.array)
 
     def wait(self) -> None:
-        """Return when the row may be written to again."""
+        """Return when the row may be written to."""
         self._slab.wait()
 
     def publish(self) -> TensorDict:
         """The row on its device. Unchanged until the next one is written."""
         self._slab.publish()
+        if len(self._faces) > 1:
+            self._turn()
         return self.data
 
 
-def _leaves(name: str, parts: Sequence[Part], slots: dict[tuple[str, ...], Slot]) -> list[Leaf]:
+def _face(
+    parts: Sequence[Part], slots: dict[tuple[str, ...], Slot], side: int, num_envs: int
+) -> Face:
+    """The arrays of one side; `valid` is all True where it is not an episode key."""
+
+    def flat(name: str) -> npt.NDArray[Any]:
+        return slots[(name,)].arrays[side].reshape(num_envs)
+
+    all_valid = np.ones(num_envs, dtype=np.bool_)
+    return Face(
+        _leaves(DataKeys.OBS, parts, slots, side),
+        _leaves(DataKeys.FINAL_OBS, parts, slots, side),
+        flat(DataKeys.REWARDS),
+        flat(DataKeys.TERMINATED),
+        flat(DataKeys.TRUNCATED),
+        flat(DataKeys.FIRST),
+        flat(DataKeys.VALID) if (DataKeys.VALID,) in slots else all_valid,
+    )
+
+
+def _leaves(
+    name: str, parts: Sequence[Part], slots: dict[tuple[str, ...], Slot], side: int
+) -> list[Leaf]:
     return [
-        Leaf(where(name, part.path), part.path, _start(part), _as_space(slot.array, part))
+        Leaf(where(name, part.path), part.path, _start(part), _as_space(slot.arrays[side], part))
         for part in parts
         if (slot := slots.get((name, *part.key))) is not None
     ]

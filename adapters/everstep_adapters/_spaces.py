@@ -22,6 +22,8 @@ from torchrl.data import (
 
 from everstep.errors import AdapterError
 
+from ._handoff import Downlink
+
 if TYPE_CHECKING:
     from gymnasium import spaces
 
@@ -113,7 +115,10 @@ def _leaf_spec(space: "spaces.Space[Any]", device: torch.device, name: str) -> T
 
 
 def _box_spec(space: "spaces.Box", device: torch.device, name: str) -> TensorSpec:
-    """`Bounded` where every bound is finite in the tensor's dtype, else `Unbounded`."""
+    """`Bounded` where every bound is below the dtype's largest number, else `Unbounded`.
+
+    The largest number is what some write for infinity.
+    """
     dtype = _torch_dtype(space.dtype, name)
     shape = torch.Size(space.shape or (1,))
     wide = np.float64 if dtype.is_floating_point else np.int64  # NumPy warns of what overflows
@@ -121,7 +126,8 @@ def _box_spec(space: "spaces.Box", device: torch.device, name: str) -> TensorSpe
         torch.from_numpy(bound.astype(wide)).to(device, dtype).reshape(shape)
         for bound in (space.low, space.high)
     )
-    if bool(low.isfinite().all() and high.isfinite().all()):
+    ends = torch.stack((low, high))
+    if not dtype.is_floating_point or bool((ends.abs() < torch.finfo(dtype).max).all()):
         return Bounded(low=low, high=high, shape=shape, device=device, dtype=dtype)
     return Unbounded(shape=shape, device=device, dtype=dtype)
 
@@ -130,16 +136,27 @@ def _discrete_spec(space: "spaces.Discrete", device: torch.device) -> TensorSpec
     return Categorical(int(space.n), shape=torch.Size([1]), device=device)
 
 
-def _multi_discrete_spec(
-    space: "spaces.MultiDiscrete | spaces.MultiBinary", device: torch.device
-) -> TensorSpec:
-    """`MultiCategorical`; past one dimension, which that has not, `Bounded` integers."""
-    count = np.asarray(getattr(space, "nvec", np.full(space.shape, 2)))
+def _multi_discrete_spec(space: "spaces.Space[Any]", device: torch.device) -> TensorSpec:
+    """`MultiCategorical`; past one dimension, which that has not, `Bounded` integers.
+
+    What says no numbers of options, `MultiBinary` and booleans, has two.
+    """
+    count = np.atleast_1d(getattr(space, "nvec", np.full(space.shape or (), 2)))
     counts = torch.tensor(count.tolist(), dtype=torch.int64, device=device)
     if counts.ndim == 1:
         return MultiCategorical(counts, shape=counts.shape, device=device)
     low = torch.zeros_like(counts)
     return Bounded(low=low, high=counts - 1, shape=counts.shape, device=device, dtype=torch.int64)
+
+
+def _integer_spec(space: "spaces.Space[Any]", device: torch.device) -> TensorSpec:
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Discrete):
+        return _discrete_spec(space, device)
+    if isinstance(space, spaces.Box) and space.dtype.kind in "iu":
+        return _box_spec(space, device, "action_space")
+    return _multi_discrete_spec(space, device)
 
 
 def _torch_dtype(dtype: np.dtype[Any], name: str) -> torch.dtype:
@@ -187,12 +204,18 @@ class Actions(Protocol):
         """
         ...
 
+    def to_tensor_env(self, action: torch.Tensor) -> torch.Tensor:
+        """What an environment is sent that takes tensors: a new one, on the action's device."""
+        ...
+
 
 class IntegerActions:
-    """Categories, each counted from 0 on the policy's side and from `start` on the other.
+    """Integers. Choices count from 0 on the policy's side, and from `start` on the other.
+
+    A `Box` of integers keeps its numbers on both sides; one of booleans is choices of two.
 
     Args:
-        space: `Discrete`, or a one-dimensional `MultiDiscrete` or `MultiBinary`.
+        space: `Discrete`, `MultiDiscrete`, `MultiBinary`, or a `Box` of integers or booleans.
         num_envs: Number of actions in a batch.
         device: Device of the spec.
 
@@ -200,28 +223,23 @@ class IntegerActions:
 
     dtypes = _INTEGERS
 
-    def __init__(
-        self,
-        space: "spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary",
-        num_envs: int,
-        device: torch.device,
-    ) -> None:
-        from gymnasium import spaces
-
-        self.spec: TensorSpec = (
-            _discrete_spec(space, device)
-            if isinstance(space, spaces.Discrete)
-            else _multi_discrete_spec(space, device)
-        )
-        self._dtype = space.dtype
-        self._start = np.asarray(getattr(space, "start", 0), dtype=self._dtype)
+    def __init__(self, space: "spaces.Space[Any]", num_envs: int, device: torch.device) -> None:
+        self.spec = _integer_spec(space, device)
+        dtype = np.dtype(space.dtype)
+        self._dtype = dtype
+        self._start = np.asarray(getattr(space, "start", 0), dtype=np.int64)
         self._shape = (num_envs, *(space.shape or ()))
+        self._downlink = Downlink()
 
     def to_env(self, action: torch.Tensor) -> npt.NDArray[Any]:
         """See `Actions.to_env`."""
-        sent: npt.NDArray[Any] = action.numpy(force=True).reshape(self._shape).astype(self._dtype)
-        sent += self._start
-        return sent
+        sent: npt.NDArray[Any] = self._downlink.fetch(action).reshape(self._shape) + self._start
+        return sent.astype(self._dtype, copy=False)
+
+    def to_tensor_env(self, action: torch.Tensor) -> torch.Tensor:
+        """See `Actions.to_tensor_env`."""
+        sent = action.detach().reshape(self._shape)
+        return sent + torch.as_tensor(self._start, device=sent.device)
 
 
 class BoxActions:
@@ -246,6 +264,7 @@ class BoxActions:
         self.spec: TensorSpec = _box_spec(space, device, "action_space")
         self._low, self._high = space.low, space.high
         self._shape, self._dtype = (num_envs, *space.shape), space.dtype
+        self._downlink = Downlink()
         self._affine: tuple[npt.NDArray[Any], npt.NDArray[Any]] | None = None
         if bounds == "rescale":
             self._affine = self._unit_to_bounds()
@@ -254,9 +273,7 @@ class BoxActions:
 
     def to_env(self, action: torch.Tensor) -> npt.NDArray[Any]:
         """See `Actions.to_env`."""
-        if action.dtype is torch.bfloat16:  # NumPy has none
-            action = action.float()
-        sent = action.numpy(force=True).reshape(self._shape).astype(self._dtype, order="C")
+        sent = self._downlink.fetch(action).reshape(self._shape).astype(self._dtype, order="C")
         if self._affine is not None:
             scale, offset = self._affine
             sent *= scale
@@ -264,6 +281,17 @@ class BoxActions:
         np.maximum(sent, self._low, out=sent)
         np.minimum(sent, self._high, out=sent)
         return sent
+
+    def to_tensor_env(self, action: torch.Tensor) -> torch.Tensor:
+        """See `Actions.to_tensor_env`."""
+        sent = action.detach().reshape(self._shape)
+        low, high, *affine = (
+            torch.as_tensor(x, device=sent.device)
+            for x in (self._low, self._high, *(self._affine or ()))
+        )
+        if affine:
+            sent = sent * affine[0] + affine[1]
+        return sent.to(low.dtype).clamp(low, high)
 
     def _unit_to_bounds(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         """Scale and offset that take [-1, 1] to the bounds; 1 and 0 where a bound is infinite."""
@@ -307,11 +335,12 @@ def make_actions(
         raise AdapterError(
             f"`action_bounds='rescale'` is for `Box` actions of floating point; got {space}."
         )
-    if isinstance(space, spaces.Discrete):
+    if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, spaces.Box)):
         return IntegerActions(space, num_envs, device)
-    if isinstance(space, (spaces.MultiDiscrete, spaces.MultiBinary)) and len(space.shape) == 1:
-        return IntegerActions(space, num_envs, device)
+    if space is None:
+        raise AdapterError("`action_space` must be one space; the environment says None.")
     raise AdapterError(
-        "`action_space` must be `Discrete`, a one-dimensional `MultiDiscrete` or `MultiBinary`, "
-        f"or a `Box` of floating point; got {space}. Flatten or split it in a wrapper."
+        "`action_space` must be `Discrete`, `MultiDiscrete`, `MultiBinary` or `Box`, which one "
+        f"policy can sample; got {space}. Give each environment such a space in a "
+        "`gymnasium.wrappers.TransformAction`, which takes its actions apart."
     )

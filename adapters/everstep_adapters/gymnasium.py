@@ -24,14 +24,17 @@ from everstep.env import Env
 from everstep.errors import AdapterError
 
 from ._episodes import EpisodeClock, make_endings, parse_mode, resolve_mode
+from ._probe import Evidence, probe_autoreset
 from ._rows import Row, copy_into
 from ._spaces import ActionBounds, make_actions, observation_parts, observation_spec
+from ._tensor_rows import TensorRows
+from ._workers import make_calls, why_not_made
 
 if TYPE_CHECKING:
     from gymnasium.vector import AutoresetMode, VectorEnv
 
 #: Options of the adapter that `GymnasiumEnv.make` does not pass to Gymnasium.
-_OPTIONS = ("max_episode_steps", "action_bounds", "random_phase")
+_OPTIONS = ("max_episode_steps", "action_bounds", "random_phase", "step_timeout")
 
 #: Options that an environment with a vector entry point of its own does not take.
 _NEEDS_SYNC = ("autoreset_mode", "max_episode_steps", "wrappers", "vector_kwargs")
@@ -64,6 +67,8 @@ class GymnasiumEnv(Env):
             is `float64`.
         random_phase: After each reset of all rows, put each at a random point of its
             `max_episode_steps`, so that their episodes do not end together.
+        step_timeout: Seconds that a worker of an `AsyncVectorEnv` may take to answer before all
+            are ended and an `EnvError` says so; `None` for any time. No effect on Windows.
 
     Raises:
         AdapterError: Where the adapter cannot represent the environment; says what does help.
@@ -93,14 +98,16 @@ class GymnasiumEnv(Env):
         max_episode_steps: None | int = None,
         action_bounds: ActionBounds = "clip",
         random_phase: bool = False,
+        step_timeout: None | float = 600.0,
     ) -> None:
         _check_vector_env(env)
         super().__init__(env.num_envs, horizon, device=device)
         self.env = env
-        self.autoreset_mode = resolve_mode(env, autoreset_mode)
+        self.autoreset_mode, self._mode_source = resolve_mode(env, autoreset_mode)
         self._seed: int | None = None
+        self._calls = make_calls(env, step_timeout)
         self._clock = EpisodeClock(self.num_envs, max_episode_steps, random_phase)
-        self._endings = make_endings(env, self.autoreset_mode, self._clock)
+        self._endings = make_endings(env, self._calls, self.autoreset_mode, self._clock)
         self.episode_keys = self._endings.episode_keys
 
         on_device = torch.device(device)
@@ -109,9 +116,10 @@ class GymnasiumEnv(Env):
         )
         self.action_spec = self._actions.spec
         self._action_shape = torch.Size([self.num_envs, *self.action_spec.shape])
-        parts = observation_parts(env.single_observation_space, on_device)
-        self.observation_spec = observation_spec(parts, on_device)
-        self._row = Row(parts, self.episode_keys, self.num_envs, on_device)
+        self._parts = observation_parts(env.single_observation_space, on_device)
+        self.observation_spec = observation_spec(self._parts, on_device)
+        self._row = Row(self._parts, self.episode_keys, self.num_envs, on_device)
+        self._tensors: None | TensorRows = None
 
     @classmethod
     def matches(cls, env: object, /) -> bool:
@@ -167,8 +175,8 @@ class GymnasiumEnv(Env):
         options, made_with = _split_options(kwargs)
         try:
             env = gymnasium.make_vec(name, num_envs=num_envs, **made_with)
-        except gymnasium.error.Error as error:
-            raise AdapterError(f"Gymnasium cannot make {name!r}: {error}") from error
+        except Exception as error:  # the environment's constructor may raise anything
+            raise AdapterError(f"Gymnasium cannot make {name!r}: {why_not_made(error)}") from error
         try:
             return cls(env, horizon, device=device, **options)
         except BaseException:
@@ -193,14 +201,33 @@ class GymnasiumEnv(Env):
 
         """
         options = dict(config) if config else None  # Gymnasium pops from it
-        observation, _ = self.env.reset(seed=self._seed, options=options)
+        observation, _ = self._calls.reset(seed=self._seed, options=options)
         self._seed = None
         self._clock.start()
         self._endings.start()
+        if self._takes_tensors(observation):
+            self._tensors = self._tensors or TensorRows(
+                self._parts, self.num_envs, torch.device(self.device), self.autoreset_mode
+            )
+            return self._tensors.reset(observation)
         self._row.wait()
         self._row.read_obs(observation)
         first: torch.Tensor | TensorDict = self._row.publish()[DataKeys.OBS]
         return first
+
+    def _takes_tensors(self, observation: Any) -> bool:
+        """Whether rows need not go through the host: the environment returns tensors.
+
+        Resetting single rows, and marking lost observations that have no NaN, is for the host.
+        """
+        leaf = observation
+        for index in self._parts[0].path:
+            leaf = leaf[index]
+        if not isinstance(leaf, torch.Tensor) or self._clock.is_limited:
+            return False
+        mode = self.autoreset_mode.name
+        has_nan = any(part.spec.dtype.is_floating_point for part in self._parts)
+        return mode == "NEXT_STEP" or (mode == "SAME_STEP" and has_nan)
 
     def step(self, action: torch.Tensor | TensorDict) -> TensorDict:
         """What the action caused: `obs`, `rewards` and the episode keys; see the module.
@@ -214,8 +241,26 @@ class GymnasiumEnv(Env):
             EnvError: Where what the environment returned does not fit its spaces.
 
         """
-        sent = self._actions.to_env(self._checked(action))
-        observation, rewards, terminated, truncated, infos = self.env.step(sent)
+        self.step_async(action)
+        return self.step_wait()
+
+    def step_async(self, action: torch.Tensor | TensorDict) -> None:
+        """Begin an env step, which `step_wait` completes; see `step` for arguments and errors.
+
+        The environments of an `AsyncVectorEnv` are stepped meanwhile; others in `step_wait`.
+        """
+        checked = self._checked(action)
+        if self._tensors is not None:
+            self._calls.send(self._actions.to_tensor_env(checked))
+        else:
+            self._calls.send(self._actions.to_env(checked))
+
+    def step_wait(self) -> TensorDict:
+        """What the action of `step_async` caused; see `step`."""
+        returned = self._calls.receive()
+        if self._tensors is not None:
+            return self._tensors.step(returned)
+        observation, rewards, terminated, truncated, infos = returned
         row = self._row
         row.wait()
         row.read_obs(observation)
@@ -225,13 +270,21 @@ class GymnasiumEnv(Env):
         self._endings.end(row, infos)
         return row.publish()
 
+    def probe(self) -> Evidence:
+        """When the environment resets itself, as playing it shows. Reset it afterwards.
+
+        It is played from a fixed seed with random actions, to the end of an episode, unless its
+        class tells.
+        """
+        return probe_autoreset(self.env, self._calls)
+
     def render(self) -> Any:
         """Whatever the wrapped environment renders."""
         return self.env.render()
 
     def close(self) -> None:
-        """Close the wrapped environment."""
-        self.env.close()
+        """Close the wrapped environment, once. What failed before is ended."""
+        self._calls.close()
 
     def __repr__(self) -> str:
         return (

@@ -1,7 +1,7 @@
-"""Command line: `everstep train`, `everstep eval`, `everstep export`, `everstep doctor`.
+"""Command line: `everstep train`, `eval`, `export`, `check` and `doctor`.
 
-Exit codes: 0; 1 where training failed; 2 where the command line, a file or a run is not as it has
-to be; 130 and 143 where Ctrl-C or SIGTERM ended the training, which was saved before.
+Exit codes: 0; 1 where training failed, or a check; 2 where the command line, a file or a run is not
+as it has to be; 130 and 143 where Ctrl-C or SIGTERM ended the training, which was saved before.
 """
 
 import argparse
@@ -57,6 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_train(commands)
     _add_eval(commands)
     _add_export(commands)
+    _add_check(commands)
     doctor = commands.add_parser("doctor", help="say what is installed and what works")
     doctor.add_argument("--json", action="store_true", help="print JSON")
     return parser
@@ -121,6 +122,35 @@ def _add_export(commands: Any) -> None:
     )
     export.add_argument("run_dir", metavar="RUN_DIR", help="directory of the run")
     export.add_argument("model_dir", metavar="MODEL_DIR", help="directory to write")
+
+
+def _add_check(commands: Any) -> None:
+    check = commands.add_parser(
+        "check",
+        help="check that an environment keeps the rules of the protocol",
+        description="Play an environment with random actions, say what was detected in it, and "
+        "check that it keeps the rules of the protocol.",
+    )
+    check.add_argument(
+        "env", metavar="ENV", help="gymnasium:CartPole-v1, or the dotted path of a class or factory"
+    )
+    check.add_argument(
+        "--env-kwargs",
+        nargs="+",
+        default=[],
+        metavar="key=value",
+        help="options of the environment, such as max_episode_steps=200",
+    )
+    check.add_argument(
+        "--num-envs", type=_positive, metavar="N", help="parallel environments (default: 1, 2, 5)"
+    )
+    check.add_argument("--horizon", type=_positive, metavar="N", help="(default: 16 env steps)")
+    check.add_argument("--device", default="cpu", metavar="DEVICE", help="(default: %(default)s)")
+    check.add_argument(
+        "--steps", type=_positive, default=200, metavar="N", help="env steps (default: %(default)s)"
+    )
+    check.add_argument("--seed", type=_seed, default=0, metavar="N", help="(default: %(default)s)")
+    check.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _add_overrides(parser: argparse.ArgumentParser, example: str) -> None:

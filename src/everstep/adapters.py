@@ -4,9 +4,23 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from everstep_adapters import ALEEnv as ALEEnv
+    from everstep_adapters import EnvPoolEnv as EnvPoolEnv
     from everstep_adapters import GymnasiumEnv as GymnasiumEnv
+    from everstep_adapters import IsaacGymEnv as IsaacGymEnv
+    from everstep_adapters import TorchRLEnv as TorchRLEnv
+    from everstep_adapters import to_gymnasium as to_gymnasium
+    from everstep_adapters import to_torchrl as to_torchrl
 
-__all__ = ["GymnasiumEnv"]
+__all__ = [
+    "ALEEnv",
+    "EnvPoolEnv",
+    "GymnasiumEnv",
+    "IsaacGymEnv",
+    "TorchRLEnv",
+    "to_gymnasium",
+    "to_torchrl",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -8,7 +8,7 @@ from .data import DataKeys
 from .env import Env
 from .errors import EnvError
 from .policies import GenericPolicyBase, model_mode
-from .rollouts import Rollout
+from .rollouts import Rollout, episode_keys_of
 from .specs import Leaves, Structure
 
 
@@ -70,7 +70,7 @@ def run_episodes(
     """
     if episodes < 1:
         raise ValueError(f"`episodes` must be at least 1; got {episodes}.")
-    if not env.episode_keys:
+    if not episode_keys_of(env):
         return _run_horizons(policy, env, episodes, deterministic, env_config)
     player = _Player(policy, env, deterministic)
     quota = torch.full((env.num_envs,), episodes // env.num_envs)
@@ -125,7 +125,7 @@ class _Player:
             observation=Structure.of(env.observation_spec),
             action=Structure.of(env.action_spec),
             memory=policy.memory,
-            episode_keys=frozenset(env.episode_keys),
+            episode_keys=episode_keys_of(env),
             history=policy.history,
             dtype=torch.get_default_dtype(),
             device=torch.device(env.device),

@@ -100,6 +100,11 @@ class ObservationNormalizer(nn.Module):
             }
         )
 
+    def has_seen_any(self) -> bool:
+        """Whether any observation was taken in."""
+        counts = [cast(RunningMoments, moments).count for moments in self.moments.values()]
+        return any(bool(count > 0) for count in counts)  # one sync a rollout
+
     def forward(self, leaves: Leaves) -> Leaves:
         """Normalised leaves `[…, *shape]`, of the same dtypes."""
         return tuple(self._normalize(place, leaf) for place, leaf in enumerate(leaves))

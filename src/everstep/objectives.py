@@ -73,6 +73,8 @@ class ActorCritic(ABC):
         """Terms of the loss; see `Objective`."""
         config, weight = self.config, minibatch.weight
         logp = distribution.latents_logp(minibatch.actions)
+        # What an invalid row did may be impossible, and infinity times a weight of 0 is NaN.
+        logp = torch.where(weight > 0, logp, minibatch.logp)
         errors = value_errors(
             values,
             minibatch.returns,

@@ -96,6 +96,9 @@ class Structure:
         return TensorDict(nested, batch_size=batch_size, device=device)
 
 
+#: Most options of all integers of an action between bounds: each is an output of the network.
+MAX_OPTIONS = 2**16
+
 #: The structure of what has no tensors, such as the memory of a feedforward policy.
 EMPTY = Structure((), (), ())
 
@@ -109,6 +112,33 @@ def leaf_specs(spec: TensorSpec) -> dict[Path, TensorSpec]:
         for key, child in spec.items()
         for path, leaf in leaf_specs(child).items()
     }
+
+
+def options(spec: TensorSpec) -> list[int]:
+    """Number of options of each choice that an action of `spec` is made of; empty where of none.
+
+    Choices are a spec's elements, in order; of one-hot specs, each group of elements of which one
+    is chosen. Integers between bounds are choices while there are at most `MAX_OPTIONS` options.
+    Waits for an accelerator that the spec is on.
+    """
+    count: int = spec.shape.numel()
+    if isinstance(spec, MultiCategorical):
+        nvec: list[int] = spec.nvec.flatten().tolist()
+        return nvec
+    if isinstance(spec, MultiOneHot):
+        counts = [int(box.n) for box in spec.space]
+        return counts * (count // sum(counts))
+    if isinstance(spec, Binary):
+        return [2] * count
+    if isinstance(spec, Categorical | OneHot):
+        n = int(spec.space.n)
+        choices = count // n if isinstance(spec, OneHot) else count
+        return [n] * choices
+    if isinstance(spec, Bounded) and not spec.dtype.is_floating_point:
+        low, high = (end.flatten().tolist() for end in (spec.space.low, spec.space.high))
+        counts = [int(b) - int(a) + 1 for a, b in zip(low, high, strict=True)]
+        return counts if sum(counts) <= MAX_OPTIONS else []
+    return []
 
 
 def spec_to_dict(spec: TensorSpec) -> dict[str, Any]:
@@ -127,7 +157,10 @@ def spec_to_dict(spec: TensorSpec) -> dict[str, Any]:
         return {"kind": "binary", **described}
     if isinstance(spec, Categorical):
         return {"kind": "categorical", "n": int(spec.space.n), **described}
-    if isinstance(spec, OneHot) and not isinstance(spec, MultiOneHot):
+    if isinstance(spec, MultiOneHot):
+        counts = [int(box.n) for box in spec.space]
+        return {"kind": "multi_one_hot", "nvec": counts, **described}
+    if isinstance(spec, OneHot):
         return {"kind": "one_hot", "n": int(spec.space.n), **described}
     if isinstance(spec, Bounded):
         space = spec.space
@@ -167,6 +200,8 @@ def _spec_from_dict(description: dict[str, Any], device: Any) -> TensorSpec:
         return Categorical(description["n"], **common)
     if kind == "one_hot":
         return OneHot(description["n"], **common)
+    if kind == "multi_one_hot":
+        return MultiOneHot(description["nvec"], **common)
     if kind == "bounded":
         low, high = (torch.tensor(description[k], dtype=dtype) for k in ("low", "high"))
         return Bounded(low=low, high=high, **common)

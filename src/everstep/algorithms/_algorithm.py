@@ -1,5 +1,6 @@
 """PPO: collect a rollout, estimate advantages, go through it in minibatches."""
 
+import math
 from contextlib import AbstractContextManager
 from typing import Any, Generic, TypeVar, cast
 
@@ -11,7 +12,7 @@ from ..episodes import reward_statistics, to_floats
 from ..errors import DivergedError, EnvError, NotBufferedError
 from ..objectives import add_ons
 from ..policies import GenericPolicyBase, Sample, model_mode
-from ..rollouts import Minibatch, Rollout
+from ..rollouts import Minibatch
 from ..specs import Leaves
 from . import _bonuses as bonuses
 from . import _bookkeeping as bookkeeping
@@ -20,6 +21,7 @@ from ._assembly import Assembled
 from ._building import check_policy
 from ._estimates import estimate_advantages, scale_rewards
 from ._final_values import value_final_obs, value_final_row
+from ._normalizing import take_in, warm_up
 from ._statistics import add_terms, stopwatch, update_statistics
 
 _Hparams = TypeVar("_Hparams", bound=AlgorithmHparams)
@@ -61,28 +63,20 @@ class OnPolicyAlgorithm(Assembled[_Hparams, _State, _Policy], Generic[_Hparams, 
 
         """
         elapsed_ms = stopwatch()
-        with torch.no_grad(), model_mode(self.policy.model, training=not deterministic):
-            was_reset = self._begin(env_config)
-            tracked = bookkeeping.copy_of(self)
-            for t in range(self.rollout.horizon):
-                self._transition(t, deterministic)
-            tensors = self._end()
-        # NaN marks a statistic that does not exist, such as a mean without an episode.
-        stats = {name: value for name, value in to_floats(tensors).items() if value == value}
-        if not stats.pop("finite"):
-            bookkeeping.put_back(self, tracked)
-            self.rollout.find_non_finite()
-        if self.config.on_missing_final == "error" and stats["lost"]:
-            bookkeeping.put_back(self, tracked)
-            raise EnvError(
-                f"{stats['lost']:.0f} truncated rows have no final observation to bootstrap from. "
-                "Let the environment return `final_obs`, or set `on_missing_final`."
-            )
+        self._prepare()
+        with bookkeeping.undone_on_error(self):
+            with torch.no_grad(), model_mode(self.policy.model, training=not deterministic):
+                was_reset = self._begin(env_config)
+                for t in range(self.rollout.horizon):
+                    self._transition(t, deterministic)
+                tensors = self._end()
+            # NaN marks a statistic that does not exist, such as a mean without an episode.
+            stats = {name: value for name, value in to_floats(tensors).items() if value == value}
+            self._refuse(finite=bool(stats.pop("finite")), lost=int(stats.pop("lost")))
         self._rows_to_learn = int(stats["env/steps"])
         self.state.reward_scale = stats.pop("reward_scale", 1.0)
         self.state.horizons += 1
         self.state.buffered = self.continues = True
-        stats.pop("lost")
         found: dict[str, Any] = {
             **stats,
             "env/steps": self._rows_to_learn,
@@ -93,27 +87,38 @@ class OnPolicyAlgorithm(Assembled[_Hparams, _State, _Policy], Generic[_Hparams, 
             found["episodes/count"] = int(stats["episodes/count"])
         return cast(CollectStats, found)
 
+    def _prepare(self) -> None:
+        """Let bonuses look at the environment, once, before the first rollout to learn from."""
+        if not self.is_prepared and not self.is_evaluating:
+            self.continues = False
+            bonuses.prepare(self.bonuses, self.env)
+            self.is_prepared = True
+
     def _begin(self, env_config: None | dict[str, Any]) -> bool:
         """Put the first observations in place; whether the environments were reset."""
         every = self.horizons_per_env_reset
         due = self.state.horizons % every == 0 if every > 0 else self.state.horizons == 0
         reset = due or not self.continues
         self.state.buffered = self.continues = False
-        if not self.is_prepared and not self.is_evaluating:
-            bonuses.prepare(self.bonuses, self.env)
-            self.is_prepared = reset = True
         if reset:
             self.rollout.open(self.env.reset(config=env_config))
             self.states = None
             self.episodes.reset()
-            normalizer = self.policy.normalizer
-            if normalizer is not None and not self.state.horizons and not self.is_evaluating:
-                # Better a first rollout by the statistics of one observation than by none.
-                seen = tuple(leaf[0] for leaf in self.rollout.obs)
-                normalizer.update(seen, torch.ones_like(seen[0].flatten(1)[:, 0], dtype=torch.bool))
         else:
             self.rollout.carry()
+        # An evaluation before the first training rollout leaves it to that.
+        self._normalized_rows = 0 if self.is_evaluating else warm_up(self.policy, self.rollout)
         return reset
+
+    def _refuse(self, *, finite: bool, lost: int) -> None:
+        """Raise where a rollout cannot be learned from."""
+        if not finite:
+            self.rollout.find_non_finite()
+        if self.config.on_missing_final == "error" and lost:
+            raise EnvError(
+                f"{lost} truncated rows have no final observation to bootstrap from. "
+                "Let the environment return `final_obs`, or set `on_missing_final`."
+            )
 
     def _transition(self, t: int, deterministic: bool) -> None:
         """One env step in every environment."""
@@ -193,9 +198,6 @@ class OnPolicyAlgorithm(Assembled[_Hparams, _State, _Policy], Generic[_Hparams, 
         with torch.enable_grad(), model_mode(self.policy.model, training=True):
             explained_variance = self._estimate_advantages()
             sums, steps = self._learn()
-        self._normalize_by(self.rollout)
-        for bonus in self.bonuses:
-            bonus.update(self.rollout)
         stats = to_floats({**sums, "explained_variance": explained_variance})
         # Gradient scaling skips on purpose until it has found its scale.
         if stats["skipped"] == steps and not self.grad_scaler.is_enabled():
@@ -203,6 +205,9 @@ class OnPolicyAlgorithm(Assembled[_Hparams, _State, _Policy], Generic[_Hparams, 
                 "No minibatch of this update had finite gradients, so the weights are as before. "
                 "Lower the learning rate, or bound rewards and observations."
             )
+        take_in(self.policy, self.rollout, start=self._normalized_rows)
+        for bonus in self.bonuses:
+            bonus.update(self.rollout)
         self.state.env_steps += self._rows_to_learn
         found: dict[str, Any] = {**self._coefficients(), **update_statistics(stats, steps)}
         self.follow_schedules()
@@ -236,6 +241,7 @@ class OnPolicyAlgorithm(Assembled[_Hparams, _State, _Policy], Generic[_Hparams, 
                 add_terms(sums, losses)
                 steps += not joint
                 if self._must_stop(losses["kl_div"], is_first=steps == 1):
+                    updater.skipped += losses["kl_div"].isnan()
                     return sums | updater.totals(), steps
                 updater.backward(losses["total"])
                 if not joint:
@@ -258,19 +264,10 @@ class OnPolicyAlgorithm(Assembled[_Hparams, _State, _Policy], Generic[_Hparams, 
             return False
         found = float(kl_div)  # one sync: needed to stop early
         if self.config.lr_schedule_kind != "adaptive":
-            return found > target
+            return not found <= target  # NaN is too far, too
         if not is_first:  # before the first minibatch the policy has not moved
-            self.lr_scheduler.adapt(found, target)
+            self.lr_scheduler.adapt(math.inf if math.isnan(found) else found, target)
         return False
-
-    def _normalize_by(self, rollout: Rollout) -> None:
-        """Take a rollout's observations into the statistics that they are normalised by.
-
-        After the update, so that an update evaluates what was collected.
-        """
-        if self.policy.normalizer is not None:
-            seen = tuple(leaf[:-1].flatten(0, 1) for leaf in rollout.obs)
-            self.policy.normalizer.update(seen, rollout.valid.flatten())
 
     def _permutation(self, n: int) -> torch.Tensor:
         return torch.randperm(n, device=self.rollout.device)
@@ -297,7 +294,7 @@ class OnPolicyAlgorithm(Assembled[_Hparams, _State, _Policy], Generic[_Hparams, 
                 the environment's specs ask for.
 
         """
-        check_policy(self.policy, self.rollout)
+        check_policy(self.policy, self.rollout, self.config)
 
     def evaluating(self) -> AbstractContextManager[None]:
         """Collect in here without leaving a trace in what is learned from or counted.

@@ -13,7 +13,7 @@ from ..hyperparameters import Hyperparameters
 from ..normalizers import RunningMoments
 from ..objectives import Objective, find_objective
 from ..policies import GenericPolicyBase
-from ..rollouts import Rollout
+from ..rollouts import Rollout, episode_keys_of
 from ..schedulers import EntropyScheduler, LRScheduler
 from ..specs import Leaves, Structure
 from ..updates import Updater
@@ -98,7 +98,7 @@ class Assembled(
             observation=Structure.of(self.env.observation_spec),
             action=Structure.of(self.env.action_spec),
             memory=self.policy.memory,
-            episode_keys=frozenset(getattr(self.env, "episode_keys", ())),
+            episode_keys=episode_keys_of(self.env),
             seq_len=length,
             history=self.policy.history,
             num_streams=len(self.streams),
@@ -116,6 +116,7 @@ class Assembled(
         self.is_evaluating = False
         self.is_prepared = not self.bonuses  # whether the bonuses have seen the environment
         self._rows_to_learn = 0
+        self._normalized_rows = 0
         self._reward_scale: None | torch.Tensor = None
 
     def _make_policy(self, config: Hyperparameters, device: torch.device) -> None:

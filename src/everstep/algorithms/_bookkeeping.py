@@ -14,15 +14,17 @@ Kept = dict[str, dict[str, torch.Tensor]]
 
 
 def copy_of(algorithm: "OnPolicyAlgorithm[Any, Any, Any]") -> Kept:
-    """A copy of the episodes' counters and of the running spread of returns."""
-    return {
-        "episodes": {n: x.clone() for n, x in algorithm.episodes.state_dict().items()},
-        "returns": {n: x.clone() for n, x in algorithm.discounted_returns.state_dict().items()},
-        **{
-            bonus.name: {name: x.clone() for name, x in bonus.named_buffers()}
-            for bonus in algorithm.bonuses
-        },
+    """A copy of the episodes' counters, of the running spread of returns, and of what observations
+    are normalised by.
+    """
+    normalizer = algorithm.policy.normalizer
+    kept = {
+        "episodes": algorithm.episodes.state_dict(),
+        "returns": algorithm.discounted_returns.state_dict(),
+        "normalizer": {} if normalizer is None else normalizer.state_dict(),
+        **{bonus.name: dict(bonus.named_buffers()) for bonus in algorithm.bonuses},
     }
+    return {owner: {n: x.clone() for n, x in found.items()} for owner, found in kept.items()}
 
 
 def put_back(algorithm: "OnPolicyAlgorithm[Any, Any, Any]", kept: Kept) -> None:
@@ -31,6 +33,19 @@ def put_back(algorithm: "OnPolicyAlgorithm[Any, Any, Any]", kept: Kept) -> None:
     algorithm.discounted_returns.load_state_dict(kept["returns"])
     for bonus in algorithm.bonuses:
         bonus.load_state_dict(kept[bonus.name], strict=False)
+    if algorithm.policy.normalizer is not None:
+        algorithm.policy.normalizer.load_state_dict(kept["normalizer"])
+
+
+@contextmanager
+def undone_on_error(algorithm: "OnPolicyAlgorithm[Any, Any, Any]") -> Iterator[None]:
+    """What is added in here is taken back where it ends in an exception."""
+    kept = copy_of(algorithm)
+    try:
+        yield
+    except BaseException:
+        put_back(algorithm, kept)
+        raise
 
 
 @contextmanager
@@ -38,6 +53,7 @@ def evaluating(algorithm: "OnPolicyAlgorithm[Any, Any, Any]") -> Iterator[None]:
     """Rollouts in here leave no trace; see `OnPolicyAlgorithm.evaluating`."""
     kept = copy_of(algorithm)
     filtered = algorithm.rollout.reversed_returns[-1].clone()
+    reward_scale = algorithm.state.reward_scale
     algorithm.episodes.finished.zero_()
     algorithm.is_evaluating = True
     try:
@@ -47,4 +63,5 @@ def evaluating(algorithm: "OnPolicyAlgorithm[Any, Any, Any]") -> Iterator[None]:
         kept["episodes"]["open"] = algorithm.episodes.open.clone()
         put_back(algorithm, kept)
         algorithm.rollout.reversed_returns[-1].copy_(filtered)
+        algorithm.state.reward_scale = reward_scale
         algorithm.state.buffered = False

@@ -16,7 +16,7 @@ from ..errors import ConfigError, EnvError
 from ..hyperparameters import Hyperparameters, RecurrentHyperparameters
 from ..normalizers import ObservationNormalizer
 from ..policies import GenericPolicyBase, model_mode
-from ..rollouts import Rollout
+from ..rollouts import Rollout, episode_keys_of
 from ..specs import leaf_specs
 
 C = TypeVar("C", bound=Hyperparameters)
@@ -44,7 +44,7 @@ def build_env(source: EnvFactory | Env, config: C) -> tuple[Env, C]:
         env, config = _make(cast(EnvFactory, source), config)
     _check_env(env)
     if config.horizons_per_env_reset == "auto":
-        config = replace(config, horizons_per_env_reset=-1 if env.episode_keys else 1)
+        config = replace(config, horizons_per_env_reset=-1 if episode_keys_of(env) else 1)
     return env, config
 
 
@@ -123,7 +123,7 @@ def _check_env(env: Env) -> None:
                     f"`{where}` has an empty shape; specs need at least one dimension. "
                     "Use [1] for a scalar."
                 )
-    declared = set(getattr(env, "episode_keys", ()))
+    declared = episode_keys_of(env)
     together = {"terminated", "truncated", "first"}
     if declared & together and not together <= declared:
         raise EnvError(
@@ -151,7 +151,7 @@ def check_kind(config: Hyperparameters, expected: type[Hyperparameters]) -> None
     given, wanted = (issubclass(kind, RecurrentHyperparameters) for kind in kinds)
     if given is not wanted:
         raise ConfigError(
-            f"A {type(config).__name__} is for {'recurrent' if given else 'feedforward'} policies: "
+            f"{type(config).__name__} is for {'recurrent' if given else 'feedforward'} policies: "
             f"pass {'RecurrentAlgorithmConfig' if wanted else 'AlgorithmConfig'}, or call `build`."
         )
 
@@ -180,7 +180,7 @@ def resolve_sequences(config: C, env: Env) -> tuple[C, int]:
     between = horizon * cast(int, config.horizons_per_env_reset) // length
     every = config.seqs_per_state_reset
     if every == "auto":
-        every = -1 if env.episode_keys else 8 if between % 8 == 0 else between
+        every = -1 if episode_keys_of(env) else 8 if between % 8 == 0 else between
     elif every > 0 and between > 0 and between % every:
         raise ConfigError(
             f"`seqs_per_state_reset` must divide the {between} sequences between resets of the "
@@ -259,7 +259,7 @@ def check_history(policy: GenericPolicyBase[Any], config: Hyperparameters, env: 
     drop_size = getattr(policy.model, "drop_size", 0)
     every = cast(int, config.horizons_per_env_reset)
     length = cast(int, config.horizon) * every
-    if not env.episode_keys and 0 < length <= drop_size:
+    if not episode_keys_of(env) and 0 < length <= drop_size:
         raise ConfigError(
             f"{type(policy.model).__name__} drops the first {drop_size} rows after a reset, and "
             f"environments are reset every {length}: nothing is left to learn from. Raise "
@@ -296,7 +296,7 @@ def resolve_minibatch(config: C, *, sequences: int) -> C:
     return replace(config, sgd_minibatch_size=size)
 
 
-def check_policy(policy: GenericPolicyBase[Any], rollout: Rollout) -> None:
+def check_policy(policy: GenericPolicyBase[Any], rollout: Rollout, config: Hyperparameters) -> None:
     """Try the policy on an observation of zeros.
 
     Raises:
@@ -315,8 +315,8 @@ def check_policy(policy: GenericPolicyBase[Any], rollout: Rollout) -> None:
     except Exception as error:
         raise ConfigError(
             f"The policy ({type(policy.model).__name__}, {policy.distribution_cls.__name__}) "
-            f"cannot act on an observation of zeros: {type(error).__name__}: {error}. Set "
-            "`model_cls`, `model_config` or `distribution_cls` to what fits the environment."
+            f"cannot act on an observation of zeros: {type(error).__name__}: {error}. "
+            f"{_way_out(config, device)}"
         ) from error
     columns = rollout.values.shape[-1]
     expected = [("log-probabilities", sample.logp, (n, 1)), ("values", sample.values, (n, columns))]
@@ -341,3 +341,13 @@ def check_policy(policy: GenericPolicyBase[Any], rollout: Rollout) -> None:
     ]
     if problems:
         raise ConfigError(problems)
+
+
+def _way_out(config: Hyperparameters, device: torch.device) -> str:
+    """What to change where the policy cannot act."""
+    if config.enable_amp and config.amp_dtype == "float16" and device.type == "cpu":
+        return (
+            "Some layers, such as nn.LSTM, have no float16 form on a CPU: set `amp_dtype` to "
+            "bfloat16, or leave out `enable_amp`."
+        )
+    return "Set `model_cls`, `model_config` or `distribution_cls` to what fits the environment."

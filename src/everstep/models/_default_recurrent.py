@@ -12,7 +12,7 @@ from ..data import DataKeys
 from ..nn import Head
 from ._base import KeepsValues
 from ._defaults import has_mask, initialize, no_default
-from ._encoders import ACTION_MASK, ObservationEncoder, has_encoders
+from ._encoders import ACTION_MASK, ObservationEncoder, encoder_of
 from ._outputs import Gaussian, Logits, Outputs, is_continuous, is_discrete
 from ._recurrent import RecurrentModel
 
@@ -88,9 +88,8 @@ class DefaultRecurrentModel(KeepsValues, RecurrentModel):
             {DataKeys.HIDDEN_STATES: state, DataKeys.CELL_STATES: state.clone()},
             device=action_spec.device,
         )
-        encoded = has_encoders(observation_spec)
-        self.encoder = ObservationEncoder(observation_spec) if encoded else None
-        width = observation_spec.shape.numel() if self.encoder is None else self.encoder.width
+        self.has_mask = has_mask(observation_spec, action_spec, outputs)
+        self.encoder, width = encoder_of(observation_spec)
         self.lstm = nn.LSTM(width, hidden_size, num_layers, bias=bias, batch_first=True)
         for name, weights in self.lstm.named_parameters():
             nn.init.orthogonal_(weights) if "weight" in name else nn.init.zeros_(weights)
@@ -100,7 +99,6 @@ class DefaultRecurrentModel(KeepsValues, RecurrentModel):
         initialize(self.vf_model, 1.0)
         outputs.prepare(self.policy)
         self.outputs = outputs
-        self.has_mask = has_mask(observation_spec)
 
     def forward(
         self, batch: TensorDict, states: TensorDict, /
@@ -117,9 +115,10 @@ class DefaultRecurrentModel(KeepsValues, RecurrentModel):
         features: dict[str, torch.Tensor] = self.outputs(self.policy(latents))
         if self.has_mask:
             features[ACTION_MASK] = obs[ACTION_MASK].flatten(0, 1)
+        dtype = self.vf_model.weight.dtype  # autocast leaves states in half precision
         return features, {
-            DataKeys.HIDDEN_STATES: hidden.transpose(0, 1),
-            DataKeys.CELL_STATES: cell.transpose(0, 1),
+            DataKeys.HIDDEN_STATES: hidden.transpose(0, 1).to(dtype),
+            DataKeys.CELL_STATES: cell.transpose(0, 1).to(dtype),
         }
 
     def _encode(self, obs: torch.Tensor | TensorDict) -> torch.Tensor:

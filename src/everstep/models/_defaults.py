@@ -6,12 +6,13 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 from torch import nn
-from torchrl.data import Composite, TensorSpec
+from torchrl.data import TensorSpec
 
 from ..data import DataKeys
 from ..nn import MLP, Head, get_activation
+from ..specs import leaf_specs
 from ._base import KeepsValues
-from ._encoders import ACTION_MASK, ObservationEncoder, has_encoders, is_image
+from ._encoders import ACTION_MASK, ObservationEncoder, encoder_of, image_layout
 from ._feedforward import Model
 from ._outputs import Gaussian, Logits, Outputs, is_continuous, is_discrete
 
@@ -80,7 +81,7 @@ class DefaultModel(KeepsValues, Model):
         num_values: int = 1,
     ) -> None:
         if hiddens is None:
-            hiddens = () if is_image(observation_spec) else (256, 256)
+            hiddens = () if image_layout(observation_spec) else (256, 256)
         super().__init__(
             observation_spec,
             action_spec,
@@ -90,9 +91,8 @@ class DefaultModel(KeepsValues, Model):
             num_values=num_values,
             **outputs.config,
         )
-        encoded = has_encoders(observation_spec)
-        self.encoder = ObservationEncoder(observation_spec) if encoded else None
-        width = observation_spec.shape.numel() if self.encoder is None else self.encoder.width
+        self.has_mask = has_mask(observation_spec, action_spec, outputs)
+        self.encoder, width = encoder_of(observation_spec)
 
         def perceptron(columns: int, gain: float) -> nn.Sequential:
             hidden: list[nn.Module] = []
@@ -109,7 +109,6 @@ class DefaultModel(KeepsValues, Model):
         self.vf_model = perceptron(num_values, gain=1.0)
         outputs.prepare(self.policy)
         self.outputs = outputs
-        self.has_mask = has_mask(observation_spec)
 
     def forward(self, batch: TensorDict, /) -> Mapping[str, torch.Tensor]:
         """Features `[B, …]` for the action distribution."""
@@ -125,8 +124,8 @@ class DefaultModel(KeepsValues, Model):
 
 
 class DefaultDiscreteModel(DefaultModel):
-    """Default model for discrete actions: `logits` `[B, D, n]`, or `[B, Σ nvec]` where choices
-    differ in their number of options, or `[B, D]` of what is chosen or not.
+    """Default model for discrete actions: `logits` `[B, …, n]` of `Categorical` actions, `[B, …]`
+    of `Binary` ones, and `[B, Σ n]` of others: `MultiCategorical`, one-hot, `Bounded` integers.
 
     Args:
         observation_spec: Spec of one observation, any shape and dtype.
@@ -170,9 +169,22 @@ class DefaultContinuousModel(DefaultModel):
         super().__init__(observation_spec, action_spec, outputs=outputs, **config)
 
 
-def has_mask(observation_spec: TensorSpec) -> bool:
-    """Whether observations say which options of an action are allowed."""
-    return isinstance(observation_spec, Composite) and ACTION_MASK in observation_spec.keys()  # noqa: SIM118
+def has_mask(observation_spec: TensorSpec, action_spec: TensorSpec, outputs: Outputs) -> bool:
+    """Whether observations say which options of an action are allowed.
+
+    Raises:
+        ValueError: Where what they say does not fit the actions.
+
+    """
+    mask = leaf_specs(observation_spec).get((ACTION_MASK,))
+    if mask is not None and mask.shape.numel() != outputs.maskable:
+        rule = f"one element an option, {outputs.maskable}" if outputs.maskable else "choices only"
+        raise ValueError(
+            f"`{ACTION_MASK}` is for {rule}; got {list(mask.shape)} for actions of "
+            f"{type(action_spec).__name__} {list(action_spec.shape)}. Rename that leaf, change its "
+            "shape, or set `model_cls`"
+        )
+    return mask is not None
 
 
 def initialize(module: nn.Module, gain: float) -> None:

@@ -37,7 +37,8 @@ class Model(GenericModelBase[[TensorDict], TensorDict | Mapping[str, torch.Tenso
         self, observation_spec: TensorSpec, action_spec: TensorSpec, /, **config: Any
     ) -> None:
         super().__init__(observation_spec, action_spec, **config)
-        self.view_requirements = {DataKeys.OBS: ViewRequirement(shift=0)}
+        present = {DataKeys.OBS: ViewRequirement(shift=0)}
+        self.view_requirements = dict(getattr(type(self), "view_requirements", present))
 
     def apply_view_requirements(
         self, batch: TensorDict, /, *, kind: ViewKind = "last"
@@ -46,15 +47,26 @@ class Model(GenericModelBase[[TensorDict], TensorDict | Mapping[str, torch.Tenso
 
         Args:
             batch: Batch `[B, T]` with observations under `"obs"`.
-            kind: `"last"` for the last row of each sequence, `"all"` for every row.
+            kind: `"last"` for the last row of each sequence, `"all"` for every row but the first
+                `drop_size`, which have no full window.
 
         """
         views: dict[Any, torch.Tensor | TensorDict] = {}
-        for key, requirement in self.view_requirements.items():
-            apply = requirement.apply_all if kind == "all" else requirement.apply_last
-            views[key] = apply(key, batch)
+        for key, requirement in self.ordered_view_requirements():
+            if kind == "last":
+                views[key] = requirement.apply_last(key, batch)
+                continue
+            sequences = batch.shape[0], batch.shape[1] - requirement.drop_size
+            rows = requirement.apply_all(key, batch).unflatten(0, sequences)
+            views[key] = rows[:, self.drop_size - requirement.drop_size :].flatten(0, 1)
         batch_size = [len(next(iter(views.values())))]
         return TensorDict(views, batch_size=batch_size, device=batch.device)
+
+    def ordered_view_requirements(self) -> list[tuple[tuple[str, ...], ViewRequirement]]:
+        """View requirements, a key that lies within another one behind that."""
+        found = self.view_requirements.items()
+        paths = [((key,) if isinstance(key, str) else tuple(key), view) for key, view in found]
+        return sorted(paths, key=lambda item: len(item[0]))
 
     @property
     def drop_size(self) -> int:

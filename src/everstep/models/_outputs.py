@@ -8,6 +8,7 @@ from torch import nn
 from torchrl.data import Binary, Bounded, Categorical, MultiCategorical, TensorSpec, Unbounded
 
 from ..nn import Head
+from ..specs import options
 
 
 class Outputs(nn.Module):
@@ -25,6 +26,9 @@ class Outputs(nn.Module):
     #: Outputs that the network has.
     width: int
 
+    #: Elements that a mask of the action has; 0 where there can be none.
+    maskable: int = 0
+
     def __init__(self, action_spec: TensorSpec, width: int) -> None:
         super().__init__()
         self.width = width
@@ -40,22 +44,22 @@ class Outputs(nn.Module):
 
 
 class Logits(Outputs):
-    """One output an option: `logits` `[B, *shape, n]`, or `[B, Σ nvec]` where numbers differ, or
-    `[B, *shape]` of what is chosen or not.
+    """One output an option: `logits` `[B, *shape, n]` of `Categorical`, `[B, *shape]` of `Binary`,
+    and of all others `[B, Σ n]`, choice by choice.
     """
 
     def __init__(self, action_spec: TensorSpec) -> None:
-        if isinstance(action_spec, MultiCategorical):
-            super().__init__(action_spec, int(action_spec.nvec.sum()))
-            self.logits = (-1,)
-        elif isinstance(action_spec, Binary):
-            super().__init__(action_spec, action_spec.shape.numel())
+        self.logits: tuple[int, ...]
+        counts = options(action_spec)
+        if isinstance(action_spec, Binary):
+            super().__init__(action_spec, len(counts))
             self.logits = tuple(action_spec.shape)
         else:
-            assert isinstance(action_spec, Categorical)
-            options = int(action_spec.space.n)
-            super().__init__(action_spec, action_spec.shape.numel() * options)
-            self.logits = (*action_spec.shape, options)
+            super().__init__(action_spec, sum(counts))
+            alike = isinstance(action_spec, Categorical)
+            alike = alike and not isinstance(action_spec, MultiCategorical)
+            self.logits = (*action_spec.shape, counts[0]) if alike else (self.width,)
+        self.maskable = self.width
 
     def forward(self, outputs: torch.Tensor) -> dict[str, torch.Tensor]:
         """Logits."""
@@ -82,6 +86,7 @@ class Gaussian(Outputs):
         self, action_spec: TensorSpec, log_std_init: float, *, state_dependent_std: bool
     ) -> None:
         super().__init__(action_spec, action_spec.shape.numel())
+        log_std_init = float(log_std_init)  # files write 0 and -1
         self.config = {"log_std_init": log_std_init, "state_dependent_std": state_dependent_std}
         if state_dependent_std:
             self.register_parameter("log_std", None)
@@ -114,7 +119,7 @@ class Gaussian(Outputs):
 
 def is_discrete(action_spec: TensorSpec) -> bool:
     """Whether actions are choices among options."""
-    return isinstance(action_spec, Categorical | MultiCategorical)
+    return bool(options(action_spec))
 
 
 def is_continuous(action_spec: TensorSpec) -> bool:

@@ -70,7 +70,8 @@ class RecurrentModel(GenericModelBase[[TensorDict, TensorDict], tuple[_Tensors, 
 
     def to(self, device: Device) -> Self:  # type: ignore[override]
         """The model and its specs on `device`."""
-        self.state_spec = self.state_spec.to(device)
+        if hasattr(self, "state_spec"):  # without one, a policy says what to do
+            self.state_spec = self.state_spec.to(device)
         return super().to(device)
 
 

@@ -199,6 +199,30 @@ class GenericPolicyBase(ABC, Generic[_Model]):
 
         """
 
+    def as_tensordict_module(
+        self, *, deterministic: bool = False, observation_key: None | str = None
+    ) -> Any:
+        """The policy as a module of TensorDicts, for TorchRL's collectors and rollouts.
+
+        It reads the observation and writes `"action"`, the action's log-probability under the key
+        that TorchRL's losses read, and `"state_value"`. A policy that remembers also reads and
+        writes `"states"`, and reads `"is_init"`: append torchrl's `InitTracker()` and what
+        `make_tensordict_primer()` of the module returns to the environment.
+
+        Args:
+            deterministic: Whether to take the likeliest action. Torchrl's
+                `set_exploration_type` can ask for it, too.
+            observation_key: Key of the observation. `None` is `"observation"`, and the root for a
+                mapping: its leaves have their own keys, as `everstep.adapters.to_torchrl` has it.
+
+        """
+        from ._tensordict import as_module  # which imports this module
+
+        is_mapping = isinstance(self.observation_spec, Composite)
+        default: tuple[str, ...] = () if is_mapping else ("observation",)
+        path = default if observation_key is None else (observation_key,)
+        return as_module(self, deterministic=deterministic, observation_path=path)
+
     # ---- learning -----------------------------------------------------------------------------
 
     def learnable(self, rollout: Rollout) -> torch.Tensor:

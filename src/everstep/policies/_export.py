@@ -152,6 +152,7 @@ def _program(step: Step) -> torch.export.ExportedProgram:
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of models that keep values for `value_function`
+            step(inputs)  # what depends on the specs' numbers is found out before it is traced
             return torch.export.export(step, (inputs,), dynamic_shapes=shapes, strict=False)
     except Exception as error:  # a model's own code may fail in any way while it is traced
         if f"constant ({_TRACED_ROWS})" in str(error):

@@ -9,7 +9,7 @@ from torchrl.data import TensorSpec
 from ..data import DataKeys
 from ..distributions import Distribution
 from ..errors import ConfigError
-from ..models import Model
+from ..models import Model, RecurrentModel
 from ..rollouts import Minibatch, Rollout
 from ..specs import Leaves, Structure
 from ..views import ViewKind
@@ -32,9 +32,10 @@ class Policy(GenericPolicyBase[Model]):
         return Model.default_model_cls(observation_spec, action_spec)
 
     def _prepare(self) -> None:
-        if hasattr(self.model, "state_spec"):
+        model: Any = self.model
+        if isinstance(model, RecurrentModel):
             raise ConfigError(
-                f"`model_cls` {type(self.model).__name__} is a RecurrentModel, and the policy "
+                f"`model_cls` {type(model).__name__} is a RecurrentModel, and the policy "
                 "feedforward: use RecurrentTrainer, RecurrentAlgorithmConfig, or `recurrent: true`."
             )
         self._windows = Windows.of(self.model, self._observation)

@@ -10,7 +10,7 @@ from torchrl.data import Composite, TensorSpec
 from ..data import DataKeys
 from ..distributions import Distribution
 from ..errors import ConfigError
-from ..models import RecurrentModel
+from ..models import Model, RecurrentModel
 from ..rollouts import Minibatch
 from ..specs import Leaves, Structure
 from ._base import GenericPolicyBase, in_full, model_mode
@@ -27,11 +27,18 @@ class RecurrentPolicy(GenericPolicyBase[RecurrentModel]):
         return RecurrentModel.default_model_cls(observation_spec, action_spec)
 
     def _prepare(self) -> None:
-        state_spec = getattr(self.model, "state_spec", None)
-        if state_spec is None:
+        model: Any = self.model
+        name = f"`model_cls` {type(model).__name__}"
+        if isinstance(model, Model):
             raise ConfigError(
-                f"`model_cls` {type(self.model).__name__} has no `state_spec`: a recurrent policy "
-                "needs a RecurrentModel that sets it. Use one, or a feedforward policy."
+                f"{name} is a feedforward Model, and the policy recurrent: use Trainer, "
+                "AlgorithmConfig, or `recurrent: false`; or a RecurrentModel."
+            )
+        state_spec = getattr(model, "state_spec", None)
+        if not isinstance(state_spec, Composite):
+            raise ConfigError(
+                f"{name} has no `state_spec` (got {state_spec!r}): set a Composite of the specs of "
+                "one environment's state in its constructor; an empty one where there is none."
             )
         self.memory = Structure.of(state_spec)
 

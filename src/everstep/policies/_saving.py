@@ -38,8 +38,12 @@ def save(policy: "GenericPolicyBase[Any]", path: str | os.PathLike[str]) -> None
     state = {
         "kind": type(policy).__name__,
         "model_cls": type(policy.model).__name__,
-        "model_config": dict(getattr(policy.model, "config", None) or policy.model_config),
+        "model_config": _config(policy),
         "distribution_cls": policy.distribution_cls.__name__,
+        "modules": {
+            "model_cls": type(policy.model).__module__,
+            "distribution_cls": policy.distribution_cls.__module__,
+        },
         "observation_spec": spec_to_dict(observation_spec),
         "action_spec": spec_to_dict(action_spec),
         "weights": dict(policy.model.state_dict()),
@@ -61,11 +65,9 @@ def load(
     state = _read(path, cls.__name__)
     specs = [spec_from_dict(state[key]) for key in ("observation_spec", "action_spec")]
     if model is None and model_cls is None:
-        model_cls = _default(state["model_cls"], "model", "model_cls", models, path)
+        model_cls = _default(state, "model_cls", models, path)
     if distribution_cls is None:
-        distribution_cls = _default(
-            state["distribution_cls"], "distribution", "distribution_cls", distributions, path
-        )
+        distribution_cls = _default(state, "distribution_cls", distributions, path)
     described = state.get("normalizer")
     policy = cls(
         *specs,
@@ -104,13 +106,32 @@ def _read(path: str | os.PathLike[str], kind: None | str = None) -> dict[str, An
     return state
 
 
-def _default(name: str, what: str, argument: str, module: ModuleType, path: Any) -> Any:
-    """The default class of that name: a file may choose among ours, and import nothing else."""
-    found = getattr(module, str(name), None)
-    ours = isinstance(found, type) and found.__module__.startswith(module.__name__)
-    if not ours:
+def _config(policy: "GenericPolicyBase[Any]") -> dict[str, Any]:
+    """Keywords that build the model anew: what it was built with, where a class built it.
+
+    Our models know theirs in full, so that a file does not depend on what the defaults are when it
+    is read; the `config` of others holds what their constructors handed on.
+    """
+    config = getattr(policy.model, "config", None) or {}
+    if _is_within(type(policy.model).__module__, models):
+        return dict(config)
+    return dict(policy.model_config or config)
+
+
+def _default(state: dict[str, Any], argument: str, package: ModuleType, path: Any) -> Any:
+    """The default class that was saved: a file may choose among ours, and import nothing else."""
+    name = str(state[argument])
+    found = getattr(package, name, None)
+    home = state.get("modules", {}).get(argument)  # older files have the name alone
+    ours = isinstance(found, type) and _is_within(found.__module__, package)
+    if not ours or (home and not _is_within(str(home), package)):
+        what, where = argument.removesuffix("_cls"), f"{home}." if home else ""
         raise CheckpointError(
-            f"{path} was saved with the {what} {name}, which is not one of the defaults: pass "
-            f"`{argument}` (from the code that trained it) to `load`."
+            f"{path} was saved with the {what} {where}{name}, which is not one of the defaults: "
+            f"pass `{argument}` (from the code that trained it) to `load`."
         )
     return found
+
+
+def _is_within(name: str, package: ModuleType) -> bool:
+    return f"{name}.".startswith(f"{package.__name__}.")

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 from tensordict import TensorDict
+from torch import nn
 
 from ..data import DataKeys
 from ..errors import ConfigError
@@ -24,28 +25,24 @@ class Windows:
     history: int
     #: Paths of the observations' leaves in a batch.
     paths: tuple[Path, ...]
-    #: The requirement of each key, in the order in which they are applied.
+    #: The requirement of each key, outer keys first.
     requirements: tuple[tuple[Path, ViewRequirement], ...]
 
     @classmethod
-    def of(cls, model: Model, observation: Structure) -> "None | Windows":
+    def of(cls, model: nn.Module, observation: Structure) -> "None | Windows":
         """The model's windows; None where it sees the present observation and nothing else.
 
         Raises:
             ConfigError: Where a requirement names what is not observed.
 
         """
-        declared = getattr(model, "view_requirements", None)
-        if declared is None:  # not one of ours, but with the same `forward`
+        if not isinstance(model, Model):  # but with the same `forward`
             return None
         try:
             model.validate_view_requirements()
         except TypeError as error:
             raise ConfigError(str(error)) from None
-        requirements = tuple(
-            ((key,) if isinstance(key, str) else tuple(key), requirement)
-            for key, requirement in declared.items()
-        )
+        requirements = tuple(model.ordered_view_requirements())
         history = max((requirement.shift for _, requirement in requirements), default=0)
         if not requirements or (history == 0 and [key for key, _ in requirements] == [("obs",)]):
             return None

@@ -11,6 +11,7 @@ import torch
 from tensordict import TensorDict
 
 from ..data import DataKeys
+from ..env import Env
 from ..errors import EnvError, NonFiniteError
 from ..specs import EMPTY, Leaves, Structure
 from ._sequences import Sequences, before_reset
@@ -313,6 +314,11 @@ class Rollout:
             tensors[key] = getattr(self, key).transpose(0, 1)
         tensors[DataKeys.REVERSED_DISCOUNTED_RETURNS] = self.reversed_returns.transpose(0, 1)
         return TensorDict(tensors, batch_size=batch, device=self.device)
+
+
+def episode_keys_of(env: Env) -> frozenset[str]:
+    """The episode keys that an environment declares; none where it knows of none, as rl8's."""
+    return frozenset(getattr(env, "episode_keys", ()))
 
 
 def _rows(leaves: Leaves) -> Rows:

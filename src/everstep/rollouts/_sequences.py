@@ -74,6 +74,8 @@ class Sequences:
         self.learnable = learnable.sum()
         self._action = rollout.action
         self._has_invalid = DataKeys.VALID in rollout.episode_keys
+        # A mask of zeros would forbid what was done.
+        self._is_mask = [path == (DataKeys.ACTION_MASK,) for path in rollout.observation.paths]
         horizon = rollout.horizon
         if rollout.history:
             # The window of an env step takes the place of the steps of a sequence.
@@ -154,7 +156,10 @@ class Sequences:
             # sequence it is remembered, as it was when the rows behind it were collected.
             if self.length == 1:
                 seen = mask.view(-1, self.length, 1)
-                obs = tuple(x.where(_like(seen, x), torch.zeros_like(x[:1])) for x in obs)
+                obs = tuple(
+                    x if is_mask else x.where(_like(seen, x), torch.zeros_like(x[:1]))
+                    for x, is_mask in zip(obs, self._is_mask, strict=True)
+                )
             logp, values, advantages, returns = (
                 torch.where(mask, x, 0.0) for x in (logp, values, advantages, returns)
             )

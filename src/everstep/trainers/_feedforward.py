@@ -7,7 +7,8 @@ from ..algorithms import Algorithm, AlgorithmConfig, GenericAlgorithmBase
 from ..config import dotted_name
 from ..env import Env, EnvFactory
 from ..errors import ConfigError
-from ..hyperparameters import Hyperparameters
+from ..hyperparameters import Hyperparameters, RecurrentHyperparameters
+from ..policies import RecurrentPolicy
 from ..validation import unknown_name
 from ._base import GenericTrainerBase
 
@@ -69,7 +70,18 @@ def build_algorithm(
         raise ConfigError(
             f"The algorithm has its config already: drop {', '.join(sorted(fields_given))}."
         )
+    _check_kind(source, recurrent=issubclass(config_cls, RecurrentHyperparameters))
     return source, own
+
+
+def _check_kind(algorithm: GenericAlgorithmBase[Any, Any, Any], *, recurrent: bool) -> None:
+    """Raise where the trainer is for recurrent policies and the algorithm is not, or reversed."""
+    if isinstance(algorithm.policy, RecurrentPolicy) is not recurrent:
+        name, other = type(algorithm).__name__, "Trainer" if recurrent else "RecurrentTrainer"
+        raise ConfigError(
+            f"{name} trains a {type(algorithm.policy).__name__}: pass it to {other}, or give this "
+            f"trainer {'a RecurrentAlgorithm' if recurrent else 'an Algorithm'}."
+        )
 
 
 def describe_source(source: EnvFactory | Env) -> dict[str, Any]:

@@ -1,0 +1,125 @@
+"""Environments that never end, given an end of episodes for libraries that expect one."""
+
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+
+from everstep.data import DataKeys
+from everstep.env import Env
+from everstep.errors import AdapterError
+from everstep.specs import Structure
+
+_FLAGS = (DataKeys.TERMINATED, DataKeys.TRUNCATED, DataKeys.FIRST)
+
+
+class HorizonEnv(Env):
+    """An environment without episode keys whose rows are all truncated at a horizon, and reset.
+
+    Args:
+        env: Environment without episode keys.
+        horizon: Env steps of an episode.
+        next_step: Whether the env step after the end resets, which ignores its action, rather than
+            the env step that ends the episodes.
+
+    Raises:
+        AdapterError: Where `env` ends its episodes itself, or the horizon is not positive.
+
+    """
+
+    def __init__(self, env: Env, horizon: int, *, next_step: bool = False) -> None:
+        if env.episode_keys:
+            raise AdapterError(
+                f"`horizon` is for environments without episode keys; {type(env).__name__} has "
+                f"{', '.join(sorted(env.episode_keys))} and ends its episodes itself. Leave it out."
+            )
+        if horizon < 1:
+            raise AdapterError(f"`horizon` must be at least 1 env step; got {horizon}.")
+        super().__init__(env.num_envs, horizon, device=env.device)
+        self.env, self._length, self._next_step = env, horizon, next_step
+        self.observation_spec, self.action_spec = env.observation_spec, env.action_spec
+        kept = DataKeys.VALID if next_step else DataKeys.FINAL_OBS
+        self.episode_keys = frozenset({*_FLAGS, kept})
+        self._observation = Structure.of(env.observation_spec)
+        self._elapsed = 0
+
+    def reset(self, *, config: None | dict[str, Any] = None) -> torch.Tensor | TensorDict:
+        """Initial observations `[num_envs, …]` after resetting every environment."""
+        self._elapsed = 0
+        return self.env.reset(config=config)
+
+    def step(self, action: torch.Tensor | TensorDict) -> TensorDict:
+        """What the action caused, with episode keys; see the class."""
+        if self._elapsed == self._length:
+            return self._reset_row()
+        outcome = self.env.step(action)
+        self._elapsed += 1
+        is_over = self._elapsed == self._length
+        row = self._row(outcome[DataKeys.OBS], outcome[DataKeys.REWARDS])
+        row[DataKeys.TRUNCATED].fill_(is_over)
+        if self._next_step:
+            return row
+        row[DataKeys.FINAL_OBS] = row[DataKeys.OBS]
+        if is_over:  # a reset may write to what the env step returned
+            row[DataKeys.REWARDS] = row[DataKeys.REWARDS].clone()
+            row[DataKeys.FINAL_OBS] = self._copy(row[DataKeys.OBS])
+            row[DataKeys.OBS] = self.reset()
+            row[DataKeys.FIRST].fill_(True)
+        return row
+
+    def _reset_row(self) -> TensorDict:
+        """The row of a reset that no action caused."""
+        rewards = torch.zeros(self.num_envs, 1, device=self.device)
+        row = self._row(self.reset(), rewards)
+        row[DataKeys.FIRST].fill_(True)
+        row[DataKeys.VALID].fill_(False)
+        return row
+
+    def _row(self, obs: Any, rewards: torch.Tensor) -> TensorDict:
+        """A row in which nothing ends."""
+        row = TensorDict({}, batch_size=[self.num_envs], device=self.device)
+        row[DataKeys.OBS], row[DataKeys.REWARDS] = obs, rewards
+        for flag in _FLAGS:
+            row[flag] = torch.zeros(self.num_envs, 1, dtype=torch.bool, device=self.device)
+        if self._next_step:
+            row[DataKeys.VALID] = torch.ones_like(row[DataKeys.FIRST])
+        return row
+
+    def _copy(self, obs: Any) -> torch.Tensor | TensorDict:
+        leaves = tuple(leaf.clone() for leaf in self._observation.flatten(obs))
+        return self._observation.unflatten(leaves, [self.num_envs])
+
+    def seed(self, seed: int) -> None:
+        """Seed the environment; see `seed_env`."""
+        seed_env(self.env, seed)
+
+    def render(self) -> Any:
+        """Whatever the environment renders."""
+        return render_env(self.env)
+
+    def close(self) -> None:
+        """Close the environment."""
+        self.env.close()
+
+
+def seed_env(env: Env, seed: int) -> None:
+    """Seed an environment.
+
+    One that cannot be seeded draws from PyTorch's own generators: these are seeded then.
+    """
+    if hasattr(env, "seed"):
+        env.seed(seed)
+    else:
+        torch.manual_seed(seed)
+
+
+def render_env(env: Env) -> Any:
+    """Whatever an environment renders.
+
+    Raises:
+        AdapterError: Where it renders nothing.
+
+    """
+    if not hasattr(env, "render"):
+        raise AdapterError(f"{type(env).__name__} has no `render`, so there is nothing to show.")
+    return env.render()

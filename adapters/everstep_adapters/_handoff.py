@@ -1,0 +1,256 @@
+"""The device hand-off: other libraries' arrays as tensors, tensors as their arrays, and the memory
+through which a host's rows reach a device.
+
+What `borrow` returns shows somebody else's memory wherever it can. It is for reading: an array may
+be read-only or immutable, and no tensor says so. Whoever hands it on copies it first.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from everstep.errors import EnvError
+
+# Typed views and vector loads want their start aligned; 64 bytes is a cache line.
+_ALIGNMENT = 64
+
+#: Kinds of NumPy dtypes that PyTorch has: flags, integers, unsigned integers, real numbers.
+_KINDS = "biuf"
+
+
+def borrow(value: Any, *, name: str = "value") -> torch.Tensor:
+    """A tensor to read `value` from: its own memory, where that can be viewed.
+
+    Tensors are detached. Arrays of other libraries come by DLPack, from the object itself, so that
+    their library waits for PyTorch's current stream. NumPy arrays are viewed, but for those that
+    PyTorch cannot view (negative strides, foreign byte order, unaligned): they are copied.
+
+    Args:
+        value: A tensor, an array, or nested numbers.
+        name: What errors call it.
+
+    Raises:
+        EnvError: Where no tensor can be made of it.
+
+    """
+    if isinstance(value, torch.Tensor):
+        return value.detach()
+    if not isinstance(value, np.ndarray) and hasattr(value, "__dlpack__"):
+        return _from_dlpack(value, name)
+    array = np.asarray(value)
+    if array.dtype.kind not in _KINDS:
+        raise EnvError(
+            f"`{name}` must be numbers; got {type(value).__name__} with dtype {array.dtype}."
+        )
+    try:
+        return _view_of(array) if _is_viewable(array) else torch.from_numpy(_plain_copy(array))
+    except TypeError as error:
+        raise EnvError(f"`{name}` cannot be a tensor: {error}") from error
+
+
+def _from_dlpack(value: Any, name: str) -> torch.Tensor:
+    # A negative stride ends the process in PyTorch's importer, so it is looked for first.
+    strides = getattr(value, "strides", None)
+    if isinstance(strides, Sequence) and any(stride < 0 for stride in strides):
+        raise EnvError(
+            f"`{name}` has negative strides {tuple(strides)}, which DLPack cannot carry. "
+            "Let the environment return a contiguous array."
+        )
+    try:
+        return torch.from_dlpack(value)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        raise EnvError(
+            f"`{name}`, a {type(value).__module__}.{type(value).__qualname__}, cannot be a tensor: "
+            f"{error}"
+        ) from error
+
+
+def _is_viewable(array: npt.NDArray[Any]) -> bool:
+    return (
+        array.dtype.isnative
+        and array.flags.aligned
+        and all(stride >= 0 and stride % array.itemsize == 0 for stride in array.strides)
+    )
+
+
+def _view_of(array: npt.NDArray[Any]) -> torch.Tensor:
+    if array.flags.writeable:
+        return torch.from_numpy(array)
+    try:
+        return torch.from_dlpack(array)  # `from_numpy` warns of what cannot be written
+    except BufferError:  # NumPy before 2.1
+        return torch.from_numpy(array.copy())
+
+
+def _plain_copy(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    return array.astype(array.dtype.newbyteorder("="), order="C", copy=True)
+
+
+def to_numpy(value: Any) -> npt.NDArray[Any]:
+    """An array on the host to read `value` from: its own memory, where that can be viewed.
+
+    Tensors and arrays on a GPU are copied, which waits for what computes them.
+
+    Raises:
+        EnvError: Where no array can be made of it.
+
+    """
+    if type(value) is np.ndarray:
+        return value
+    if isinstance(value, torch.Tensor):
+        value = value.detach()
+        if value.dtype is torch.bfloat16:  # NumPy has none
+            value = value.float()
+        array: npt.NDArray[Any] = value.numpy(force=True)
+        return array
+    if hasattr(value, "__dlpack_device__") and not hasattr(value, "__array__"):
+        return to_numpy(borrow(value))
+    return np.asarray(value)
+
+
+def lend(tensor: torch.Tensor, like: Any) -> Any:
+    """`tensor` as an array of the library that `like` is an array of; a tensor stays one.
+
+    Zero-copy where the library can view it. JAX turns 64 bits into 32 unless it is told otherwise,
+    and cannot view strides other than transposed ones: those are copied.
+
+    Args:
+        tensor: What to hand over; it must not be written to as long as the array is in use.
+        like: An array of the library, or a tensor.
+
+    """
+    tensor = tensor.detach()
+    if isinstance(like, torch.Tensor):
+        return tensor
+    library = type(like).__module__.partition(".")[0]
+    if library in ("jax", "jaxlib"):
+        import jax.numpy
+
+        return jax.numpy.from_dlpack(tensor.contiguous())
+    if hasattr(like, "__dlpack__") and library == "cupy":
+        import cupy
+
+        return cupy.from_dlpack(tensor)
+    return to_numpy(tensor)
+
+
+class Slot(NamedTuple):
+    """One tensor of a `Slab`: where the host writes it, and where the device shows it."""
+
+    #: Host memory, one array a side. Write to that of `Slab.side`.
+    arrays: tuple[npt.NDArray[Any], ...]
+
+    #: The same values on the device after `Slab.publish`.
+    tensor: torch.Tensor
+
+
+class Slab:
+    """Tensors that reach their device together, in one copy.
+
+    On the CPU the tensors *are* the host arrays and nothing is copied. Elsewhere the host has two
+    blocks (pinned for CUDA), its sides, and the device one. While one side is on its way, the other
+    can be written; `wait` returns when that may begin.
+
+    Args:
+        layout: Shape and dtype of each slot.
+        device: Device of the tensors.
+        staged: Whether host and device have memory of their own; by default unless both are the
+            CPU.
+
+    """
+
+    #: Which of the host's blocks may be written.
+    side: int
+
+    #: One slot for each entry of the layout, in its order.
+    slots: tuple[Slot, ...]
+
+    def __init__(
+        self,
+        layout: Sequence[tuple[tuple[int, ...], torch.dtype]],
+        device: torch.device,
+        *,
+        staged: None | bool = None,
+    ) -> None:
+        offsets, size = _offsets(layout)
+        self._staged = device.type != "cpu" if staged is None else staged
+        on_cuda = device.type == "cuda"
+        sides = 2 if self._staged else 1
+        self._hosts = [
+            torch.zeros(size, dtype=torch.uint8, pin_memory=on_cuda) for _ in range(sides)
+        ]
+        self._device = self._hosts[0].to(device, copy=True) if self._staged else self._hosts[0]
+        self._copied = [torch.cuda.Event() for _ in self._hosts] if on_cuda else []
+        self.side = 0
+        self.slots = tuple(
+            Slot(
+                tuple(_view(host, offset, *entry).numpy() for host in self._hosts),
+                _view(self._device, offset, *entry),
+            )
+            for offset, entry in zip(offsets, layout, strict=True)
+        )
+
+    def wait(self) -> None:
+        """Return when the host arrays of `side` may be written to. Call it before writing."""
+        if self._copied:
+            self._copied[self.side].synchronize()
+
+    def publish(self) -> None:
+        """Make what was written to `side` visible in the tensors, in stream order; turn sides."""
+        if not self._staged:
+            return
+        self._device.copy_(self._hosts[self.side], non_blocking=True)
+        if self._copied:
+            self._copied[self.side].record()
+        self.side = 1 - self.side
+
+
+class Downlink:
+    """The way of actions to the host: one copy, into memory that is allocated once."""
+
+    def __init__(self) -> None:
+        self._host: None | torch.Tensor = None
+        self._copied: None | torch.cuda.Event = None
+
+    def fetch(self, tensor: torch.Tensor) -> npt.NDArray[Any]:
+        """The tensor's values on the host, unchanged until the next call.
+
+        Waits for the copy, and for nothing that was enqueued after it.
+        """
+        if tensor.device.type != "cuda":
+            return to_numpy(tensor)
+        tensor = tensor.detach()
+        if tensor.dtype is torch.bfloat16:  # NumPy has none
+            tensor = tensor.float()
+        host = self._host
+        if host is None or host.shape != tensor.shape or host.dtype != tensor.dtype:
+            host = self._host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            self._copied = torch.cuda.Event()
+        assert self._copied is not None
+        host.copy_(tensor, non_blocking=True)
+        self._copied.record()
+        self._copied.synchronize()
+        array: npt.NDArray[Any] = host.numpy()
+        return array
+
+
+def _offsets(
+    layout: Sequence[tuple[tuple[int, ...], torch.dtype]],
+) -> tuple[list[int], int]:
+    """Byte offset of each slot, and the number of bytes in all."""
+    offsets, size = [], 0
+    for shape, dtype in layout:
+        offsets.append(size)
+        size += math.ceil(math.prod(shape) * dtype.itemsize / _ALIGNMENT) * _ALIGNMENT
+    return offsets, size
+
+
+def _view(
+    block: torch.Tensor, offset: int, shape: tuple[int, ...], dtype: torch.dtype
+) -> torch.Tensor:
+    """A typed view of bytes of `block`, contiguous."""
+    return block[offset : offset + math.prod(shape) * dtype.itemsize].view(dtype).view(shape)

@@ -1,0 +1,353 @@
+"""Reading tasks of IsaacGym's manner: where each keeps its clock, and what its `step` returns.
+
+Three interfaces are told apart by their members, never by names of classes:
+
+* **VecTask** (IsaacGymEnvs, OmniIsaacGymEnvs): `progress_buf` and `reset_buf`; `step` returns
+  `(obs_dict, rewards, resets, extras)`.
+* **legged_gym** and **rsl_rl**'s `VecEnv`: `episode_length_buf` and `get_observations`; `step`
+  returns `(obs, privileged_obs, rewards, resets, extras)` or `(obs, rewards, resets, extras)`.
+* **Isaac Lab**: `episode_length_buf`, `reset_terminated` and `reset_time_outs`; `step` returns
+  `(obs, rewards, terminated, time_outs, extras)`.
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from operator import getitem
+from typing import Any, NamedTuple
+
+import torch
+from tensordict import TensorDict
+from torchrl.data import Composite, TensorSpec, Unbounded
+
+from everstep.env import Env
+from everstep.errors import AdapterError, EnvError
+
+#: Keys that lead to a tensor of an observation.
+Path = tuple[str, ...]
+
+#: What an observation is while it is read: a tensor, or nested mappings of them.
+Tree = Any
+
+#: Where a task counts env steps, by interface.
+_CLOCKS = {"VecTask": "progress_buf", "VecEnv": "episode_length_buf", "Lab": "episode_length_buf"}
+
+# Of rsl_rl's environments, `action_space` is sometimes that of the whole batch.
+_ACTION_SPACES: dict[str, tuple[str, ...]] = {
+    "VecTask": ("act_space", "action_space"),
+    "VecEnv": (),
+    "Lab": ("single_action_space",),
+}
+
+
+class Outcome(NamedTuple):
+    """What an env step returned, on the adapter's device; columns are `[N, 1]`."""
+
+    #: Observation `[N, …]`, the task's own memory where it is on the device already.
+    obs: Tree
+
+    #: Rewards; may be a view of the task's memory.
+    rewards: torch.Tensor
+
+    #: Where an episode ended, bool; new memory.
+    done: torch.Tensor
+
+    #: `terminated` and `truncated`, bool, where `step` returns them apart; else None.
+    flags: None | tuple[torch.Tensor, torch.Tensor]
+
+    #: Everything else.
+    extras: Mapping[str, Any]
+
+
+def interface_of(env: Any) -> None | str:
+    """Which interface an object has, `"VecTask"`, `"VecEnv"` or `"Lab"`; None where none of them.
+
+    Imports nothing. Environments that have an adapter of their own have none of them here, though
+    their wrappers may pass on the members of a task inside.
+    """
+    if isinstance(env, Env) or _is_of_another_family(env):
+        return None
+    if not isinstance(getattr(env, "num_envs", None), int) or not _calls(env, "step"):
+        return None
+    if _has(env, "progress_buf", "reset_buf"):
+        return "VecTask"
+    if _has(env, "episode_length_buf") and _calls(env, "get_observations"):
+        return "VecEnv"
+    if _has(env, "episode_length_buf", "reset_terminated", "reset_time_outs"):
+        return "Lab"
+    return None
+
+
+def _is_of_another_family(env: object) -> bool:
+    families = (("gymnasium.vector", "VectorEnv"), ("torchrl.envs.common", "EnvBase"))
+    known = (getattr(sys.modules.get(module), name, None) for module, name in families)
+    return any(isinstance(family, type) and isinstance(env, family) for family in known)
+
+
+def _has(env: Any, *names: str) -> bool:
+    """Whether all of them are tensors of one number an environment."""
+    found = (getattr(env, name, None) for name in names)
+    return all(isinstance(x, torch.Tensor) and x.shape == (env.num_envs,) for x in found)
+
+
+def _calls(env: Any, name: str) -> bool:
+    return callable(getattr(env, name, None))
+
+
+class Task:
+    """A task, read in one way whatever its interface.
+
+    Args:
+        env: The task.
+        device: Where everything goes that is read; None for where the task has it.
+
+    Raises:
+        AdapterError: Where the object has none of the interfaces.
+
+    """
+
+    #: The task itself.
+    env: Any
+
+    #: `"VecTask"`, `"VecEnv"` or `"Lab"`.
+    interface: str
+
+    #: Where the task takes actions and returns results.
+    own_device: torch.device
+
+    #: Where results go.
+    device: torch.device
+
+    def __init__(self, env: Any, device: None | str | torch.device) -> None:
+        interface = interface_of(env)
+        if interface is None:
+            raise AdapterError(
+                f"`task` must have the interface of IsaacGymEnvs' VecTask, of legged_gym, of "
+                f"rsl_rl's VecEnv or of Isaac Lab; got {type(env).__name__}. A VecTask has an "
+                "integer `num_envs`, a method `step`, and tensors `progress_buf` and `reset_buf` "
+                "of one number an environment."
+            )
+        self.env, self.interface, self.num_envs = env, interface, int(env.num_envs)
+        self._columns = (torch.Size([self.num_envs]), torch.Size([self.num_envs, 1]))
+        self.clock_name = _CLOCKS[interface]
+        own: Any = getattr(env, "rl_device", None) or getattr(env, "device", self.clock.device)
+        self.own_device = _with_index(own)
+        self.device = self.own_device if device is None else _with_index(device)
+
+    @property
+    def name(self) -> str:
+        """The task's class."""
+        return type(self.env).__name__
+
+    @property
+    def clock(self) -> torch.Tensor:
+        """Env steps since each environment was reset, `[N]`; the task's own memory."""
+        clock: torch.Tensor = getattr(self.env, self.clock_name)
+        return clock
+
+    def set_clock(self, value: float) -> None:
+        """Let every environment believe that this many env steps have passed."""
+        if self.interface == "VecTask":
+            self.clock.fill_(value)
+        else:  # a property in some: assigning is what these interfaces provide for
+            setattr(self.env, self.clock_name, torch.full_like(self.clock, value))
+
+    @property
+    def max_episode_length(self) -> Any:
+        """What the task says an episode is at most: a number, a tensor `[N]`, or None."""
+        return getattr(self.env, "max_episode_length", None)
+
+    def method(self, *names: str) -> Any:
+        """The first method of these names that the task has; None where it has none."""
+        return next((getattr(self.env, name) for name in names if _calls(self.env, name)), None)
+
+    def zero_actions(self) -> torch.Tensor:
+        """Actions that are all 0, where and as the task takes them, `[N, A]`."""
+        zeros = self.method("zero_actions")
+        if zeros is not None:
+            actions: torch.Tensor = zeros()
+            return actions
+        return torch.zeros(self.num_envs, self.num_actions(), device=self.own_device)
+
+    def num_actions(self) -> int:
+        """How many numbers an action is.
+
+        Raises:
+            AdapterError: Where the task does not say.
+
+        """
+        for name in ("num_actions", "num_acts"):
+            if isinstance(getattr(self.env, name, None), int):
+                return int(getattr(self.env, name))
+        space = self.action_space
+        if space is None:
+            raise AdapterError(f"{self.name} does not say what an action is: set `num_actions`.")
+        return int(space.shape[0])
+
+    @property
+    def action_space(self) -> Any:
+        """The space of one environment's actions, of whatever library; None where there is none."""
+        names = _ACTION_SPACES[self.interface]
+        return next((getattr(self.env, n) for n in names if hasattr(self.env, n)), None)
+
+    # ---- what it returns ----------------------------------------------------------------------
+
+    def step(self, actions: torch.Tensor) -> Outcome:
+        """Take an env step.
+
+        Args:
+            actions: Actions `[N, A]`. The task may keep and change them.
+
+        Raises:
+            EnvError: Where what the task returns is not one of the known forms.
+
+        """
+        returned: Any = self.env.step(actions)
+        size = len(returned) if isinstance(returned, tuple | list) else 0
+        if size == 4:
+            obs, rewards, done, extras = returned
+        elif size == 5 and returned[2].is_floating_point():  # legged_gym
+            actors, states, rewards, done, extras = returned
+            obs = with_states(actors, states)
+        elif size == 5:
+            return self._lab_outcome(*returned)
+        else:
+            raise EnvError(
+                f"`step` of {self.name} must return (obs, rewards, resets, extras), or the five "
+                f"parts of legged_gym or Isaac Lab; got a {type(returned).__name__} of {size}."
+            )
+        ended = self.column(done, "resets") != 0
+        return Outcome(obs, self.column(rewards, "rewards"), ended, None, extras)
+
+    def _lab_outcome(
+        self, obs: Tree, rewards: Any, terminated: Any, truncated: Any, extras: Mapping[str, Any]
+    ) -> Outcome:
+        """What Isaac Lab's environments return, whose flags come apart."""
+        if not isinstance(truncated, torch.Tensor):  # one for all, as a wrapper may return it
+            truncated = torch.full_like(terminated, bool(truncated))
+        # Compared, not just cast: the task writes its flags in place.
+        flags = (
+            self.column(terminated, "terminated") != 0,
+            self.column(truncated, "time_outs") != 0,
+        )
+        return Outcome(obs, self.column(rewards, "rewards"), flags[0] | flags[1], flags, extras)
+
+    def column(self, x: Any, name: str) -> torch.Tensor:
+        """One number an environment as `[N, 1]` on the adapter's device; a view where it can be.
+
+        Raises:
+            EnvError: Where there are more or fewer.
+
+        """
+        if not isinstance(x, torch.Tensor) or x.shape not in self._columns:
+            received = list(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__
+            raise EnvError(
+                f"{self.name} returned `{name}` as {received}; expected a tensor of "
+                f"{self.num_envs} numbers, one an environment."
+            )
+        here = on_device(x, self.device)
+        return here.unsqueeze(-1) if here.ndim == 1 else here
+
+    def buffers(self) -> Tree:
+        """Observations as `VecTask.step` makes them of the task's buffers."""
+        limit = float(getattr(self.env, "clip_obs", float("inf")))
+        obs = {"obs": self.env.obs_buf.clamp(-limit, limit)}
+        if getattr(self.env, "num_states", 0):
+            states = self.method("get_state")
+            obs["states"] = self.env.states_buf.clamp(-limit, limit) if states is None else states()
+        return obs
+
+
+def with_states(obs: Tree, states: None | torch.Tensor) -> Tree:
+    """Observations, with those for a critic where there are any."""
+    return {"obs": obs} if states is None else {"obs": obs, "states": states}
+
+
+def on_device(x: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """`x` itself where it is there already and has no gradient; each call of PyTorch costs."""
+    if x.requires_grad:
+        x = x.detach()
+    return x if x.device == device else x.to(device)
+
+
+def _with_index(device: str | torch.device) -> torch.device:
+    """`device` with its index: "cuda" is the current one."""
+    return torch.empty(0, device=device).device
+
+
+class Observations:
+    """Observations of one structure, that of the first ones.
+
+    Args:
+        first: The first ones.
+        keys: Top-level keys to keep; None for all.
+        task: Whose they are.
+
+    Raises:
+        AdapterError: Where there is no tensor in them, or a key that is asked for is missing.
+
+    """
+
+    #: Spec of one environment's observation: plain where there is one tensor, else `Composite`.
+    spec: TensorSpec
+
+    def __init__(self, first: Tree, keys: None | Sequence[str], task: Task) -> None:
+        self._num_envs, self._device, self._name = task.num_envs, task.device, task.name
+        paths = _paths(first)
+        known = sorted({path[0] for path in paths if path})
+        missing = sorted(set(keys or ()) - set(known))
+        if missing or not paths:
+            raise AdapterError(
+                f"{task.name} has no observation {', '.join(missing) or 'at all'}; it has "
+                f"{', '.join(known) or 'one without a key'}."
+            )
+        self._paths = [path for path in paths if keys is None or path[0] in keys]
+        self._is_plain = len(self._paths) == 1
+        specs = [self._leaf_spec(self._leaf(first, path)) for path in self._paths]
+        self.spec = specs[0]
+        if not self._is_plain:
+            self.spec = Composite(device=self._device)
+            for path, spec in zip(self._paths, specs, strict=True):
+                self.spec[path] = spec
+
+    def read(self, obs: Tree) -> torch.Tensor | TensorDict:
+        """Observations `[N, …]` on the device; the task's own memory where it is there already.
+
+        Raises:
+            EnvError: Where a tensor is missing.
+
+        """
+        if self._is_plain:
+            return self._leaf(obs, self._paths[0])
+        nested: dict[str, Any] = {}
+        for path in self._paths:
+            parent = nested
+            for key in path[:-1]:
+                parent = parent.setdefault(key, {})
+            parent[path[-1]] = self._leaf(obs, path)
+        return TensorDict(nested, batch_size=[self._num_envs])
+
+    def _leaf(self, obs: Tree, path: Path) -> torch.Tensor:
+        is_leaf = self._is_plain and isinstance(obs, torch.Tensor)
+        try:
+            leaf = obs if is_leaf else reduce(getitem, path, obs)
+        except (KeyError, IndexError, TypeError):
+            raise EnvError(
+                f"{self._name} returned observations without {'.'.join(path)}, which its first "
+                "ones had. Return the same entries in every env step."
+            ) from None
+        found = on_device(leaf, self._device)
+        return found.unsqueeze(-1) if found.ndim == 1 else found
+
+    def _leaf_spec(self, leaf: torch.Tensor) -> TensorSpec:
+        return Unbounded(leaf.shape[1:], device=self._device, dtype=leaf.dtype)
+
+
+def _paths(obs: Tree, path: Path = ()) -> list[Path]:
+    """Where the tensors of an observation are, in its own order."""
+    if isinstance(obs, torch.Tensor):
+        return [path]
+    if not hasattr(obs, "keys"):
+        return []
+    children = ((str(key), obs[key]) for key in obs.keys())  # noqa: SIM118  a TensorDict has no items of its own order
+    return [found for key, child in children for found in _paths(child, (*path, key))]

@@ -1,0 +1,160 @@
+"""What every distribution has."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, TypeVar, cast
+from weakref import WeakKeyDictionary
+
+import torch
+from tensordict import TensorDict
+from torchrl.data import Binary, Bounded, OneHot, TensorSpec, Unbounded
+from torchrl.data import Categorical as Discrete
+from torchrl.data import MultiCategorical as MultiDiscrete
+
+from ..specs import options
+
+_FeatureSpec = TypeVar("_FeatureSpec", bound=TensorSpec)
+_TorchDistribution = TypeVar("_TorchDistribution", bound=torch.distributions.Distribution)
+_ActionSpec = TypeVar("_ActionSpec", bound=TensorSpec)
+_Fact = TypeVar("_Fact")
+
+#: What is known of the actions of each model, by the function that found it out and its arguments.
+_KNOWN: WeakKeyDictionary[Any, dict[Any, Any]] = WeakKeyDictionary()
+
+
+class Distribution(ABC):
+    """A distribution over actions.
+
+    Args:
+        features: What the model returned, batch `[B]`.
+        model: The model, for distributions with parameters of their own.
+
+    """
+
+    #: What the model returned, batch `[B]`.
+    features: Mapping[str, torch.Tensor] | TensorDict
+
+    #: The model that returned it.
+    model: Any
+
+    def __init__(self, features: Mapping[str, torch.Tensor] | TensorDict, model: Any, /) -> None:
+        self.features = features
+        self.model = model
+
+    @staticmethod
+    def default_dist_cls(action_spec: TensorSpec, /) -> type["Distribution"]:
+        """Distribution that fits an action spec.
+
+        Raises:
+            TypeError: Where none does.
+
+        """
+        from . import _continuous, _discrete  # they are distributions themselves
+
+        if isinstance(action_spec, MultiDiscrete):
+            return _discrete.MultiCategorical
+        if isinstance(action_spec, Binary):
+            return _discrete.Bernoulli
+        if isinstance(action_spec, Discrete):
+            return _discrete.Categorical
+        if isinstance(action_spec, OneHot):
+            return _discrete.OneHotCategorical
+        if isinstance(action_spec, Unbounded | Bounded) and action_spec.dtype.is_floating_point:
+            return _continuous.Normal
+        if options(action_spec):
+            return _discrete.BoundedCategorical
+        raise TypeError(
+            f"There is no default distribution for actions of {type(action_spec).__name__} "
+            f"{list(action_spec.shape)} ({action_spec.dtype}): set `distribution_cls`."
+        )
+
+    @abstractmethod
+    def deterministic_sample(self) -> torch.Tensor | TensorDict:
+        """The mode, `[B, …]`."""
+
+    @abstractmethod
+    def entropy(self) -> torch.Tensor:
+        """Entropy in nats, `[B, 1]`."""
+
+    @abstractmethod
+    def logp(self, samples: torch.Tensor | TensorDict) -> torch.Tensor:
+        """Log-probability of actions `[B, …]`, `[B, 1]`."""
+
+    @abstractmethod
+    def sample(self) -> torch.Tensor | TensorDict:
+        """Random actions `[B, …]`."""
+
+    def latents(self, *, deterministic: bool) -> torch.Tensor | TensorDict:
+        """Actions `[B, …]` as they are stored and learned from."""
+        return self.deterministic_sample() if deterministic else self.sample()
+
+    def actions(self, latents: torch.Tensor | TensorDict) -> torch.Tensor | TensorDict:
+        """Actions `[B, …]` as the environment executes them."""
+        return latents
+
+    def latents_logp(self, latents: torch.Tensor | TensorDict) -> torch.Tensor:
+        """Log-probability of the actions made of `latents`, `[B, 1]`."""
+        return self.logp(latents)
+
+
+class TorchDistributionWrapper(
+    Distribution, Generic[_FeatureSpec, _TorchDistribution, _ActionSpec]
+):
+    """A distribution made of one of `torch.distributions`, over the last dimension's elements.
+
+    A subclass sets `dist` in its constructor.
+    """
+
+    #: The distribution.
+    dist: _TorchDistribution
+
+    def deterministic_sample(self) -> torch.Tensor:
+        """The mode, `[B, …]`."""
+        return self.dist.mode
+
+    def entropy(self) -> torch.Tensor:
+        """Entropy in nats, summed over the last dimension, `[B, 1]`."""
+        entropy: torch.Tensor = self.dist.entropy()
+        return entropy.sum(-1, keepdim=True)
+
+    def logp(self, samples: torch.Tensor | TensorDict) -> torch.Tensor:
+        """Log-probability of actions `[B, …]`, summed over the last dimension, `[B, 1]`."""
+        logp: torch.Tensor = self.dist.log_prob(samples)
+        return logp.sum(-1, keepdim=True)
+
+    def sample(self) -> torch.Tensor:
+        """Random actions `[B, …]`."""
+        sample: torch.Tensor = self.dist.sample()
+        return sample
+
+
+def known(model: Any, find_out: Callable[..., _Fact], *arguments: Any) -> _Fact:
+    """`find_out` of the model's action spec and the arguments, called once a model.
+
+    Bounds of a spec lie on the host: reading them, or copying them to an accelerator, makes it
+    wait, and distributions are made in every env step.
+    """
+    facts = _KNOWN.setdefault(model, {})
+    key = (find_out, *arguments)
+    if key in facts:
+        return cast(_Fact, facts[key])
+    fact = find_out(model.action_spec, *arguments)
+    if not torch.compiler.is_compiling():  # tensors of a trace mean nothing outside of it
+        facts[key] = fact
+    return fact
+
+
+def action_dtype(model: Any, default: torch.dtype) -> torch.dtype:
+    """Dtype of the actions of `model`; the default where it does not say."""
+    dtype: torch.dtype = getattr(getattr(model, "action_spec", None), "dtype", default)
+    return dtype
+
+
+def as_dtype(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """`x` in that dtype."""
+    return x if x.dtype == dtype else x.to(dtype)  # `to` costs a microsecond even for nothing
+
+
+def sum_rows(x: torch.Tensor) -> torch.Tensor:
+    """Sums `[B, 1]` over all but the first dimension."""
+    return x.flatten(1).sum(-1, keepdim=True) if x.ndim > 1 else x.unsqueeze(-1)

@@ -1,0 +1,164 @@
+"""The check of what training makes of an environment's rows: advantages against the oracle."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import nn
+from torchrl.data import TensorSpec
+
+from ..algorithms import Algorithm, AlgorithmConfig
+from ..data import DataKeys
+from ..distributions import Distribution
+from ..errors import EverstepError
+from ..models import Model
+from ..specs import Structure
+from ._oracle import known_values, oracle_advantages, transitions_of
+from ._player import Player, Row, copies
+from ._results import Unplayable, Violation
+from ._subject import Subject
+
+_GAMMA, _LAMBDA, _ROLLOUTS = 0.9, 0.8, 4
+_TOLERANCE = 1e-12
+
+
+def check_bootstrap(subject: Subject) -> None:
+    """Advantages that training computes are those of the definition, to 1e-12."""
+    with Player(subject, max(subject.num_envs_choices), seed=subject.seed) as player:
+        player.reset()
+        env = _Recorded(player, torch.get_default_dtype())
+        with _default_dtype(torch.float64):
+            algorithm = _attempt(lambda: _algorithm(env, player, subject.horizon))
+            for _ in range(_ROLLOUTS):
+                env.rows.clear()
+                _attempt(algorithm.collect)
+                with torch.no_grad():
+                    algorithm._estimate_advantages()
+                _compare(algorithm, env.rows)
+
+
+def _algorithm(env: Any, player: Player, horizon: int) -> Algorithm:
+    specs = (env.observation_spec, env.action_spec)
+    return AlgorithmConfig(
+        model=_KnownValues(*specs, player=player),
+        distribution_cls=_Chosen,
+        horizon=horizon,
+        horizons_per_env_reset=2,
+        gamma=_GAMMA,
+        gae_lambda=_LAMBDA,
+        normalize_advantages=False,
+        normalize_rewards=False,
+    ).build(env)
+
+
+def _compare(algorithm: Algorithm, rows: list[Row]) -> None:
+    """Raise where a rollout's advantages are not those of its rows."""
+    for env in range(algorithm.rollout.num_envs):
+        transitions = transitions_of(rows, env, known_values)
+        expected = torch.tensor(
+            oracle_advantages(transitions, gamma=_GAMMA, gae_lambda=_LAMBDA), dtype=torch.float64
+        )
+        found = algorithm.rollout.advantages[:-1, env, 0].cpu()
+        scale = expected.nan_to_num().abs().max().clamp(min=1.0)
+        error = ((found - expected).abs() / scale).nan_to_num()
+        valid = torch.tensor([transition is not None for transition in transitions])
+        if error.max() > _TOLERANCE or not torch.equal(
+            algorithm.rollout.valid[:, env, 0].cpu(), valid
+        ):
+            t = int(error.argmax())
+            raise Violation(
+                "advantages",
+                "They are sums of temporal differences to the end of each episode.",
+                f"{found[t].item()} for {expected[t].item()} in environment {env}, row {t}",
+                "Return each row's own reward and flags: what happened because of its action.",
+            )
+
+
+def _attempt(call: Any) -> Any:
+    try:
+        return call()
+    except Unplayable:
+        raise
+    except EverstepError as error:
+        raise Violation(
+            "training",
+            "An algorithm can be built on the environment, and collect.",
+            f"{type(error).__name__}: {error}",
+            "Mend what the error names.",
+        ) from error
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+class _Recorded:
+    """A player's environment, with copies of its rows, in its own default dtype.
+
+    Training runs in float64 here, and an environment made before is not to notice.
+    """
+
+    def __init__(self, player: Player, dtype: torch.dtype) -> None:
+        self._player, self._dtype = player, dtype
+        self.rows: list[Row] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._player.env, name)
+
+    def reset(self, *, config: None | dict[str, Any] = None) -> Any:
+        with _default_dtype(self._dtype):
+            self._player.reset(config=config)
+        return self._player.acted_on
+
+    def step(self, action: Any) -> Any:
+        player = self._player
+        obs = copies(player.observation.flatten(player.acted_on))
+        with _default_dtype(self._dtype):
+            outcome = player.step_as_is(action)
+        self.rows.append(player.copy_row(obs, outcome))
+        return outcome
+
+
+class _KnownValues(Model):
+    """Values that are a fixed function of the observation."""
+
+    def __init__(
+        self, observation_spec: TensorSpec, action_spec: TensorSpec, /, *, player: Player
+    ) -> None:
+        super().__init__(observation_spec, action_spec)
+        self.player = player
+        self.weight = nn.Parameter(torch.zeros(1))
+        self._structure = Structure.of(observation_spec)
+
+    def forward(self, batch: TensorDict, /) -> Mapping[str, torch.Tensor]:
+        values = known_values(self._structure.flatten(batch[DataKeys.OBS]))
+        self._values = values.unsqueeze(-1) + 0 * self.weight
+        return {"values": self._values}
+
+    def value_function(self) -> torch.Tensor:
+        return self._values
+
+
+class _Chosen(Distribution):
+    """Actions that the suite chooses."""
+
+    def sample(self) -> torch.Tensor | TensorDict:
+        action: torch.Tensor | TensorDict = self.model.player.choose()
+        return action
+
+    def deterministic_sample(self) -> torch.Tensor | TensorDict:
+        return self.sample()
+
+    def entropy(self) -> torch.Tensor:
+        return torch.zeros_like(self.features["values"])
+
+    def logp(self, samples: torch.Tensor | TensorDict) -> torch.Tensor:
+        return self.entropy()

@@ -1,0 +1,58 @@
+"""The check of `capturable`: no operation that a CUDA graph cannot hold."""
+
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ._player import Player
+from ._results import NotApplicable, Violation
+from ._subject import Subject
+
+#: Operations that bring a number to the host, or have as many results as the data says.
+_SYNCHRONISING = (
+    "_local_scalar_dense",
+    "nonzero",
+    "masked_select",
+    "unique",
+    "_unique2",
+    "equal",
+    "is_nonzero",
+)
+
+
+#: Env steps that are watched.
+_STEPS = 16
+
+
+class _Forbidding(TorchDispatchMode):
+    """Raises where an operation would wait for the device, or reads a mask as indices."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: None | dict[str, Any] = None
+    ) -> Any:
+        name = func.overloadpacket.__name__
+        masks = name in ("index", "index_put", "index_put_") and any(
+            isinstance(x, torch.Tensor) and x.dtype == torch.bool for x in args[1]
+        )
+        if name in _SYNCHRONISING or masks:
+            raise Violation(
+                "`capturable`",
+                "`step` waits for nothing: no number goes to the host, no shape depends on data.",
+                f"the operation {name}",
+                "Use `torch.where` and `masked_fill` rather than indices and `if`; or do not "
+                "declare `capturable`.",
+            )
+        return func(*args, **(kwargs or {}))
+
+
+def check_capturable(subject: Subject) -> None:
+    """An environment that says it is `capturable` steps without waiting for its device."""
+    with Player(subject, max(subject.num_envs_choices), seed=subject.seed) as player:
+        if not getattr(player.env, "capturable", False):
+            raise NotApplicable("the environment does not say that it is `capturable`")
+        player.reset()
+        for _ in range(_STEPS):
+            action = player.choose()
+            with _Forbidding():  # type: ignore[no-untyped-call]
+                player.step_as_is(action)

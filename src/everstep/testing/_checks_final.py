@@ -1,0 +1,163 @@
+"""Checks of what is seen where an episode ends, and of rows that no action caused."""
+
+from dataclasses import dataclass
+
+import torch
+
+from ..data import DataKeys
+from ..specs import Structure
+from ._checks_episodes import episodic, told
+from ._player import Player, Row, difference, traces
+from ._results import NotApplicable, Violation
+from ._subject import Subject
+
+#: Rows that are needed before a coincidence among them is a mistake.
+_ENOUGH = 3
+
+
+def check_final_obs(subject: Subject) -> None:
+    """An episode's last observation (`final_obs`, or `obs` before a reset row) is its own."""
+    segments = [rows for trace in episodic(subject) for rows in trace.segments]
+    for rows in segments:
+        for row in rows:
+            _check_finite(row)
+    ended = [_ends(rows) for rows in segments]
+    ends = _Ends(*(torch.cat([getattr(e, name) for e in ended]) for name in _Ends.__annotations__))
+    if len(ends.final) < _ENOUGH:
+        raise NotApplicable(
+            f"{len(ends.final)} episodes ended with an observation of their own and were followed "
+            f"by another, too few to compare; raise `num_steps`, or choose actions that end "
+            "episodes. Where neither `final_obs` nor `valid` is declared, `on_missing_final` "
+            "decides what truncated rows are bootstrapped from"
+        )
+    _check_not_next(ends)
+    _check_not_last(ends, segments)
+
+
+def _check_finite(row: Row) -> None:
+    wanted = row.truncated & row.first & ~row.terminated
+    for leaf in row.final_obs:
+        flat = leaf.flatten(1).double()
+        bad = flat.isinf().any(-1) | (flat.isnan().any(-1) & ~wanted)
+        if bad.any():
+            env = int(bad.nonzero()[0])
+            raise Violation(
+                "`final_obs`",
+                "It is finite; or NaN where a truncated row has lost it.",
+                f"{leaf[env].flatten()[:8].tolist()} in environment {env}, {told(row, env)}",
+                "Return `obs` where nothing ended.",
+            )
+
+
+@dataclass(frozen=True)
+class _Ends:
+    """Observations around the ends of episodes, `[ends, numbers]`."""
+
+    #: The last one of the episode that ended.
+    final: torch.Tensor
+
+    #: The first one of the next episode.
+    new: torch.Tensor
+
+    #: What the last action was chosen from.
+    last: torch.Tensor
+
+    #: Whether a clock alone ended the episode, bool `[ends]`.
+    expired: torch.Tensor
+
+
+def _ends(rows: list[Row]) -> _Ends:
+    """The ends of episodes in the rows after a reset."""
+    found: list[tuple[torch.Tensor, ...]] = []
+    for t, row in enumerate(rows):
+        expired = row.truncated & ~row.terminated
+        here = row.done & row.first
+        if row.final_obs:
+            final = _numbers(row.final_obs)
+            here = here & final.isfinite().all(-1)
+            found.append((final[here], _obs(row)[here], _last(row)[here], expired[here]))
+        if t + 1 < len(rows):
+            later = row.done & ~row.first & rows[t + 1].first
+            new = _obs(rows[t + 1])
+            found.append((_obs(row)[later], new[later], _last(row)[later], expired[later]))
+    empty = _obs(rows[0])[:0]
+    found.append((empty, empty, empty, torch.zeros(0, dtype=torch.bool)))
+    return _Ends(*(torch.cat(column) for column in zip(*found, strict=True)))
+
+
+def _numbers(leaves: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    return torch.cat([leaf.flatten(1).double() for leaf in leaves], -1)
+
+
+def _obs(row: Row) -> torch.Tensor:
+    return _numbers(row.next_obs)
+
+
+def _last(row: Row) -> torch.Tensor:
+    return _numbers(row.obs)
+
+
+def _check_not_next(ends: _Ends) -> None:
+    """Raise where final observations are those of the next episodes."""
+    if torch.equal(ends.final, ends.new) and len(ends.new.unique(dim=0)) > 1:
+        raise Violation(
+            "the final observation",
+            "It is the one before the reset.",
+            f"the first one of the next episode at all {len(ends.final)} ends",
+            "Copy the observation before environments are reset: a reset in place takes with it "
+            "what was not copied. If the final observation is lost, declare no `final_obs`.",
+        )
+
+
+def _check_not_last(ends: _Ends, segments: list[list[Row]]) -> None:
+    """Raise where final observations are those that the last actions were chosen from."""
+    final, last = ends.final[ends.expired], ends.last[ends.expired]
+    going_on = [
+        (_last(row) != _obs(row)).any(-1)[~row.done & ~row.first & row.valid]
+        for rows in segments
+        for row in rows
+    ]
+    moved = torch.cat(going_on)
+    always_moves = len(moved) >= _ENOUGH and bool(moved.all())
+    if always_moves and len(final) >= _ENOUGH and torch.equal(final, last):
+        raise Violation(
+            "the final observation",
+            "It is what the last action led to.",
+            f"what that action was chosen from at all {len(final)} ends by a clock",
+            "Step first, then copy the observation, then reset.",
+        )
+
+
+# ---- rows that no action caused ------------------------------------------------------------------
+
+
+def check_invalid_rows(subject: Subject) -> None:
+    """Whatever the action of a row that is not valid, the same follows."""
+    seen = [trace for trace in traces(subject) if DataKeys.VALID in trace.episode_keys]
+    if not seen:
+        raise NotApplicable("the environment does not declare `valid`: an action caused every row")
+    rows = seen[-1].segments[0]
+    if all(bool(row.valid.all()) for row in rows):
+        raise NotApplicable(f"every row of {subject.num_steps} env steps was valid")
+    with Player(subject, subject.num_envs_choices[-1], seed=subject.seed) as player:
+        if not (hasattr(player.env, "seed") and subject.deterministic_by_seed):
+            raise NotApplicable("no seed makes the environment repeat itself")
+        structure = Structure.of(player.env.action_spec)
+        player.reset()
+        for t, row in enumerate(rows):
+            given = structure.flatten(player.choose())
+            others = structure.flatten(player.choose(salt=1))
+            invalid = ~row.valid.to(given[0].device)
+            mixed = tuple(
+                torch.where(invalid.view(-1, *[1] * (x.ndim - 1)), y, x)
+                for x, y in zip(given, others, strict=True)
+            )
+            found = player.step(structure.unflatten(mixed, [player.env.num_envs]))
+            changed = difference(row, found)
+            if changed is not None:
+                raise Violation(
+                    "`valid`",
+                    "The action of a row that is not valid has no effect.",
+                    f"{changed}, at env step {t} after another action in such rows",
+                    "Ignore the action where an environment is reset.",
+                )

@@ -1,0 +1,185 @@
+"""Checks of making, seeding, resetting, continuing and closing."""
+
+import copy as copying
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+
+from ..specs import Leaves
+from ._player import Player, Row, difference, same
+from ._results import NotApplicable, Violation
+from ._subject import Subject
+
+#: Env steps that are compared.
+_STEPS = 12
+
+#: Resets in a row that are compared.
+_RESETS = 6
+
+
+def check_seed(subject: Subject) -> None:
+    """Equal seeds and actions give equal rows, and another seed gives others."""
+    num_envs = max(subject.num_envs_choices)
+    with Player(subject, num_envs, seed=subject.seed) as player:
+        _check_seedable(subject, player)
+        starts, rows = _starts(player), player.play(_STEPS)
+    with Player(subject, num_envs, seed=subject.seed) as player:
+        _compare(starts, rows, _starts(player), player, "A new environment with the same seed")
+    other = subject.seed + 1_000
+    with Player(subject, num_envs, seed=other) as player:
+        same_starts = _equal(starts, _starts(player))
+    if same_starts and not _are_fixed(starts):
+        raise Violation(
+            "`seed`",
+            "Another seed gives other states.",
+            f"the same states of {_RESETS} resets for seeds {subject.seed} and {other}",
+            "Pass the seed on to every generator that the environment draws from.",
+        )
+
+
+def check_reseed(subject: Subject) -> None:
+    """After `seed` and `reset`, an environment that was used before is like a new one."""
+    if not subject.reseedable:
+        raise NotApplicable("`reseedable` is False")
+    num_envs = max(subject.num_envs_choices)
+    with Player(subject, num_envs, seed=subject.seed) as player:
+        _check_seedable(subject, player)
+        start, rows = player.reset(), player.play(_STEPS)
+        player.t = 0  # the same actions again
+        player.seed(subject.seed)
+        _compare(start, rows, player.reset(), player, "An environment that was used before")
+
+
+def _starts(player: Player) -> Leaves:
+    """Observations of several resets, one leaf after the other."""
+    return tuple(leaf for _ in range(_RESETS) for leaf in player.reset())
+
+
+def _are_fixed(starts: Leaves) -> bool:
+    """Whether every reset gave the same observations."""
+    leaves = len(starts) // _RESETS
+    return all(
+        _equal(starts[:leaves], starts[i : i + leaves]) for i in range(0, len(starts), leaves)
+    )
+
+
+def _check_seedable(subject: Subject, player: Player) -> None:
+    if not hasattr(player.env, "seed"):
+        raise NotApplicable("the environment has no `seed`")
+    if not subject.deterministic_by_seed:
+        raise NotApplicable("`deterministic_by_seed` is False")
+
+
+def _compare(start: Leaves, rows: list[Row], again: Leaves, player: Player, who: str) -> None:
+    """Raise where an environment does not repeat what was seen from a reset on."""
+    rule = f"{who} repeats states and rewards."
+    fix = (
+        "Draw everything random from generators that `seed` seeds, and let `reset` set back all "
+        "that steps have changed."
+    )
+    if not _equal(start, again):
+        raise Violation("`seed`", rule, "other observations at the reset", fix)
+    for t, row in enumerate(rows):
+        changed = difference(row, player.step())
+        if changed is not None:
+            raise Violation("`seed`", rule, f"{changed}, at env step {t}", fix)
+
+
+def _equal(a: Leaves, b: Leaves) -> bool:
+    return all(same(x, y) for x, y in zip(a, b, strict=True))
+
+
+def check_later_resets(subject: Subject) -> None:
+    """A later reset draws new states; a seed counts for one reset."""
+    if not subject.resets_draw_new_states:
+        raise NotApplicable("`resets_draw_new_states` is False")
+    with Player(subject, max(subject.num_envs_choices), seed=subject.seed) as player:
+        starts = []
+        for _ in range(3):
+            starts.append(player.reset())
+            player.play(2)
+    if not all(_equal(starts[0], start) for start in starts):
+        return
+    if all(bool((leaf == leaf[:1]).all()) for leaf in starts[0]):
+        raise NotApplicable("every reset gives every environment the same observation")
+    raise Violation(
+        "`reset`",
+        "It draws new states each time.",
+        "the same states from three resets",
+        "Seed generators in `seed`, not in `reset`. Where states are fixed, set "
+        "`resets_draw_new_states` to False.",
+    )
+
+
+def check_reset(subject: Subject) -> None:
+    """`reset` starts over at the horizon, at once, and in the middle, and takes a config."""
+    for num_envs in subject.num_envs_choices:
+        with Player(subject, num_envs) as player:
+            for num_steps in (subject.horizon, 0, max(1, subject.horizon // 2), subject.horizon):
+                player.reset()
+                player.play(num_steps)
+            player.reset(config=None)
+            player.play(1)
+            config = copying.deepcopy(subject.reset_config or {})
+            given = copying.deepcopy(config)
+            player.reset(config=given)
+            player.play(1)
+            if str(given) != str(config):
+                rule = "The config is the caller's: `reset` reads it."
+                raise Violation("`reset`", rule, given, "Copy it before taking keys out of it.")
+
+
+def check_close(subject: Subject) -> None:
+    """`close` may come twice and before a reset, and leaves the next environment alone."""
+    num_envs = min(subject.num_envs_choices)
+    with ExitStack() as stack:
+        player = stack.enter_context(Player(subject, num_envs))
+        if not hasattr(player.env, "close"):
+            raise NotApplicable("the environment has no `close`")
+        if not subject.exclusive:
+            other = stack.enter_context(Player(subject, num_envs))
+            other.reset()
+        _close(player, "before a reset")
+        _close(player, "twice")
+        if not subject.exclusive:
+            other.play(2)
+            _close(other, "after env steps")
+    with Player(subject, num_envs) as again:
+        again.reset()
+        again.play(2)
+
+
+def _close(player: Player, when: str) -> None:
+    try:
+        player.close()
+    except Exception as error:  # whatever an environment may raise
+        received = f"{type(error).__name__}: {error}"
+        fix = "Remember that it was closed, and release only what there is."
+        raise Violation("`close`", f"It may be called {when}.", received, fix) from error
+
+
+def check_process(subject: Subject) -> None:
+    """Environments leave PyTorch's global settings as they found them."""
+    before = _settings()
+    with Player(subject, min(subject.num_envs_choices), seed=subject.seed) as player:
+        player.reset()
+        player.play(2)
+    after = _settings()
+    changed = [f"{k} {before[k]} became {after[k]}" for k in before if before[k] != after[k]]
+    if changed:
+        raise Violation(
+            "the process",
+            "Its settings are the caller's.",
+            ", ".join(changed),
+            "Use context managers, such as `torch.no_grad()`, inside the environment.",
+        )
+
+
+def _settings() -> dict[str, Any]:
+    return {
+        "grad mode": torch.is_grad_enabled(),
+        "default dtype": torch.get_default_dtype(),
+        "default device": torch.get_default_device(),
+        "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+    }

@@ -1,0 +1,159 @@
+"""Checks of who may write to what, and when."""
+
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torchrl.data import Bounded
+
+from ..specs import Leaves, Structure, leaf_specs
+from ._player import Player, Row, copies, difference, same
+from ._results import Unplayable, Violation
+from ._subject import Subject
+
+#: Env steps in which memory is watched.
+_STEPS = 8
+
+
+def check_memory(subject: Subject) -> None:
+    """What `reset` and `step` returned stays as it is until the next of them."""
+    num_envs = max(subject.num_envs_choices)
+    with ExitStack() as stack:
+        player = stack.enter_context(Player(subject, num_envs))
+        others = [] if subject.exclusive else [stack.enter_context(Player(subject, num_envs))]
+        first = player.reset()
+        for other in others:
+            other.reset()
+        _disturb(player, others)
+        _check_obs_unchanged(player, first, "`reset`")
+        for _ in range(_STEPS):
+            obs, action = copies(player.observation.flatten(player.acted_on)), player.choose()
+            outcome = player.step_as_is(action)
+            before = player.copy_row(obs, outcome)
+            _overwrite(action)
+            _disturb(player, others, outcome)
+            changed = difference(before, player.copy_row(obs, outcome))
+            if changed is not None:
+                raise _changed("`step`", changed)
+
+
+def _disturb(player: Player, others: list[Player], outcome: Any = None) -> None:
+    """What a caller may do between two env steps."""
+    for other in others:
+        other.step()
+    player.env.observation_spec.rand()
+    player.env.action_spec.rand()
+    if hasattr(outcome, "clone"):
+        outcome.clone()
+
+
+def _overwrite(action: torch.Tensor | TensorDict) -> None:
+    """Put other numbers into an action, which is the caller's again once `step` has returned."""
+    for leaf in [action] if isinstance(action, torch.Tensor) else action.values(True, True):
+        leaf.copy_(leaf == 0)
+
+
+def _check_obs_unchanged(player: Player, before: Leaves, what: str) -> None:
+    after = copies(player.observation.flatten(player.acted_on))
+    for i, (x, y) in enumerate(zip(before, after, strict=True)):
+        if not same(x, y):
+            raise _changed(what, f"observations, leaf {i}")
+
+
+def _changed(what: str, changed: str) -> Violation:
+    return Violation(
+        what,
+        "What it returned stays unchanged until the next `step` or `reset`, whatever happens to "
+        "the action, to other environments of the class, and to copies.",
+        f"a change of {changed}",
+        "Copy what shares memory with the action, with class attributes or with a buffer that "
+        "something else writes to.",
+    )
+
+
+def check_actions_unwritten(subject: Subject) -> None:
+    """`step` does not write to the action that it is given."""
+    with Player(subject, max(subject.num_envs_choices)) as player:
+        structure = Structure.of(player.env.action_spec)
+        player.reset()
+        for _ in range(_STEPS):
+            action = player.choose()
+            before = copies(structure.flatten(action))
+            player.step_as_is(action)
+            after = copies(structure.flatten(action))
+            for x, y in zip(before, after, strict=True):
+                if not same(x, y):
+                    raise Violation(
+                        "`action`",
+                        "It is the caller's: `step` reads it.",
+                        f"{x.flatten()[:8].tolist()} became {y.flatten()[:8].tolist()}",
+                        "Work on a copy: `action.clamp(…)` rather than `action.clamp_(…)`.",
+                    )
+
+
+# ---- the forms of actions ------------------------------------------------------------------------
+
+
+def check_action_forms(subject: Subject) -> None:
+    """Actions may have any strides, require gradients, and lie outside of bounds."""
+    num_envs = max(subject.num_envs_choices)
+    plain = _play(subject, num_envs, _as_it_is)
+    forms = {"with strides": _strided, "that require gradients": _with_gradients}
+    for name, form in forms.items():
+        rows = _play(subject, num_envs, form, f"actions {name}")
+        for t, (a, b) in enumerate(zip(plain[1], rows[1], strict=True)):
+            changed = difference(a, b)
+            if plain[0] and changed is not None:
+                raise Violation(
+                    "`action`",
+                    f"Actions {name} do what the same actions do in plain memory.",
+                    f"{changed}, at env step {t}",
+                    "Read the action with PyTorch, not by its address: `action.contiguous()`.",
+                )
+    _play(subject, num_envs, _far_out, "actions outside of their bounds")
+
+
+def _play(
+    subject: Subject, num_envs: int, form: Any, what: str = "actions"
+) -> tuple[bool, list[Row]]:
+    """Whether a seed decides the rows, and the rows of actions in some form."""
+    with Player(subject, num_envs, seed=subject.seed) as player:
+        structure = Structure.of(player.env.action_spec)
+        specs = leaf_specs(player.env.action_spec).values()
+        player.reset()
+        rows = []
+        for _ in range(_STEPS):
+            leaves = structure.flatten(player.choose())
+            given = tuple(form(x, spec) for x, spec in zip(leaves, specs, strict=True))
+            try:
+                rows.append(player.step(structure.unflatten(given, [player.env.num_envs])))
+            except Unplayable as error:
+                if form is _as_it_is:
+                    raise
+                rule = f"It takes {what}."
+                fix = "Read it with `action.detach()`, and clip what the environment executes."
+                raise Violation("`step`", rule, error.received, fix) from error
+        return hasattr(player.env, "seed") and subject.deterministic_by_seed, rows
+
+
+def _as_it_is(leaf: torch.Tensor, spec: Any) -> torch.Tensor:
+    return leaf
+
+
+def _strided(leaf: torch.Tensor, spec: Any) -> torch.Tensor:
+    """The same numbers, every other one of a larger block, the batch last in memory."""
+    block = torch.empty(*reversed(leaf.shape), 2, dtype=leaf.dtype, device=leaf.device)
+    view = block[..., 0].permute(*reversed(range(leaf.ndim)))
+    return view.copy_(leaf)
+
+
+def _with_gradients(leaf: torch.Tensor, spec: Any) -> torch.Tensor:
+    return leaf.requires_grad_() if leaf.is_floating_point() else leaf
+
+
+def _far_out(leaf: torch.Tensor, spec: Any) -> torch.Tensor:
+    """Real-valued actions at ten times their bounds: a Gaussian policy's may lie anywhere."""
+    if not (isinstance(spec, Bounded) and leaf.is_floating_point()):
+        return leaf
+    return torch.where(leaf > 0, spec.space.high, spec.space.low).to(leaf.device) * 10

@@ -1,0 +1,270 @@
+"""Playing an environment, and keeping copies of what it returned."""
+
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, cast
+from weakref import WeakKeyDictionary
+
+import torch
+from tensordict import TensorDict
+from torchrl.data import TensorSpec
+
+from ..data import DataKeys, Device
+from ..env import Env
+from ..specs import Leaves, Structure
+from ._results import Unmakeable, Unresettable
+from ._structure import (
+    attempt,
+    check_members,
+    check_obs,
+    check_outcome,
+    episode_keys,
+    with_index,
+)
+from ._subject import Subject
+
+_FLAGS = (DataKeys.TERMINATED, DataKeys.TRUNCATED, DataKeys.FIRST, DataKeys.VALID)
+
+
+@dataclass(frozen=True)
+class Row:
+    """Copies of what one env step took and returned, on the CPU."""
+
+    #: What the actions were chosen from, `[N, …]`.
+    obs: Leaves
+
+    #: What is acted on next, `[N, …]`.
+    next_obs: Leaves
+
+    #: Rewards, `[N]`.
+    rewards: torch.Tensor
+
+    #: The task ended, bool `[N]`; False where it is not declared, and so the next two.
+    terminated: torch.Tensor
+
+    #: A clock ended the episode, bool `[N]`.
+    truncated: torch.Tensor
+
+    #: `next_obs` opens an episode, bool `[N]`.
+    first: torch.Tensor
+
+    #: The action caused the row, bool `[N]`; True where it is not declared.
+    valid: torch.Tensor
+
+    #: Observations before a reset, `[N, …]`; empty where they are not declared.
+    final_obs: Leaves
+
+    @property
+    def done(self) -> torch.Tensor:
+        """Where an episode ended, bool `[N]`."""
+        return self.terminated | self.truncated
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Everything that was returned, by name."""
+        leaves = {DataKeys.OBS: self.next_obs, DataKeys.FINAL_OBS: self.final_obs}
+        found = {f"{key} {i}": x for key, xs in leaves.items() for i, x in enumerate(xs)}
+        flags = {key: cast(torch.Tensor, getattr(self, key)) for key in _FLAGS}
+        return {DataKeys.REWARDS: self.rewards, **found, **flags}
+
+
+class Player(AbstractContextManager["Player"]):
+    """An environment that is played, checked for what everything else rests on, and closed.
+
+    Args:
+        subject: The environment under test.
+        num_envs: Number of parallel environments that are asked for.
+        seed: What to seed the environment with, where it can be seeded; None for not at all.
+
+    Raises:
+        Unplayable: Where it cannot be made, reset or stepped, or what it returns does not have
+            the structure, shapes, dtypes and device that it declares.
+
+    """
+
+    #: The environment.
+    env: Env
+
+    #: Structure of one observation.
+    observation: Structure
+
+    #: Env steps so far.
+    t: int
+
+    #: What the next action is chosen from, as the environment returned it.
+    acted_on: Any
+
+    def __init__(self, subject: Subject, num_envs: int, *, seed: None | int = None) -> None:
+        self._subject = subject
+        self.env = attempt(
+            "`make_env`",
+            lambda: subject.make_env(num_envs, subject.horizon, subject.device),
+            Unmakeable,
+        )
+        try:
+            check_members(self.env)
+            if seed is not None and hasattr(self.env, "seed"):
+                self.seed(seed)
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        self.observation = Structure.of(self.env.observation_spec)
+        self.t = 0
+        self.acted_on = None
+
+    def __exit__(
+        self,
+        kind: None | type[BaseException],
+        error: None | BaseException,
+        traceback: None | TracebackType,
+    ) -> None:
+        with suppress(Exception):  # `check_close` is about that
+            self.close()
+
+    def close(self) -> None:
+        """Close the environment, where it can be closed."""
+        if hasattr(self.env, "close"):
+            self.env.close()
+
+    def seed(self, seed: int) -> None:
+        """Seed the environment."""
+        attempt("`seed`", lambda: cast(Any, self.env).seed(seed))
+
+    def reset(self, **options: Any) -> Leaves:
+        """Copies of the first observations, `[N, …]`."""
+        with torch.no_grad():
+            self.acted_on = attempt("`reset`", lambda: self.env.reset(**options), Unresettable)
+        return copies(check_obs(self.env, self.observation, DataKeys.OBS, self.acted_on))
+
+    def choose(self, salt: int = 0) -> torch.Tensor | TensorDict:
+        """Actions of the next env step; the caller's generators stay as they were.
+
+        Args:
+            salt: Another number for other actions.
+
+        """
+        device = with_index(self.env.device)
+        with forked_generators(device):
+            seed = self._subject.seed + 1_000_003 * (self.t + 1) + salt
+            torch.default_generator.manual_seed(seed)  # `torch.manual_seed` costs 50 times as much
+            if device.type == "cuda":
+                torch.cuda.manual_seed(seed)
+            return self._subject.choose_action(self.env, self.acted_on, self.t)
+
+    def step_as_is(self, action: torch.Tensor | TensorDict) -> Any:
+        """What an env step returned, not copied."""
+        with torch.no_grad():
+            outcome = attempt("`step`", lambda: self.env.step(action))
+        check_outcome(self.env, self.observation, outcome)
+        self.acted_on = outcome[DataKeys.OBS]
+        self.t += 1
+        return outcome
+
+    def step(self, action: None | torch.Tensor | TensorDict = None) -> Row:
+        """Copies of what an env step returned.
+
+        Args:
+            action: Actions, `[N, …]`; None to choose them.
+
+        """
+        action = self.choose() if action is None else action
+        obs = copies(self.observation.flatten(self.acted_on))
+        return self.copy_row(obs, self.step_as_is(action))
+
+    def play(self, num_steps: int) -> list[Row]:
+        """Rows of that many env steps."""
+        return [self.step() for _ in range(num_steps)]
+
+    def copy_row(self, obs: Leaves, outcome: Any) -> Row:
+        """Copies of what an env step returned after `obs` `[N, …]`."""
+        declared = episode_keys(self.env)
+        flags = {key: torch.zeros(self.env.num_envs, dtype=torch.bool) for key in _FLAGS}
+        flags[DataKeys.VALID] = ~flags[DataKeys.VALID]
+        flags |= {key: copy(outcome[key]).squeeze(-1) for key in declared.intersection(_FLAGS)}
+        final: Leaves = ()
+        if DataKeys.FINAL_OBS in declared:
+            final = copies(self.observation.flatten(outcome[DataKeys.FINAL_OBS]))
+        return Row(
+            obs=obs,
+            next_obs=copies(self.observation.flatten(outcome[DataKeys.OBS])),
+            rewards=copy(outcome[DataKeys.REWARDS]).squeeze(-1),
+            final_obs=final,
+            **flags,
+        )
+
+
+def forked_generators(device: Device) -> AbstractContextManager[None]:
+    """Leave PyTorch's generators, on the CPU and on `device`, as they are found."""
+    device = with_index(device)
+    return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
+
+
+def copy(x: torch.Tensor) -> torch.Tensor:
+    """A copy on the CPU that shares nothing."""
+    return x.detach().cpu().clone()
+
+
+def copies(leaves: Leaves) -> Leaves:
+    """Copies on the CPU that share nothing."""
+    return tuple(copy(x) for x in leaves)
+
+
+def same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors hold the same numbers; NaN is the same as NaN."""
+    if not a.is_floating_point():
+        return torch.equal(a, b)
+    return torch.allclose(a, b, rtol=0.0, atol=0.0, equal_nan=True)
+
+
+def difference(a: Row, b: Row) -> None | str:
+    """The first thing in which two rows differ; None where they are the same."""
+    others = b.tensors()
+    for name, x in a.tensors().items():
+        y = others[name]
+        if not same(x, y):
+            env = int((x != y).reshape(len(x), -1).any(-1).nonzero()[0])
+            return f"`{name}` of environment {env} is {_short(x[env])} and {_short(y[env])}"
+    return None
+
+
+def _short(x: torch.Tensor) -> str:
+    numbers = x.flatten()[:8].tolist()
+    return f"{numbers[0] if x.ndim == 0 else numbers}{' …' if x.numel() > 8 else ''}"
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What one environment returned: rows after its first reset, then rows after a second one."""
+
+    #: Number of parallel environments.
+    num_envs: int
+
+    #: Episode keys that the environment declares.
+    episode_keys: frozenset[str]
+
+    #: Spec of one observation.
+    observation_spec: TensorSpec
+
+    #: One list of rows a reset of all environments.
+    segments: list[list[Row]]
+
+
+#: Traces of each subject: several checks read them, and making environments can take seconds.
+_TRACES: WeakKeyDictionary[Subject, list[Trace]] = WeakKeyDictionary()
+
+
+def traces(subject: Subject) -> list[Trace]:
+    """A trace for each number of parallel environments; played once."""
+    if subject not in _TRACES:
+        _TRACES[subject] = [_trace(subject, num_envs) for num_envs in subject.num_envs_choices]
+    return _TRACES[subject]
+
+
+def _trace(subject: Subject, num_envs: int) -> Trace:
+    with Player(subject, num_envs, seed=subject.seed) as player:
+        segments = []
+        for num_steps in (subject.num_steps, subject.horizon):
+            player.reset()
+            segments.append(player.play(num_steps))
+        env = player.env
+        return Trace(env.num_envs, episode_keys(env), env.observation_spec, segments)
