@@ -6,6 +6,7 @@ and returns its terms as scalars; `"total"` is minimised, the rest is reported.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -72,9 +73,10 @@ class ActorCritic(ABC):
     ) -> dict[str, torch.Tensor]:
         """Terms of the loss; see `Objective`."""
         config, weight = self.config, minibatch.weight
-        logp = distribution.latents_logp(minibatch.actions)
         # What an invalid row did may be impossible, and infinity times a weight of 0 is NaN.
-        logp = torch.where(weight > 0, logp, minibatch.logp)
+        counts = weight > 0
+        logp = torch.where(counts, distribution.latents_logp(minibatch.actions), 0.0)
+        minibatch = replace(minibatch, logp=torch.where(counts, minibatch.logp, 0.0))
         errors = value_errors(
             values,
             minibatch.returns,

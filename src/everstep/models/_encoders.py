@@ -268,6 +268,11 @@ def is_choice(spec: TensorSpec) -> bool:
     return isinstance(spec, Categorical) and not written
 
 
+def is_image(spec: TensorSpec) -> bool:
+    """Whether a leaf is an image."""
+    return not is_choice(spec) and image_layout(spec) is not None
+
+
 def image_layout(spec: TensorSpec) -> None | Layout:
     """How a leaf's image lies; None where it is none.
 
