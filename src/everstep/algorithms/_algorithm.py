@@ -1,5 +1,6 @@
 """PPO: collect a rollout, estimate advantages, go through it in minibatches."""
 
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Generic, TypeVar, cast
 
@@ -184,18 +185,12 @@ class OnPolicyAlgorithm(Assembled[_Hparams, _State, _Policy], Generic[_Hparams, 
             DivergedError: Where no minibatch had finite gradients; the weights are as before.
 
         """
-        if not self.state.buffered:
-            raise NotBufferedError(
-                f"{type(self).__name__} is not buffered: call `collect` before `step`."
-            )
         elapsed_ms = stopwatch()
-        self.state.buffered = False
+        self._take_rollout("step")
         with torch.enable_grad(), model_mode(self.policy.model, training=True):
             explained_variance = self._estimate_advantages()
             sums, steps = self._learn()
-        self._normalize_by(self.rollout)
-        for bonus in self.bonuses:
-            bonus.update(self.rollout)
+        self._take_in(self.rollout)
         stats = to_floats({**sums, "explained_variance": explained_variance})
         # Gradient scaling skips on purpose until it has found its scale.
         if stats["skipped"] == steps and not self.grad_scaler.is_enabled():
@@ -208,6 +203,14 @@ class OnPolicyAlgorithm(Assembled[_Hparams, _State, _Policy], Generic[_Hparams, 
         self.follow_schedules()
         return cast(StepStats, found | {"profiling/step_ms": elapsed_ms()})
 
+    def _take_rollout(self, caller: str) -> None:
+        """The rollout is learned from now, and only once."""
+        if not self.state.buffered:
+            raise NotBufferedError(
+                f"{type(self).__name__} is not buffered: call `collect` before `{caller}`."
+            )
+        self.state.buffered = False
+
     def _estimate_advantages(self) -> torch.Tensor:
         """Fill in advantages and returns; how much of the returns' variance the values explain."""
         rollout = self.rollout
@@ -219,18 +222,11 @@ class OnPolicyAlgorithm(Assembled[_Hparams, _State, _Policy], Generic[_Hparams, 
     def _learn(self) -> tuple[dict[str, torch.Tensor], int]:
         """Go through the rollout; sums of the statistics, and over how many optimizer steps."""
         config, updater = self.config, self.updater
-        sequences = self.policy.sequences(self.rollout, kept=bonuses.kept_by(self.bonuses))
         joint = config.accumulate_grads
         sums: dict[str, torch.Tensor] = {}
         updater.begin()
         steps = 0
-        for _ in range(config.num_sgd_iters):
-            minibatches = sequences.minibatches(
-                self.minibatch_size,
-                shuffle=config.shuffle_minibatches,
-                joint=joint,
-                permute=self._permutation,
-            )
+        for minibatches in self._epochs():
             for minibatch in minibatches:
                 losses = self._losses(minibatch)
                 add_terms(sums, losses)
@@ -244,6 +240,18 @@ class OnPolicyAlgorithm(Assembled[_Hparams, _State, _Policy], Generic[_Hparams, 
                 updater.step()
                 steps += 1
         return sums | updater.totals(), steps
+
+    def _epochs(self) -> Iterator[Iterator[Minibatch]]:
+        """The rollout's minibatches, anew for every epoch."""
+        config = self.config
+        sequences = self.policy.sequences(self.rollout, kept=bonuses.kept_by(self.bonuses))
+        for _ in range(cast(int, config.num_sgd_iters)):
+            yield sequences.minibatches(
+                self.minibatch_size,
+                shuffle=config.shuffle_minibatches,
+                joint=config.accumulate_grads,
+                permute=self._permutation,
+            )
 
     def _losses(self, minibatch: Minibatch) -> dict[str, torch.Tensor]:
         distribution, values = self.policy.evaluate(minibatch)
@@ -263,14 +271,16 @@ class OnPolicyAlgorithm(Assembled[_Hparams, _State, _Policy], Generic[_Hparams, 
             self.lr_scheduler.adapt(found, target)
         return False
 
-    def _normalize_by(self, rollout: Rollout) -> None:
-        """Take a rollout's observations into the statistics that they are normalised by.
+    def _take_in(self, rollout: Rollout) -> None:
+        """Take a rollout into the statistics of observations, and into those of bonuses.
 
         After the update, so that an update evaluates what was collected.
         """
         if self.policy.normalizer is not None:
             seen = tuple(leaf[:-1].flatten(0, 1) for leaf in rollout.obs)
             self.policy.normalizer.update(seen, rollout.valid.flatten())
+        for bonus in self.bonuses:
+            bonus.update(rollout)
 
     def _permutation(self, n: int) -> torch.Tensor:
         return torch.randperm(n, device=self.rollout.device)
