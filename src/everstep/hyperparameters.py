@@ -172,6 +172,13 @@ class Hyperparameters:
     seed: None | NonNegativeInt = None
     """Seed of PyTorch's generators and of the environment. None: neither is touched."""
 
+    test_every: None | PositiveInt = None
+    """Updates between tests, which `Trainer.run` makes in an evaluation environment. None: no
+    tests."""
+
+    num_test_episodes: PositiveInt = 5
+    """Complete episodes a test."""
+
     def validate(self) -> Self:
         """A checked copy.
 
@@ -263,7 +270,8 @@ class Hyperparameters:
     def optimizer_options(self) -> tuple[dict[str, Any], dict[str, float]]:
         """Keyword arguments of the optimizer class, and the learning rates `lr_pi` and `lr_v`."""
         options = dict({"lr": 1e-3} if self.optimizer_config is None else self.optimizer_config)
-        rates = {name: options.pop(name) for name in ("lr_pi", "lr_v") if name in options}
+        names = [name for name in ("lr_pi", "lr_v") if name in options]
+        rates: dict[str, float] = {name: options.pop(name) for name in names}
         return options, rates
 
 

@@ -1,7 +1,7 @@
 """The optimizer's side of an update: flat gradients, clipping, scaling, skipping NaN."""
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,6 +27,9 @@ class Updater:
     #: The optimizer.
     optimizer: optim.Optimizer
 
+    #: Whether there are gradients that no step has taken.
+    pending: bool
+
     #: Sum of this update's gradient norms, before clipping, 0-d.
     grad_norm: torch.Tensor
 
@@ -42,12 +45,12 @@ class Updater:
         max_grad_norm: None | float,
         grad_scaler: GradScaler,
     ) -> None:
-        given = list(parameters)
+        given: list[Any] = list(parameters)
         groups = given if isinstance(given[0], dict) else [{"params": given}]
         groups = [
             {**group, "params": [p for p in group["params"] if p.requires_grad]} for group in groups
         ]
-        trained = [p for group in groups for p in group["params"]]
+        trained: list[nn.Parameter] = [p for group in groups for p in group["params"]]
         config = _fused(optimizer_cls, optimizer_config, trained)
         self.optimizer = optimizer_cls(groups, **config)
         # Fused optimizers skip a step on the device when told so; others need the host to decide.
@@ -58,6 +61,8 @@ class Updater:
         self._views = [(p, p.grad) for p in trained]
         self.grad_norm = torch.zeros((), device=trained[0].device)
         self.skipped = torch.zeros((), device=trained[0].device)
+
+        self.pending = False
 
     def begin(self) -> None:
         """Start counting anew, with no gradients left over."""
@@ -77,6 +82,25 @@ class Updater:
     def backward(self, loss: torch.Tensor) -> None:
         """Add the gradients of `loss` to those of the step that is being made."""
         self.grad_scaler.scale(loss).backward()
+        self.pending = True
+
+    def gradients(
+        self, loss: torch.Tensor, parameters: Sequence[nn.Parameter]
+    ) -> list[None | torch.Tensor]:
+        """Gradients of `loss`, and nothing else; None for parameters that it does not reach."""
+        trained = [p for p in parameters if p.requires_grad]
+        scale = self.grad_scaler.scale(torch.ones_like(loss))
+        found = torch.autograd.grad(self.grad_scaler.scale(loss), trained, allow_unused=True)
+        by_parameter = dict(zip(trained, found, strict=True))
+        return [None if (g := by_parameter.get(p)) is None else g / scale for p in parameters]
+
+    def put(self, gradients: Mapping[nn.Parameter, torch.Tensor]) -> None:
+        """Make these the gradients of the next step, zero where there is none; count anew."""
+        self.begin()
+        for p, view in self._views:
+            if view is not None and p in gradients:
+                view.copy_(self.grad_scaler.scale(gradients[p].to(view)))
+        self.pending = True
 
     def step(self) -> None:
         """Clip, step the optimizer, and forget the gradients."""
@@ -101,6 +125,7 @@ class Updater:
 
     def zero_grad(self) -> None:
         """Forget the gradients."""
+        self.pending = False
         for flat in self._gradients:
             flat.zero_()
 

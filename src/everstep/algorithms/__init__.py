@@ -4,6 +4,7 @@ from ._algorithm import OnPolicyAlgorithm
 from ._base import GenericAlgorithmBase
 from ._config import AlgorithmConfig, RecurrentAlgorithmConfig
 from ._feedforward import Algorithm
+from ._operations import WorkerOperations
 from ._recurrent import RecurrentAlgorithm
 
 __all__ = [
@@ -13,4 +14,5 @@ __all__ = [
     "OnPolicyAlgorithm",
     "RecurrentAlgorithm",
     "RecurrentAlgorithmConfig",
+    "WorkerOperations",
 ]

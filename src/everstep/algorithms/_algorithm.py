@@ -1,6 +1,7 @@
 """PPO: collect a rollout, estimate advantages, go through it in minibatches."""
 
 import math
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Generic, TypeVar, cast
 
@@ -189,12 +190,8 @@ class OnPolicyAlgorithm(Assembled[_Hparams, _State, _Policy], Generic[_Hparams, 
             DivergedError: Where no minibatch had finite gradients; the weights are as before.
 
         """
-        if not self.state.buffered:
-            raise NotBufferedError(
-                f"{type(self).__name__} is not buffered: call `collect` before `step`."
-            )
         elapsed_ms = stopwatch()
-        self.state.buffered = False
+        self._take_rollout("step")
         with torch.enable_grad(), model_mode(self.policy.model, training=True):
             explained_variance = self._estimate_advantages()
             sums, steps = self._learn()
@@ -205,13 +202,19 @@ class OnPolicyAlgorithm(Assembled[_Hparams, _State, _Policy], Generic[_Hparams, 
                 "No minibatch of this update had finite gradients, so the weights are as before. "
                 "Lower the learning rate, or bound rewards and observations."
             )
-        take_in(self.policy, self.rollout, start=self._normalized_rows)
-        for bonus in self.bonuses:
-            bonus.update(self.rollout)
+        self._take_in(self.rollout)
         self.state.env_steps += self._rows_to_learn
         found: dict[str, Any] = {**self._coefficients(), **update_statistics(stats, steps)}
         self.follow_schedules()
         return cast(StepStats, found | {"profiling/step_ms": elapsed_ms()})
+
+    def _take_rollout(self, caller: str) -> None:
+        """The rollout is learned from now, and only once."""
+        if not self.state.buffered:
+            raise NotBufferedError(
+                f"{type(self).__name__} is not buffered: call `collect` before `{caller}`."
+            )
+        self.state.buffered = False
 
     def _estimate_advantages(self) -> torch.Tensor:
         """Fill in advantages and returns; how much of the returns' variance the values explain."""
@@ -224,18 +227,11 @@ class OnPolicyAlgorithm(Assembled[_Hparams, _State, _Policy], Generic[_Hparams, 
     def _learn(self) -> tuple[dict[str, torch.Tensor], int]:
         """Go through the rollout; sums of the statistics, and over how many optimizer steps."""
         config, updater = self.config, self.updater
-        sequences = self.policy.sequences(self.rollout, kept=bonuses.kept_by(self.bonuses))
         joint = config.accumulate_grads
         sums: dict[str, torch.Tensor] = {}
         updater.begin()
         steps = 0
-        for _ in range(config.num_sgd_iters):
-            minibatches = sequences.minibatches(
-                self.minibatch_size,
-                shuffle=config.shuffle_minibatches,
-                joint=joint,
-                permute=self._permutation,
-            )
+        for minibatches in self._epochs():
             for minibatch in minibatches:
                 losses = self._losses(minibatch)
                 add_terms(sums, losses)
@@ -250,6 +246,18 @@ class OnPolicyAlgorithm(Assembled[_Hparams, _State, _Policy], Generic[_Hparams, 
                 updater.step()
                 steps += 1
         return sums | updater.totals(), steps
+
+    def _epochs(self) -> Iterator[Iterator[Minibatch]]:
+        """The rollout's minibatches, anew for every epoch."""
+        config = self.config
+        sequences = self.policy.sequences(self.rollout, kept=bonuses.kept_by(self.bonuses))
+        for _ in range(cast(int, config.num_sgd_iters)):
+            yield sequences.minibatches(
+                self.minibatch_size,
+                shuffle=config.shuffle_minibatches,
+                joint=config.accumulate_grads,
+                permute=self._permutation,
+            )
 
     def _losses(self, minibatch: Minibatch) -> dict[str, torch.Tensor]:
         distribution, values = self.policy.evaluate(minibatch)
@@ -268,6 +276,12 @@ class OnPolicyAlgorithm(Assembled[_Hparams, _State, _Policy], Generic[_Hparams, 
         if not is_first:  # before the first minibatch the policy has not moved
             self.lr_scheduler.adapt(math.inf if math.isnan(found) else found, target)
         return False
+
+    def _take_in(self, rollout: Rollout) -> None:
+        """Take a rollout into the statistics of observations, and into those of bonuses."""
+        take_in(self.policy, rollout, start=self._normalized_rows)
+        for bonus in self.bonuses:
+            bonus.update(rollout)
 
     def _permutation(self, n: int) -> torch.Tensor:
         return torch.randperm(n, device=self.rollout.device)

@@ -84,14 +84,7 @@ class Assembled(
         self.policy.seq_len = length
         check_history(self.policy, config, self.env)
         num_envs, horizon = cast(int, config.num_envs), cast(int, config.horizon)
-        config = resolve_minibatch(config, sequences=num_envs * horizon // length)
-        config = resolve_epochs(config, find_objective(config.objective))
-        self.minibatch_size = cast(int, config.sgd_minibatch_size)
-        self.config = config
-        self.hparams = self.hparams_cls(
-            config,
-            num_minibatches=num_envs * horizon // length // self.minibatch_size,
-        )
+        config = self._hold(config)
         self.rollout = Rollout(
             num_envs,
             horizon,
@@ -119,6 +112,16 @@ class Assembled(
         self._normalized_rows = 0
         self._reward_scale: None | torch.Tensor = None
 
+    def _hold(self, config: Hyperparameters) -> Hyperparameters:
+        """Keep a config, whose minibatches and epochs are resolved then."""
+        sequences = cast(int, config.num_envs) * cast(int, config.horizon) // self.policy.seq_len
+        config = resolve_minibatch(config, sequences=sequences)
+        config = resolve_epochs(config, find_objective(config.objective))
+        self.minibatch_size = cast(int, config.sgd_minibatch_size)
+        self.config = config
+        self.hparams = self.hparams_cls(config, num_minibatches=sequences // self.minibatch_size)
+        return config
+
     def _make_policy(self, config: Hyperparameters, device: torch.device) -> None:
         """The policy, and the bonuses whose streams it values."""
         env = self.env
@@ -134,15 +137,25 @@ class Assembled(
         self.grad_scaler = GradScaler(
             device.type, enabled=config.enable_amp and config.amp_dtype == "float16"
         )
-        others = [p for bonus in self.bonuses for p in bonus.parameters() if p.requires_grad]
         self.updater = Updater(
-            parameter_groups(self.policy, self.rollout, config, others),
+            self._parameter_groups(config),
             optimizer_cls=config.optimizer_cls,
             optimizer_config=config.optimizer_options()[0],
             max_grad_norm=config.max_grad_norm,
             grad_scaler=self.grad_scaler,
         )
         self.optimizer = self.updater.optimizer
+        self._make_objective(config, device)
+        for add_on in config.policy_loss_addons:
+            if hasattr(add_on, "setup"):
+                add_on.setup(self.policy)
+
+    def _parameter_groups(self, config: Hyperparameters) -> list[dict[str, Any]]:
+        others = [p for bonus in self.bonuses for p in bonus.parameters() if p.requires_grad]
+        return parameter_groups(self.policy, self.rollout, config, others)
+
+    def _make_objective(self, config: Hyperparameters, device: torch.device) -> None:
+        """What is minimised, and what changes it with the transitions."""
         self.lr_scheduler = LRScheduler(
             self.optimizer, schedule=config.lr_schedule, kind=config.lr_schedule_kind
         )
@@ -153,6 +166,3 @@ class Assembled(
         )
         coeff = torch.tensor(self.entropy_scheduler.coeff, device=device)
         self.objective = find_objective(config.objective)(config, entropy_coeff=coeff)
-        for add_on in config.policy_loss_addons:
-            if hasattr(add_on, "setup"):
-                add_on.setup(self.policy)

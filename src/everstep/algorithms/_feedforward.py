@@ -2,10 +2,10 @@
 
 from ..data import AlgorithmHparams, AlgorithmState
 from ..policies import Policy
-from ._algorithm import OnPolicyAlgorithm
+from ._operations import WorkerOperations
 
 
-class Algorithm(OnPolicyAlgorithm[AlgorithmHparams, AlgorithmState, Policy]):
+class Algorithm(WorkerOperations[AlgorithmHparams, AlgorithmState, Policy]):
     """PPO with a feedforward policy, of the present observation or of windows that end in it.
 
     Args:

@@ -5,11 +5,11 @@ from typing import cast
 from ..data import RecurrentAlgorithmHparams, RecurrentAlgorithmState
 from ..hyperparameters import RecurrentHyperparameters
 from ..policies import RecurrentPolicy
-from ._algorithm import OnPolicyAlgorithm
+from ._operations import WorkerOperations
 
 
 class RecurrentAlgorithm(
-    OnPolicyAlgorithm[RecurrentAlgorithmHparams, RecurrentAlgorithmState, RecurrentPolicy]
+    WorkerOperations[RecurrentAlgorithmHparams, RecurrentAlgorithmState, RecurrentPolicy]
 ):
     """PPO with a recurrent policy.
 

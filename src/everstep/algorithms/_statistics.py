@@ -23,6 +23,11 @@ def stopwatch() -> Callable[[], float]:
 _MONITORS = ("kl_div", "clip_fraction", "grad_norm")
 
 
+def statistic(term: str) -> str:
+    """Name under which a term of the loss is reported: `losses/vf`."""
+    return f"{'monitors' if term in _MONITORS else 'losses'}/{term}"
+
+
 def update_statistics(sums: dict[str, float], steps: int) -> dict[str, float | int]:
     """Statistics of an update, from sums over its `steps` optimizer steps."""
     found: dict[str, float | int] = {
@@ -31,5 +36,5 @@ def update_statistics(sums: dict[str, float], steps: int) -> dict[str, float | i
     }
     for name, total in sums.items():
         if name not in ("explained_variance", "skipped"):
-            found[f"{'monitors' if name in _MONITORS else 'losses'}/{name}"] = total / steps
+            found[statistic(name)] = total / steps
     return found

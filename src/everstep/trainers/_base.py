@@ -133,7 +133,9 @@ class GenericTrainerBase(Generic[_Algorithm]):
         """Train until a condition is met, and return the last train step's statistics.
 
         Runs on for ever where there is neither a condition nor a budget. At the end, also when it
-        is interrupted or fails, the policy and a checkpoint are written to `run_dir`.
+        is interrupted or fails, the policy and a checkpoint are written to `run_dir`. With
+        `test_every`, that many updates lie between tests: evaluations of `num_test_episodes`
+        complete episodes on `eval_env`.
 
         Args:
             env_config: Passed to resets of the environment in train steps.
@@ -146,8 +148,8 @@ class GenericTrainerBase(Generic[_Algorithm]):
 
         Raises:
             ValueError: Where the environment is shared and an evaluation could not use
-                `eval_env_config`, or `steps_per_eval` is not a multiple of
-                `horizons_per_env_reset`.
+                `eval_env_config`, `steps_per_eval` is not a multiple of
+                `horizons_per_env_reset`, or `test_every` is set.
 
         """
         given = {
@@ -163,6 +165,7 @@ class GenericTrainerBase(Generic[_Algorithm]):
             shared=self.eval_env is None,
             steps_per_eval=arguments.get("steps_per_eval"),
             eval_env_config=arguments.get("eval_env_config"),
+            test_every=self.algorithm.hparams.test_every,
         )
         try:
             stats = self._loop(**arguments)
@@ -189,8 +192,12 @@ class GenericTrainerBase(Generic[_Algorithm]):
             spent = total_env_steps is not None and self.state["env/steps"] >= total_env_steps
             if any(met) or spent:
                 return stats
-            if steps_per_eval and self.state["algorithm/steps"] % steps_per_eval == 0:
-                self.eval(env_config=eval_env_config or self._inherited(env_config))
+            hparams, steps = self.algorithm.hparams, self.state["algorithm/steps"]
+            config = eval_env_config or self._inherited(env_config)
+            if steps_per_eval and steps % steps_per_eval == 0:
+                self.eval(env_config=config)
+            if hparams.test_every and steps % hparams.test_every == 0:
+                self.eval(env_config=config, episodes=hparams.num_test_episodes)
 
     def step(self, *, env_config: None | dict[str, Any] = None) -> TrainStats:
         """Collect one rollout, update the policy with it, and return both's statistics.
@@ -212,20 +219,26 @@ class GenericTrainerBase(Generic[_Algorithm]):
     # ---- evaluation ---------------------------------------------------------------------------
 
     def eval(
-        self, *, env_config: None | dict[str, Any] = None, deterministic: bool = True
+        self,
+        *,
+        env_config: None | dict[str, Any] = None,
+        deterministic: bool = True,
+        episodes: None | int = None,
     ) -> EvalCollectStats:
         """Evaluate the policy, and return the statistics under `"eval/"`.
 
-        On `eval_env`: `eval_episodes` complete episodes. On the shared training environment:
+        On `eval_env`: complete episodes. On the shared training environment:
         `horizons_per_env_reset` rollouts, which can only start where a reset is due.
 
         Args:
             env_config: Passed to the environment's reset.
             deterministic: Whether actions are the distribution's mode rather than samples.
+            episodes: How many, on `eval_env`; `eval_episodes` where None.
 
         Raises:
             RuntimeError: Where the shared environment is not due for a reset.
-            ValueError: Where `env_config` is given but the shared environment is never reset.
+            ValueError: Where `env_config` is given but the shared environment is never reset, or
+                `episodes` is given and there is no `eval_env`.
 
         """
         if self.eval_env is not None:
@@ -234,10 +247,12 @@ class GenericTrainerBase(Generic[_Algorithm]):
                 found = evaluate(
                     self.algorithm.policy,
                     self.eval_env,
-                    episodes=self.eval_episodes,
+                    episodes=self.eval_episodes if episodes is None else episodes,
                     deterministic=deterministic,
                     env_config=env_config,
                 )
+        elif episodes is not None:
+            raise ValueError(f"`episodes` {_NEEDS_EVAL_ENV}")
         else:
             found = self._eval_shared(env_config, deterministic)
         stats = {f"eval/{key}": value for key, value in found.items()}
@@ -330,6 +345,7 @@ def check_evaluations(
     shared: bool,
     steps_per_eval: None | int,
     eval_env_config: None | dict[str, Any],
+    test_every: None | int,
 ) -> None:
     """Check that evaluations can be made as `run` was asked to.
 
@@ -338,11 +354,14 @@ def check_evaluations(
         shared: Whether evaluations use the training environment.
         steps_per_eval: See `run`.
         eval_env_config: See `run`.
+        test_every: See `run`.
 
     Raises:
         ValueError: Where they cannot.
 
     """
+    if test_every is not None and shared:
+        raise ValueError(f"`test_every` {_NEEDS_EVAL_ENV}")
     if steps_per_eval is not None and steps_per_eval < 1:
         raise ValueError(f"`steps_per_eval` must be at least 1; got {steps_per_eval}.")
     if not steps_per_eval or not shared:
@@ -366,6 +385,11 @@ def _make_run_dir(run_dir: None | str | os.PathLike[str], name: str) -> None | P
     path.mkdir(parents=True, exist_ok=True)
     return path
 
+
+_NEEDS_EVAL_ENV = (
+    "plays complete episodes, in an environment of its own: give the trainer an `eval_env`, or "
+    "leave it out."
+)
 
 _UNUSED_CONFIG = (
     "`eval` shares the environment with training, which is reset only once (negative "

@@ -198,9 +198,12 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
         return None
 
 
-def stop_problems(stop: Any) -> list[Problem]:
+def stop_problems(stop: Any, hyperparameters: Mapping[str, Any]) -> list[Problem]:
     """What is wrong with the conditions among `stop` that are written as mappings."""
     problems = []
+    # Terms of the loss and bonuses of one's own have names of their own.
+    more = any(hyperparameters.get(name) for name in ("bonuses", "objective", "policy_loss_addons"))
+    free = ("losses/", "bonuses/") if more else ()
     for i, entry in enumerate(stop if isinstance(stop, list) else []):
         if callable(entry):
             continue
@@ -210,7 +213,7 @@ def stop_problems(stop: Any) -> list[Problem]:
             problems += [Problem(("stop", i), text.removesuffix(".")) for text in error.problems]
             continue
         # A condition on a statistic that never comes would never stop anything.
-        unknown = [key for key in keys if key not in _STATISTICS]
+        unknown = [key for key in keys if key not in _STATISTICS and not key.startswith(free)]
         problems += [
             Problem(("stop", i), f"{key}: {unknown_name('statistic', key, _STATISTICS)}")
             for key in unknown

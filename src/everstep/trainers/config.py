@@ -267,6 +267,7 @@ class TrainConfig(RunOptions):
                 shared=shared,
                 steps_per_eval=self.steps_per_eval,
                 eval_env_config=self.eval_env_config,
+                test_every=algorithm.hparams.test_every,
             )
         except ValueError as error:
             problem = checks.sentence_problem(str(error))
@@ -343,9 +344,10 @@ class TrainConfig(RunOptions):
         """An environment for evaluations alone, where they do not share that of training."""
         wanted = self.steps_per_eval is not None and isinstance(self.env_cls, str)
         source: Any = self.make_env_source()
-        if checks.is_made(source) or not (wanted or self.eval_episodes is not None):
-            return None
         hparams = algorithm.hparams
+        wanted = wanted or self.eval_episodes is not None or hparams.test_every is not None
+        if checks.is_made(source) or not wanted:
+            return None
         num_envs = min(hparams.num_envs, EVAL_NUM_ENVS)
         env: Env = source(num_envs, hparams.horizon, device=hparams.device)
         if hparams.seed is not None and hasattr(env, "seed"):
@@ -393,7 +395,7 @@ def _check(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
         if name in _RECURRENT - set(known)
     ]
     problems += checks.env_problems(options["env_cls"], options.get("env_kwargs") or {})
-    problems += checks.stop_problems(options.get("stop"))
+    problems += checks.stop_problems(options.get("stop"), hyperparameters)
     problems += checks.run_dir_problems(options.get("run_dir"))
     problems += checks.hyperparameter_problems(config_cls(**hyperparameters))
     return options | hyperparameters, problems
