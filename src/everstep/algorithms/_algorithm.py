@@ -13,7 +13,7 @@ from ..episodes import reward_statistics, to_floats
 from ..errors import DivergedError, EnvError, NotBufferedError
 from ..objectives import add_ons
 from ..policies import GenericPolicyBase, Sample, model_mode
-from ..rollouts import Minibatch
+from ..rollouts import Minibatch, Rollout
 from ..specs import Leaves
 from . import _bonuses as bonuses
 from . import _bookkeeping as bookkeeping
