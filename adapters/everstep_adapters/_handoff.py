@@ -102,10 +102,8 @@ def to_numpy(value: Any) -> npt.NDArray[Any]:
     if type(value) is np.ndarray:
         return value
     if isinstance(value, torch.Tensor):
-        value = value.detach()
-        if value.dtype is torch.bfloat16:  # NumPy has none
-            value = value.float()
-        array: npt.NDArray[Any] = value.numpy(force=True)
+        known = value.float() if value.dtype is torch.bfloat16 else value  # NumPy has none
+        array: npt.NDArray[Any] = known.numpy(force=True)
         return array
     if hasattr(value, "__dlpack_device__") and not hasattr(value, "__array__"):
         return to_numpy(borrow(value))
@@ -221,7 +219,7 @@ class Downlink:
 
         Waits for the copy, and for nothing that was enqueued after it.
         """
-        if tensor.device.type != "cuda":
+        if not tensor.is_cuda:
             return to_numpy(tensor)
         tensor = tensor.detach()
         if tensor.dtype is torch.bfloat16:  # NumPy has none

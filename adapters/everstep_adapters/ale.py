@@ -38,6 +38,8 @@ class ALEEnv(GymnasiumEnv):
     #: Number of environments that `num_envs="auto"` makes: threads step them.
     default_num_envs: ClassVar[int] = 16
 
+    family: ClassVar[str] = "ALE"
+
     def __init__(
         self,
         env: "VectorEnv[Any, Any, Any]",

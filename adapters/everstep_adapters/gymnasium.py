@@ -23,11 +23,12 @@ from everstep.data import DataKeys, Device
 from everstep.env import Env
 from everstep.errors import AdapterError
 
-from ._episodes import EpisodeClock, make_endings, parse_mode, resolve_mode
+from ._episodes import FINAL_OBSERVATIONS, EpisodeClock, make_endings, parse_mode, resolve_mode
 from ._probe import Evidence, probe_autoreset
 from ._rows import Row, copy_into
 from ._spaces import ActionBounds, make_actions, observation_parts, observation_spec
 from ._tensor_rows import TensorRows
+from ._words import copies_in_words, spec_in_words
 from ._workers import make_calls, why_not_made
 
 if TYPE_CHECKING:
@@ -80,6 +81,12 @@ class GymnasiumEnv(Env):
 
     #: Env steps that `horizon="auto"` means.
     default_horizon: ClassVar[int] = 128
+
+    #: What `describe` calls the family.
+    family: ClassVar[str] = "Gymnasium"
+
+    #: What `describe` says of seeds.
+    seeding: ClassVar[str] = "the next reset; row i gets seed + i"
 
     #: When the wrapped environment resets itself.
     autoreset_mode: "AutoresetMode"
@@ -269,6 +276,26 @@ class GymnasiumEnv(Env):
         copy_into(row.truncated, truncated, DataKeys.TRUNCATED)
         self._endings.end(row, infos)
         return row.publish()
+
+    def describe(self) -> dict[str, str]:
+        """What was detected, one short line each."""
+        return {
+            "family": self.family,
+            "environment": str(self.env),
+            "num_envs": str(self.num_envs),
+            "observation": spec_in_words(self.observation_spec),
+            "action": spec_in_words(self.action_spec),
+            "resets": f"{self.autoreset_mode.name}, from {self._mode_source}",
+            "final observations": FINAL_OBSERVATIONS[self.autoreset_mode.name],
+            "limit": self._clock.in_words,
+            "hand-off": self._hand_off(),
+            "seeding": self.seeding,
+        }
+
+    def _hand_off(self) -> str:
+        if self._tensors is not None:
+            return "tensors as they are, 0 copies; rewards and flags are new"
+        return copies_in_words(torch.device("cpu"), torch.device(self.device))
 
     def probe(self) -> Evidence:
         """When the environment resets itself, as playing it shows. Reset it afterwards.
