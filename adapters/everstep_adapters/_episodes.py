@@ -197,7 +197,7 @@ class NextStepEndings:
         self._env, self._calls, self._clock = env, calls, clock
         self._pending = np.zeros(env.num_envs, dtype=np.bool_)
         self._any_pending = False
-        self._survives_reset = _pending_survives_reset(env)
+        self._survives_reset = pending_survives_reset(env)
         self._is_checked = False
 
     def start(self) -> None:
@@ -333,7 +333,7 @@ def make_endings(
     return families[mode.name](env, calls, clock)
 
 
-def _pending_survives_reset(env: "VectorEnv[Any, Any, Any]") -> bool:
+def pending_survives_reset(env: "VectorEnv[Any, Any, Any]") -> bool:
     """True where a row that was done is reset once more in the env step after a reset.
 
     The workers of an `AsyncVectorEnv` without shared memory keep their flag over a reset, and so

@@ -46,6 +46,12 @@ class EnvPoolEnv(GymnasiumEnv):
     #: Number of environments that `num_envs="auto"` makes: threads step them, so they cost little.
     default_num_envs: ClassVar[int] = 64
 
+    #: What `describe` calls the family.
+    family: ClassVar[str] = "EnvPool"
+
+    #: What `describe` says of seeds.
+    seeding: ClassVar[str] = "the next reset makes the pool anew, if it was made here"
+
     def __init__(
         self,
         env: "VectorEnv[Any, Any, Any]",

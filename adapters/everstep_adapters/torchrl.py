@@ -22,12 +22,12 @@ from everstep.errors import AdapterError, EnvError
 from everstep.specs import Leaves, Structure
 
 from ._spaces import ActionBounds
-from ._torchrl_actions import make_actions
-from ._torchrl_calls import Calls, called
-from ._torchrl_description import describe
-from ._torchrl_endings import DoneIs, make_endings
-from ._torchrl_handoff import Handoff
-from ._torchrl_keys import (
+from ._torchrl.actions import make_actions
+from ._torchrl.calls import Calls, called
+from ._torchrl.description import describe
+from ._torchrl.endings import DoneIs, make_endings
+from ._torchrl.handoff import Handoff
+from ._torchrl.keys import (
     STEP_COUNT,
     check_wrapper,
     find_observed,
@@ -37,8 +37,8 @@ from ._torchrl_keys import (
     resets_itself,
     warn_of_mistold_ends,
 )
-from ._torchrl_layout import NestedKey, leaves_of, observation_leaves, observation_spec
-from ._torchrl_making import make_env
+from ._torchrl.layout import NestedKey, leaves_of, observation_leaves, observation_spec
+from ._torchrl.making import make_env
 
 #: Options of the adapter that `TorchRLEnv.make` does not pass on.
 _OPTIONS = (

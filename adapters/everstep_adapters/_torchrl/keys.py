@@ -11,8 +11,8 @@ from torchrl.data import TensorSpec
 
 from everstep.errors import AdapterError
 
-from ._torchrl_calls import called, layers_of
-from ._torchrl_layout import Key, Layout, Leaf, NestedKey, as_key, leaves_of, make_leaf, spelled
+from .calls import called, layers_of
+from .layout import Key, Layout, Leaf, NestedKey, as_key, leaves_of, make_leaf, spelled
 
 #: The adapter's own count of env steps, which no policy sees.
 STEP_COUNT = "_everstep_step_count"

@@ -10,7 +10,7 @@ from tensordict import TensorDictBase
 from everstep.data import DataKeys
 from everstep.errors import AdapterError
 
-from ._torchrl_layout import Key, Layout, NestedKey, as_key, leaves_of, spelled, value_of
+from .layout import Key, Layout, NestedKey, as_key, leaves_of, spelled, value_of
 
 #: What every end of an episode is, where the environment's own words are not to be believed.
 DoneIs = Literal["terminated", "truncated"]

@@ -7,10 +7,10 @@ from torchrl.data import Bounded, Composite, TensorSpec, Unbounded
 
 from everstep.specs import leaf_specs, options
 
-from ._torchrl_actions import OneHotActions
-from ._torchrl_calls import called
-from ._torchrl_keys import STEP_COUNT
-from ._torchrl_layout import as_key, spelled
+from .actions import OneHotActions
+from .calls import called
+from .keys import STEP_COUNT
+from .layout import as_key, spelled
 
 
 def describe(adapter: Any) -> dict[str, str]:

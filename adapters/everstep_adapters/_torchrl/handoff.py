@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ._handoff import Slab
+from .._handoff import Slab
 
 
 class Handoff:
