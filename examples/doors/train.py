@@ -57,8 +57,9 @@ TASKS: dict[str, tuple[dict[str, Any], int]] = {
     "Pendulum-v1": (
         {
             "gamma": 0.9,
-            "horizon": 128,
-            "lr_schedule": [[0, 1e-3], [400_000, 1e-4]],
+            "horizon": 64,
+            "lr_schedule": [[0, 1e-3], [200_000, 1e-4]],
+            "normalize_rewards": "running",
             "num_sgd_iters": 10,
         },
         200_000,
