@@ -1,8 +1,10 @@
 """The Gymnasium adapter: modes, seeds, options, memory, errors, making and wrapping."""
 
 import math
+import multiprocessing
 import subprocess
 import sys
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -10,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
-from gymnasium.wrappers.vector import RecordEpisodeStatistics
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv, VectorWrapper
+from gymnasium.wrappers.vector import NormalizeObservation, RecordEpisodeStatistics
 
 from everstep.errors import AdapterError, EnvError
 from everstep_adapters import GymnasiumEnv
@@ -317,3 +319,65 @@ def test_rows_on_a_gpu_are_those_on_the_host(mode: str) -> None:
         for key in {"obs", "rewards"} | host.episode_keys:
             assert on_gpu[key].device.type == "cuda"
             assert torch.equal(on_host[key], on_gpu[key].cpu())
+
+
+def test_what_was_detected_is_told() -> None:
+    env = GymnasiumEnv(scripted("mixed", "SAME_STEP"), max_episode_steps=7)
+    told = env.describe()
+    assert list(told) == [
+        "family",
+        "environment",
+        "num_envs",
+        "observation",
+        "action",
+        "resets",
+        "final observations",
+        "limit",
+        "hand-off",
+        "seeding",
+    ]
+    assert told["resets"] == "SAME_STEP, from its attribute"
+    assert told["observation"] == "Unbounded [4] float32"
+    assert told["action"] == "Categorical(5) [1] int64"
+    assert told["limit"] == "7 env steps, counted by the adapter"
+
+
+class Waiting(gymnasium.Env[np.ndarray, int]):
+    """Steps when it is told to, through an event that processes share."""
+
+    observation_space = spaces.Box(0, 1, (1,))
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, go: Any) -> None:
+        self.go = go
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: int) -> Any:
+        assert self.go.wait(30)
+        return np.ones(1, np.float32), float(action), False, False, {}
+
+
+def test_processes_step_while_the_caller_goes_on() -> None:
+    context = multiprocessing.get_context("fork")
+    go = context.Event()
+    workers = AsyncVectorEnv([partial(Waiting, go)] * 2, context="fork")
+    env = GymnasiumEnv(workers)
+    env.reset()
+    env.step_async(torch.ones(2, 1, dtype=torch.int64))  # returns though nobody has stepped
+    go.set()
+    assert env.step_wait()["rewards"].tolist() == [[1], [1]]
+    env.close()
+
+
+def test_normalised_observations_are_the_wrappers() -> None:
+    """In NEXT_STEP; the wrapper refuses the other modes."""
+    inner, other = (NormalizeObservation(gymnasium.make_vec("CartPole-v1", 3)) for _ in range(2))
+    env = GymnasiumEnv(inner)
+    env.seed(0)
+    np.testing.assert_array_equal(env.reset(), other.reset(seed=0)[0].astype(np.float32))
+    for _ in range(20):
+        row = env.step(ACTION)
+        expected = other.step(np.zeros(3, np.int64))[0]
+        np.testing.assert_array_equal(row["obs"], expected.astype(row["obs"].numpy().dtype))

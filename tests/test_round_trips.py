@@ -12,7 +12,7 @@ import everstep
 from everstep import AlgorithmConfig, ContinuousDummyEnv, DiscreteDummyEnv, Env
 from everstep.adapters import GymnasiumEnv, TorchRLEnv, to_gymnasium, to_torchrl
 from everstep.testing import EnvConformance, run_checks
-from everstep_adapters._export_horizon import HorizonEnv
+from everstep_adapters._export.horizon import HorizonEnv
 from gymnasium_toys import scripted
 from way_back_toys import Walk, play, random_actions
 

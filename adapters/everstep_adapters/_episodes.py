@@ -130,6 +130,13 @@ class EpisodeClock:
         self._expired = np.zeros(num_envs, dtype=np.bool_)
         self._random = np.random.default_rng()
 
+    @property
+    def in_words(self) -> str:
+        """The limit, for `describe`."""
+        if not self.is_limited:
+            return "only the environment's own"
+        return f"{self._limit} env steps, counted by the adapter"
+
     def seed(self, seed: int) -> None:
         """Seed the phases."""
         self._random = np.random.default_rng(seed)
@@ -149,6 +156,14 @@ class EpisodeClock:
     def restart(self, rows: BoolArray) -> None:
         """The episodes of `rows` ended."""
         self._elapsed[rows] = 0
+
+
+#: Where final observations come from in each mode, in words.
+FINAL_OBSERVATIONS = {
+    "NEXT_STEP": "the observation of the row that is done",
+    "SAME_STEP": "the infos; where they hold none, it is lost",
+    "DISABLED": "the observation before the adapter resets the row",
+}
 
 
 class Endings(Protocol):
@@ -181,29 +196,40 @@ class NextStepEndings:
             self.episode_keys |= {DataKeys.FINAL_OBS}
         self._env, self._calls, self._clock = env, calls, clock
         self._pending = np.zeros(env.num_envs, dtype=np.bool_)
-        self._survives_reset = _pending_survives_reset(env)
+        self._any_pending = False
+        self._survives_reset = pending_survives_reset(env)
         self._is_checked = False
 
     def start(self) -> None:
         """See `Endings.start`."""
         if not self._survives_reset:
             self._pending.fill(False)
+            self._any_pending = False
 
     def end(self, row: Row, infos: dict[str, Any]) -> None:
         """See `Endings.end`."""
-        pending = self._pending
-        np.copyto(row.first, pending)
-        np.logical_not(pending, out=row.valid)
-        # What an environment reports of a reset is not to be trusted: some repeat the last row.
-        np.copyto(row.rewards, 0, where=pending)
-        np.logical_and(row.terminated, row.valid, out=row.terminated)
-        np.logical_and(row.truncated, row.valid, out=row.truncated)
-        np.logical_or(row.terminated, row.truncated, out=pending)
-        if not self._is_checked and np.count_nonzero(pending):
+        row.first.fill(False)
+        row.valid.fill(True)
+        if self._any_pending:
+            self._leave_out(row)
+        np.logical_or(row.terminated, row.truncated, out=self._pending)
+        self._any_pending = bool(np.count_nonzero(self._pending))
+        if self._any_pending and not self._is_checked:
             check_no_final(self._env, "NEXT_STEP", row, infos)
             self._is_checked = True
         if self._clock.is_limited:
             self._expire(row)
+
+    def _leave_out(self, row: Row) -> None:
+        """Mark the rows that were reset in this env step.
+
+        What an environment reports of a reset is not to be trusted: some repeat the last row.
+        """
+        np.copyto(row.first, self._pending)
+        np.logical_not(self._pending, out=row.valid)
+        np.copyto(row.rewards, 0, where=self._pending)
+        np.logical_and(row.terminated, row.valid, out=row.terminated)
+        np.logical_and(row.truncated, row.valid, out=row.truncated)
 
     def _expire(self, row: Row) -> None:
         """Rows whose time is up are reset here, at once; the environment resets the others."""
@@ -231,21 +257,21 @@ class SameStepEndings:
     def end(self, row: Row, infos: dict[str, Any]) -> None:
         """See `Endings.end`."""
         self._reuse.check()
-        done = row.terminated | row.truncated
+        np.logical_or(row.terminated, row.truncated, out=row.first)
         row.keep_final()
-        if np.count_nonzero(done):  # a third of the cost of `any`
-            read_final(row, infos, done)
-        np.copyto(row.first, done)
+        if np.count_nonzero(row.first):  # a third of the cost of `any`
+            read_final(row, infos, row.first)
         if self._clock.is_limited:
-            self._expire(row, done)
+            self._expire(row)
 
-    def _expire(self, row: Row, done: BoolArray) -> None:
+    def _expire(self, row: Row) -> None:
         """Rows whose time is up are reset here; those that are done the environment has reset."""
         expired = self._clock.tick(row.valid)
+        remaining = expired & ~row.first
         np.logical_or(row.truncated, expired, out=row.truncated)
         np.logical_or(row.first, expired, out=row.first)
         self._clock.restart(row.first)
-        _reset_rows(self._calls, row, expired & ~done)
+        _reset_rows(self._calls, row, remaining)
 
 
 class DisabledEndings:
@@ -307,7 +333,7 @@ def make_endings(
     return families[mode.name](env, calls, clock)
 
 
-def _pending_survives_reset(env: "VectorEnv[Any, Any, Any]") -> bool:
+def pending_survives_reset(env: "VectorEnv[Any, Any, Any]") -> bool:
     """True where a row that was done is reset once more in the env step after a reset.
 
     The workers of an `AsyncVectorEnv` without shared memory keep their flag over a reset, and so

@@ -1,7 +1,6 @@
 """Final observations in the infos of environments: reading them, and noticing what they betray."""
 
-from collections.abc import Sequence
-from copy import deepcopy
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +9,7 @@ import numpy.typing as npt
 
 from everstep.errors import EnvError
 
+from ._handoff import to_numpy
 from ._rows import BoolArray, Leaf, Row
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def _take(leaves: Sequence[Leaf], infos: dict[str, Any], done: BoolArray) -> Boo
         return np.zeros_like(done)
     if isinstance(final, list) or (isinstance(final, np.ndarray) and final.dtype.kind == "O"):
         return _take_rows(leaves, final, done)
-    found = done & np.asarray(infos.get(f"_{key}", done), dtype=np.bool_)
+    found = done & to_numpy(infos.get(f"_{key}", done)).astype(np.bool_)
     for leaf in leaves:
         leaf.read_rows(final, found)
     return found
@@ -119,12 +119,12 @@ class ReuseCheck:
 
         self._env = env
         self._sync = env.unwrapped if isinstance(env.unwrapped, SyncVectorEnv) else None
-        self._kept: list[tuple[Any, Any]] = []
+        self._kept: list[tuple[npt.NDArray[Any], npt.NDArray[Any]]] = []
 
     def start(self) -> None:
         """Every row was reset: keep what was handed out, and a copy."""
-        handed_out = getattr(self._sync, "_env_obs", [])
-        self._kept = [(observation, deepcopy(observation)) for observation in handed_out]
+        handed_out = _arrays(getattr(self._sync, "_env_obs", []))
+        self._kept = [(array, array.copy()) for array in handed_out]
 
     def check(self) -> None:
         """In the env step after a reset, compare.
@@ -135,12 +135,22 @@ class ReuseCheck:
         """
         if not self._kept:
             return
-        from gymnasium.utils.env_checker import data_equivalence
-
-        if not all(data_equivalence(*kept, exact=True) for kept in self._kept):
+        unchanged = all(array.tobytes() == copy.tobytes() for array, copy in self._kept)
+        self._kept = []
+        if not unchanged:
             raise EnvError(
                 f"{self._env} writes into observations that it has handed out, so the reset in the "
                 "env step that ends an episode overwrites the final observation. Let it return "
                 "copies, or use the mode NEXT_STEP or DISABLED."
             )
-        self._kept = []
+
+
+def _arrays(value: Any) -> Iterator[npt.NDArray[Any]]:
+    """NumPy's arrays in a value; others, such as JAX's, cannot be written to."""
+    if isinstance(value, np.ndarray):
+        yield value
+    elif isinstance(value, dict):
+        yield from _arrays(list(value.values()))
+    elif isinstance(value, list | tuple):
+        for child in value:
+            yield from _arrays(child)

@@ -102,10 +102,8 @@ def to_numpy(value: Any) -> npt.NDArray[Any]:
     if type(value) is np.ndarray:
         return value
     if isinstance(value, torch.Tensor):
-        value = value.detach()
-        if value.dtype is torch.bfloat16:  # NumPy has none
-            value = value.float()
-        array: npt.NDArray[Any] = value.numpy(force=True)
+        known = value.float() if value.dtype is torch.bfloat16 else value  # NumPy has none
+        array: npt.NDArray[Any] = known.numpy(force=True)
         return array
     if hasattr(value, "__dlpack_device__") and not hasattr(value, "__array__"):
         return to_numpy(borrow(value))
@@ -203,9 +201,11 @@ class Slab:
         """Make what was written to `side` visible in the tensors, in stream order; turn sides."""
         if not self._staged:
             return
-        self._device.copy_(self._hosts[self.side], non_blocking=True)
+        # Only CUDA says when an asynchronous copy is done.
+        self._device.copy_(self._hosts[self.side], non_blocking=bool(self._copied))
         if self._copied:
-            self._copied[self.side].record()
+            stream = torch.cuda.current_stream(self._device.device)
+            self._copied[self.side].record(stream)
         self.side = 1 - self.side
 
 
@@ -221,9 +221,15 @@ class Downlink:
 
         Waits for the copy, and for nothing that was enqueued after it.
         """
-        if tensor.device.type != "cuda":
+        if tensor.is_cuda:
+            return self._fetch(tensor.detach())
+        try:
+            array: npt.NDArray[Any] = tensor.numpy()  # a third of the cost of `force=True`
+        except (TypeError, RuntimeError):  # no such dtype in NumPy; a gradient
             return to_numpy(tensor)
-        tensor = tensor.detach()
+        return array
+
+    def _fetch(self, tensor: torch.Tensor) -> npt.NDArray[Any]:
         if tensor.dtype is torch.bfloat16:  # NumPy has none
             tensor = tensor.float()
         host = self._host
@@ -232,7 +238,7 @@ class Downlink:
             self._copied = torch.cuda.Event()
         assert self._copied is not None
         host.copy_(tensor, non_blocking=True)
-        self._copied.record()
+        self._copied.record(torch.cuda.current_stream(tensor.device))
         self._copied.synchronize()
         array: npt.NDArray[Any] = host.numpy()
         return array

@@ -18,6 +18,21 @@ from ._spaces import Part, where
 BoolArray = npt.NDArray[np.bool_]
 
 
+def pick(observation: Any, path: Sequence[Any], name: str) -> Any:
+    """What the indices `path` lead to in an observation.
+
+    Raises:
+        EnvError: Where there is nothing.
+
+    """
+    try:
+        for index in path:
+            observation = observation[index]
+    except (LookupError, TypeError) as error:
+        raise EnvError(f"`{name}` is missing in what the environment returned.") from error
+    return observation
+
+
 def copy_into(array: npt.NDArray[Any], value: Any, name: str) -> None:
     """Copy what an environment returned as `name` into `array`, whatever its memory order.
 
@@ -25,8 +40,9 @@ def copy_into(array: npt.NDArray[Any], value: Any, name: str) -> None:
         EnvError: Where the shape is not the array's, or the dtype cannot become the array's.
 
     """
-    values = to_numpy(value)
-    _check_shape(values, array.shape, name)  # NumPy would broadcast
+    values = value if type(value) is np.ndarray else to_numpy(value)
+    if values.shape != array.shape:  # NumPy would broadcast
+        raise _wrong_shape(values, array.shape, name)
     if values.dtype == array.dtype:
         array[...] = values  # on small batches twice as fast as `copyto`
         return
@@ -38,12 +54,10 @@ def copy_into(array: npt.NDArray[Any], value: Any, name: str) -> None:
         ) from error
 
 
-def _check_shape(values: npt.NDArray[Any], shape: tuple[int, ...], name: str) -> None:
-    if values.shape != shape:
-        raise EnvError(
-            f"`{name}` must have shape {shape}, as the environment's spaces say; "
-            f"got {values.shape}."
-        )
+def _wrong_shape(values: npt.NDArray[Any], shape: tuple[int, ...], name: str) -> EnvError:
+    return EnvError(
+        f"`{name}` must have shape {shape}, as the environment's spaces say; got {values.shape}."
+    )
 
 
 @dataclass(frozen=True)
@@ -64,12 +78,14 @@ class Leaf:
 
     def read(self, batch: Any) -> None:
         """Take every row from a batch of observations."""
-        copy_into(self.array, self._pick(batch), self.name)
+        is_plain = not self.path and self.start is None
+        copy_into(self.array, batch if is_plain else self._pick(batch), self.name)
 
     def read_rows(self, batch: Any, rows: BoolArray) -> None:
         """Take the rows of a batch of observations where `rows` `[num_envs]` is True."""
         values = to_numpy(self._pick(batch))
-        _check_shape(values, self.array.shape, self.name)
+        if values.shape != self.array.shape:
+            raise _wrong_shape(values, self.array.shape, self.name)
         self.array[rows] = values[rows]
 
     def read_row(self, observation: Any, i: int) -> None:
@@ -82,12 +98,7 @@ class Leaf:
         return np.array_equal(values, self.array[rows], equal_nan=self.array.dtype.kind == "f")
 
     def _pick(self, observation: Any) -> Any:
-        value = observation
-        try:
-            for index in self.path:
-                value = value[index]
-        except (LookupError, TypeError) as error:
-            raise EnvError(f"`{self.name}` is missing in what the environment returned.") from error
+        value = pick(observation, self.path, self.name)
         return value if self.start is None else to_numpy(value) - self.start
 
 
@@ -118,6 +129,9 @@ class Row:
         staged: See `Slab`.
 
     """
+
+    #: Whether host and device have memory of their own.
+    is_staged: bool
 
     #: The tensors, locked: a key that a caller replaced would be lost to every later env step.
     data: TensorDict
@@ -154,6 +168,7 @@ class Row:
         layout[(DataKeys.REWARDS,)] = ((num_envs, 1), torch.get_default_dtype())
         layout |= {(flag,): ((num_envs, 1), torch.bool) for flag in flags}
         self._slab = Slab(list(layout.values()), device, staged=staged)
+        self.is_staged = len(self._slab.slots[0].arrays) > 1
         slots = dict(zip(layout, self._slab.slots, strict=True))
 
         self.data = TensorDict({}, batch_size=[num_envs], device=device)
@@ -188,12 +203,13 @@ class Row:
 
     def wait(self) -> None:
         """Return when the row may be written to."""
-        self._slab.wait()
+        if self.is_staged:
+            self._slab.wait()
 
     def publish(self) -> TensorDict:
         """The row on its device. Unchanged until the next one is written."""
-        self._slab.publish()
-        if len(self._faces) > 1:
+        if self.is_staged:
+            self._slab.publish()
             self._turn()
         return self.data
 
@@ -222,7 +238,7 @@ def _leaves(
     name: str, parts: Sequence[Part], slots: dict[tuple[str, ...], Slot], side: int
 ) -> list[Leaf]:
     return [
-        Leaf(where(name, part.path), part.path, _start(part), _as_space(slot.arrays[side], part))
+        Leaf(where(name, part.path), part.path, start_of(part), _as_space(slot.arrays[side], part))
         for part in parts
         if (slot := slots.get((name, *part.key))) is not None
     ]
@@ -233,6 +249,7 @@ def _as_space(array: npt.NDArray[Any], part: Part) -> npt.NDArray[Any]:
     return array.reshape(len(array), *(part.space.shape or ()))
 
 
-def _start(part: Part) -> None | npt.NDArray[Any]:
+def start_of(part: Part) -> None | npt.NDArray[Any]:
+    """What the space's values start at; `None` where they start at 0."""
     start = np.asarray(getattr(part.space, "start", 0))
     return start if start.any() else None

@@ -204,9 +204,22 @@ class Actions(Protocol):
         """
         ...
 
-    def to_tensor_env(self, action: torch.Tensor) -> torch.Tensor:
-        """What an environment is sent that takes tensors: a new one, on the action's device."""
+    def to_tensor_env(self, action: torch.Tensor, device: torch.device) -> torch.Tensor:
+        """What an environment is sent that takes tensors: a new one, on `device`."""
         ...
+
+
+class _Constants:
+    """Arrays as tensors, made once for each device that asks for them."""
+
+    def __init__(self, *arrays: npt.NDArray[Any]) -> None:
+        self._arrays = arrays
+        self._tensors: dict[torch.device, list[torch.Tensor]] = {}
+
+    def on(self, device: torch.device) -> list[torch.Tensor]:
+        if device not in self._tensors:
+            self._tensors[device] = [torch.tensor(array, device=device) for array in self._arrays]
+        return self._tensors[device]
 
 
 class IntegerActions:
@@ -228,18 +241,23 @@ class IntegerActions:
         dtype = np.dtype(space.dtype)
         self._dtype = dtype
         self._start = np.asarray(getattr(space, "start", 0), dtype=np.int64)
+        self._starts_at_zero = not self._start.any()
+        self._constants = _Constants(self._start)
         self._shape = (num_envs, *(space.shape or ()))
         self._downlink = Downlink()
 
     def to_env(self, action: torch.Tensor) -> npt.NDArray[Any]:
         """See `Actions.to_env`."""
-        sent: npt.NDArray[Any] = self._downlink.fetch(action).reshape(self._shape) + self._start
-        return sent.astype(self._dtype, copy=False)
+        sent = self._downlink.fetch(action).reshape(self._shape)
+        if self._starts_at_zero:
+            return sent.astype(self._dtype)
+        return (sent + self._start).astype(self._dtype, copy=False)
 
-    def to_tensor_env(self, action: torch.Tensor) -> torch.Tensor:
+    def to_tensor_env(self, action: torch.Tensor, device: torch.device) -> torch.Tensor:
         """See `Actions.to_tensor_env`."""
-        sent = action.detach().reshape(self._shape)
-        return sent + torch.as_tensor(self._start, device=sent.device)
+        (start,) = self._constants.on(device)
+        sent = action.detach().to(device).reshape(self._shape) + start
+        return sent.to(getattr(torch, self._dtype.name))
 
 
 class BoxActions:
@@ -270,6 +288,7 @@ class BoxActions:
             self._affine = self._unit_to_bounds()
             if isinstance(self.spec, Bounded):
                 self.spec = Bounded(-1.0, 1.0, self.spec.shape, device, self.spec.dtype)
+        self._constants = _Constants(self._low, self._high, *(self._affine or ()))
 
     def to_env(self, action: torch.Tensor) -> npt.NDArray[Any]:
         """See `Actions.to_env`."""
@@ -282,16 +301,13 @@ class BoxActions:
         np.minimum(sent, self._high, out=sent)
         return sent
 
-    def to_tensor_env(self, action: torch.Tensor) -> torch.Tensor:
+    def to_tensor_env(self, action: torch.Tensor, device: torch.device) -> torch.Tensor:
         """See `Actions.to_tensor_env`."""
-        sent = action.detach().reshape(self._shape)
-        low, high, *affine = (
-            torch.as_tensor(x, device=sent.device)
-            for x in (self._low, self._high, *(self._affine or ()))
-        )
+        low, high, *affine = self._constants.on(device)
+        sent = action.detach().to(device, low.dtype).reshape(self._shape)
         if affine:
             sent = sent * affine[0] + affine[1]
-        return sent.to(low.dtype).clamp(low, high)
+        return sent.clamp(low, high)
 
     def _unit_to_bounds(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         """Scale and offset that take [-1, 1] to the bounds; 1 and 0 where a bound is infinite."""

@@ -38,6 +38,11 @@ class ALEEnv(GymnasiumEnv):
     #: Number of environments that `num_envs="auto"` makes: threads step them.
     default_num_envs: ClassVar[int] = 16
 
+    #: What `describe` calls the family.
+    family: ClassVar[str] = "ALE"
+
+    family: ClassVar[str] = "ALE"
+
     def __init__(
         self,
         env: "VectorEnv[Any, Any, Any]",

@@ -39,8 +39,18 @@ class EnvPoolEnv(GymnasiumEnv):
 
     """
 
+    family: ClassVar[str] = "EnvPool"
+
+    seeding: ClassVar[str] = "the pool is made anew; one that was wrapped keeps its seed"
+
     #: Number of environments that `num_envs="auto"` makes: threads step them, so they cost little.
     default_num_envs: ClassVar[int] = 64
+
+    #: What `describe` calls the family.
+    family: ClassVar[str] = "EnvPool"
+
+    #: What `describe` says of seeds.
+    seeding: ClassVar[str] = "the next reset makes the pool anew, if it was made here"
 
     def __init__(
         self,

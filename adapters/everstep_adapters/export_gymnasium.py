@@ -49,8 +49,8 @@ def to_gymnasium(
     from gymnasium.vector import AutoresetMode
 
     from ._episodes import parse_mode
-    from ._export_horizon import HorizonEnv
-    from ._export_vector_env import EverstepVectorEnv
+    from ._export.horizon import HorizonEnv
+    from ._export.vector_env import EverstepVectorEnv
 
     if not isinstance(env, Env):
         raise AdapterError(f"`env` must be an `everstep.Env`; got {type(env).__name__}.")

@@ -53,8 +53,8 @@ def to_torchrl(
         raise AdapterError(f"`env` must be an `everstep.Env`; got {type(env).__name__}.")
     if invalid_rows not in ("error", "keep"):
         raise AdapterError(f"`invalid_rows` must be 'error' or 'keep'; got {invalid_rows!r}.")
-    from ._export_horizon import HorizonEnv
-    from ._export_torchrl_env import RESERVED, EverstepEnvBase
+    from ._export.horizon import HorizonEnv
+    from ._export.torchrl_env import RESERVED, EverstepEnvBase
 
     if DataKeys.VALID in env.episode_keys and invalid_rows == "error":
         raise AdapterError(

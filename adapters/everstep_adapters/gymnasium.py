@@ -23,11 +23,26 @@ from everstep.data import DataKeys, Device
 from everstep.env import Env
 from everstep.errors import AdapterError
 
-from ._episodes import EpisodeClock, make_endings, parse_mode, resolve_mode
+from ._episodes import (
+    FINAL_OBSERVATIONS,
+    EpisodeClock,
+    make_endings,
+    parse_mode,
+    pending_survives_reset,
+    resolve_mode,
+)
 from ._probe import Evidence, probe_autoreset
-from ._rows import Row, copy_into
-from ._spaces import ActionBounds, make_actions, observation_parts, observation_spec
-from ._tensor_rows import TensorRows
+from ._rows import Row, copy_into, pick
+from ._spaces import (
+    ActionBounds,
+    Actions,
+    make_actions,
+    observation_parts,
+    observation_spec,
+    where,
+)
+from ._tensor_rows import TensorActions, TensorRows, can_stay, is_of_tensors
+from ._words import copies_in_words, spec_in_words
 from ._workers import make_calls, why_not_made
 
 if TYPE_CHECKING:
@@ -81,6 +96,12 @@ class GymnasiumEnv(Env):
     #: Env steps that `horizon="auto"` means.
     default_horizon: ClassVar[int] = 128
 
+    #: What `describe` calls the family.
+    family: ClassVar[str] = "Gymnasium"
+
+    #: What `describe` says of seeds.
+    seeding: ClassVar[str] = "the next reset; row i gets seed + i"
+
     #: When the wrapped environment resets itself.
     autoreset_mode: "AutoresetMode"
 
@@ -120,6 +141,8 @@ class GymnasiumEnv(Env):
         self.observation_spec = observation_spec(self._parts, on_device)
         self._row = Row(self._parts, self.episode_keys, self.num_envs, on_device)
         self._tensors: None | TensorRows = None
+        self._sender: Actions | TensorActions = self._actions
+        self._was_reset = self._is_stepping = False
 
     @classmethod
     def matches(cls, env: object, /) -> bool:
@@ -200,34 +223,38 @@ class GymnasiumEnv(Env):
             config: Gymnasium's `options` of this reset. The resets of ended episodes have none.
 
         """
+        if self._is_stepping:
+            raise _unfinished("reset")
         options = dict(config) if config else None  # Gymnasium pops from it
         observation, _ = self._calls.reset(seed=self._seed, options=options)
         self._seed = None
         self._clock.start()
         self._endings.start()
-        if self._takes_tensors(observation):
-            self._tensors = self._tensors or TensorRows(
-                self._parts, self.num_envs, torch.device(self.device), self.autoreset_mode
-            )
+        if not self._was_reset:
+            self._choose_way(observation)
+        if self._tensors is not None:
             return self._tensors.reset(observation)
         self._row.wait()
         self._row.read_obs(observation)
         first: torch.Tensor | TensorDict = self._row.publish()[DataKeys.OBS]
         return first
 
-    def _takes_tensors(self, observation: Any) -> bool:
-        """Whether rows need not go through the host: the environment returns tensors.
-
-        Resetting single rows, and marking lost observations that have no NaN, is for the host.
-        """
-        leaf = observation
-        for index in self._parts[0].path:
-            leaf = leaf[index]
-        if not isinstance(leaf, torch.Tensor) or self._clock.is_limited:
-            return False
-        mode = self.autoreset_mode.name
-        has_nan = any(part.spec.dtype.is_floating_point for part in self._parts)
-        return mode == "NEXT_STEP" or (mode == "SAME_STEP" and has_nan)
+    def _choose_way(self, observation: Any) -> None:
+        """Keep rows and actions off the host where the environment speaks tensors."""
+        self._was_reset = True
+        path = self._parts[0].path
+        leaf = pick(observation, path, where(DataKeys.OBS, path))
+        if not is_of_tensors(leaf):
+            return
+        self._sender = TensorActions(self._actions, leaf)
+        if can_stay(self._parts, self.autoreset_mode) and not self._clock.is_limited:
+            self._tensors = TensorRows(
+                self._parts,
+                self.num_envs,
+                torch.device(self.device),
+                self.autoreset_mode,
+                survives_reset=pending_survives_reset(self.env),
+            )
 
     def step(self, action: torch.Tensor | TensorDict) -> TensorDict:
         """What the action caused: `obs`, `rewards` and the episode keys; see the module.
@@ -249,14 +276,16 @@ class GymnasiumEnv(Env):
 
         The environments of an `AsyncVectorEnv` are stepped meanwhile; others in `step_wait`.
         """
-        checked = self._checked(action)
-        if self._tensors is not None:
-            self._calls.send(self._actions.to_tensor_env(checked))
-        else:
-            self._calls.send(self._actions.to_env(checked))
+        if self._is_stepping:
+            raise _unfinished("step_async")
+        self._calls.send(self._sender.to_env(self._checked(action)))
+        self._is_stepping = True
 
     def step_wait(self) -> TensorDict:
         """What the action of `step_async` caused; see `step`."""
+        if not self._is_stepping:
+            raise AdapterError("`step_wait` completes an env step: call `step_async` before it.")
+        self._is_stepping = False
         returned = self._calls.receive()
         if self._tensors is not None:
             return self._tensors.step(returned)
@@ -269,6 +298,26 @@ class GymnasiumEnv(Env):
         copy_into(row.truncated, truncated, DataKeys.TRUNCATED)
         self._endings.end(row, infos)
         return row.publish()
+
+    def describe(self) -> dict[str, str]:
+        """What was detected, one short line each."""
+        return {
+            "family": self.family,
+            "environment": str(self.env),
+            "num_envs": str(self.num_envs),
+            "observation": spec_in_words(self.observation_spec),
+            "action": spec_in_words(self.action_spec),
+            "resets": f"{self.autoreset_mode.name}, from {self._mode_source}",
+            "final observations": FINAL_OBSERVATIONS[self.autoreset_mode.name],
+            "limit": self._clock.in_words,
+            "hand-off": self._hand_off(),
+            "seeding": self.seeding,
+        }
+
+    def _hand_off(self) -> str:
+        if self._tensors is not None:
+            return "tensors as they are, 0 copies; rewards and flags are new"
+        return copies_in_words(torch.device("cpu"), torch.device(self.device))
 
     def probe(self) -> Evidence:
         """When the environment resets itself, as playing it shows. Reset it afterwards.
@@ -306,6 +355,10 @@ class GymnasiumEnv(Env):
                 f"got {action.dtype}."
             )
         return action
+
+
+def _unfinished(name: str) -> AdapterError:
+    return AdapterError(f"An env step has begun: call `step_wait` before `{name}`.")
 
 
 def _check_vector_env(env: object) -> None:

@@ -28,11 +28,11 @@ from everstep.data import Device
 from everstep.env import Env
 from everstep.errors import AdapterError
 
-from ._isaacgym_actions import Actions
-from ._isaacgym_ends import make_time_outs
-from ._isaacgym_probe import study
-from ._isaacgym_styles import Endings, External, NextStep, SameStep, told
-from ._isaacgym_tasks import Observations, Task, interface_of
+from ._isaacgym.actions import Actions
+from ._isaacgym.ends import make_time_outs
+from ._isaacgym.probe import study
+from ._isaacgym.styles import Endings, External, NextStep, SameStep, told
+from ._isaacgym.tasks import Observations, Task, interface_of
 
 #: Options of the adapter that `IsaacGymEnv.make` does not pass to IsaacGymEnvs.
 _OPTIONS = ("reset_style", "max_episode_length", "time_outs", "final_obs_key", "observation_keys")

@@ -19,15 +19,17 @@ from tensordict import TensorDict, TensorDictBase
 from everstep.data import DataKeys, Device
 from everstep.env import Env
 from everstep.errors import AdapterError, EnvError
-from everstep.specs import Structure
+from everstep.specs import Leaves, Structure
 
 from ._spaces import ActionBounds
-from ._torchrl_actions import make_actions
-from ._torchrl_calls import Calls, called
-from ._torchrl_description import describe
-from ._torchrl_endings import DoneIs, make_endings
-from ._torchrl_keys import (
+from ._torchrl.actions import make_actions
+from ._torchrl.calls import Calls, called
+from ._torchrl.description import describe
+from ._torchrl.endings import DoneIs, make_endings
+from ._torchrl.handoff import Handoff
+from ._torchrl.keys import (
     STEP_COUNT,
+    check_wrapper,
     find_observed,
     find_reward,
     find_rows,
@@ -35,8 +37,8 @@ from ._torchrl_keys import (
     resets_itself,
     warn_of_mistold_ends,
 )
-from ._torchrl_layout import NestedKey, leaves_of, observation_leaves, observation_spec
-from ._torchrl_making import make_env
+from ._torchrl.layout import NestedKey, leaves_of, observation_leaves, observation_spec
+from ._torchrl.making import make_env
 
 #: Options of the adapter that `TorchRLEnv.make` does not pass on.
 _OPTIONS = (
@@ -131,6 +133,7 @@ class TorchRLEnv(Env):
         step_timeout: None | float = None,
     ) -> None:
         _check_env(env)
+        check_wrapper(env)
         self.env = env = limited(env, max_episode_steps, random_phase)
         self._key, layout = find_rows(env, action_key, num_envs)
         on_device = torch.device(device if device is not None else env.device or "cpu")
@@ -156,6 +159,7 @@ class TorchRLEnv(Env):
         if self._has_final:
             self.episode_keys |= {DataKeys.FINAL_OBS}
         self._calls = Calls(env, step_timeout)
+        self._handoff = Handoff(env.device or torch.device("cpu"), on_device)
         self._phases = torch.Generator()
         #: What the next action is put into: the last step's observations and states.
         self._data: None | TensorDictBase = None
@@ -228,7 +232,8 @@ class TorchRLEnv(Env):
         self._endings.start()
         if self._random_phase:
             self._draw_phases(self._data)
-        return self._observe(self._data)
+        leaves = tuple(leaf.to(self.device) for leaf in self._read(self._data))
+        return self._structure.unflatten(leaves, [self.num_envs])
 
     def step(self, action: torch.Tensor | TensorDict) -> TensorDict:
         """What the action caused: `obs`, `rewards` and the episode keys; see the module.
@@ -242,23 +247,14 @@ class TorchRLEnv(Env):
             EnvError: Where the environment fails, or returns something else than its specs say.
 
         """
-        data, self._data = self._data, None
+        data = self._data
         if data is None:
             raise EnvError(f"{called(self.env)} must be reset before it is stepped: call `reset`.")
         data.set(self._key, self._actions.to_env(self._actions.check(action)))
+        self._data = None  # what an env step that fails leaves behind cannot be stepped
         # One sync an env step on an accelerator: TorchRL looks whether anything is done.
         stepped, self._data = self._calls.call("step_and_maybe_reset", data)
-        outcome = stepped.get("next")
-        rewards = self._reward.read(outcome, self._layout)
-        row = {
-            DataKeys.OBS: self._observe(self._data),
-            # A copy: the environment may keep and change what it returned.
-            DataKeys.REWARDS: rewards.to(self._reward_dtype, copy=True),
-            **self._endings.read(outcome, self.device),
-        }
-        if self._has_final:
-            row[DataKeys.FINAL_OBS] = self._observe(outcome)
-        return TensorDict(row, batch_size=[self.num_envs])
+        return self._row(stepped.get("next"), self._data)
 
     def close(self) -> None:
         """Close the wrapped environment."""
@@ -268,9 +264,32 @@ class TorchRLEnv(Env):
         """What was detected, one short line each."""
         return describe(self)
 
-    def _observe(self, data: TensorDictBase) -> torch.Tensor | TensorDict:
-        leaves = tuple(leaf.read(data, self._layout) for leaf in self._leaves.values())
-        return self._structure.unflatten(leaves, [self.num_envs])
+    def _row(self, outcome: TensorDictBase, following: TensorDictBase) -> TensorDict:
+        """The row of an env step.
+
+        Args:
+            outcome: What the action caused, before any reset.
+            following: What is acted on next.
+
+        """
+        flags = self._endings.read(outcome)
+        # A copy: the environment may keep and change what it returned.
+        rewards = self._reward.read(outcome, self._layout).to(self._reward_dtype, copy=True)
+        if DataKeys.VALID in flags:
+            rewards.masked_fill_(~flags[DataKeys.VALID], 0.0)
+        single = {DataKeys.REWARDS: rewards, **flags}
+        obs, final = self._read(following), self._read(outcome) if self._has_final else ()
+        sent = self._handoff.send((*obs, *final, *single.values()))
+        count = len(obs)
+        row: dict[str, Any] = dict(zip(single, sent[-len(single) :], strict=True))
+        row[DataKeys.OBS] = self._structure.unflatten(tuple(sent[:count]), [self.num_envs])
+        if final:
+            ended = tuple(sent[count : 2 * count])
+            row[DataKeys.FINAL_OBS] = self._structure.unflatten(ended, [self.num_envs])
+        return TensorDict(row, batch_size=[self.num_envs])
+
+    def _read(self, data: TensorDictBase) -> Leaves:
+        return tuple(leaf.read(data, self._layout) for leaf in self._leaves.values())
 
     def _draw_phases(self, data: TensorDictBase) -> None:
         """Put each environment's count of env steps at a random point below the limit."""

@@ -12,7 +12,7 @@ from everstep.env import Env
 from everstep.errors import AdapterError
 from everstep.specs import Leaves, Structure, leaf_specs
 
-from ._export_horizon import render_env, seed_env
+from .horizon import render_env, seed_env
 
 #: What TorchRL, or the exported environment, writes beside the observation.
 RESERVED = frozenset(

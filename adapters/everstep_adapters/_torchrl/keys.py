@@ -11,14 +11,17 @@ from torchrl.data import TensorSpec
 
 from everstep.errors import AdapterError
 
-from ._torchrl_calls import called, layers_of
-from ._torchrl_layout import Key, Layout, Leaf, NestedKey, as_key, leaves_of, make_leaf, spelled
+from .calls import called, layers_of
+from .layout import Key, Layout, Leaf, NestedKey, as_key, leaves_of, make_leaf, spelled
 
 #: The adapter's own count of env steps, which no policy sees.
 STEP_COUNT = "_everstep_step_count"
 
 #: What transforms note for themselves; names that begin with an underscore are, too.
 _BOOKKEEPING = ("is_init", "step_count")
+
+#: TorchRL's wrapper of EnvPool.
+_POOL = "envpool.MultiThreadedEnvWrapper"
 
 #: Wrappers whose flags do not tell a clock's ends from the task's, and what all ends are in them.
 _MISTOLD = {
@@ -179,16 +182,37 @@ def limited(env: Any, limit: None | int, random_phase: bool) -> Any:
     return TransformedEnv(env, counter, auto_unwrap=False)
 
 
+def check_wrapper(env: Any) -> None:
+    """Refuse an environment whose wrapper does not reset what it says it has reset.
+
+    Raises:
+        AdapterError: Where it is TorchRL's wrapper of EnvPool, whose next env step is the reset.
+
+    """
+    if _POOL in _wrappers_of(env):
+        raise AdapterError(
+            f"`{called(env)}` resets an environment in the env step after its episode ended, and "
+            "does not say which rows that are. Wrap EnvPool's own environment instead: "
+            "`everstep.make('envpool:…', num_envs)`."
+        )
+
+
 def warn_of_mistold_ends(env: Any) -> None:
     """Warn where the environment's wrapper is known not to tell how its episodes end."""
+    for name in _MISTOLD.keys() & set(_wrappers_of(env)):
+        warnings.warn(
+            f"`{name.split('.')[-1]}` reports every end of an episode as {_MISTOLD[name]}. Pass "
+            "`time_limit=` with the env steps of its clock, so that ends there are truncations "
+            "and others are terminations, or `done_is=` with what every end is.",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+
+
+def _wrappers_of(env: Any) -> list[str]:
+    """Names of the innermost environment's classes, those of TorchRL's wrappers in short."""
     base = layers_of(env)[-1]
-    for kind in type(base).__mro__:
-        name = f"{kind.__module__}.{kind.__qualname__}".removeprefix("torchrl.envs.libs.")
-        if name in _MISTOLD:
-            warnings.warn(
-                f"`{kind.__name__}` reports every end of an episode as {_MISTOLD[name]}. Pass "
-                "`time_limit=` with the env steps of its clock, so that ends there are truncations "
-                "and others are terminations, or `done_is=` with what every end is.",
-                RuntimeWarning,
-                stacklevel=4,
-            )
+    return [
+        f"{kind.__module__}.{kind.__qualname__}".removeprefix("torchrl.envs.libs.")
+        for kind in type(base).__mro__
+    ]

@@ -6,7 +6,7 @@ import torch
 
 from everstep.errors import AdapterError
 
-from ._isaacgym_tasks import Outcome, Task
+from .tasks import Outcome, Task
 
 #: Names of the ways to tell time-outs, as the option `time_outs` has them.
 WAYS = ("clock", "terminate", "reported", "flags")

@@ -7,10 +7,10 @@ from typing import Any, Literal, NamedTuple
 import torch
 from tensordict import TensorDictBase
 
-from everstep.data import DataKeys, Device
+from everstep.data import DataKeys
 from everstep.errors import AdapterError
 
-from ._torchrl_layout import Key, Layout, NestedKey, as_key, leaves_of, spelled, value_of
+from .layout import Key, Layout, NestedKey, as_key, leaves_of, spelled, value_of
 
 #: What every end of an episode is, where the environment's own words are not to be believed.
 DoneIs = Literal["terminated", "truncated"]
@@ -126,7 +126,7 @@ class Endings:
         """Every row was reset."""
         self._absent = self._elapsed = None
 
-    def read(self, data: TensorDictBase, device: Device) -> dict[str, torch.Tensor]:
+    def read(self, data: TensorDictBase) -> dict[str, torch.Tensor]:
         """The episode keys `[N, 1]` of an env step, from what it returned under `next`."""
         ends = self._root.read(data, self._layout)
         valid = None
@@ -138,9 +138,7 @@ class Endings:
             DataKeys.TRUNCATED: truncated,
             DataKeys.FIRST: ends.reset,
         }
-        if valid is not None:
-            row[DataKeys.VALID] = valid
-        return {key: flag.to(device) for key, flag in row.items()}
+        return row if valid is None else {**row, DataKeys.VALID: valid}
 
     def _of_agents(self, env: Ends, own: Ends) -> tuple[Ends, torch.Tensor]:
         """The ends of agents' episodes, and who was there to act.
@@ -162,16 +160,16 @@ class Endings:
 
     def _split(self, ends: Ends) -> tuple[torch.Tensor, torch.Tensor]:
         if self._time_limit is not None:
-            return self._split_by_length(ends)
+            return self._split_by_length(ends, self._time_limit)
         if self._done_is is None:
             return ends.terminated, ends.truncated
         never = torch.zeros_like(ends.done)
         return (ends.done, never) if self._done_is == "terminated" else (never, ends.done)
 
-    def _split_by_length(self, ends: Ends) -> tuple[torch.Tensor, torch.Tensor]:
+    def _split_by_length(self, ends: Ends, limit: int) -> tuple[torch.Tensor, torch.Tensor]:
         before = 0 if self._elapsed is None else self._elapsed
         elapsed = before + torch.ones_like(ends.done, dtype=torch.int64)
-        truncated = ends.done & (elapsed >= self._time_limit)
+        truncated = ends.done & (elapsed >= limit)
         self._elapsed = elapsed.masked_fill(ends.reset, 0)
         return ends.done & ~truncated, truncated
 
@@ -245,6 +243,8 @@ def _choose(groups: dict[Key, list[Key]], layout: Layout) -> Key:
     if len(groups) == 1:
         return next(iter(groups))
     keys = spelled([key for keys in groups.values() for key in keys])
+    if not keys:
+        raise AdapterError("The environment has no flag that says that an episode ended: add one.")
     raise AdapterError(
         f"Parts of this environment end at different times ({keys}), and no flag at its root says "
         "when all of it does. Pass one as `done_key`, or add a flag in a transform."

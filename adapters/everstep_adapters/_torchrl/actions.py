@@ -17,8 +17,8 @@ from torchrl.data import (
 
 from everstep.errors import AdapterError
 
-from ._spaces import ActionBounds
-from ._torchrl_layout import Key, Layout, Leaf, leaves_of, make_leaf, spelled
+from .._spaces import ActionBounds
+from .layout import Key, Layout, Leaf, leaves_of, make_leaf, spelled
 
 
 class Actions(ABC):

@@ -3,15 +3,14 @@
 from importlib.metadata import version
 from typing import Any
 
-import torch
 from torchrl.data import Bounded, Composite, TensorSpec, Unbounded
 
 from everstep.specs import leaf_specs, options
 
-from ._torchrl_actions import OneHotActions
-from ._torchrl_calls import called
-from ._torchrl_keys import STEP_COUNT
-from ._torchrl_layout import as_key, spelled
+from .actions import OneHotActions
+from .calls import called
+from .keys import STEP_COUNT
+from .layout import as_key, spelled
 
 
 def describe(adapter: Any) -> dict[str, str]:
@@ -33,7 +32,7 @@ def describe(adapter: Any) -> dict[str, str]:
         "resets": f"in the env step that ends an episode, {adapter._endings.told}",
         "final observations": _final_observations(adapter),
         "limit": limit,
-        "hand-off": _hand_off(adapter),
+        "hand-off": adapter._handoff.told,
         "seeding": "the environment's `set_seed`",
     }
 
@@ -70,13 +69,6 @@ def _final_observations(adapter: Any) -> str:
     return "lost, the environment resets itself: `on_missing_final` decides"
 
 
-def _hand_off(adapter: Any) -> str:
-    source = adapter.env.device or torch.device("cpu")
-    if source == adapter.device:
-        return "same device: observations are the environment's tensors unless dtypes differ"
-    return f"{source} to {adapter.device}: one copy a tensor, actions back"
-
-
 def _in_words(spec: TensorSpec) -> str:
     """Kind, shape and dtype of a spec's only leaf, or of each."""
     leaves = leaf_specs(spec)
@@ -93,7 +85,7 @@ def _kind(leaf: TensorSpec) -> str:
     """The public name of a spec's class, with its numbers of options."""
     for kind in (Bounded, Unbounded):
         if isinstance(leaf, kind):
-            return kind.__name__
+            return str(kind.__name__)
     counts = options(leaf)
     counted = f"{counts[0]}" if len(set(counts)) == 1 else ", ".join(map(str, counts))
     return f"{type(leaf).__name__}({counted})"

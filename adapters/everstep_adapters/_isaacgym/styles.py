@@ -9,8 +9,8 @@ from tensordict import TensorDict
 from everstep.data import DataKeys
 from everstep.errors import AdapterError, EnvError
 
-from ._isaacgym_ends import TimeOuts
-from ._isaacgym_tasks import Observations, Outcome, Task, Tree, with_states
+from .ends import TimeOuts
+from .tasks import Observations, Outcome, Task, Tree, with_states
 
 #: Reset styles, and the word for each.
 STYLES = {

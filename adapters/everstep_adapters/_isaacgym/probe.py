@@ -6,8 +6,8 @@ import torch
 
 from everstep.errors import AdapterError
 
-from ._isaacgym_styles import FINAL_OBS, STYLES, parse_style, reset_same_step, told
-from ._isaacgym_tasks import Outcome, Task
+from .styles import FINAL_OBS, STYLES, parse_style, reset_same_step, told
+from .tasks import Outcome, Task
 
 #: Env steps in which episodes must end once the clock is one env step before its usual end.
 _PATIENCE = 4

@@ -8,7 +8,7 @@ from torchrl.data import Bounded, TensorSpec, Unbounded
 
 from everstep.errors import AdapterError
 
-from ._isaacgym_tasks import Task
+from .tasks import Task
 
 
 class Actions:

@@ -130,15 +130,15 @@ class Leaf:
     spec: TensorSpec
 
     def read(self, data: TensorDictBase, layout: Layout) -> torch.Tensor:
-        """Rows `[N, *spec.shape]`: the environment's own memory where nothing has to change.
+        """Rows `[N, *spec.shape]` on the environment's device: its own memory where the dtype and
+        the strides allow it.
 
         Raises:
             EnvError: Where it is missing or has another size.
 
         """
         rows = layout.flatten(self.key, value_of(data, self.key), self.feature)
-        # A copy only where the device or the dtype differs; across devices it waits for the host.
-        return rows.to(device=self.spec.device, dtype=self.spec.dtype)
+        return rows.to(self.spec.dtype)
 
 
 def value_of(data: TensorDictBase, key: Key) -> torch.Tensor:

@@ -13,8 +13,8 @@ from everstep.data import DataKeys
 from everstep.env import Env
 from everstep.errors import AdapterError, EnvError
 
-from ._export_horizon import render_env, seed_env
-from ._export_spaces import export_spec, take
+from .horizon import render_env, seed_env
+from .spaces import export_spec, take
 
 Array = npt.NDArray[Any]
 

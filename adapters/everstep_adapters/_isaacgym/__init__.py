@@ -1,0 +1,1 @@
+"""The parts of the adapter of IsaacGym tasks."""
