@@ -55,6 +55,9 @@ class RandomNetworkDistillation(Bonus):
 
     name = "rnd"
 
+    #: Discounted sums of past rewards, `[num_envs, 1]`.
+    sums: torch.Tensor
+
     #: Learns to predict the target.
     predictor: nn.Module
 

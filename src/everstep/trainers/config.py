@@ -330,15 +330,16 @@ class TrainConfig(RunOptions):
         """What a failure to build says about the fields, if it says anything about them."""
         if isinstance(error, ConfigError):
             return [checks.sentence_problem(sentence) for sentence in error.problems]
-        if isinstance(error, AdapterError):
-            return [Problem(("env_cls",), str(error).removesuffix("."))]
         # Python quotes the argument that a constructor which we cannot see does not take.
-        return [
-            Problem((key, name), str(error))
+        named = [
+            Problem((key, name), str(error).removesuffix("."))
             for key in ("env_kwargs", "model_config")
             for name in getattr(self, key) or {}
             if repr(name) in str(error)
         ]
+        if not named and isinstance(error, AdapterError):
+            return [Problem(("env_cls",), str(error).removesuffix("."))]
+        return named
 
     def _make_eval_env(self, algorithm: AnyAlgorithm) -> Env | None:
         """An environment for evaluations alone, where they do not share that of training."""
