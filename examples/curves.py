@@ -1,10 +1,11 @@
-"""Draw how worlds without an end were learned.
+"""Draw how something was learned.
 
     python examples/curves.py runs/algotrading/views runs/algotrading/lstm --out curve.svg
 
 Each directory holds runs, one a seed, and becomes one curve: the mean over its runs, in a band from
 the least to the greatest. A point is the mean return of all environments' episodes between two
-resets. The same runs give the same bytes.
+resets; with `--key episodes/return_mean_100`, the value of that statistic after a rollout, and runs
+that stopped keep their last one. The same runs give the same bytes.
 
 Needs matplotlib: `pip install everstep[plot]`.
 """
@@ -51,12 +52,23 @@ def _rollouts_by_episode(metrics: Path) -> Iterator[list[Point]]:
     yield episode
 
 
-def runs_in(directory: Path) -> list[list[Point]]:
-    """Episodes of every run in a directory."""
-    found = [episodes(metrics) for metrics in sorted(directory.glob("*/metrics.jsonl"))]
-    if not found:
+def statistic(metrics: Path, key: str) -> list[Point]:
+    """A statistic of a run, at the env steps at which it was there."""
+    return [(row["env/steps"], row[key]) for row in read_metrics(metrics) if key in row]
+
+
+def runs_in(directory: Path, key: None | str = None) -> list[list[Point]]:
+    """Episodes of every run in a directory, or a statistic of each, all of one length."""
+    files = sorted(directory.glob("*/metrics.jsonl"))
+    if not files:
         raise SystemExit(f"{directory}: holds no runs: no metrics.jsonl one level below.")
-    return found
+    if key is None:
+        return [episodes(metrics) for metrics in files]
+    found = [statistic(metrics, key) for metrics in files]
+    longest = max(found, key=len)
+    return [
+        run + [(steps, run[-1][1]) for steps, _ in longest[len(run) :]] for run in found if run
+    ]
 
 
 def draw(curves: Mapping[str, Sequence[Sequence[Point]]], out: Path) -> None:
@@ -103,8 +115,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("directories", type=Path, nargs="+", help="each holds runs")
     parser.add_argument("--out", type=Path, required=True, help="picture to write")
+    parser.add_argument("--key", help="statistic to draw")
     options = parser.parse_args()
-    draw({path.name: runs_in(path) for path in options.directories}, options.out)
+    draw({path.name: runs_in(path, options.key) for path in options.directories}, options.out)
 
 
 if __name__ == "__main__":

@@ -40,12 +40,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("file", type=Path)
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--keep", type=Path, help="directory that the runs stay in")
     options = parser.parse_args()
     print("| seed | env steps | last 100 episodes | evaluation, 100 episodes | seconds |")
     print("|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as directory:
         for seed in range(options.seeds):
-            row = train(options.file, seed, Path(directory) / str(seed))
+            row = train(options.file, seed, (options.keep or Path(directory)) / str(seed))
             print(
                 f"| {row['seed']} | {row['env_steps']:,} | {row['return_mean_100']:.1f} "
                 f"| {row['eval_mean']:.1f} | {row['seconds']:.0f} |",

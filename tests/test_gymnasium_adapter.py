@@ -5,14 +5,20 @@ import multiprocessing
 import subprocess
 import sys
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv, VectorWrapper
+from gymnasium.vector import (
+    AsyncVectorEnv,
+    AutoresetMode,
+    SyncVectorEnv,
+    VectorEnv,
+    VectorWrapper,
+)
 from gymnasium.wrappers.vector import NormalizeObservation, RecordEpisodeStatistics
 
 from everstep.errors import AdapterError, EnvError
@@ -359,6 +365,8 @@ class Waiting(gymnasium.Env[np.ndarray, int]):
         return np.ones(1, np.float32), float(action), False, False, {}
 
 
+@pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")  # JAX and Python 3.12 warn of forks
 def test_processes_step_while_the_caller_goes_on() -> None:
     context = multiprocessing.get_context("fork")
     go = context.Event()
@@ -369,6 +377,94 @@ def test_processes_step_while_the_caller_goes_on() -> None:
     go.set()
     assert env.step_wait()["rewards"].tolist() == [[1], [1]]
     env.close()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_halves_of_an_env_step_make_a_whole(mode: str) -> None:
+    whole, halves = (GymnasiumEnv(scripted("mixed", mode)) for _ in range(2))
+    assert torch.equal(whole.reset(), halves.reset())
+    for t in range(12):
+        action = ACTION + t % 5
+        row = whole.step(action)
+        halves.step_async(action)
+        for key, value in halves.step_wait().items():
+            assert torch.equal(row[key], value)
+
+
+def test_halves_of_an_env_step_alternate() -> None:
+    env = GymnasiumEnv(scripted("mixed", "NEXT_STEP"))
+    env.reset()
+    with pytest.raises(AdapterError, match="call `step_async` before"):
+        env.step_wait()
+    env.step_async(ACTION)
+    for call in (env.reset, lambda: env.step_async(ACTION), lambda: env.step(ACTION)):
+        with pytest.raises(AdapterError, match="call `step_wait` before"):
+            call()
+    assert env.step_wait()["obs"][0].tolist() == [0, 0, 1, 0]
+    env.reset()
+
+
+@pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
+@pytest.mark.parametrize("vector", [SyncVectorEnv, partial(AsyncVectorEnv, context="fork")])
+def test_observations_that_alias_the_environments_buffer_are_copied(vector: Any) -> None:
+    """`copy=False`: the buffer changes in the next env step; in processes, before `step_wait`."""
+    fns = [partial(Scripted, [("terminated", 50)], i) for i in range(3)]
+    env = GymnasiumEnv(vector(fns, copy=False))
+    obs = env.reset()
+    before = obs.clone()
+    env.step_async(ACTION + 1)
+    assert torch.equal(obs, before)
+    row = env.step_wait()
+    assert row["obs"].tolist() == [[i, 0, 1, 1] for i in range(3)]
+    env.close()
+
+
+class Reusing(VectorEnv):
+    """Returns the same objects in every env step, and writes to those that it has returned."""
+
+    metadata: ClassVar[dict[str, Any]] = {"autoreset_mode": AutoresetMode.NEXT_STEP}
+
+    def __init__(self) -> None:
+        self.num_envs = 2
+        self.single_observation_space = spaces.Dict({"a": spaces.Box(-9, 9, (1,))})
+        self.single_action_space = spaces.Discrete(2)
+        self.observation = {"a": np.zeros((2, 1), np.float32)}
+        self.returned = (self.observation, np.zeros(2), np.zeros(2, bool), np.zeros(2, bool), {})
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        return self.observation, self.returned[-1]
+
+    def step(self, actions: Any) -> Any:
+        for array in (self.observation["a"], self.returned[1]):
+            array += 1
+        return self.returned
+
+
+def test_environments_may_return_the_same_objects_every_time() -> None:
+    inner = Reusing()
+    env = GymnasiumEnv(inner)
+    obs = env.reset()
+    inner.observation["a"] += 0.5
+    assert obs["a"].tolist() == [[0], [0]]
+    for t in (1, 2, 3):
+        row = env.step(ACTION[:2])
+        assert row["obs", "a"].tolist() == [[t + 0.5]] * 2
+        assert row["rewards"].tolist() == [[t]] * 2
+        row["obs", "a"].add_(100)  # what was returned is not the environment's either
+
+
+def test_statistics_of_episodes_are_the_wrappers() -> None:
+    wrapped = RecordEpisodeStatistics(scripted("mixed", "SAME_STEP"))
+    env, plain = GymnasiumEnv(wrapped), GymnasiumEnv(scripted("mixed", "SAME_STEP"))
+    assert torch.equal(env.reset(), plain.reset())
+    episodes = 0
+    for _ in range(20):
+        row, expected = env.step(ACTION), plain.step(ACTION)
+        for key, value in expected.items():
+            assert torch.equal(row[key], value)
+        episodes += int(row["first"].sum())
+    assert wrapped.episode_count == episodes > 10
 
 
 def test_normalised_observations_are_the_wrappers() -> None:

@@ -25,8 +25,11 @@ from gymnasium_toys import (
     scripted,
 )
 
-# Python 3.12 warns of forks in a process that has threads, which `AsyncVectorEnv` does.
-pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+# Python 3.12 and JAX warn of forks in a process that has threads, which `AsyncVectorEnv` does.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning"),
+]
 
 # The law: rows are those of environments stepped one by one.
 

@@ -13,6 +13,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from tensordict import TensorDict
 from torchrl.data import Binary, Bounded, Categorical, Composite, MultiCategorical, Unbounded
 
+import everstep
 from everstep.errors import AdapterError, EnvError
 from everstep_adapters import GymnasiumEnv
 
@@ -108,9 +109,24 @@ def test_observations_arrive_as_their_spec_describes_them(name: str) -> None:
         want = by_hand.step([0, 0])[0]
 
 
-def test_bounds_that_float32_cannot_hold_are_none() -> None:
-    space = spaces.Box(-1e300, 1e300, (3,), np.float64)
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Box(-1e300, 1e300, (3,), np.float64),
+        spaces.Box(-np.finfo(np.float32).max, np.finfo(np.float32).max, (3,)),
+        spaces.Box(np.array([0, -1, -1]), np.array([1, 1, INF]), dtype=np.float64),
+    ],
+    ids=["beyond float32", "the largest number", "one is infinite"],
+)
+def test_bounds_that_are_none_are_not_made_up(space: Any) -> None:
     assert isinstance(GymnasiumEnv(vector(space)).observation_spec, Unbounded)
+
+
+def test_bounds_are_those_of_each_dimension() -> None:
+    low, high = np.array([[-3.0, 0.1], [2.0, -0.7]]), np.array([[1.0, 0.3], [8.0, -0.1]])
+    spec = GymnasiumEnv(vector(spaces.Box(low, high, dtype=np.float64))).observation_spec
+    np.testing.assert_array_equal(spec.space.low, low.astype(np.float32))
+    np.testing.assert_array_equal(spec.space.high, high.astype(np.float32))
 
 
 @pytest.mark.usefixtures("float64")
@@ -261,6 +277,69 @@ def test_binary_actions_are_choices_of_two() -> None:
     assert sent(space, torch.tensor([[0, 1, 1], [1, 0, 0]])) == [[0, 1, 1], [1, 0, 0]]
 
 
+@pytest.mark.parametrize(
+    ("space", "action", "received"),
+    [
+        (
+            spaces.MultiDiscrete([[2, 3], [4, 5]], start=[[1, 0], [-1, 9]]),
+            [[[0, 0], [0, 0]], [[1, 2], [3, 4]]],
+            [[[1, 0], [-1, 9]], [[2, 2], [2, 13]]],
+        ),
+        (
+            spaces.MultiBinary([2, 2]),
+            [[[0, 1], [1, 0]], [[1, 1], [0, 0]]],
+            [[[0, 1], [1, 0]], [[1, 1], [0, 0]]],
+        ),
+        (spaces.Box(-2, 3, (2,), np.int32), [[-2, 0], [3, 1]], [[-2, 0], [3, 1]]),
+        (spaces.Box(0, 255, (1, 2), np.uint8), [[[0, 7]], [[255, 1]]], [[[0, 7]], [[255, 1]]]),
+        (spaces.Box(0, 70_000, (), np.uint32), [[0], [70_000]], [0, 70_000]),
+        (spaces.Box(0, 1, (2,), np.bool_), [[0, 1], [1, 1]], [[False, True], [True, True]]),
+    ],
+    ids=["grid", "binary grid", "int32", "uint8", "uint32", "bool"],
+)
+def test_integer_actions_of_every_shape_are_sent(space: Any, action: Any, received: Any) -> None:
+    assert sent(space, torch.tensor(action)) == received
+
+
+def test_integer_boxes_are_bounded_integers() -> None:
+    spec = GymnasiumEnv(vector(action_space=spaces.Box(-2, 3, (2,), np.int32))).action_spec
+    assert isinstance(spec, Bounded)
+    assert (spec.dtype, tuple(spec.shape)) == (torch.int32, (2,))
+    assert spec.space.low.tolist() == [-2, -2]
+    assert spec.space.high.tolist() == [3, 3]
+
+
+ACTION_SPACES: dict[str, spaces.Space[Any]] = {
+    "discrete": spaces.Discrete(3, start=-1),
+    "multi-discrete": spaces.MultiDiscrete([2, 3], start=[4, 0]),
+    "grid": spaces.MultiDiscrete([[2, 3], [4, 5]]),
+    "binary": spaces.MultiBinary(3),
+    "binary grid": spaces.MultiBinary([2, 2]),
+    "int32": spaces.Box(-2, 3, (2,), np.int32),
+    "uint8, no dimensions": spaces.Box(0, 255, (), np.uint8),
+    "bool": spaces.Box(0, 1, (2,), np.bool_),
+    "float64": spaces.Box(-1, 1, (2, 2), np.float64),
+    "half-bounded": spaces.Box(0, INF, (2,)),
+    "bounds of each dimension": spaces.Box(
+        np.array([-1.0, 0]), np.array([1.0, 9]), dtype=np.float64
+    ),
+    "float16, no dimensions": spaces.Box(-1, 1, (), np.float16),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*precision lowered by casting")
+@pytest.mark.parametrize("name", ACTION_SPACES)
+def test_a_policy_samples_actions_of_every_space_that_is_not_refused(name: str) -> None:
+    space = ACTION_SPACES[name]
+    inner = vector(spaces.Box(-1, 1, (2,)), space)
+    everstep.Trainer(GymnasiumEnv(inner, horizon=8), run_dir=None).step()
+    for env in inner.envs:
+        received = [np.asarray(action, space.dtype) for action in env.unwrapped.actions]
+        assert len(received) == 8
+        scalar = isinstance(space, spaces.Discrete)
+        assert all(space.contains(int(a) if scalar else a) for a in received)
+
+
 LIMITED = spaces.Box(np.array([-2.0, 0.0, -INF]), np.array([2.0, INF, INF]), dtype=np.float64)
 
 
@@ -342,8 +421,9 @@ def test_actions_that_do_not_fit_are_refused(space: Any, action: Any, message: s
     ("space", "options", "message"),
     [
         (spaces.Dict({"a": SCALAR}), {}, r"`action_space` must be.*Dict"),
-        (spaces.MultiDiscrete([[2, 2], [3, 3]]), {}, "one-dimensional"),
-        (spaces.Box(0, 9, (2,), np.int32), {}, "`Box` of floating point"),
+        (spaces.Tuple((SCALAR, SCALAR)), {}, r"`action_space` must be.*Tuple.*TransformAction"),
+        (spaces.Text(3), {}, r"`action_space` must be.*Text"),
+        (spaces.Box(0, 9, (2,), np.uint64), {}, r"`action_space` cannot be a tensor.*uint64"),
         (SCALAR, {"action_bounds": "rescale"}, "is for `Box` actions"),
         (spaces.Box(-INF, INF, (2,)), {"action_bounds": "rescale"}, r"finite bounds.*'clip'"),
         (SCALAR, {"action_bounds": "squash"}, "'clip' or 'rescale'; got 'squash'"),
@@ -354,3 +434,10 @@ def test_action_spaces_that_cannot_be_sampled_are_refused(
 ) -> None:
     with pytest.raises(AdapterError, match=message):
         GymnasiumEnv(vector(action_space=space), **options)
+
+
+def test_an_environment_without_an_action_space_is_refused() -> None:
+    inner = Returning(SCALAR, None)
+    inner.single_action_space = None
+    with pytest.raises(AdapterError, match=r"`action_space` must be one space.*None"):
+        GymnasiumEnv(inner)

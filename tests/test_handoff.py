@@ -117,6 +117,17 @@ def test_negative_strides_do_not_end_the_process() -> None:
     assert found.stdout.strip() == "alive"
 
 
+def test_negative_strides_do_end_a_process_without_it() -> None:
+    found = subprocess.run(
+        [sys.executable, "-c", NEGATIVE.format(line="torch.from_dlpack(array)")],
+        capture_output=True,
+        text=True,
+    )
+    if found.returncode >= 0:
+        pytest.skip("this version of PyTorch survives them")
+    assert "alive" not in found.stdout
+
+
 class Producer:
     """Something that speaks DLPack, and notes how it was asked."""
 
@@ -185,8 +196,40 @@ def test_tensors_are_lent_as_what_their_receiver_has() -> None:
 
 
 def test_actions_on_the_host_are_fetched_without_a_copy() -> None:
-    tensor = torch.arange(4)
-    assert address(Downlink().fetch(tensor)) == tensor.data_ptr()
+    downlink = Downlink((4,))
+    for tensor in (torch.arange(4), torch.arange(4).view(4, 1), torch.ones(4, requires_grad=True)):
+        for value in (1, 2):  # the second time from the array that is kept
+            with torch.no_grad():
+                tensor.fill_(value)
+            array = downlink.fetch(tensor)
+            assert array.tolist() == [value] * 4
+            assert address(array) == tensor.data_ptr()
+            assert not array.flags.writeable or value == 1
+
+
+def test_what_cannot_be_shown_is_copied_to_the_host() -> None:
+    downlink, numbers = Downlink((3,)), torch.arange(6.0)
+    assert downlink.fetch(numbers[::2]).tolist() == [0, 2, 4]
+    assert downlink.fetch(numbers[:3].bfloat16()).tolist() == [0, 1, 2]
+    negative = torch.view_as_complex(numbers.view(3, 2)).conj().imag
+    assert downlink.fetch(negative).tolist() == [-1, -3, -5]
+    assert Downlink((0,)).fetch(torch.zeros(0, 1)).shape == (0,)
+
+
+def test_memory_that_is_used_again_is_read_again() -> None:
+    """Addresses come back with other dtypes, and more of them than are kept."""
+    downlink, block = Downlink((2,)), torch.zeros(1024, dtype=torch.uint8)
+    for dtype in (torch.int64, torch.float64, torch.int32):
+        for start in range(0, 1024 - 16, 16):
+            for value in (start % 7, start % 5):
+                tensor = block[start : start + 2 * dtype.itemsize].view(dtype)
+                tensor.fill_(value)
+                assert downlink.fetch(tensor).tolist() == [value] * 2
+    for value in range(300):
+        action = torch.full((2, 1), value)
+        assert downlink.fetch(action).tolist() == [value] * 2
+        del action
+    assert len(downlink._views) <= 256
 
 
 # ---- rows ------------------------------------------------------------------------------------
@@ -297,7 +340,7 @@ def test_pinned_sides_are_not_overwritten_on_their_way() -> None:
 
 @pytest.mark.gpu
 def test_actions_are_read_after_they_are_computed() -> None:
-    device, downlink = torch.device("cuda"), Downlink()
+    device, downlink = torch.device("cuda"), Downlink((64, 1))
     busy = torch.randn(4096, 4096, device=device)
     for turn in range(20):
         busy = (busy @ busy).clamp(-1, 1)

@@ -2,6 +2,7 @@
 
 from typing import Any, ClassVar
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import everstep
 from everstep.errors import EnvError
+from everstep_adapters._tensor_rows import is_of_tensors
 from everstep_adapters.gymnasium import GymnasiumEnv
 from gymnasium_toys import MODES, SCRIPTS, check_stream, scripted
 
@@ -59,19 +61,27 @@ class OnTensors(VectorEnv):
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-@pytest.mark.parametrize("mode", ["NEXT_STEP", "SAME_STEP"])
+@pytest.mark.parametrize("mode", MODES)
 def test_rows_are_those_of_environments_stepped_by_hand(mode: str, name: str) -> None:
     env = GymnasiumEnv(OnTensors(scripted(name, mode)), autoreset_mode=mode)
     check_stream(env, name, mode)
-    assert env._tensors is not None
+    goes_through_host = mode == "DISABLED"  # which resets single rows
+    assert (env._tensors is None) == goes_through_host
+
+
+@pytest.mark.parametrize("mode", ["NEXT_STEP", "DISABLED"])
+def test_gymnasiums_own_wrapper_makes_such_environments(mode: str) -> None:
+    """In SAME_STEP it fails: it cannot convert the infos."""
+    pytest.importorskip("array_api_compat")
+    from gymnasium.wrappers.vector import NumpyToTorch
+
+    check_stream(GymnasiumEnv(NumpyToTorch(scripted("mixed", mode))), "mixed", mode)
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_training_is_the_same_through_tensors(mode: str) -> None:
     found = []
     for wrap in (OnTensors, lambda env: env):
-        if mode == "DISABLED" and wrap is OnTensors:
-            continue
         env = GymnasiumEnv(wrap(scripted("mixed", mode)), horizon=12, autoreset_mode=mode)
         trainer = everstep.Trainer(env, seed=0, run_dir=None)
         stats = [trainer.step() for _ in range(3)]
@@ -178,6 +188,145 @@ def test_nested_tensors_and_bounded_actions(bounds: Any, expected: list[float]) 
     assert inner.sent.tolist() == [expected, [1.0, 0.0]]
 
 
+class OneByOne(OnTensors):
+    """Final observations as a list, `None` where there is none."""
+
+    def step(self, actions: Any) -> Any:
+        *returned, infos = super().step(actions)
+        if self.key in infos:
+            done = (self.terminated | self.truncated).tolist()
+            rows = infos[self.key]
+            infos = {self.key: [row if d else None for row, d in zip(rows, done, strict=True)]}
+        return *returned, infos
+
+
+def test_final_observations_may_come_one_by_one() -> None:
+    env = GymnasiumEnv(OneByOne(scripted("mixed", "SAME_STEP")), autoreset_mode="SAME_STEP")
+    check_stream(env, "mixed", "SAME_STEP")
+    assert env._tensors is not None
+
+
+def test_a_mode_that_the_infos_contradict_is_an_error() -> None:
+    inner = OnTensors(scripted("all done together", "SAME_STEP"))
+    env = GymnasiumEnv(inner, autoreset_mode="NEXT_STEP")
+    env.reset()
+    action = torch.zeros(3, 1, dtype=torch.int64)
+    env.step(action)
+    env.step(action)
+    with pytest.raises(EnvError, match="`autoreset_mode='SAME_STEP'`"):
+        env.step(action)
+
+
+class Returning(VectorEnv):
+    """Returns what it is given, and notes the actions that it is sent."""
+
+    metadata: ClassVar[dict[str, Any]] = {"autoreset_mode": AutoresetMode.NEXT_STEP}
+
+    def __init__(self, observation: Any, space: spaces.Space, action: spaces.Space) -> None:
+        self.num_envs, self.observation = 2, observation
+        self.single_observation_space, self.single_action_space = space, action
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        return self.observation, {}
+
+    def step(self, actions: Any) -> Any:
+        self.sent = actions
+        flags = torch.zeros(2, dtype=torch.bool)
+        return self.observation, torch.zeros(2), flags, flags, {}
+
+
+REAL, CHOICE = spaces.Box(-np.inf, np.inf, (3,)), spaces.Discrete(4)
+
+
+def test_a_leaf_that_counts_from_zero_is_the_environments_own() -> None:
+    inner = Returning({"a": torch.tensor([0, 3])}, spaces.Dict({"a": CHOICE}), CHOICE)
+    assert GymnasiumEnv(inner).reset()["a"].data_ptr() == inner.observation["a"].data_ptr()
+
+
+@pytest.mark.parametrize(
+    ("space", "observation", "message"),
+    [
+        (spaces.Dict({"a": REAL}), {"b": torch.zeros(2, 3)}, r"`obs\['a'\]` is missing"),
+        (spaces.Dict({"a": CHOICE}), {"a": torch.zeros(2)}, r"fits torch.int64; got torch.float32"),
+        (REAL, torch.zeros(2, 3, dtype=torch.complex64), "`obs` must have a dtype that fits"),
+    ],
+)
+def test_observations_that_do_not_fit_are_named(space: Any, observation: Any, message: str) -> None:
+    with pytest.raises(EnvError, match=message):
+        GymnasiumEnv(Returning(observation, space, CHOICE)).reset()
+
+
+@pytest.mark.parametrize(
+    ("space", "dtype", "expected"),
+    [
+        (spaces.Discrete(4, start=3), torch.int64, [3, 4]),
+        (spaces.MultiBinary(2), torch.int8, [[0, 0], [1, 1]]),
+        (spaces.MultiDiscrete([3, 4], dtype=np.int32), torch.int32, [[0, 0], [1, 1]]),
+    ],
+    ids=str,
+)
+def test_integer_actions_are_sent_as_their_space_has_them(
+    space: Any, dtype: torch.dtype, expected: list[Any]
+) -> None:
+    inner = Returning(torch.zeros(2, 3), REAL, space)
+    env = GymnasiumEnv(inner)
+    env.reset()
+    ones = torch.ones(2, *env.action_spec.shape, dtype=torch.int64)
+    env.step(ones * torch.tensor([0, 1]).view(-1, 1))
+    assert inner.sent.tolist() == expected
+    assert inner.sent.dtype is dtype
+
+
+def test_the_environments_of_jax_reset_once_more_after_a_reset() -> None:
+    """They keep in mind over `reset` which rows were done."""
+    pytest.importorskip("jax")
+    pytest.importorskip("flax")
+    pytest.importorskip("array_api_compat")
+    from gymnasium.wrappers.vector import JaxToTorch
+
+    env = GymnasiumEnv(JaxToTorch(gymnasium.make_vec("phys2d/CartPole-v1", 3)))
+    env.seed(0)
+    env.reset()
+    action = torch.ones(3, 1, dtype=torch.int64)
+    while not (row := env.step(action))["terminated"].any():
+        assert row["valid"].all()
+    done = row["terminated"].clone()
+    env.reset()
+    row = env.step(action)
+    assert torch.equal(row["first"], done)
+    assert torch.equal(row["rewards"], (~done).float())
+    assert env._tensors is not None
+
+
+def test_what_is_immutable_is_copied() -> None:
+    jax = pytest.importorskip("jax")
+    env = GymnasiumEnv(Returning(torch.zeros(2, 3), REAL, CHOICE))
+    env.reset()
+    assert env._tensors is not None
+    obs, flags = jax.numpy.ones((2, 3)), jax.numpy.zeros(2, dtype=bool)
+    row = env._tensors.step((obs, jax.numpy.ones(2), flags, flags, {}))
+    assert row["obs"].data_ptr() != obs.unsafe_buffer_pointer()
+    row.apply_(lambda leaf: leaf.zero_())
+    assert obs.sum() == 6
+
+
+class OnDevice:
+    """As an array on a device says it of itself."""
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, 0
+
+
+def test_arrays_on_a_device_need_no_host() -> None:
+    assert is_of_tensors(torch.zeros(1))
+    assert is_of_tensors(OnDevice())
+    assert not is_of_tensors(np.zeros(1))
+    assert not is_of_tensors([0.0])
+    jax = pytest.importorskip("jax")
+    on_host = jax.device_put(jax.numpy.zeros(1), jax.devices("cpu")[0])
+    assert not is_of_tensors(on_host)
+
+
 def test_environments_of_jax_are_read_through_numpy() -> None:
     pytest.importorskip("jax")
     import jax.numpy as jnp
@@ -192,3 +341,84 @@ def test_environments_of_jax_are_read_through_numpy() -> None:
             return jnp.asarray(obs), *(jnp.asarray(x) for x in rest), infos
 
     check_stream(GymnasiumEnv(Jax(scripted("mixed", "NEXT_STEP"))), "mixed", "NEXT_STEP")
+
+
+# ---- a GPU -----------------------------------------------------------------------------------
+
+
+class Counting(VectorEnv):
+    """A simulator on a device: counts env steps, in place, and truncates at 5 of them."""
+
+    def __init__(self, mode: str, device: str) -> None:
+        self.metadata = {"autoreset_mode": AutoresetMode[mode]}
+        self.num_envs, self.device = 64, torch.device(device)
+        self.single_observation_space = REAL
+        self.single_action_space = spaces.Box(-1, 1, (2,))
+        self.mode = mode
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        steps = torch.arange(self.num_envs, device=self.device) % 5
+        self.obs = steps.float().unsqueeze(-1).repeat(1, 3)
+        self.rewards = torch.zeros(self.num_envs, device=self.device)
+        self.truncated = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
+        self.terminated = torch.zeros_like(self.truncated)
+        return self.obs, {}
+
+    def step(self, actions: Any) -> Any:
+        assert actions.device == self.obs.device
+        before = self.truncated.unsqueeze(-1) & (self.mode == "NEXT_STEP")
+        self.obs.copy_(torch.where(before, 0.0, self.obs + 1))
+        self.rewards.copy_(actions.sum(-1))
+        self.truncated.copy_(self.obs[:, 0] >= 5)
+        if self.mode == "NEXT_STEP":
+            return self.obs, self.rewards, self.terminated, self.truncated, {}
+        final = self.obs.clone()
+        self.obs.copy_(torch.where(self.truncated.unsqueeze(-1), 0.0, self.obs))
+        return self.obs, self.rewards, self.terminated, self.truncated, {"final_obs": final}
+
+
+def stream(mode: str, device: str) -> list[dict[str, torch.Tensor]]:
+    """Rows of some env steps, after one in which what is made once is made."""
+    env = GymnasiumEnv(Counting(mode, device), device=device, action_bounds="rescale")
+    env.reset()
+    actions = torch.linspace(-2, 2, 12 * 64 * 2).view(12, 64, 2).to(device)
+    rows = [env.step(actions[0]).clone()]
+    strict = torch.device(device).type == "cuda"
+    if strict:
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        rows += [env.step(action).clone() for action in actions[1:]]
+    finally:
+        if strict:
+            torch.cuda.set_sync_debug_mode("default")
+    return [{key: value.cpu() for key, value in row.items()} for row in rows]
+
+
+@pytest.mark.parametrize("mode", ["NEXT_STEP", "SAME_STEP"])
+def test_simulators_on_the_host_are_streamed(mode: str) -> None:
+    rows = stream(mode, "cpu")
+    assert torch.stack([row["truncated"] for row in rows]).sum() > 64
+    assert torch.stack([row["first"] for row in rows]).any()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", ["NEXT_STEP", "SAME_STEP"])
+def test_an_env_step_on_a_gpu_never_waits(mode: str) -> None:
+    for on_host, on_gpu in zip(stream(mode, "cpu"), stream(mode, "cuda"), strict=True):
+        for key, value in on_host.items():
+            torch.testing.assert_close(on_gpu[key], value)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", ["NEXT_STEP", "SAME_STEP"])
+def test_rows_on_the_host_of_a_simulator_on_a_gpu(mode: str) -> None:
+    """Actions go to the simulator's device, and rows come back complete."""
+    env = GymnasiumEnv(Counting(mode, "cuda"), device="cpu")
+    twin = GymnasiumEnv(Counting(mode, "cpu"))
+    assert torch.equal(env.reset(), twin.reset())
+    for _ in range(12):
+        action = torch.rand(64, 2)
+        there, here = env.step(action), twin.step(action)
+        for key, value in here.items():
+            assert there[key].device.type == "cpu"
+            torch.testing.assert_close(there[key], value)

@@ -212,7 +212,7 @@ class NextStepEndings:
         row.valid.fill(True)
         if self._any_pending:
             self._leave_out(row)
-        np.logical_or(row.terminated, row.truncated, out=self._pending)
+        np.logical_or(row.terminated, row.truncated, self._pending)
         self._any_pending = bool(np.count_nonzero(self._pending))
         if self._any_pending and not self._is_checked:
             check_no_final(self._env, "NEXT_STEP", row, infos)
@@ -226,10 +226,10 @@ class NextStepEndings:
         What an environment reports of a reset is not to be trusted: some repeat the last row.
         """
         np.copyto(row.first, self._pending)
-        np.logical_not(self._pending, out=row.valid)
+        np.logical_not(self._pending, row.valid)
         np.copyto(row.rewards, 0, where=self._pending)
-        np.logical_and(row.terminated, row.valid, out=row.terminated)
-        np.logical_and(row.truncated, row.valid, out=row.truncated)
+        np.logical_and(row.terminated, row.valid, row.terminated)
+        np.logical_and(row.truncated, row.valid, row.truncated)
 
     def _expire(self, row: Row) -> None:
         """Rows whose time is up are reset here, at once; the environment resets the others."""

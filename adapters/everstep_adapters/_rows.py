@@ -203,8 +203,7 @@ class Row:
 
     def wait(self) -> None:
         """Return when the row may be written to."""
-        if self.is_staged:
-            self._slab.wait()
+        self._slab.wait()
 
     def publish(self) -> TensorDict:
         """The row on its device. Unchanged until the next one is written."""

@@ -244,11 +244,11 @@ class IntegerActions:
         self._starts_at_zero = not self._start.any()
         self._constants = _Constants(self._start)
         self._shape = (num_envs, *(space.shape or ()))
-        self._downlink = Downlink()
+        self._downlink = Downlink(self._shape)
 
     def to_env(self, action: torch.Tensor) -> npt.NDArray[Any]:
         """See `Actions.to_env`."""
-        sent = self._downlink.fetch(action).reshape(self._shape)
+        sent = self._downlink.fetch(action)
         if self._starts_at_zero:
             return sent.astype(self._dtype)
         return (sent + self._start).astype(self._dtype, copy=False)
@@ -282,7 +282,7 @@ class BoxActions:
         self.spec: TensorSpec = _box_spec(space, device, "action_space")
         self._low, self._high = space.low, space.high
         self._shape, self._dtype = (num_envs, *space.shape), space.dtype
-        self._downlink = Downlink()
+        self._downlink = Downlink(self._shape)
         self._affine: tuple[npt.NDArray[Any], npt.NDArray[Any]] | None = None
         if bounds == "rescale":
             self._affine = self._unit_to_bounds()
@@ -292,7 +292,7 @@ class BoxActions:
 
     def to_env(self, action: torch.Tensor) -> npt.NDArray[Any]:
         """See `Actions.to_env`."""
-        sent = self._downlink.fetch(action).reshape(self._shape).astype(self._dtype, order="C")
+        sent = self._downlink.fetch(action).astype(self._dtype, order="C")
         if self._affine is not None:
             scale, offset = self._affine
             sent *= scale

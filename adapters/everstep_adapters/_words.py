@@ -20,9 +20,9 @@ def _leaf_in_words(leaf: TensorSpec) -> str:
 
 def _kind(leaf: TensorSpec) -> str:
     """The public name of a spec's class, with its numbers of options."""
-    for kind in (Bounded, Unbounded):
+    for kind, name in ((Bounded, "Bounded"), (Unbounded, "Unbounded")):
         if isinstance(leaf, kind):
-            return kind.__name__
+            return name
     if isinstance(leaf, MultiCategorical):
         counts = sorted(set(leaf.nvec.flatten().tolist()))
         return f"{type(leaf).__name__}({', '.join(map(str, counts))})"

@@ -56,7 +56,8 @@ class Calls:
             EnvError: Where it raises, or was closed.
 
         """
-        self._check_open()
+        if self._ended:
+            self._check_open()
         try:
             observation, rewards, terminated, truncated, infos = self._env.step(actions)
         except BaseException as error:

@@ -41,8 +41,6 @@ class ALEEnv(GymnasiumEnv):
     #: What `describe` calls the family.
     family: ClassVar[str] = "ALE"
 
-    family: ClassVar[str] = "ALE"
-
     def __init__(
         self,
         env: "VectorEnv[Any, Any, Any]",

@@ -39,10 +39,6 @@ class EnvPoolEnv(GymnasiumEnv):
 
     """
 
-    family: ClassVar[str] = "EnvPool"
-
-    seeding: ClassVar[str] = "the pool is made anew; one that was wrapped keeps its seed"
-
     #: Number of environments that `num_envs="auto"` makes: threads step them, so they cost little.
     default_num_envs: ClassVar[int] = 64
 

@@ -268,17 +268,14 @@ class GymnasiumEnv(Env):
             EnvError: Where what the environment returned does not fit its spaces.
 
         """
-        self.step_async(action)
-        return self.step_wait()
+        return self._rows(self._calls.step(self._sent(action, "step")))
 
     def step_async(self, action: torch.Tensor | TensorDict) -> None:
         """Begin an env step, which `step_wait` completes; see `step` for arguments and errors.
 
         The environments of an `AsyncVectorEnv` are stepped meanwhile; others in `step_wait`.
         """
-        if self._is_stepping:
-            raise _unfinished("step_async")
-        self._calls.send(self._sender.to_env(self._checked(action)))
+        self._calls.send(self._sent(action, "step_async"))
         self._is_stepping = True
 
     def step_wait(self) -> TensorDict:
@@ -286,13 +283,22 @@ class GymnasiumEnv(Env):
         if not self._is_stepping:
             raise AdapterError("`step_wait` completes an env step: call `step_async` before it.")
         self._is_stepping = False
-        returned = self._calls.receive()
+        return self._rows(self._calls.receive())
+
+    def _sent(self, action: object, name: str) -> Any:
+        if self._is_stepping:
+            raise _unfinished(name)
+        return self._sender.to_env(self._checked(action))
+
+    def _rows(self, returned: tuple[Any, Any, Any, Any, dict[str, Any]]) -> TensorDict:
         if self._tensors is not None:
             return self._tensors.step(returned)
         observation, rewards, terminated, truncated, infos = returned
         row = self._row
-        row.wait()
-        row.read_obs(observation)
+        if row.is_staged:
+            row.wait()
+        for leaf in row.obs:
+            leaf.read(observation)
         copy_into(row.rewards, rewards, DataKeys.REWARDS)
         copy_into(row.terminated, terminated, DataKeys.TERMINATED)
         copy_into(row.truncated, truncated, DataKeys.TRUNCATED)
