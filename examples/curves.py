@@ -66,9 +66,7 @@ def runs_in(directory: Path, key: None | str = None) -> list[list[Point]]:
         return [episodes(metrics) for metrics in files]
     found = [statistic(metrics, key) for metrics in files]
     longest = max(found, key=len)
-    return [
-        run + [(steps, run[-1][1]) for steps, _ in longest[len(run) :]] for run in found if run
-    ]
+    return [run + [(steps, run[-1][1]) for steps, _ in longest[len(run) :]] for run in found if run]
 
 
 def draw(curves: Mapping[str, Sequence[Sequence[Point]]], out: Path) -> None:

@@ -527,7 +527,7 @@ def test_files_describe_bonuses(tmp_path: Path) -> None:
         "env_cls: everstep.env.DiscreteDummyEnv\nnum_envs: 4\nhorizon: 4\n"
         "bonuses: [{rnd: {gamma_intrinsic: 0.9, pre_normalization_steps: 0}}]\n"
     )
-    trainer = TrainConfig.from_file(file).build(run_dir=tmp_path / "run")
+    trainer = TrainConfig.from_file(file).build(run_dir=tmp_path / "run", track=False)
     trainer.step()
     again = TrainConfig.from_file(tmp_path / "run" / "config.yaml").build(run_dir=None)
     (bonus,) = again.algorithm.bonuses

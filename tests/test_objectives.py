@@ -93,7 +93,7 @@ def test_a_file_may_name_an_objective(tmp_path: Path) -> None:
         file.write_text(
             f"env_cls: everstep.env.DiscreteDummyEnv\nnum_envs: 4\nhorizon: 4\nobjective: {name}\n"
         )
-        trainer = TrainConfig.from_file(file).build(run_dir=tmp_path / name)
+        trainer = TrainConfig.from_file(file).build(run_dir=tmp_path / name, track=False)
         trainer.step()
         assert isinstance(trainer.algorithm.objective, cls)
         again = TrainConfig.from_file(tmp_path / name / "config.yaml")

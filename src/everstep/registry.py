@@ -265,7 +265,7 @@ def _no_match(env: object, adapters: dict[str, Adapter]) -> str:
     return " ".join(
         [
             f"No adapter can wrap a `{kind.__module__}.{kind.__qualname__}`.",
-            *suggestions,
+            *dict.fromkeys(suggestions),  # kinds of one family may say the same
             f"Environments of these families can be wrapped: {', '.join(adapters) or 'none'}.",
         ]
     )
