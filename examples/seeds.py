@@ -47,9 +47,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         for seed in range(options.seeds):
             row = train(options.file, seed, (options.keep or Path(directory)) / str(seed))
+            reached = (row["return_mean_100"], row["eval_mean"])
+            told = [f"{x:.2f}" if abs(x) < 10 else f"{x:.1f}" for x in reached]
             print(
-                f"| {row['seed']} | {row['env_steps']:,} | {row['return_mean_100']:.1f} "
-                f"| {row['eval_mean']:.1f} | {row['seconds']:.0f} |",
+                f"| {row['seed']} | {row['env_steps']:,} | {told[0]} | {told[1]} "
+                f"| {row['seconds']:.0f} |",
                 flush=True,
             )
 
