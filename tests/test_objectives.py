@@ -92,6 +92,7 @@ def test_a_file_may_name_an_objective(tmp_path: Path) -> None:
         file = tmp_path / "train.yaml"
         file.write_text(
             f"env_cls: everstep.env.DiscreteDummyEnv\nnum_envs: 4\nhorizon: 4\nobjective: {name}\n"
+            "optimizer_config: {lr_pi: 1e-4, lr_v: 1e-3}\n"
         )
         trainer = TrainConfig.from_file(file).build(run_dir=tmp_path / name, track=False)
         trainer.step()

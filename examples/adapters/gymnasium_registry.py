@@ -143,7 +143,8 @@ def shown(space: gymnasium.Space[Any]) -> str:
 
 def told(error: Exception) -> str:
     cause = error.__cause__ if isinstance(error, EverstepError) and error.__cause__ else error
-    return re.sub(r"\s+", " ", re.sub(r"\x1b\[\d+m", "", str(cause))).strip()
+    plain = re.sub(r"\x1b\[\d+m|,? for more information https?://\S+", "", str(cause))
+    return re.sub(r"\s+", " ", plain).strip()
 
 
 def refusal(name: str) -> str:

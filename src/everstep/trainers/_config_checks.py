@@ -229,9 +229,8 @@ def _keys_of(condition: Any) -> list[str]:
 
 def hyperparameter_problems(config: Hyperparameters) -> list[Problem]:
     """The rules between hyperparameters that are broken, and options that no class takes."""
-    problems = option_problems(
-        "optimizer_config", config.optimizer_cls, config.optimizer_config or {}
-    )
+    options, _ = config.optimizer_options()
+    problems = option_problems("optimizer_config", config.optimizer_cls, options)
     if config.model_cls is not None:
         problems += option_problems("model_config", config.model_cls, config.model_config or {})
     told = {problem.path[0] for problem in problems}
