@@ -237,13 +237,12 @@ class Downlink:
 
         Waits for the copy, and for nothing that was enqueued after it.
         """
-        if tensor.is_cuda:
-            return self._copy(tensor.detach()).reshape(self._shape)
-        if not tensor.is_cpu or not tensor.is_contiguous() or tensor.is_neg():
-            return to_numpy(tensor).reshape(self._shape)
-        place = tensor.data_ptr(), tensor.dtype
-        view = self._views.get(place)
-        return self._view(tensor, place) if view is None else view
+        if tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg():
+            place = tensor.data_ptr(), tensor.dtype
+            view = self._views.get(place)
+            return self._view(tensor, place) if view is None else view
+        values = self._copy(tensor.detach()) if tensor.is_cuda else to_numpy(tensor)
+        return values.reshape(self._shape)
 
     def _view(self, tensor: torch.Tensor, place: tuple[int, torch.dtype]) -> npt.NDArray[Any]:
         array = to_numpy(tensor).reshape(self._shape)

@@ -17,6 +17,9 @@ from ._spaces import Part, where
 
 BoolArray = npt.NDArray[np.bool_]
 
+#: Flags in the order in which they lie in memory.
+FLAGS = (DataKeys.FIRST, DataKeys.VALID, DataKeys.TERMINATED, DataKeys.TRUNCATED)
+
 
 def pick(observation: Any, path: Sequence[Any], name: str) -> Any:
     """What the indices `path` lead to in an observation.
@@ -108,6 +111,7 @@ class Face(NamedTuple):
     obs: list[Leaf]
     final: list[Leaf]
     rewards: npt.NDArray[Any]
+    flags: BoolArray
     terminated: BoolArray
     truncated: BoolArray
     first: BoolArray
@@ -142,6 +146,9 @@ class Row:
     #: Leaves of the observation before a reset; empty where that is not an episode key.
     final: list[Leaf]
 
+    #: Those of `FLAGS` that are episode keys, `[flags, num_envs]`, to be written at once.
+    flags: BoolArray
+
     #: Rewards and flags, `[num_envs]`.
     rewards: npt.NDArray[Any]
     terminated: BoolArray
@@ -159,31 +166,35 @@ class Row:
         staged: None | bool = None,
     ) -> None:
         names = [DataKeys.OBS, *(episode_keys & {DataKeys.FINAL_OBS})]
-        flags = sorted(episode_keys - {DataKeys.FINAL_OBS})
+        flags = [flag for flag in FLAGS if flag in episode_keys]
         layout: dict[tuple[str, ...], tuple[tuple[int, ...], torch.dtype]] = {
             (name, *part.key): ((num_envs, *part.spec.shape), part.spec.dtype)
             for name in names
             for part in parts
         }
         layout[(DataKeys.REWARDS,)] = ((num_envs, 1), torch.get_default_dtype())
-        layout |= {(flag,): ((num_envs, 1), torch.bool) for flag in flags}
-        self._slab = Slab(list(layout.values()), device, staged=staged)
-        self.is_staged = len(self._slab.slots[0].arrays) > 1
-        slots = dict(zip(layout, self._slab.slots, strict=True))
+        block = ((len(flags), num_envs, 1), torch.bool)
+        self._slab = Slab([*layout.values(), block], device, staged=staged)
+        *others, shared = self._slab.slots
+        self.is_staged = len(shared.arrays) > 1
+        slots = dict(zip(layout, others, strict=True))
+        for i, flag in enumerate(flags):
+            slots[(flag,)] = Slot(tuple(array[i] for array in shared.arrays), shared.tensor[i])
 
         self.data = TensorDict({}, batch_size=[num_envs], device=device)
         for key, slot in slots.items():
             self.data.set(key, slot.tensor)
         self.data.lock_()
         self._faces = [
-            _face(parts, slots, side, num_envs) for side in range(len(self._slab.slots[0].arrays))
+            _face(parts, slots, side, array.reshape(-1, num_envs))
+            for side, array in enumerate(shared.arrays)
         ]
         self._turn()
 
     def _turn(self) -> None:
         """Show the side that may be written."""
         face = self._faces[self._slab.side]
-        self.obs, self.final, self.rewards, *flags = face
+        self.obs, self.final, self.rewards, self.flags, *flags = face
         self.terminated, self.truncated, self.first, self.valid = flags
 
     def read_obs(self, batch: Any) -> None:
@@ -214,9 +225,10 @@ class Row:
 
 
 def _face(
-    parts: Sequence[Part], slots: dict[tuple[str, ...], Slot], side: int, num_envs: int
+    parts: Sequence[Part], slots: dict[tuple[str, ...], Slot], side: int, flags: BoolArray
 ) -> Face:
     """The arrays of one side; `valid` is all True where it is not an episode key."""
+    num_envs: int = flags.shape[1]
 
     def flat(name: str) -> npt.NDArray[Any]:
         return slots[(name,)].arrays[side].reshape(num_envs)
@@ -226,6 +238,7 @@ def _face(
         _leaves(DataKeys.OBS, parts, slots, side),
         _leaves(DataKeys.FINAL_OBS, parts, slots, side),
         flat(DataKeys.REWARDS),
+        flags,
         flat(DataKeys.TERMINATED),
         flat(DataKeys.TRUNCATED),
         flat(DataKeys.FIRST),
