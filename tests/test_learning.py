@@ -90,6 +90,22 @@ def test_algotrading_earns_more_than_holding(model: str) -> None:
     assert sum(float(row[4]) > 0 and float(row[5]) > 0 for row in rows) >= 4
 
 
+@pytest.mark.learning
+def test_a_treasure_is_found_with_a_bonus_only() -> None:
+    """The table of `examples/deep_sea/README.md`, anew."""
+    with_bonus = train_seeds("deep_sea/rnd.yaml", 5)
+    assert sum(reached >= 0.9 for reached, _ in with_bonus) >= 4
+    without = train_seeds("deep_sea/ppo.yaml", 5)
+    assert sum(reached >= 0.9 for reached, _ in without) <= 1
+
+
+@pytest.mark.learning
+@pytest.mark.parametrize(("example", "threshold"), [("cartpole", 475.0), ("acrobot", -100.0)])
+def test_a2c_reaches_the_thresholds_too(example: str, threshold: float) -> None:
+    rows = train_seeds(f"gymnasium_{example}/a2c.yaml", 5)
+    assert sum(reached >= threshold for reached, _ in rows) >= 4
+
+
 def train_seeds(file: str, seeds: int) -> list[tuple[float, float]]:
     """Mean return of the last 100 episodes and of an evaluation's 100, for each seed."""
     rows = table_of("examples/seeds.py", f"examples/{file}", seeds=seeds)
