@@ -1,104 +1,23 @@
-"""Everstep environments as Gymnasium vector environments."""
+"""Everstep environments as Gymnasium vector environments: rows, memory, seeds, resets."""
 
 import gc
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from gymnasium import spaces
-from gymnasium.utils.env_checker import data_equivalence
 from gymnasium.vector import AutoresetMode, VectorEnv
-from gymnasium.wrappers.vector import (
-    DictInfoToList,
-    NormalizeObservation,
-    NormalizeReward,
-    RecordEpisodeStatistics,
-    RescaleAction,
-    TransformReward,
-    VectorizeTransformObservation,
-)
 from torchrl.data import (
-    Binary,
-    Bounded,
-    Categorical,
-    Composite,
-    MultiCategorical,
-    MultiOneHot,
     NonTensor,
-    OneHot,
-    Unbounded,
 )
 
-import everstep
 from everstep import ContinuousDummyEnv, DiscreteDummyEnv
 from everstep.adapters import to_gymnasium
-from everstep.env import Env
 from everstep.errors import AdapterError, EnvError
 from toys import ConstantEnv
 from way_back_toys import Walk, random_actions
 
 STEPS = 30
-
-
-def check_vector_env(env: VectorEnv) -> int:
-    """What Gymnasium demands of single environments, of a vector environment; episodes seen."""
-    assert env.observation_space.contains(env.reset(seed=5)[0])
-    again, other = (env.reset(seed=seed)[0] for seed in (5, 6))
-    assert data_equivalence(again, env.reset(seed=5)[0], exact=True)
-    assert not data_equivalence(again, other, exact=True)
-    env.action_space.seed(0)
-    env.reset(seed=5)
-    ended = 0
-    for _ in range(STEPS):
-        actions = env.action_space.sample()
-        assert env.action_space.contains(actions)
-        obs, rewards, terminated, truncated, infos = env.step(actions)
-        assert env.observation_space.contains(obs)
-        assert (rewards.dtype, rewards.shape) == (np.float64, (env.num_envs,))
-        for flags in (terminated, truncated):
-            assert (flags.dtype, flags.shape) == (np.bool_, (env.num_envs,))
-        for key in [key for key in infos if not key.startswith("_")]:
-            mask = infos[f"_{key}"]
-            assert (mask.dtype, mask.shape) == (np.bool_, (env.num_envs,))
-        done = terminated | truncated
-        ended += int(done.sum())
-        if "final_obs" in infos:
-            np.testing.assert_array_equal(infos["_final_obs"], done)
-            for final, is_done in zip(infos["final_obs"], done, strict=True):
-                assert env.single_observation_space.contains(final) if is_done else final is None
-    return ended
-
-
-@pytest.mark.parametrize("mapping", [False, True], ids=["plain", "mapping"])
-@pytest.mark.parametrize("continuous", [False, True], ids=["discrete", "real"])
-@pytest.mark.parametrize("ends", ["never", "same step", "lost", "next step"])
-def test_vector_checks(ends: str, continuous: bool, mapping: bool) -> None:
-    env = to_gymnasium(Walk(4, ends=ends, continuous=continuous, mapping=mapping))
-    assert (check_vector_env(env) == 0) is (ends == "never")
-    assert env.metadata["autoreset_mode"] is env.autoreset_mode
-    expected = AutoresetMode.NEXT_STEP if ends == "next step" else AutoresetMode.SAME_STEP
-    assert env.autoreset_mode is expected
-
-
-@pytest.mark.parametrize("mode", ["SAME_STEP", "NEXT_STEP"])
-@pytest.mark.parametrize("make", [DiscreteDummyEnv, ContinuousDummyEnv])
-def test_vector_checks_at_a_horizon(make: Any, mode: str) -> None:
-    env = to_gymnasium(make(4), autoreset_mode=mode, horizon=4)
-    rows = STEPS // 4 if mode == "SAME_STEP" else STEPS // 5
-    assert check_vector_env(env) == 4 * rows
-
-
-def test_metadata_is_the_instances_own() -> None:
-    same, following = to_gymnasium(Walk(2)), to_gymnasium(Walk(2, ends="next step"))
-    assert same.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP
-    assert following.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP
-    assert VectorEnv.metadata == {}
-    assert type(same).metadata == {}
-
-
-# Rows.
 
 
 def test_same_step_rows_are_the_environments() -> None:
@@ -160,6 +79,12 @@ def test_without_a_horizon_nothing_ends() -> None:
         *_, terminated, truncated, infos = env.step(env.action_space.sample())
         assert not (terminated | truncated).any()
         assert infos == {}
+
+
+def test_rewards_of_any_precision_are_doubles() -> None:
+    env = to_gymnasium(ConstantEnv(outcome={"rewards": torch.full((4, 1), 0.5).bfloat16().float()}))
+    env.reset()
+    assert env.step(env.action_space.sample())[1].dtype == np.float64
 
 
 # Memory.
@@ -308,231 +233,3 @@ def test_a_horizon_is_for_what_never_ends() -> None:
         to_gymnasium(DiscreteDummyEnv(2), horizon=0)
     with pytest.raises(AdapterError, match=r"must be an `everstep\.Env`; got int"):
         to_gymnasium(3)
-
-
-# Gymnasium's own wrappers.
-
-
-def episodes(env: VectorEnv, steps: int = 200) -> list[tuple[float, int]]:
-    """Return and length of every episode, row by row, counted by hand."""
-    env.action_space.seed(0)
-    env.reset(seed=0)
-    total, length = np.zeros(env.num_envs), np.zeros(env.num_envs, int)
-    waits, found = np.zeros(env.num_envs, bool), []
-    for _ in range(steps):
-        _, rewards, terminated, truncated, _ = env.step(env.action_space.sample())
-        total, length = np.where(waits, 0, total + rewards), np.where(waits, 0, length + 1)
-        done = terminated | truncated
-        found += [(total[i], length[i]) for i in np.flatnonzero(done)]
-        if env.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP:
-            waits = done
-        else:
-            total, length = np.where(done, 0, total), np.where(done, 0, length)
-    return found
-
-
-@pytest.mark.parametrize("ends", ["same step", "lost", "next step"])
-def test_record_episode_statistics(ends: str) -> None:
-    expected = episodes(to_gymnasium(Walk(3, ends=ends)))
-    env = RecordEpisodeStatistics(to_gymnasium(Walk(3, ends=ends)), buffer_length=10_000)
-    assert episodes(env) == expected
-    assert env.episode_count == len(expected) > 20
-    np.testing.assert_allclose(list(env.return_queue), [value for value, _ in expected])
-    assert list(env.length_queue) == [length for _, length in expected]
-
-
-def test_normalizing_wrappers() -> None:
-    env = NormalizeReward(NormalizeObservation(to_gymnasium(Walk(64, ends="next step"))))
-    obs, _ = env.reset(seed=0)
-    for _ in range(60):
-        obs, rewards, *_ = env.step(env.action_space.sample())
-        assert np.isfinite(rewards).all()
-    np.testing.assert_allclose(obs.mean(0), 0, atol=0.5)
-    np.testing.assert_allclose(obs.std(0), 1, atol=0.5)
-    never = to_gymnasium(ContinuousDummyEnv(8), autoreset_mode="NEXT_STEP", horizon=9)
-    assert np.isfinite(NormalizeObservation(never).reset(seed=0)[0]).all()
-
-
-def test_wrappers_of_observations_want_next_step() -> None:
-    class Doubled(gym.wrappers.TransformObservation):
-        def __init__(self, env: Any) -> None:
-            super().__init__(env, lambda obs: 2 * obs, env.observation_space)
-
-    plain = to_gymnasium(Walk(3, ends="next step"))
-    doubled = VectorizeTransformObservation(to_gymnasium(Walk(3, ends="next step")), Doubled)
-    np.testing.assert_array_equal(2 * plain.reset(seed=0)[0], doubled.reset(seed=0)[0])
-    for action in random_actions(Walk(3), STEPS):
-        one, two = (env.step(action[:, 0].numpy())[0] for env in (plain, doubled))
-        np.testing.assert_array_equal(2 * one, two)
-    with pytest.raises(ValueError, match="Expected"):  # of Gymnasium's own environments, too
-        NormalizeObservation(to_gymnasium(Walk(3)))
-
-
-def test_other_wrappers() -> None:
-    env = DictInfoToList(TransformReward(to_gymnasium(Walk(3)), lambda reward: reward / 2))
-    env.reset(seed=0)
-    finals = [
-        info["final_obs"]
-        for _ in range(STEPS)
-        for info in env.step(env.action_space.sample())[-1]
-        if "final_obs" in info
-    ]
-    assert finals
-    low, high = (np.full(2, bound, np.float32) for bound in (-10, 10))
-    rescaled = RescaleAction(to_gymnasium(Walk(3, continuous=True)), low, high)
-    rescaled.reset(seed=0)
-    assert np.isfinite(rescaled.step(rescaled.action_space.sample())[1]).all()
-
-
-def test_make_vec() -> None:
-    gym.register(
-        "EverstepWalk-v0",
-        vector_entry_point=lambda num_envs, **kwargs: to_gymnasium(Walk(num_envs, **kwargs)),
-    )
-    try:
-        env = gym.make_vec("EverstepWalk-v0", num_envs=3, continuous=True)
-        assert env.spec.id == "EverstepWalk-v0"
-        assert check_vector_env(env) > 0
-        wrapped = everstep.make("gymnasium:EverstepWalk-v0", 3, limit=4)
-        assert wrapped.episode_keys >= {"final_obs"}
-    finally:
-        del gym.registry["EverstepWalk-v0"]
-
-
-# Spaces.
-
-
-class Told(Env):
-    """Observes the action that it was given, as its specs say."""
-
-    def __init__(self, observation_spec: Any, action_spec: Any, num_envs: int = 3) -> None:
-        super().__init__(num_envs)
-        self.observation_spec, self.action_spec = observation_spec, action_spec
-        self.actions: list[Any] = []
-
-    def reset(self, *, config: Any = None) -> Any:
-        return self.observation_spec.rand([self.num_envs])
-
-    def step(self, action: Any) -> Any:
-        self.actions.append(action)
-        return {"obs": self.reset(), "rewards": torch.zeros(self.num_envs, 1)}
-
-
-def shape(*sizes: int) -> torch.Size:
-    return torch.Size(sizes)
-
-
-BOUNDS = torch.tensor([[-1.0, 0.0], [2.0, 5.0]])
-
-SPECS: dict[str, tuple[Any, spaces.Space]] = {
-    "unbounded": (Unbounded(3), spaces.Box(-np.inf, np.inf, (3,), np.float32)),
-    "double": (
-        Unbounded(2, dtype=torch.float64),
-        spaces.Box(-np.inf, np.inf, (2,), np.float64),
-    ),
-    "bfloat16": (
-        Bounded(-1, 1, shape(2), dtype=torch.bfloat16),
-        spaces.Box(-1, 1, (2,), np.float32),
-    ),
-    "bounds by element": (
-        Bounded(low=BOUNDS[0], high=BOUNDS[1]),
-        spaces.Box(BOUNDS[0].numpy(), BOUNDS[1].numpy(), dtype=np.float32),
-    ),
-    "image": (
-        Bounded(0, 255, shape(3, 4, 4), dtype=torch.uint8),
-        spaces.Box(0, 255, (3, 4, 4), np.uint8),
-    ),
-    "bytes": (Unbounded(3, dtype=torch.uint8), spaces.Box(0, 255, (3,), np.uint8)),
-    "no dimension": (Unbounded(shape()), spaces.Box(-np.inf, np.inf, (), np.float32)),
-    "one choice": (Categorical(4, shape=shape(1)), spaces.Discrete(4)),
-    "one choice without a dimension": (Categorical(4, shape=shape()), spaces.Discrete(4)),
-    "choices alike": (Categorical(4, shape=shape(2)), spaces.MultiDiscrete([4, 4])),
-    "choices": (MultiCategorical([2, 5]), spaces.MultiDiscrete([2, 5])),
-    "binary": (Binary(3), spaces.MultiBinary(3)),
-    "bool": (Binary(3, dtype=torch.bool), spaces.MultiBinary(3)),
-    "mapping": (
-        Composite(b=Unbounded(1), a=Composite(c=Categorical(2, shape=shape(1)))),
-        spaces.Dict(
-            [
-                ("b", spaces.Box(-np.inf, np.inf, (1,), np.float32)),
-                ("a", spaces.Dict(c=spaces.Discrete(2))),
-            ]
-        ),
-    ),
-}
-
-ONE_HOTS = {
-    "one-hot": (OneHot(4), spaces.MultiBinary(4), spaces.Discrete(4)),
-    "one-hot rows": (
-        OneHot(4, shape=shape(2, 4)),
-        spaces.MultiBinary([2, 4]),
-        spaces.MultiDiscrete([4, 4]),
-    ),
-    "one-hots": (MultiOneHot([2, 3]), spaces.MultiBinary(5), spaces.MultiDiscrete([2, 3])),
-}
-
-
-@pytest.mark.parametrize(("spec", "space"), SPECS.values(), ids=SPECS.keys())
-def test_spaces(spec: Any, space: spaces.Space) -> None:
-    env = to_gymnasium(Told(spec, spec))
-    assert env.single_observation_space == space
-    assert env.single_action_space == space
-    assert [*getattr(space, "spaces", ())] == [*getattr(env.single_action_space, "spaces", ())]
-    check_values(env, spec)
-
-
-@pytest.mark.parametrize(("spec", "seen", "chosen"), ONE_HOTS.values(), ids=ONE_HOTS.keys())
-def test_spaces_of_one_hots(spec: Any, seen: spaces.Space, chosen: spaces.Space) -> None:
-    env = to_gymnasium(Told(spec, spec))
-    assert env.single_observation_space == seen
-    assert env.single_action_space == chosen
-    check_values(env, spec)
-
-
-def check_values(env: Any, spec: Any) -> None:
-    """Observations are in their space; whatever is in the action space is a value of the spec."""
-    assert env.observation_space.contains(env.reset()[0])
-    batched = spec.expand(env.num_envs, *spec.shape)
-    for _ in range(20):
-        assert env.observation_space.contains(env.step(env.action_space.sample())[0])
-        assert batched.is_in(env.env.actions[-1])
-
-
-def test_choices_are_the_same_choices() -> None:
-    env = to_gymnasium(Told(Unbounded(1), MultiOneHot([2, 3]), num_envs=2))
-    env.reset()
-    env.step(np.array([[1, 0], [0, 2]]))
-    expected = torch.tensor([[0, 1, 1, 0, 0], [1, 0, 0, 0, 1]], dtype=torch.bool)
-    assert torch.equal(env.env.actions[-1], expected)
-
-
-def test_actions_that_do_not_fit() -> None:
-    env = to_gymnasium(Walk(3))
-    env.reset()
-    with pytest.raises(AdapterError, match=r"`action` must have shape \(3,\); got \(3, 1\)"):
-        env.step(np.zeros((3, 1), np.int64))
-    with pytest.raises(AdapterError, match=r"`action` must have the dtype int64 .* got float64"):
-        env.step(np.zeros(3))
-    both = Composite(move=Unbounded(1), jump=Binary(1))
-    env = to_gymnasium(Told(Unbounded(1), both))
-    with pytest.raises(AdapterError, match=r"mapping of \['jump', 'move'\]; got \['move'\]"):
-        env.step({"move": np.zeros((3, 1), np.float32)})
-    with pytest.raises(AdapterError, match=r"`action\['jump'\]` must have shape \(3, 1\)"):
-        env.step({"move": np.zeros((3, 1), np.float32), "jump": np.zeros(3, np.int8)})
-
-
-def test_an_empty_mapping_is_refused() -> None:
-    with pytest.raises(AdapterError, match="`observation` is an empty `Composite`"):
-        to_gymnasium(Told(Composite(), Unbounded(1)))
-
-
-def test_rewards_of_any_precision_are_doubles() -> None:
-    env = to_gymnasium(ConstantEnv(outcome={"rewards": torch.full((4, 1), 0.5).bfloat16().float()}))
-    env.reset()
-    assert env.step(env.action_space.sample())[1].dtype == np.float64
-
-
-@pytest.mark.gpu
-def test_from_an_accelerator() -> None:
-    env = to_gymnasium(Walk(4, device="cuda", mapping=True, continuous=True))
-    assert check_vector_env(env) > 0

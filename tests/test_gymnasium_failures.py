@@ -290,3 +290,15 @@ def test_a_constructor_that_raises_is_named() -> None:
                 GymnasiumEnv.make("Unmade-v0", 2, vectorization_mode=mode)
     finally:
         del gymnasium.registry["Unmade-v0"]
+
+
+def test_a_block_closes_its_environment_and_lets_errors_pass() -> None:
+    with GymnasiumEnv(SyncVectorEnv([partial(Faulty, explode)] * 3)) as env:
+        assert isinstance(env, GymnasiumEnv)
+        env.reset()
+    with pytest.raises(EnvError, match="was closed"):
+        env.reset()
+    env = GymnasiumEnv(SyncVectorEnv([partial(Faulty, explode)] * 3))
+    with pytest.raises(ZeroDivisionError), env:
+        raise ZeroDivisionError
+    assert env.env.closed

@@ -7,19 +7,18 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.vector import AutoresetMode
+from torchrl.envs import RewardSum, TransformedEnv
 
 import everstep
 from everstep import AlgorithmConfig, ContinuousDummyEnv, DiscreteDummyEnv, Env
 from everstep.adapters import GymnasiumEnv, TorchRLEnv, to_gymnasium, to_torchrl
+from everstep.errors import AdapterError
 from everstep.testing import EnvConformance, run_checks
 from everstep_adapters._export.horizon import HorizonEnv
 from gymnasium_toys import scripted
 from way_back_toys import Walk, play, random_actions
 
 NUM_ENVS, STEPS = 3, 40
-
-#: What `to_torchrl` says of invalid rows, among the observations.
-MARKS = ("valid", "is_init")
 
 ENVS: dict[str, Any] = {
     f"{ends}, {'mapping' if mapping else 'plain'}, {'real' if real else 'discrete'}": partial(
@@ -33,27 +32,29 @@ ENVS["the discrete point"] = partial(DiscreteDummyEnv, NUM_ENVS)
 ENVS["the continuous point"] = partial(ContinuousDummyEnv, NUM_ENVS)
 
 SAME_STEP_ENVS = {name: make for name, make in ENVS.items() if not name.startswith("next step")}
+#: Those with rows that no action caused; no one of Gymnasium's modes is that of both.
 NEXT_STEP_ENVS = {name: make for name, make in ENVS.items() if name.startswith("next step")}
+NEXT_STEP_ENVS["both"] = partial(Walk, NUM_ENVS, ends="both", mapping=True)
 
 DOORS: dict[str, Any] = {
     "gymnasium": lambda env: everstep.wrap(to_gymnasium(env)),
-    "torchrl": lambda env: everstep.wrap(to_torchrl(env)),
+    "torchrl": lambda env: everstep.wrap(to_torchrl(env, invalid_rows="keep")),
 }
 
 
-def compare(native: Env, returned: Env, *, left_out: frozenset[str] = frozenset()) -> None:
+def compare(native: Env, returned: Env) -> None:
     """Every row of the one is, bit for bit, what the other returns."""
     actions = random_actions(native, STEPS)
     expected, found = play(native, actions), play(returned, actions)
     assert len(expected) == len(found) == STEPS + 1
     for t, (want, got) in enumerate(zip(expected, found, strict=True)):
-        opened = want["first"].squeeze(-1) if "first" in want else slice(None)
         for name in want:
-            key = name.split(".")[0]
-            rows = opened if key == "final_obs" else slice(None)  # it means nothing elsewhere
-            if key not in left_out:
-                assert torch.equal(want[name][rows], got[name][rows]), f"{name} of row {t}"
-                assert want[name].dtype == got[name].dtype
+            rows: Any = slice(None)
+            if name.startswith("final_obs"):  # it means nothing elsewhere
+                done = want["terminated"] | want["truncated"]
+                rows = (want["first"] & done).squeeze(-1)
+            assert torch.equal(want[name][rows], got[name][rows]), f"{name} of row {t}"
+            assert want[name].dtype == got[name].dtype
         if not native.episode_keys and t:
             assert not any(got[flag].any() for flag in ("terminated", "truncated", "first"))
 
@@ -79,11 +80,20 @@ def test_through_torchrl(make: Any) -> None:
 
 @pytest.mark.parametrize("make", NEXT_STEP_ENVS.values(), ids=NEXT_STEP_ENVS.keys())
 def test_invalid_rows_through_torchrl(make: Any) -> None:
-    """Their numbers; TorchRL has no word for what they are."""
-    exported = to_torchrl(make(), invalid_rows="keep")
-    keys = [key for key in exported.observation_spec.keys(True, True) if key not in MARKS]
-    returned = everstep.wrap(exported, observation_keys=keys)
-    compare(make(), returned, left_out=frozenset({"first", "valid"}))
+    native, returned = make(), everstep.wrap(to_torchrl(make(), invalid_rows="keep"))
+    assert isinstance(returned, TorchRLEnv)
+    assert returned.episode_keys == native.episode_keys
+    assert returned.observation_spec == native.observation_spec
+    compare(native, returned)
+
+
+def test_invalid_rows_through_torchrl_and_a_transform() -> None:
+    exported = to_torchrl(Walk(NUM_ENVS, ends="next step"), invalid_rows="keep")
+    returned = everstep.wrap(TransformedEnv(exported, RewardSum()))
+    compare(Walk(NUM_ENVS, ends="next step"), returned)
+    assert "`valid` and `is_init`" in returned.describe()["resets"]
+    with pytest.raises(AdapterError, match="`time_limit` counts every row"):
+        everstep.wrap(exported, time_limit=5)
 
 
 @pytest.mark.parametrize("door", DOORS.keys())
@@ -123,7 +133,7 @@ def test_horizons_through_gymnasium(make: Any, mode: str) -> None:
 
 
 @pytest.mark.parametrize("door", DOORS.keys())
-@pytest.mark.parametrize("ends", ["same step", "lost"])
+@pytest.mark.parametrize("ends", ["same step", "lost", "next step"])
 def test_what_is_learned(door: str, ends: str) -> None:
     advantages = []
     for env in (Walk(4, horizon=16, ends=ends), DOORS[door](Walk(4, ends=ends))):
@@ -182,6 +192,12 @@ class TestNextStepThroughGymnasium(OfWalks):
     def make_env(self, num_envs: int, horizon: int, device: Any) -> Env:
         env = Walk(num_envs, ends="next step", continuous=True, device=device)
         return everstep.wrap(to_gymnasium(env), horizon=horizon, device=device)
+
+
+class TestNextStepThroughTorchRL(OfWalks):
+    def make_env(self, num_envs: int, horizon: int, device: Any) -> Env:
+        env = Walk(num_envs, ends="next step", mapping=True, device=device)
+        return everstep.wrap(to_torchrl(env, invalid_rows="keep"), horizon=horizon, device=device)
 
 
 class TestThroughTorchRL(OfWalks):

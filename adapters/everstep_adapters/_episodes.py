@@ -187,13 +187,6 @@ class Endings(Protocol):
         ...
 
 
-#: `first` and `valid` of rows that an action caused.
-_CAUSED = np.array([[False], [True]])
-
-#: The flags of a row that is a reset, in the order of `FLAGS`.
-_RESET = np.array([[True], [False], [False], [False]])
-
-
 class NextStepEndings:
     """The environment resets a row in the env step after it was done, ignoring the action."""
 
@@ -203,7 +196,6 @@ class NextStepEndings:
             self.episode_keys |= {DataKeys.FINAL_OBS}
         self._env, self._calls, self._clock = env, calls, clock
         self._pending = np.zeros(env.num_envs, dtype=np.bool_)
-        self._any_pending = False
         self._survives_reset = pending_survives_reset(env)
         self._is_checked = False
 
@@ -211,18 +203,20 @@ class NextStepEndings:
         """See `Endings.start`."""
         if not self._survives_reset:
             self._pending.fill(False)
-            self._any_pending = False
 
     def end(self, row: Row, infos: dict[str, Any]) -> None:
         """See `Endings.end`."""
-        row.flags[:2] = _CAUSED
-        if self._any_pending:
-            # What an environment reports of a reset is not to be trusted: some repeat the last row.
-            np.copyto(row.flags, _RESET, where=self._pending)
-            np.copyto(row.rewards, 0, where=self._pending)
-        np.logical_or(row.terminated, row.truncated, self._pending)
-        self._any_pending = bool(np.count_nonzero(self._pending))
-        if self._any_pending and not self._is_checked:
+        # No branch, and few kinds of operations: a slow env step leaves none of their code in the
+        # processor's caches, and fetching it is what they cost.
+        valid, pending = row.valid, self._pending
+        row.first[...] = pending
+        np.logical_not(pending, valid)
+        # What an environment reports of a reset is not to be trusted: some repeat the last row.
+        np.logical_and(row.terminated, valid, row.terminated)
+        np.logical_and(row.truncated, valid, row.truncated)
+        row.rewards[pending] = 0
+        np.logical_or(row.terminated, row.truncated, pending)
+        if not self._is_checked and np.count_nonzero(pending):
             check_no_final(self._env, "NEXT_STEP", row, infos)
             self._is_checked = True
         if self._clock.is_limited:

@@ -223,11 +223,13 @@ class Downlink:
 
     Args:
         shape: Shape of the arrays; tensors have as many elements.
+        is_real: Whether tensors can be of real numbers. They alone can be the negative of what
+            lies in their memory, as the imaginary part of a conjugate is.
 
     """
 
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        self._shape = shape
+    def __init__(self, shape: tuple[int, ...], *, is_real: bool = True) -> None:
+        self._shape, self._is_real = shape, is_real
         self._views: dict[tuple[int, torch.dtype], npt.NDArray[Any]] = {}
         self._host: None | torch.Tensor = None
         self._copied: None | torch.cuda.Event = None
@@ -237,7 +239,7 @@ class Downlink:
 
         Waits for the copy, and for nothing that was enqueued after it.
         """
-        if tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg():
+        if tensor.is_cpu and tensor.is_contiguous() and not (self._is_real and tensor.is_neg()):
             place = tensor.data_ptr(), tensor.dtype
             view = self._views.get(place)
             return self._view(tensor, place) if view is None else view

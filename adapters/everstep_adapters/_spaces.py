@@ -244,7 +244,7 @@ class IntegerActions:
         self._starts_at_zero = not self._start.any()
         self._constants = _Constants(self._start)
         self._shape = (num_envs, *(space.shape or ()))
-        self._downlink = Downlink(self._shape)
+        self._downlink = Downlink(self._shape, is_real=False)
 
     def to_env(self, action: torch.Tensor) -> npt.NDArray[Any]:
         """See `Actions.to_env`."""

@@ -1,9 +1,9 @@
 """What adapters say of what they found."""
 
 import torch
-from torchrl.data import Bounded, Categorical, Composite, MultiCategorical, TensorSpec, Unbounded
+from torchrl.data import Bounded, Composite, TensorSpec, Unbounded
 
-from everstep.specs import leaf_specs
+from everstep.specs import leaf_specs, options
 
 
 def spec_in_words(spec: TensorSpec) -> str:
@@ -23,12 +23,10 @@ def _kind(leaf: TensorSpec) -> str:
     for kind, name in ((Bounded, "Bounded"), (Unbounded, "Unbounded")):
         if isinstance(leaf, kind):
             return name
-    if isinstance(leaf, MultiCategorical):
-        counts = sorted(set(leaf.nvec.flatten().tolist()))
-        return f"{type(leaf).__name__}({', '.join(map(str, counts))})"
-    if isinstance(leaf, Categorical):
-        return f"{type(leaf).__name__}({leaf.space.n})"
-    return type(leaf).__name__
+    counts = options(leaf)
+    if len(set(counts)) == 1:  # such as two for each element of a `Binary`
+        counts = counts[:1]
+    return f"{type(leaf).__name__}({', '.join(map(str, counts))})"
 
 
 def copies_in_words(source: torch.device, device: torch.device) -> str:

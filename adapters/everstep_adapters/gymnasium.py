@@ -32,7 +32,7 @@ from ._episodes import (
     resolve_mode,
 )
 from ._probe import Evidence, probe_autoreset
-from ._rows import Row, copy_into, pick
+from ._rows import Row, pick
 from ._spaces import (
     ActionBounds,
     Actions,
@@ -288,20 +288,20 @@ class GymnasiumEnv(Env):
     def _sent(self, action: object, name: str) -> Any:
         if self._is_stepping:
             raise _unfinished(name)
-        return self._sender.to_env(self._checked(action))
+        if (
+            isinstance(action, torch.Tensor)
+            and action.shape == self._action_shape
+            and action.dtype in self._actions.dtypes
+        ):
+            return self._sender.to_env(action)
+        raise self._wrong_action(action)
 
     def _rows(self, returned: tuple[Any, Any, Any, Any, dict[str, Any]]) -> TensorDict:
         if self._tensors is not None:
             return self._tensors.step(returned)
         observation, rewards, terminated, truncated, infos = returned
         row = self._row
-        if row.is_staged:
-            row.wait()
-        for leaf in row.obs:
-            leaf.read(observation)
-        copy_into(row.rewards, rewards, DataKeys.REWARDS)
-        copy_into(row.terminated, terminated, DataKeys.TERMINATED)
-        copy_into(row.truncated, truncated, DataKeys.TRUNCATED)
+        row.read(observation, rewards, terminated, truncated)
         self._endings.end(row, infos)
         return row.publish()
 
@@ -347,20 +347,18 @@ class GymnasiumEnv(Env):
             f"device={str(self.device)!r}, autoreset_mode={self.autoreset_mode.name!r})"
         )
 
-    def _checked(self, action: object) -> torch.Tensor:
+    def _wrong_action(self, action: object) -> AdapterError:
         if not isinstance(action, torch.Tensor):
-            raise AdapterError(f"An action must be a tensor; got {type(action).__name__}.")
+            return AdapterError(f"An action must be a tensor; got {type(action).__name__}.")
         if action.shape != self._action_shape:
-            raise AdapterError(
+            return AdapterError(
                 f"An action must have shape {tuple(self._action_shape)}, `num_envs` and then "
                 f"`action_spec.shape`; got {tuple(action.shape)}."
             )
-        if action.dtype not in self._actions.dtypes:
-            raise AdapterError(
-                f"An action must have the dtype {self.action_spec.dtype} or one of its kind; "
-                f"got {action.dtype}."
-            )
-        return action
+        return AdapterError(
+            f"An action must have the dtype {self.action_spec.dtype} or one of its kind; "
+            f"got {action.dtype}."
+        )
 
 
 def _unfinished(name: str) -> AdapterError:

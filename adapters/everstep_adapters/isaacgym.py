@@ -22,7 +22,6 @@ from typing import Any, ClassVar
 
 import torch
 from tensordict import TensorDict
-from torchrl.data import Bounded, Composite, TensorSpec
 
 from everstep.data import Device
 from everstep.env import Env
@@ -33,6 +32,7 @@ from ._isaacgym.ends import make_time_outs
 from ._isaacgym.probe import study
 from ._isaacgym.styles import Endings, External, NextStep, SameStep, told
 from ._isaacgym.tasks import Observations, Task, interface_of
+from ._words import spec_in_words
 
 #: Options of the adapter that `IsaacGymEnv.make` does not pass to IsaacGymEnvs.
 _OPTIONS = ("reset_style", "max_episode_length", "time_outs", "final_obs_key", "observation_keys")
@@ -260,8 +260,8 @@ class IsaacGymEnv(Env):
             "family": f"a task with the interface of {_INTERFACES[reader.interface]}",
             "environment": reader.name,
             "num_envs": str(self.num_envs),
-            "observation": _spec_in_words(self.observation_spec),
-            "action": _spec_in_words(self.action_spec),
+            "observation": spec_in_words(self.observation_spec),
+            "action": spec_in_words(self.action_spec),
             "resets": f"{told(self.reset_style)}, known from {self._found.known_from}",
             "final observations": self._endings.final_obs,
             "limit": f"time-outs: {self._time_outs.note}",
@@ -275,15 +275,6 @@ class IsaacGymEnv(Env):
             f"horizon={self.horizon}, device={str(self.device)!r}, "
             f"reset_style={self.reset_style!r})"
         )
-
-
-def _spec_in_words(spec: TensorSpec) -> str:
-    """Kind, shape and dtype of a spec, or of its leaves by name."""
-    if isinstance(spec, Composite):
-        return ", ".join(f"{key}: {_spec_in_words(leaf)}" for key, leaf in spec.items())
-    dtype = str(spec.dtype).removeprefix("torch.")
-    kind = "Bounded" if isinstance(spec, Bounded) else "Unbounded"
-    return f"{kind} {list(spec.shape)} {dtype}"
 
 
 def _import_isaacgymenvs() -> Any:

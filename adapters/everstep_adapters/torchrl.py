@@ -7,6 +7,9 @@ resets itself has lost that observation: its rows have no `final_obs`, or NaN in
 
 The agents of a multi-agent environment are rows of their own. One that is done before the others
 waits for its environment's reset; its rows until then, and the one of the reset, are not `valid`.
+
+An Everstep environment that `to_torchrl(invalid_rows="keep")` exported keeps its own rows: what it
+marks by `valid` and `is_init` is taken as it is.
 """
 
 import sys
@@ -35,6 +38,7 @@ from ._torchrl.keys import (
     find_rows,
     limited,
     resets_itself,
+    told_keys,
     warn_of_mistold_ends,
 )
 from ._torchrl.layout import NestedKey, leaves_of, observation_leaves, observation_spec
@@ -154,7 +158,8 @@ class TorchRLEnv(Env):
         self.action_spec = self._actions.spec
         self.observation_spec = observation_spec(self._leaves, on_device)
         self._structure = Structure.of(self.observation_spec)
-        self._has_final = not resets_itself(env)
+        told = told_keys(env)
+        self._has_final = DataKeys.FINAL_OBS in told if told else not resets_itself(env)
         self.episode_keys = self._endings.episode_keys
         if self._has_final:
             self.episode_keys |= {DataKeys.FINAL_OBS}
@@ -272,7 +277,7 @@ class TorchRLEnv(Env):
             following: What is acted on next.
 
         """
-        flags = self._endings.read(outcome)
+        flags = self._endings.read(outcome, following)
         # A copy: the environment may keep and change what it returned.
         rewards = self._reward.read(outcome, self._layout).to(self._reward_dtype, copy=True)
         if DataKeys.VALID in flags:

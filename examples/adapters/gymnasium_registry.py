@@ -253,12 +253,26 @@ def installed(names: Sequence[str]) -> Iterator[str]:
             yield f"{name} {version(name)}"
 
 
+def examined(only: str, steps: int, keep: Path | None) -> dict[str, dict[str, Any]]:
+    """What came of each environment; not looked for again where the file `keep` has it."""
+    known = json.loads(keep.read_text()) if keep is not None and keep.exists() else {}
+    results = {}
+    for name in gymnasium.registry:
+        if only in name:
+            results[name] = known.get(name) or in_a_process(name, steps)
+            print(name, results[name], file=sys.stderr, flush=True)
+            if keep is not None:
+                keep.write_text(json.dumps(known | results))
+    return results
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="environments whose name contains this")
     parser.add_argument("--one", help="examine this environment and print what came of it")
     parser.add_argument("--steps", type=int, default=2000, help="random env steps in each way")
     parser.add_argument("--out", type=Path, help="file to write the page to")
+    parser.add_argument("--keep", type=Path, help="JSON file of what was found, to go on from")
     options = parser.parse_args(arguments)
     warnings.simplefilter("ignore")  # Gymnasium says of most that there is a newer version
     torch.set_num_threads(1)
@@ -267,12 +281,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         found = {"refused": reason} if reason else examine(options.one, options.steps)
         print(json.dumps(found))
         return
-    results = {}
-    for name in gymnasium.registry:
-        if options.only in name:
-            results[name] = in_a_process(name, options.steps)
-            print(name, results[name], file=sys.stderr, flush=True)
-    text = page(results, options.steps)
+    text = page(examined(options.only, options.steps, options.keep), options.steps)
     if options.out is None:
         print(text)
     else:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 import torch
 from tensordict import TensorDict
 from torchrl.data import Categorical, TensorSpec, Unbounded
+from typing_extensions import Self
 
 from .data import DataKeys, Device
 
@@ -105,6 +106,14 @@ class Env(ABC):
 
     def close(self) -> None:  # noqa: B027  nothing to do is a fine default
         """Release what the environment holds. Nothing by default."""
+
+    def __enter__(self) -> Self:
+        """The environment, which is closed where the `with` block ends, however it ends."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Close the environment. What was raised in the block stays raised."""
+        self.close()
 
 
 @runtime_checkable

@@ -22,8 +22,9 @@ RESERVED = frozenset(
     }
 )
 
-# What torchrl's own `InitTracker` calls it; that knows of resets alone, and not of invalid rows.
-_IS_INIT = "is_init"
+#: Key that is True where an episode opens; torchrl's own `InitTracker`, which knows of resets alone
+#: and not of invalid rows, calls it that.
+IS_INIT = "is_init"
 
 
 class EverstepEnvBase(EnvBase):  # type: ignore[misc]
@@ -52,6 +53,8 @@ class EverstepEnvBase(EnvBase):  # type: ignore[misc]
         #: The observation to act on next, and the rows whose episodes ended before it.
         self._obs: Any = None
         self._ended: None | torch.Tensor = None
+        #: The rows whose observation to act on next opens an episode.
+        self._opened = self._flags(True)
         self._set_specs()
         self.is_closed = False
 
@@ -70,7 +73,7 @@ class EverstepEnvBase(EnvBase):  # type: ignore[misc]
         ):
             observation[path] = batched(leaf)
         if self._has_invalid:
-            observation[DataKeys.VALID], observation[_IS_INIT] = flag(), flag()
+            observation[DataKeys.VALID], observation[IS_INIT] = flag(), flag()
         self.observation_spec = observation
         self.full_action_spec = Composite(
             action=batched(self.env.action_spec), shape=self.batch_size, device=self.device
@@ -97,8 +100,9 @@ class EverstepEnvBase(EnvBase):  # type: ignore[misc]
         out.set("terminated", terminated)
         out.set("truncated", truncated)
         if self._has_invalid:
+            self._opened = self._flag(outcome, DataKeys.FIRST)
             out.set(DataKeys.VALID, self._flag(outcome, DataKeys.VALID))
-            out.set(_IS_INIT, self._flag(outcome, DataKeys.FIRST) & ~self._ended)
+            out.set(IS_INIT, self._opened & ~self._ended)
         return out
 
     def _reset(
@@ -115,6 +119,7 @@ class EverstepEnvBase(EnvBase):  # type: ignore[misc]
         mask = None if tensordict is None else tensordict.get("_reset", None)
         if mask is None or not self._is_reset(mask.reshape(self.num_envs, 1)):
             self._obs = self.env.reset(config=config)
+            self._opened = self._flags(True)
         self._ended = None
         leaves = self._observation.flatten(self._obs)
         out = self._observed(tuple(leaf.clone() for leaf in leaves))
@@ -122,7 +127,7 @@ class EverstepEnvBase(EnvBase):  # type: ignore[misc]
             out.set(key, self._flags(False))
         if self._has_invalid:
             out.set(DataKeys.VALID, self._flags(True))
-            out.set(_IS_INIT, self._flags(True))
+            out.set(IS_INIT, self._opened.clone())
         return out
 
     def _is_reset(self, mask: torch.Tensor) -> bool:

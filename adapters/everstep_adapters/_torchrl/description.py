@@ -3,13 +3,10 @@
 from importlib.metadata import version
 from typing import Any
 
-from torchrl.data import Bounded, Composite, TensorSpec, Unbounded
-
-from everstep.specs import leaf_specs, options
-
+from .._words import spec_in_words
 from .actions import OneHotActions
 from .calls import called
-from .keys import STEP_COUNT
+from .keys import STEP_COUNT, told_keys
 from .layout import as_key, spelled
 
 
@@ -52,40 +49,20 @@ def _observation(adapter: Any) -> str:
     seen = {leaf.key for leaf in adapter._leaves.values()}
     keys = map(as_key, adapter.env.observation_spec.keys(True, True))
     left_out = [key for key in keys if key not in seen and key[-1] != STEP_COUNT]
-    told = _in_words(adapter.observation_spec)
+    told = spec_in_words(adapter.observation_spec)
     if len(seen) == 1:
         told = f"{spelled(list(seen))}: {told}"
     return f"{told} (left out: {spelled(left_out)})" if left_out else told
 
 
 def _action(adapter: Any) -> str:
-    told = f"{spelled([adapter._key])}: {_in_words(adapter.action_spec)}"
+    told = f"{spelled([adapter._key])}: {spec_in_words(adapter.action_spec)}"
     return f"{told}, sent one-hot" if isinstance(adapter._actions, OneHotActions) else told
 
 
 def _final_observations(adapter: Any) -> str:
     if adapter._has_final:
         return "what the environment returned under `next`; where that is NaN they are lost"
+    if told_keys(adapter.env):
+        return "the observation of the row that is done"
     return "lost, the environment resets itself: `on_missing_final` decides"
-
-
-def _in_words(spec: TensorSpec) -> str:
-    """Kind, shape and dtype of a spec's only leaf, or of each."""
-    leaves = leaf_specs(spec)
-    told = [
-        f"{_kind(leaf)} {list(leaf.shape)} {str(leaf.dtype).removeprefix('torch.')}"
-        for leaf in leaves.values()
-    ]
-    if not isinstance(spec, Composite):
-        return told[0]
-    return ", ".join(f"{'.'.join(path)}: {t}" for path, t in zip(leaves, told, strict=True))
-
-
-def _kind(leaf: TensorSpec) -> str:
-    """The public name of a spec's class, with its numbers of options."""
-    for kind in (Bounded, Unbounded):
-        if isinstance(leaf, kind):
-            return str(kind.__name__)
-    counts = options(leaf)
-    counted = f"{counts[0]}" if len(set(counts)) == 1 else ", ".join(map(str, counts))
-    return f"{type(leaf).__name__}({counted})"

@@ -10,6 +10,8 @@ from tensordict import TensorDictBase
 from everstep.data import DataKeys
 from everstep.errors import AdapterError
 
+from .calls import called
+from .keys import told_keys
 from .layout import Key, Layout, NestedKey, as_key, leaves_of, spelled, value_of
 
 #: What every end of an episode is, where the environment's own words are not to be believed.
@@ -85,6 +87,7 @@ class Endings:
         layout: How batch and agents become rows.
         root: Flags that decide when an environment is reset.
         own: Flags of the agents, who may be done before their environment is reset.
+        is_told: The environment says itself which rows are `valid`, and where episodes open.
         done_is: What every end is, whatever the flags say.
         time_limit: Env steps after which an end is a truncation, and before which it is a
             termination, whatever the flags say.
@@ -100,12 +103,14 @@ class Endings:
         root: DoneGroup,
         own: None | DoneGroup,
         *,
+        is_told: bool,
         done_is: None | DoneIs,
         time_limit: None | int,
     ) -> None:
         _check_options(done_is, time_limit)
-        self.episode_keys = _FLAGS if own is None else _FLAGS | {DataKeys.VALID}
-        self._layout, self._root, self._own = layout, root, own
+        has_valid = own is not None or is_told
+        self.episode_keys = _FLAGS | {DataKeys.VALID} if has_valid else _FLAGS
+        self._layout, self._root, self._own, self._is_told = layout, root, own, is_told
         self._done_is, self._time_limit = done_is, time_limit
         self._absent: None | torch.Tensor = None
         self._elapsed: None | torch.Tensor = None
@@ -116,6 +121,8 @@ class Endings:
         by = f"by {spelled(self._root.reset)}"
         if self._own is not None:
             by += f", agents before it by {spelled(self._own.reset)}"
+        if self._is_told:
+            by += ", or in the next one, as the environment's `valid` and `is_init` say"
         if self._done_is is not None:
             return f"{by}; every end is {self._done_is}"
         if self._time_limit is not None:
@@ -126,17 +133,27 @@ class Endings:
         """Every row was reset."""
         self._absent = self._elapsed = None
 
-    def read(self, data: TensorDictBase) -> dict[str, torch.Tensor]:
-        """The episode keys `[N, 1]` of an env step, from what it returned under `next`."""
-        ends = self._root.read(data, self._layout)
+    def read(self, outcome: TensorDictBase, following: TensorDictBase) -> dict[str, torch.Tensor]:
+        """The episode keys `[N, 1]` of an env step.
+
+        Args:
+            outcome: What it returned under `next`.
+            following: What is acted on next, behind the resets of what is done.
+
+        """
+        ends = self._root.read(outcome, self._layout)
         valid = None
         if self._own is not None:
-            ends, valid = self._of_agents(ends, self._own.read(data, self._layout))
+            ends, valid = self._of_agents(ends, self._own.read(outcome, self._layout))
+        first = ends.reset
+        if self._is_told:
+            valid = _read_flag(outcome, (DataKeys.VALID,), self._layout).clone()
+            first = _read_flag(following, ("is_init",), self._layout).clone()
         terminated, truncated = self._split(ends)
         row = {
             DataKeys.TERMINATED: terminated,
             DataKeys.TRUNCATED: truncated,
-            DataKeys.FIRST: ends.reset,
+            DataKeys.FIRST: first,
         }
         return row if valid is None else {**row, DataKeys.VALID: valid}
 
@@ -232,7 +249,13 @@ def make_endings(
     if layout.agents and chosen != layout.group and layout.group in groups:
         own = _make_group(groups[layout.group], terminated)
     root = _make_group(groups[chosen], terminated)
-    return Endings(layout, root, own, done_is=done_is, time_limit=time_limit)
+    is_told = bool(told_keys(env))
+    if is_told and time_limit is not None:
+        raise AdapterError(
+            f"`time_limit` counts every row, and {called(env)} has rows that no action caused. It "
+            "says itself which ends are truncations: leave `time_limit` out."
+        )
+    return Endings(layout, root, own, is_told=is_told, done_is=done_is, time_limit=time_limit)
 
 
 def _choose(groups: dict[Key, list[Key]], layout: Layout) -> Key:

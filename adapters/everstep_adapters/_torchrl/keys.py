@@ -2,6 +2,7 @@
 often each is there.
 """
 
+import sys
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 from torchrl.data import TensorSpec
 
+from everstep.data import DataKeys
 from everstep.errors import AdapterError
 
 from .calls import called, layers_of
@@ -132,7 +134,7 @@ def find_observed(
 def _hidden(env: Any, layout: Layout) -> Any:
     """Whether a key is none of the policy's business unless someone asks for it."""
     sums = {f"episode_{key[-1]}" for key in leaves_of(env.full_reward_spec)}
-    notes = {*_BOOKKEEPING, *sums}
+    notes = {*_BOOKKEEPING, *sums, *(told_keys(env) & {DataKeys.VALID})}
     prefixes = {key[:-1] for key in leaves_of(env.full_action_spec)} - {(), layout.group}
     others = {group for group in prefixes if layout.group[: len(group)] != group}
 
@@ -155,6 +157,20 @@ def resets_itself(env: Any) -> bool:
         isinstance(layer, AutoResetEnv) or vars(layer).get("_torchrl_native_autoreset", False)
         for layer in layers_of(env)
     )
+
+
+def told_keys(env: Any) -> frozenset[str]:
+    """Episode keys of an exported Everstep environment that tells of its invalid rows.
+
+    `to_torchrl(invalid_rows="keep")` makes them, and marks the rows by `valid` and `is_init`. Empty
+    for all others, whose keys of these names are their own.
+    """
+    exported = sys.modules.get("everstep_adapters._export.torchrl_env")
+    base = layers_of(env)[-1]
+    if exported is None or not isinstance(base, exported.EverstepEnvBase):
+        return frozenset()
+    keys: frozenset[str] = base.env.episode_keys
+    return keys if DataKeys.VALID in keys else frozenset()
 
 
 def limited(env: Any, limit: None | int, random_phase: bool) -> Any:
