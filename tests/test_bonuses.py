@@ -331,6 +331,40 @@ def test_the_predictor_learns_from_a_share_of_the_rows() -> None:
     torch.testing.assert_close(found.detach(), errors[chosen].mean())
 
 
+class Counting(nn.Linear):
+    """Counts the rows that it is asked about."""
+
+    def __init__(self, spec: Any, /) -> None:
+        super().__init__(spec.shape.numel(), 3)
+        self.rows = 0
+
+    def forward(self, leaves: Any) -> torch.Tensor:  # type: ignore[override]
+        self.rows += len(leaves[0])
+        return super().forward(leaves[0])
+
+
+@pytest.mark.parametrize(("proportion", "rows"), [(0.25, 12), (1.0, 48)])
+def test_what_the_predictor_does_not_learn_from_costs_nothing(proportion: float, rows: int) -> None:
+    algorithm, bonus = distilling(network_cls=Counting, predictor_proportion=proportion)
+    algorithm.collect()
+    bonus.predictor.rows = bonus.target.rows = 0
+    algorithm.step()
+    assert bonus.predictor.rows == algorithm.hparams.num_sgd_iters * rows
+    assert bonus.target.rows == 0
+
+
+@pytest.mark.usefixtures("float64")
+def test_the_losses_of_chunks_add_up() -> None:
+    algorithm, bonus = distilling(Losing, predictor_proportion=1.0)
+    algorithm.collect()
+    algorithm._estimate_advantages()
+    sequences = algorithm.policy.sequences(algorithm.rollout, kept=kept_by(algorithm.bonuses))
+    whole = bonus.losses(sequences.select(None))
+    cuts = [slice(0, 7), slice(7, 30), slice(30, 48)]
+    parts = [bonus.losses(sequences.select(cut, sequences.learnable)) for cut in cuts]
+    torch.testing.assert_close(sum(parts), whole, rtol=0, atol=1e-12)
+
+
 def test_the_seen_earns_less_than_the_unseen() -> None:
     algorithm, bonus = distilling(Corner)
     for _ in range(60):
@@ -508,9 +542,11 @@ class Syncs(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_a_bonus_adds_no_synchronisation() -> None:
+@pytest.mark.parametrize("proportion", [0.25, 1.0])
+def test_a_bonus_adds_no_synchronisation(proportion: float) -> None:
     counts = []
-    for bonuses in ([], [RandomNetworkDistillation(**FEW)]):
+    bonus = RandomNetworkDistillation(predictor_proportion=proportion, **FEW)
+    for bonuses in ([], [bonus]):
         algorithm = AlgorithmConfig(**SMALL, bonuses=bonuses).build(DiscreteDummyEnv)
         algorithm.collect()
         algorithm.step()

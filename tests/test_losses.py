@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from everstep.losses import approximate_kl, clipped_surrogate, value_errors, weighted_sum
 
@@ -82,3 +83,58 @@ def test_kl_estimate_is_zero_at_no_change_and_never_negative() -> None:
 def test_weighted_sum_is_a_mean_under_equal_weights() -> None:
     x = torch.randn(10, 1)
     assert weighted_sum(x, torch.full((10, 1), 0.1)).item() == pytest.approx(x.mean().item())
+
+
+def composed_surrogate(
+    ratio: torch.Tensor, advantages: torch.Tensor, clip: float, bound: None | float
+) -> torch.Tensor:
+    """The clipped surrogate of PyTorch's own operations."""
+    surrogate = torch.min(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages)
+    if bound is None:
+        return surrogate
+    return torch.where(advantages < 0, torch.max(surrogate, bound * advantages), surrogate)
+
+
+@pytest.mark.parametrize("bound", [None, 3.0])
+def test_the_surrogate_has_the_derivative_of_its_parts(bound: None | float) -> None:
+    ratio = torch.cat([torch.rand(2000, 1) * 5, column(1.0, 0.8, 1.2)])
+    advantages = torch.randn(len(ratio), 1)
+    found, expected = ratio.clone().requires_grad_(), ratio.clone().requires_grad_()
+    values = clipped_surrogate(found, advantages, clip_param=0.2, dual_clip_param=bound)
+    parts = composed_surrogate(expected, advantages, 0.2, bound)
+    torch.testing.assert_close(values, parts, rtol=0, atol=0)
+    values.sum().backward()
+    parts.sum().backward()
+    torch.testing.assert_close(found.grad[:-2], expected.grad[:-2])
+
+
+@pytest.mark.parametrize("clip", [None, 0.3])
+@pytest.mark.parametrize("kind", ["mse", "smooth_l1"])
+def test_value_errors_have_the_derivative_of_their_parts(kind: str, clip: None | float) -> None:
+    values, returns, previous = (2 * torch.randn(2000, 2) for _ in range(3))
+    previous[:5] = values[:5]
+
+    def errors(x: torch.Tensor) -> torch.Tensor:
+        if kind == "mse":
+            return 0.5 * (x - returns) ** 2
+        return F.smooth_l1_loss(x, returns, reduction="none")
+
+    expected = values.clone().requires_grad_()
+    parts = errors(expected)
+    if clip is not None:
+        parts = torch.max(parts, errors(previous + (expected - previous).clamp(-clip, clip)))
+    found = values.clone().requires_grad_()
+    whole = value_errors(found, returns, previous, kind=kind, vf_clip_param=clip)
+    torch.testing.assert_close(whole, parts)
+    whole.sum().backward()
+    parts.sum().backward()
+    torch.testing.assert_close(found.grad, expected.grad)
+
+
+def test_nan_reaches_the_gradient() -> None:
+    logp = column(torch.nan, 1.0).requires_grad_()
+    clipped_surrogate(logp.exp(), column(1.0, 1.0), clip_param=0.2).sum().backward()
+    values = column(torch.nan, 1.0).requires_grad_()
+    zeros = torch.zeros(2, 1)
+    value_errors(values, zeros, zeros, kind="mse", vf_clip_param=0.1).sum().backward()
+    assert logp.grad.isnan().tolist() == values.grad.isnan().tolist() == [[True], [False]]

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import re
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from everstep.adapters import GymnasiumEnv
 from everstep.errors import CheckpointError, ConfigError, DivergedError, NotBufferedError
 from everstep.loggers import read_metrics
 from everstep.models import Model
+from everstep.normalizers import RunningMoments
 from everstep.objectives import PPO
 from operations_workers import EPOCHS, MINIBATCHES, ROUNDS, as_arrays, drifting, work
 from toys import TERMINATED, TRUNCATED, Episode, scripted_vector_env
@@ -342,6 +344,88 @@ def test_weights_that_do_not_fit_are_refused_as_a_whole() -> None:
     assert torch.equal(flat(algorithm), before)
 
 
+# ---- what workers have seen ------------------------------------------------------------------
+
+NORMALIZING: dict[str, Any] = {
+    "normalize_observations": True,
+    "normalize_rewards": "running",
+    "bonuses": [{"rnd": {"pre_normalization_steps": 0}}],
+}
+
+
+def moments(rows: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Mean and variance of all rows `[R, …]`, and how many there are."""
+    joined = torch.cat(rows).double()
+    mean = joined.mean(0)
+    return mean, (joined - mean).square().mean(0), len(joined)
+
+
+@pytest.mark.parametrize("rows", [[5, 0, 3], [0, 0], [1, 1, 1]])
+def test_merged_moments_are_those_of_all_rows(rows: list[int]) -> None:
+    torch.manual_seed(0)
+    own, seen = RunningMoments(2), []
+    for _ in range(4):
+        workers = [deepcopy(own) for _ in rows]
+        for worker, count in zip(workers, rows, strict=True):
+            seen.append(1000 + 3 * torch.randn(count, 2, dtype=torch.float64))
+            worker.update(seen[-1], torch.ones(count, dtype=torch.bool))
+        own.merge(workers)
+    mean, var, count = moments(seen)
+    assert own.count == count
+    if count:
+        torch.testing.assert_close(own.mean, mean, rtol=1e-12, atol=0)
+        torch.testing.assert_close(own.var, var, rtol=1e-9, atol=0)
+    assert own.mean.isfinite().all()
+
+
+@pytest.mark.usefixtures("float64")
+def test_workers_that_share_moments_have_seen_what_all_have() -> None:
+    server = built(**NORMALIZING, num_envs=2)
+    workers = [built(**NORMALIZING, num_envs=n, horizon=4 * n) for n in (2, 3)]
+    seen: list[torch.Tensor] = []
+    led_to: list[torch.Tensor] = []
+    for _ in range(3):
+        for worker in workers:
+            worker.set_weights(server.get_weights())
+            worker.set_moments(as_arrays(server.get_moments()))
+            worker.collect()
+            drive(worker)
+            seen.append(worker.rollout.obs[0][:-1].flatten(0, 1).clone())
+            led_to.append(worker.rollout.obs[0][1:].flatten(0, 1).clone())
+        server.merge_moments([as_arrays(worker.get_moments()) for worker in workers])
+        found = server.get_moments()
+        for name, rows in (("observations.moments.0", seen), ("bonuses.rnd.moments.0", led_to)):
+            mean, var, count = moments(rows)
+            assert found[f"{name}.count"] == count
+            torch.testing.assert_close(found[f"{name}.mean"], mean, rtol=1e-12, atol=1e-12)
+            torch.testing.assert_close(found[f"{name}.var"], var, rtol=1e-12, atol=1e-12)
+        assert found["rewards.count"] == found["bonuses.rnd.spread.count"] == count
+
+
+def test_moments_travel_as_they_are() -> None:
+    here, there = (built(**NORMALIZING, seed=seed) for seed in (1, 2))
+    here.collect()
+    here.step()
+    taken = here.get_moments()
+    there.set_moments(taken)
+    here.collect()
+    here.step()  # what was taken away is a copy
+    assert all(torch.equal(x, taken[name]) for name, x in there.get_moments().items())
+    assert not torch.equal(here.get_moments()["rewards.count"], taken["rewards.count"])
+
+
+def test_moments_that_do_not_fit_are_refused_as_a_whole() -> None:
+    here, there, plain = built(**NORMALIZING), built(**NORMALIZING), built()
+    here.collect()
+    here.step()
+    before = here.get_moments()
+    with pytest.raises(CheckpointError, match="moments do not fit this algorithm's"):
+        here.set_moments(plain.get_moments())
+    with pytest.raises(CheckpointError, match=r"are of 0 rows, fewer than the 32 .* `set_moments`"):
+        here.merge_moments([here.get_moments(), there.get_moments()])
+    assert all(torch.equal(x, before[name]) for name, x in here.get_moments().items())
+
+
 # ---- acting ----------------------------------------------------------------------------------
 
 SCRIPTS = [[Episode(3, TERMINATED), Episode(5, TRUNCATED)], [Episode(4, TERMINATED)]]
@@ -422,7 +506,7 @@ CHANGES: list[tuple[str, Any, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("name", "value", "fields"), CHANGES)
 def test_a_changed_algorithm_is_one_that_was_built_so(name: str, value: Any, fields: Any) -> None:
-    config = {"sgd_minibatch_size": 16, "optimizer_config": {"lr": 0.01}}
+    config = {"sgd_minibatch_size": 16, "optimizer_config": {"lr": 0.01}, "vf_clip_param": 0.05}
     as_built = built(**{**config, **(fields or {name: value})})
     changed, untouched = built(**config), built(**config)
     changed.update_algorithm_parameter(name, value)

@@ -33,12 +33,13 @@ def values_beyond(values: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
         valid: Rows that the policy's action caused, bool `[T, N, 1]`.
 
     """
-    beyond = torch.empty_like(values[1:])
-    following = values[-1]
-    for t in reversed(range(len(beyond))):
-        beyond[t] = following
-        following = torch.where(valid[t], values[t], following)
-    return beyond
+    acted_on = torch.where(valid, values[:-1], 0.0)
+    passed_on = (~valid).to(values.dtype)
+    following = recurrence(
+        torch.cat([acted_on, values[-1:]]).flip(0),
+        torch.cat([passed_on, torch.zeros_like(passed_on[:1])]).flip(0),
+    )
+    return following.flip(0)[1:]
 
 
 def gae(
@@ -75,15 +76,34 @@ def gae(
     if known is not None:
         deltas = torch.where(known, deltas, 0.0)
     trace = torch.as_tensor(gamma * gae_lambda, dtype=rewards.dtype, device=rewards.device)
-    trace = trace.expand_as(rewards)
-    advantages = torch.empty_like(rewards)
-    following = torch.zeros_like(rewards[0])
-    for t in reversed(range(len(rewards))):
-        extended = torch.addcmul(deltas[t], trace[t], following)
-        if passed is not None:
-            extended = torch.where(passed[t], following, extended)
-        following = torch.where(done[t], deltas[t], extended, out=advantages[t])
-    return advantages
+    if passed is not None:
+        deltas, trace = torch.where(passed, 0.0, deltas), torch.where(passed, 1.0, trace)
+    trace = trace.expand_as(rewards).masked_fill(done, 0.0)
+    return recurrence(deltas.flip(0), trace.flip(0)).flip(0)
+
+
+def recurrence(x: torch.Tensor, decay: torch.Tensor) -> torch.Tensor:
+    """y_t = x_t + decay_t·y_{t−1} along the first dimension, with y_{−1} = 0.
+
+    In log₂ T rounds of a few operations, each of which doubles how far back every row has looked.
+    Where `decay` is 0, whatever came before is left out, even NaN.
+
+    Args:
+        x: `[T, …]`.
+        decay: The same shape.
+
+    Source: W. D. Hillis and G. L. Steele, "Data parallel algorithms", 1986.
+
+    """
+    y, reach = x.clone(), decay.clone()
+    distance = 1
+    while distance < len(x):
+        still, further = reach[distance:], y[:-distance]
+        extended = torch.addcmul(y[distance:], still, further)
+        y[distance:] = torch.where(still == 0, y[distance:], extended)
+        reach[distance:] = still * reach[:-distance]
+        distance *= 2
+    return y
 
 
 def reversed_discounted_returns(
@@ -100,12 +120,10 @@ def reversed_discounted_returns(
     Source: arXiv 2005.12729, section 3 ("reward scaling").
 
     """
-    returns = torch.empty_like(rewards)
-    previous = initial
-    for t in range(len(rewards)):
-        torch.add(rewards[t], previous, alpha=gamma, out=returns[t])
-        previous = torch.where(done[t], 0.0, returns[t])
-    return returns
+    decay = torch.full_like(rewards, gamma)
+    decay[1:].masked_fill_(done[:-1], 0.0)
+    first = torch.add(rewards[:1], initial, alpha=gamma)
+    return recurrence(torch.cat([first, rewards[1:]]), decay)
 
 
 def masked_moments(x: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,9 +1,10 @@
 """Per-row losses, `[B, 1]` or `[B, K]`, and the weighted sum that turns rows into a loss."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
+from torch.autograd.function import once_differentiable
 
 
 def weighted_sum(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -37,12 +38,35 @@ def clipped_surrogate(
     Source: arXiv 1707.06347, eq. 7; arXiv 1912.09729, eq. 5.
 
     """
-    clipped = ratio.clamp(1 - clip_param, 1 + clip_param)
-    surrogate = torch.min(ratio * advantages, clipped * advantages)
-    if dual_clip_param is None:
+    bound = None if dual_clip_param is None else float(dual_clip_param)
+    found: torch.Tensor = _ClippedSurrogate.apply(ratio, advantages, float(clip_param), bound)
+    return found
+
+
+class _ClippedSurrogate(torch.autograd.Function):
+    """`clipped_surrogate`, with its derivative by ρ: A where nothing is clipped, else 0."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, ratio: torch.Tensor, advantages: torch.Tensor, clip: float, bound: None | float
+    ) -> torch.Tensor:
+        plain = ratio * advantages
+        clipped = ratio.clamp(1 - clip, 1 + clip) * advantages
+        is_clipped = plain > clipped  # false for NaN, which must reach the gradient
+        surrogate = torch.min(plain, clipped)
+        if bound is not None:
+            least = bound * advantages
+            is_bounded = (advantages < 0) & (surrogate < least)
+            surrogate = torch.where(is_bounded, least, surrogate)
+            is_clipped |= is_bounded
+        ctx.save_for_backward(advantages.masked_fill(is_clipped, 0.0))
         return surrogate
-    bounded = torch.max(surrogate, dual_clip_param * advantages)
-    return torch.where(advantages < 0, bounded, surrogate)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        (slope,) = ctx.saved_tensors
+        return gradient * slope, None, None, None
 
 
 def value_errors(
@@ -68,17 +92,46 @@ def value_errors(
     Source: arXiv 2005.12729, section 3 ("value function clipping").
 
     """
-    errors = _errors(values, returns, kind)
-    if vf_clip_param is None:
+    clip = None if vf_clip_param is None else float(vf_clip_param)
+    found: torch.Tensor = _ValueErrors.apply(values, returns, previous, kind, clip)
+    return found
+
+
+class _ValueErrors(torch.autograd.Function):
+    """`value_errors`, with its derivative by the values: 0 where clipping makes the loss larger."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        values: torch.Tensor,
+        returns: torch.Tensor,
+        previous: torch.Tensor,
+        kind: str,
+        clip: None | float,
+    ) -> torch.Tensor:
+        difference = values - returns
+        errors = _errors(difference, kind)
+        slope = difference if kind == "mse" else difference.clamp(-1.0, 1.0)
+        if clip is not None:
+            moved = values - previous
+            near = _errors(previous + moved.clamp(-clip, clip) - returns, kind)
+            slope = slope.masked_fill((near > errors) & (moved.abs() > clip), 0.0)
+            errors = torch.max(errors, near)
+        ctx.save_for_backward(slope)
         return errors
-    near = previous + (values - previous).clamp(-vf_clip_param, vf_clip_param)
-    return torch.max(errors, _errors(near, returns, kind))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None]:
+        (slope,) = ctx.saved_tensors
+        return gradient * slope, None, None, None, None
 
 
-def _errors(values: torch.Tensor, returns: torch.Tensor, kind: str) -> torch.Tensor:
+def _errors(difference: torch.Tensor, kind: str) -> torch.Tensor:
+    """Huber's function with threshold 1 of a difference, or half its square."""
     if kind == "mse":
-        return 0.5 * (values - returns).square()
-    return F.smooth_l1_loss(values, returns, reduction="none")
+        return 0.5 * difference.square()
+    return F.smooth_l1_loss(difference, torch.zeros_like(difference), reduction="none")
 
 
 def approximate_kl(log_ratio: torch.Tensor) -> torch.Tensor:

@@ -4,6 +4,8 @@ Moments are kept in float64 and updated by whole rollouts, so that they do not d
 rollout is cut up. A row that is left out is as if it had never been.
 """
 
+import copy
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -56,7 +58,25 @@ class RunningMoments(nn.Module):
         x = torch.where(keep, rows.double(), 0.0)
         n = mask.sum().double()
         mean = x.sum(0) / n.clamp(min=1)
-        squares = torch.where(keep, (x - mean).square(), 0.0).sum(0)
+        self._add(n, mean, torch.where(keep, (x - mean).square(), 0.0).sum(0))
+
+    @torch.no_grad()
+    def merge(self, copies: Sequence[Self]) -> None:
+        """Take in what each of these, once a copy of this one, has seen since, in place.
+
+        The moments are those of all rows then, up to rounding, in whatever order.
+        """
+        start = copy.deepcopy(self)
+        for other in copies:
+            n = other.count - start.count
+            apart = other.mean - start.mean
+            mean = other.mean + apart * (start.count / n.clamp(min=1))
+            squares = other.var * other.count - start.var * start.count
+            squares = squares - (mean - start.mean) * apart * start.count
+            self._add(n, torch.where(n > 0, mean, 0.0), squares.clamp(min=0))
+
+    def _add(self, n: torch.Tensor, mean: torch.Tensor, squares: torch.Tensor) -> None:
+        """Take in `n` rows of that mean and sum of squared distances from it."""
         total = self.count + n
         known = self.var * self.count  # before the first row the variance counts for nothing
         apart = (mean - self.mean).square() * (self.count * n / total.clamp(min=1))

@@ -24,6 +24,10 @@ class Objective(Protocol):
     #: Weight of the entropy bonus, 0-d; filled by the entropy schedule.
     entropy_coeff: torch.Tensor
 
+    #: Whether every term is a sum over rows, each by its weight, so that a minibatch may be taken
+    #: in chunks; False where it is missing.
+    sums_rows: bool
+
     def __call__(
         self, minibatch: Minibatch, distribution: Distribution, values: torch.Tensor
     ) -> dict[str, torch.Tensor]:
@@ -51,6 +55,9 @@ class ActorCritic(ABC):
 
     #: Epochs of an update, where the config leaves it open.
     default_num_sgd_iters: int
+
+    #: See `Objective`.
+    sums_rows = True
 
     def __init__(self, config: Hyperparameters, *, entropy_coeff: torch.Tensor) -> None:
         self.config = config
@@ -142,7 +149,9 @@ class A2C(ActorCritic):
 class LossAddOn(Protocol):
     """A term of one's own in the loss; it may have `setup(policy)`, called once before training.
 
-    A function of the same signature with a `name` will do.
+    A function of the same signature with a `name` will do. With `sums_rows = True` it says that
+    what it returns is a sum over rows, each by its weight: then minibatches may be taken in chunks,
+    which is faster on a CPU.
     """
 
     #: Name in statistics: `losses/<name>`.

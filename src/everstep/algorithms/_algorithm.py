@@ -13,7 +13,7 @@ from ..episodes import reward_statistics, to_floats
 from ..errors import DivergedError, EnvError, NotBufferedError
 from ..objectives import add_ons
 from ..policies import GenericPolicyBase, Sample, model_mode
-from ..rollouts import Minibatch, Rollout
+from ..rollouts import Minibatch, Rollout, Sequences
 from ..specs import Leaves
 from . import _bonuses as bonuses
 from . import _bookkeeping as bookkeeping
@@ -226,38 +226,45 @@ class OnPolicyAlgorithm(Assembled[_Hparams, _State, _Policy], Generic[_Hparams, 
 
     def _learn(self) -> tuple[dict[str, torch.Tensor], int]:
         """Go through the rollout; sums of the statistics, and over how many optimizer steps."""
-        config, updater = self.config, self.updater
-        joint = config.accumulate_grads
+        updater = self.updater
         sums: dict[str, torch.Tensor] = {}
         updater.begin()
         steps = 0
-        for minibatches in self._epochs():
-            for minibatch in minibatches:
-                losses = self._losses(minibatch)
-                add_terms(sums, losses)
-                steps += not joint
-                if self._must_stop(losses["kl_div"], is_first=steps == 1):
-                    updater.skipped += losses["kl_div"].isnan()
-                    return sums | updater.totals(), steps
-                updater.backward(losses["total"])
-                if not joint:
-                    updater.step()
-            if joint:
-                updater.step()
-                steps += 1
+        for chunks in self._optimizer_steps():
+            steps += 1
+            terms = self._accumulate(chunks)
+            add_terms(sums, terms)
+            if self._must_stop(terms["kl_div"], is_first=steps == 1):
+                updater.skipped += terms["kl_div"].isnan()
+                updater.zero_grad()
+                break
+            updater.step()
         return sums | updater.totals(), steps
 
-    def _epochs(self) -> Iterator[Iterator[Minibatch]]:
-        """The rollout's minibatches, anew for every epoch."""
-        config = self.config
-        sequences = self.policy.sequences(self.rollout, kept=bonuses.kept_by(self.bonuses))
+    def _accumulate(self, chunks: Iterator[Minibatch]) -> dict[str, torch.Tensor]:
+        """Add up the gradients of one optimizer step; its statistics."""
+        terms: dict[str, torch.Tensor] = {}
+        with self.policy.keep_casts():
+            for chunk in chunks:
+                losses = self._losses(chunk)
+                self.updater.backward(losses["total"])
+                add_terms(terms, losses)
+        return terms
+
+    def _optimizer_steps(self) -> Iterator[Iterator[Minibatch]]:
+        """What each optimizer step of an update sees, epoch by epoch."""
+        config, sequences = self.config, self._sequences()
         for _ in range(cast(int, config.num_sgd_iters)):
-            yield sequences.minibatches(
+            yield from sequences.steps(
                 self.minibatch_size,
+                chunk=self.chunk_size,
                 shuffle=config.shuffle_minibatches,
                 joint=config.accumulate_grads,
                 permute=self._permutation,
             )
+
+    def _sequences(self) -> Sequences:
+        return self.policy.sequences(self.rollout, kept=bonuses.kept_by(self.bonuses))
 
     def _losses(self, minibatch: Minibatch) -> dict[str, torch.Tensor]:
         distribution, values = self.policy.evaluate(minibatch)

@@ -24,6 +24,7 @@ from ._building import (
     build_env,
     check_history,
     check_kind,
+    chunk_size,
     closed_on_error,
     make_policy,
     resolve_epochs,
@@ -47,6 +48,9 @@ class Assembled(
 
     #: Class of the hyperparameters, where none are given.
     config_cls: type[Hyperparameters] = Hyperparameters
+
+    #: Sequences that an update's models see at once, None for a minibatch at once.
+    chunk_size: None | int
 
     #: Classes of what a kind of algorithm is made of.
     hparams_cls: type[_Hparams]
@@ -101,6 +105,12 @@ class Assembled(
         self.buffer = self.rollout.view()
         self.buffer_spec = buffer_spec(self.rollout, self.env)
         self._make_optimizer(config, device)
+        self.chunk_size = chunk_size(
+            [self.policy.model, *self.bonuses],
+            [self.objective, *self.bonuses, *config.policy_loss_addons],
+            seq_len=length,
+            device=device,
+        )
         self.episodes = EpisodeTracker(num_envs, device=device)
         self.discounted_returns = RunningMoments().to(device)
         self.state = self.state_cls()

@@ -8,6 +8,8 @@ from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torchrl.data import Composite, Unbounded
 
 from ..data import DataKeys
@@ -24,6 +26,10 @@ P = TypeVar("P", bound=GenericPolicyBase[Any])
 
 #: Environments and env steps a rollout where neither the config nor the environment says.
 DEFAULT_NUM_ENVS, DEFAULT_HORIZON = 8192, 32
+
+
+#: Rows that models see at once on a CPU.
+CHUNK_ROWS = 4096
 
 
 def build_env(source: EnvFactory | Env, config: C) -> tuple[Env, C]:
@@ -294,6 +300,28 @@ def resolve_minibatch(config: C, *, sequences: int) -> C:
             f"whole rollout ({sequences}): lower it, or drop `accumulate_grads`."
         )
     return replace(config, sgd_minibatch_size=size)
+
+
+def chunk_size(
+    models: list[nn.Module], terms: list[Any], *, seq_len: int, device: torch.device
+) -> None | int:
+    """Sequences that models see at once in an update; None for a minibatch at once.
+
+    On a CPU what one layer hands to the next then stays in the cache. Gradients add up exactly
+    where each row's share of the loss depends on that row alone.
+
+    Args:
+        models: What is trained.
+        terms: Objective, bonuses and add-ons: what the loss consists of.
+        seq_len: Env steps a sequence.
+        device: Where the models live.
+
+    """
+    modules = [module for model in models for module in model.modules()]
+    mixes = any(isinstance(m, _BatchNorm) or getattr(m, "mixes_rows", False) for m in modules)
+    if device.type != "cpu" or mixes or not all(getattr(t, "sums_rows", False) for t in terms):
+        return None
+    return max(1, CHUNK_ROWS // seq_len)
 
 
 def check_policy(policy: GenericPolicyBase[Any], rollout: Rollout, config: Hyperparameters) -> None:

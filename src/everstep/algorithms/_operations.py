@@ -1,9 +1,8 @@
 """The parts of an update as single operations, for whoever trains with several processes."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
-import numpy as np
 import torch
 from torch import nn
 from torchrl.data import Bounded
@@ -12,22 +11,21 @@ from typing_extensions import Self
 from ..data import AlgorithmHparams, AlgorithmState, DataKeys, Device
 from ..env import Env, EnvFactory
 from ..episodes import to_floats
-from ..errors import CheckpointError, DivergedError
+from ..errors import DivergedError
 from ..objectives import PPO
 from ..policies import GenericPolicyBase, model_mode
 from ..rollouts import Minibatch
 from ..specs import Leaves, leaf_specs
 from . import _factory as factories
 from . import _settings as settings
+from . import _sharing as sharing
 from ._algorithm import OnPolicyAlgorithm
+from ._sharing import Numbers
 from ._statistics import statistic
 
 _Hparams = TypeVar("_Hparams", bound=AlgorithmHparams)
 _State = TypeVar("_State", bound=AlgorithmState)
 _Policy = TypeVar("_Policy", bound=GenericPolicyBase[Any])
-
-#: Gradients or weights as they come from elsewhere.
-Numbers = torch.Tensor | np.ndarray[Any, Any]
 
 
 class WorkerOperations(
@@ -114,8 +112,14 @@ class WorkerOperations(
     def _update(self) -> Iterator[Minibatch]:
         state, horizons = self.state, self.state.horizons
         try:
-            for minibatches in self._epochs():
-                yield from minibatches
+            sequences, config = self._sequences(), self.config
+            for _ in range(cast(int, config.num_sgd_iters)):
+                yield from sequences.minibatches(
+                    self.minibatch_size,
+                    shuffle=config.shuffle_minibatches,
+                    joint=config.accumulate_grads,
+                    permute=self._permutation,
+                )
         finally:
             # Not where the rollout is another one by now, or training went on from a checkpoint.
             if self.state is state and state.horizons == horizons:
@@ -215,14 +219,14 @@ class WorkerOperations(
                     f"Parameter {i} has shape {list(p.shape)}; its gradient has "
                     f"{list(gradient.shape)}. Pass them in the order of `parameters()`."
                 )
-            found[p] = _tensor(gradient)
+            found[p] = sharing.tensor(gradient)
         return found
 
     # ---- weights ------------------------------------------------------------------------------
 
     def get_weights(self) -> dict[str, torch.Tensor]:
         """A copy of the model's weights and of those of bonuses, by name, on the CPU."""
-        return {name: x.detach().cpu().clone() for name, x in self._weights().items()}
+        return sharing.copied(self._weights())
 
     def set_weights(self, weights: Mapping[str, Numbers]) -> None:
         """Take over weights, in place; the optimizer goes on with them.
@@ -235,18 +239,7 @@ class WorkerOperations(
             CheckpointError: Where names or shapes are others; nothing is changed then.
 
         """
-        own = self._weights()
-        apart = sorted(own.keys() ^ weights.keys())
-        wrong = apart or [name for name, x in own.items() if x.shape != weights[name].shape]
-        if wrong:
-            what = "are in one of them only" if apart else "have another shape"
-            raise CheckpointError(
-                f"The weights do not fit the model: {', '.join(wrong)} {what}. Build both "
-                "algorithms with the same model and bonuses."
-            )
-        with torch.no_grad():
-            for name, x in own.items():
-                x.copy_(_tensor(weights[name]))
+        sharing.take_over(self._weights(), weights, "weights do not fit the model")
 
     def _weights(self) -> dict[str, torch.Tensor]:
         """The weights themselves; what bonuses know of observations is not among them."""
@@ -254,6 +247,43 @@ class WorkerOperations(
         return dict(self.policy.model.state_dict()) | {
             f"{prefix}.{name}": p for prefix, bonus in named for name, p in bonus.named_parameters()
         }
+
+    def get_moments(self) -> dict[str, torch.Tensor]:
+        """A copy of what observations and rewards are normalised by, by name, on the CPU.
+
+        These are the moments of `normalize_observations`, of `normalize_rewards="running"`, and of
+        bonuses: numbers of rows, means and variances of all that was seen.
+        """
+        return sharing.copied(sharing.buffers_of(sharing.moments_of(self)))
+
+    def set_moments(self, moments: Mapping[str, Numbers]) -> None:
+        """Take over moments, in place.
+
+        Args:
+            moments: What `get_moments` returned; tensors, of any device, or arrays.
+
+        Raises:
+            CheckpointError: Where names or shapes are others; nothing is changed then.
+
+        """
+        own = sharing.buffers_of(sharing.moments_of(self))
+        sharing.take_over(own, moments, "moments do not fit this algorithm's")
+
+    def merge_moments(self, found: Sequence[Mapping[str, Numbers]]) -> None:
+        """Take in what workers have seen since they had this algorithm's moments, in place.
+
+        The moments are then those of everything that all of them have ever seen.
+
+        Args:
+            found: `get_moments` of each worker, whose moments were this algorithm's, or none, when
+                it began to collect.
+
+        Raises:
+            CheckpointError: Where names or shapes are others, or a worker has seen less than this
+                algorithm; nothing is changed then.
+
+        """
+        sharing.merge(sharing.moments_of(self), found)
 
     # ---- hyperparameters ----------------------------------------------------------------------
 
@@ -333,8 +363,3 @@ class WorkerOperations(
 
         """
         return factories.create_factory(cls, hyperparameters)
-
-
-def _tensor(numbers: Numbers) -> torch.Tensor:
-    """A tensor of these numbers; a copy of an array, which may be read-only."""
-    return numbers if isinstance(numbers, torch.Tensor) else torch.tensor(numbers)

@@ -53,6 +53,10 @@ class Bonus(nn.Module, ABC):
     #: Weight of the environment's own advantages in the policy's.
     extrinsic_weight: float = 1.0
 
+    #: Whether its loss is a sum over rows, each by its weight, so that a minibatch may be taken in
+    #: chunks.
+    sums_rows: bool = False
+
     #: How its rewards become returns.
     stream: Stream
 
@@ -87,7 +91,10 @@ class Bonus(nn.Module, ABC):
 
     @abstractmethod
     def losses(self, minibatch: Minibatch) -> torch.Tensor:
-        """What is added to the loss, 0-d.
+        """What is added to the loss, 0-d: a sum over rows, each by its share `minibatch.weight`.
+
+        A bonus with another loss leaves `sums_rows` False. Otherwise this may be called with a part
+        of a minibatch, whose weights sum to that part's share.
 
         Args:
             minibatch: With `next_obs`, `next_known`, and `kept` under this bonus's name.

@@ -36,7 +36,7 @@ class RandomNetworkDistillation(Bonus):
         ext_adv_coeff: Weight of the environment's advantages.
         int_adv_coeff: Weight of its own.
         predictor_proportion: Share of a minibatch's rows that the predictor learns from, drawn
-            anew for each; 1 or more for all.
+            anew for each; 1 or more for all. The others cost nothing, and these count for them.
         pre_normalization_steps: Rollouts of random actions that observations' statistics begin
             with.
         pre_normalization_length: Env steps of each.
@@ -57,6 +57,9 @@ class RandomNetworkDistillation(Bonus):
 
     #: Discounted sums of past rewards, `[num_envs, 1]`.
     sums: torch.Tensor
+
+    #: See `Bonus`: a share of the rows is chosen from each chunk.
+    sums_rows = True
 
     #: Learns to predict the target.
     predictor: nn.Module

@@ -6,7 +6,9 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 from torch import nn
+from torch.compiler import is_compiling
 from torchrl.data import TensorSpec
+from typing_extensions import Self
 
 from ..data import DataKeys
 from ..nn import MLP, Head, get_activation
@@ -15,6 +17,7 @@ from ._base import KeepsValues
 from ._encoders import ACTION_MASK, ObservationEncoder, encoder_of, image_layout
 from ._feedforward import Model
 from ._outputs import Gaussian, Logits, Outputs, is_continuous, is_discrete
+from ._pair import MAX_ROWS, Pair
 
 
 def default_model_cls(observation_spec: TensorSpec, action_spec: TensorSpec, /) -> type[Model]:
@@ -58,6 +61,9 @@ class DefaultModel(KeepsValues, Model):
         num_values: Value columns, one a reward stream.
 
     """
+
+    #: The networks as one, where they are alike; made by `train`.
+    _pair: None | Pair = None
 
     #: From observations to vectors; None where they are vectors of numbers already.
     encoder: None | ObservationEncoder
@@ -116,11 +122,30 @@ class DefaultModel(KeepsValues, Model):
         x = obs.flatten(1) if self.encoder is None else self.encoder(obs)
         dtype = self.vf_model[-1].weight.dtype
         x = x if x.dtype == dtype else x.to(dtype)
-        self._values = self.vf_model(x)
-        features: dict[str, torch.Tensor] = self.outputs(self.policy(x))
+        outputs, self._values = self._perceptrons(x)
+        features: dict[str, torch.Tensor] = self.outputs(outputs)
         if self.has_mask:
             features[ACTION_MASK] = obs[ACTION_MASK]
         return features
+
+    def _perceptrons(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """What policy and value network make of `x` `[B, D]`."""
+        pair = self._pair
+        if pair is not None and torch.is_grad_enabled():
+            pair.forget()
+        elif pair is not None and len(x) <= MAX_ROWS and not _is_special(x.device.type):
+            return pair(x)
+        return self.policy(x), self.vf_model(x)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The model without what it can make anew, for copies and pickles."""
+        return {**super().__getstate__(), "_pair": None}
+
+    def train(self, mode: bool = True) -> Self:
+        """The model in training mode, or in evaluation mode; its networks are looked at anew."""
+        networks = [self.policy, self.vf_model]
+        self._pair = Pair(networks) if Pair.matches(networks) else None
+        return super().train(mode)
 
 
 class DefaultDiscreteModel(DefaultModel):
@@ -167,6 +192,11 @@ class DefaultContinuousModel(DefaultModel):
     ) -> None:
         outputs = Gaussian(action_spec, log_std_init, state_dependent_std=state_dependent_std)
         super().__init__(observation_spec, action_spec, outputs=outputs, **config)
+
+
+def _is_special(device_type: str) -> bool:
+    """Whether what runs is being traced, or casts what layers are given."""
+    return is_compiling() or torch.is_autocast_enabled(device_type)
 
 
 def has_mask(observation_spec: TensorSpec, action_spec: TensorSpec, outputs: Outputs) -> bool:

@@ -243,6 +243,15 @@ class GenericPolicyBase(ABC, Generic[_Model]):
     def evaluate(self, minibatch: Minibatch) -> tuple[Distribution, torch.Tensor]:
         """The distribution now over each row's actions, and its values `[B·L, K]`."""
 
+    def keep_casts(self) -> AbstractContextManager[Any]:
+        """Context in which weights are cast to half precision once, however often models run.
+
+        Nothing may change the weights in it.
+        """
+        if not isinstance(self._autocast, torch.autocast):
+            return nullcontext()
+        return torch.autocast(self.device.type, enabled=False)  # the outermost keeps the casts
+
     # ---- for everybody ------------------------------------------------------------------------
 
     def _normalized(self, obs: Leaves) -> Leaves:

@@ -13,6 +13,9 @@ from ..specs import Leaves
 if TYPE_CHECKING:
     from ._rollout import Rollout
 
+#: Which sequences; None for all of them.
+Index = None | slice | torch.Tensor
+
 
 @dataclass(frozen=True)
 class Minibatch:
@@ -123,19 +126,58 @@ class Sequences:
 
         """
         total = self.learnable if joint else None
-        if size == self.count:
-            yield self.select(None, total)
-            return
-        if not shuffle:
-            for start in range(0, self.count, size):
-                yield self.select(slice(start, start + size), total)
-            return
-        for index in permute(self.count).split(size):
+        for index in self._indices(size, shuffle, permute):
             yield self.select(index, total)
 
-    def select(
-        self, index: None | slice | torch.Tensor, total: None | torch.Tensor = None
-    ) -> Minibatch:
+    def steps(
+        self,
+        size: int,
+        *,
+        chunk: None | int,
+        shuffle: bool,
+        joint: bool,
+        permute: Callable[[int], torch.Tensor],
+    ) -> Iterator[Iterator[Minibatch]]:
+        """What each optimizer step of an epoch sees: minibatches whose weights sum to 1.
+
+        Args:
+            size: Sequences a minibatch.
+            chunk: Sequences at once, None for a minibatch at once; the gradients of its chunks add
+                up to those of a minibatch.
+            shuffle: Whether to draw the order.
+            joint: Whether all minibatches share one optimizer step.
+            permute: Draws a permutation of that many indices.
+
+        """
+        indices = list(self._indices(size, shuffle, permute))
+        for shared in [indices] if joint else [[index] for index in indices]:
+            yield self._chunks(shared, chunk, self.learnable if joint else None)
+
+    def _indices(
+        self, size: int, shuffle: bool, permute: Callable[[int], torch.Tensor]
+    ) -> Iterator[Index]:
+        """Which sequences each minibatch holds."""
+        if size == self.count:
+            yield None
+        elif shuffle:
+            yield from permute(self.count).split(size)
+        else:
+            yield from (slice(start, start + size) for start in range(0, self.count, size))
+
+    def _chunks(
+        self, indices: list[Index], chunk: None | int, total: None | torch.Tensor
+    ) -> Iterator[Minibatch]:
+        """The minibatches of one optimizer step, in chunks."""
+        for index in indices:
+            pieces = [index] if chunk is None else _split(index, chunk, self.count)
+            shared = total
+            if shared is None and len(pieces) > 1:
+                (mask,) = self._fields["mask"]
+                shared = self._take(mask, index).sum()
+            for piece in pieces:
+                yield self.select(piece, shared)
+
+    def select(self, index: Index, total: None | torch.Tensor = None) -> Minibatch:
         """The sequences at `index` (s·N + n), or all of them.
 
         Args:
@@ -176,7 +218,7 @@ class Sequences:
             **_next(taken, self._kept),
         )
 
-    def _take(self, x: torch.Tensor, index: None | slice | torch.Tensor) -> torch.Tensor:
+    def _take(self, x: torch.Tensor, index: Index) -> torch.Tensor:
         """Rows of `x` `[S, N, …]` at flat indices, `[B, …]`."""
         if index is None:
             return x.flatten(0, 1)
@@ -186,6 +228,16 @@ class Sequences:
         if isinstance(index, slice):
             index = torch.arange(index.start, index.stop, device=x.device)
         return x[index // self.num_envs, index % self.num_envs]
+
+
+def _split(index: Index, size: int, count: int) -> list[Index]:
+    """`index` in pieces of `size` sequences, the last one shorter; `count` is all there are."""
+    if isinstance(index, torch.Tensor):
+        return list(index.split(size))
+    start, stop = (0, count) if index is None else (index.start, index.stop)
+    if stop - start <= size:
+        return [index]
+    return [slice(i, min(i + size, stop)) for i in range(start, stop, size)]
 
 
 def _next(taken: dict[str, Leaves], names: tuple[str, ...]) -> dict[str, Any]:
