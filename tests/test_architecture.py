@@ -17,8 +17,8 @@ FLOORS = [
     "models rollouts policies objectives bonuses updates",
     "algorithms evaluation",
     "conditions config loggers progress registry trainers adapters",
-    "testing",
-    "_cli_train _cli_eval _cli_export _cli_doctor _cli_check __main__",
+    "testing benchmarks",
+    "_cli_train _cli_eval _cli_export _cli_doctor _cli_check _cli_bench __main__",
 ]
 ORDER = {
     name: (floor, place)

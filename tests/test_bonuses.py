@@ -571,6 +571,32 @@ def test_files_describe_bonuses(tmp_path: Path) -> None:
     assert bonus.pre_normalization == 0
 
 
+class Line(nn.Module):
+    """A network of one's own."""
+
+    def __init__(self, spec: Any) -> None:
+        super().__init__()
+        self.layer = nn.Linear(spec.shape[0], 2)
+
+    def forward(self, leaves: Any) -> torch.Tensor:
+        return self.layer(leaves[0])
+
+
+def test_files_name_networks(tmp_path: Path) -> None:
+    file = tmp_path / "train.yaml"
+    file.write_text(
+        "env_cls: everstep.env.DiscreteDummyEnv\nnum_envs: 4\nhorizon: 4\n"
+        f"bonuses: [{{rnd: {{network_cls: {__name__}.Line, pre_normalization_steps: 0}}}}]\n"
+    )
+    trainer = TrainConfig.from_file(file).build(run_dir=tmp_path / "run", track=False)
+    again = TrainConfig.from_file(tmp_path / "run" / "config.yaml").build(run_dir=None)
+    for built in (trainer, again):
+        assert type(built.algorithm.bonuses[0].predictor) is Line
+    file.write_text(file.read_text().replace("Line", "Lime"))
+    with pytest.raises(ConfigError, match="Lime"):
+        TrainConfig.from_file(file)
+
+
 @pytest.mark.parametrize(
     ("bonuses", "message"),
     [

@@ -25,6 +25,7 @@ import everstep
 from everstep import AlgorithmConfig, TrainConfig, conditions, data
 from everstep.__main__ import _parser
 from everstep.adapters import GymnasiumEnv
+from everstep.benchmarks import load_case
 from everstep.errors import ConfigError
 from everstep.hyperparameters import Hyperparameters
 from everstep.trainers.config import RunOptions
@@ -118,8 +119,12 @@ def printed_by_script(name: str) -> str:
 
 
 def read_config(block: Block, namespace: dict[str, Any]) -> None:
-    """The block is a config, or what stands in one."""
+    """The block is a config, or what stands in one; or it is a benchmark."""
     text = block.text
+    if re.search(r"^work:", text, re.MULTILINE):
+        Path("block.yaml").write_text(text, encoding="utf-8")
+        assert load_case("block.yaml").rows
+        return
     if not re.search(r"^env_cls:", text, re.MULTILINE):
         text = f"env_cls: gymnasium:CartPole-v1\n{text}"
     Path("block.yaml").write_text(text, encoding="utf-8")
@@ -134,7 +139,7 @@ def read_json(block: Block, namespace: dict[str, Any]) -> None:
 def parse_commands(block: Block, namespace: dict[str, Any]) -> None:
     """Commands have the flags that they are given, and files of this page the keys."""
     for command in re.findall(
-        r"(?:^|[ /])everstep ((?:train|eval|export|check|doctor)[^&\n]*)", block.text
+        r"(?:^|[ /])everstep ((?:train|eval|export|check|bench|doctor)[^&\n]*)", block.text
     ):
         arguments = _parser().parse_args(shlex.split(command, comments=True))
         file = Path(getattr(arguments, "file", ""))
@@ -273,7 +278,7 @@ def test_every_answer_to_a_lost_final_observation_has_a_row() -> None:
 
 def test_every_flag_of_the_command_line_is_named() -> None:
     text = section("configuration.md", "The command line")
-    for command in ("train", "eval", "export", "check", "doctor"):
+    for command in ("train", "eval", "export", "check", "bench", "doctor"):
         with contextlib.redirect_stdout(io.StringIO()) as printed, pytest.raises(SystemExit):
             _parser().parse_args([command, "--help"])
         [line] = [line for line in text.splitlines() if line.startswith(f"| `everstep {command}")]

@@ -1,4 +1,4 @@
-"""Command line: `everstep train`, `eval`, `export`, `check` and `doctor`.
+"""Command line: `everstep train`, `eval`, `export`, `check`, `bench` and `doctor`.
 
 Exit codes: 0; 1 where training failed, or a check; 2 where the command line, a file or a run is not
 as it has to be; 130 and 143 where Ctrl-C or SIGTERM ended the training, which was saved before.
@@ -58,6 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_eval(commands)
     _add_export(commands)
     _add_check(commands)
+    _add_bench(commands)
     doctor = commands.add_parser("doctor", help="say what is installed and what works")
     doctor.add_argument("--json", action="store_true", help="print JSON")
     return parser
@@ -151,6 +152,49 @@ def _add_check(commands: Any) -> None:
     )
     check.add_argument("--seed", type=_seed, default=0, metavar="N", help="(default: %(default)s)")
     check.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _add_bench(commands: Any) -> None:
+    bench = commands.add_parser(
+        "bench",
+        help="measure speed and learning, against other libraries, too",
+        description="Run a named benchmark, or the one in a YAML file. Every side is a process of "
+        "its own; their blocks alternate.",
+    )
+    bench.add_argument("name", nargs="?", metavar="NAME", help="benchmark, or a YAML file of one")
+    bench.add_argument("--list", action="store_true", help="print the benchmarks and their peers")
+    bench.add_argument("--compare", nargs="+", default=[], metavar="PEER", help="peers to measure")
+    bench.add_argument(
+        "--peer-python",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="PEER=PYTHON",
+        help="interpreter that has a peer, such as rl8=/path/to/python (default: this one)",
+    )
+    bench.add_argument("--rows", nargs="+", default=[], metavar="ROW", help="(default: all)")
+    bench.add_argument(
+        "--pairs", type=_positive, default=5, metavar="N", help="blocks a side (default: 5)"
+    )
+    bench.add_argument("--threads", type=_positive, metavar="N", help="(default: the benchmark's)")
+    bench.add_argument(
+        "--precision",
+        nargs="+",
+        choices=("fp32", "bf16", "tf32"),
+        default=[],
+        help="(default: the benchmark's)",
+    )
+    bench.add_argument("--device", choices=("cpu", "cuda"), help="(default: the benchmark's)")
+    bench.add_argument(
+        "--set",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="key=value",
+        help="what to change in it, such as work.num_envs=64 everstep.enable_amp=true",
+    )
+    bench.add_argument("--no-learning", action="store_true", help="leave out the learning check")
+    bench.add_argument("--json", metavar="FILE", help="write everything that was measured, too")
 
 
 def _add_overrides(parser: argparse.ArgumentParser, example: str) -> None:

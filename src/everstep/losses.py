@@ -3,7 +3,6 @@
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
 
@@ -39,7 +38,9 @@ def clipped_surrogate(
 
     """
     bound = None if dual_clip_param is None else float(dual_clip_param)
-    found: torch.Tensor = _ClippedSurrogate.apply(ratio, advantages, float(clip_param), bound)
+    found: torch.Tensor = _ClippedSurrogate.apply(  # type: ignore[no-untyped-call]
+        ratio, advantages, float(clip_param), bound
+    )
     return found
 
 
@@ -93,7 +94,9 @@ def value_errors(
 
     """
     clip = None if vf_clip_param is None else float(vf_clip_param)
-    found: torch.Tensor = _ValueErrors.apply(values, returns, previous, kind, clip)
+    found: torch.Tensor = _ValueErrors.apply(  # type: ignore[no-untyped-call]
+        values, returns, previous, kind, clip
+    )
     return found
 
 
@@ -109,12 +112,10 @@ class _ValueErrors(torch.autograd.Function):
         kind: str,
         clip: None | float,
     ) -> torch.Tensor:
-        difference = values - returns
-        errors = _errors(difference, kind)
-        slope = difference if kind == "mse" else difference.clamp(-1.0, 1.0)
+        errors, slope = _errors(values - returns, kind)
         if clip is not None:
             moved = values - previous
-            near = _errors(previous + moved.clamp(-clip, clip) - returns, kind)
+            near, _ = _errors(previous + moved.clamp(-clip, clip) - returns, kind)
             slope = slope.masked_fill((near > errors) & (moved.abs() > clip), 0.0)
             errors = torch.max(errors, near)
         ctx.save_for_backward(slope)
@@ -127,11 +128,12 @@ class _ValueErrors(torch.autograd.Function):
         return gradient * slope, None, None, None, None
 
 
-def _errors(difference: torch.Tensor, kind: str) -> torch.Tensor:
-    """Huber's function with threshold 1 of a difference, or half its square."""
+def _errors(difference: torch.Tensor, kind: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Half the square of a difference, or Huber's function of it with threshold 1; its slope."""
     if kind == "mse":
-        return 0.5 * difference.square()
-    return F.smooth_l1_loss(difference, torch.zeros_like(difference), reduction="none")
+        return 0.5 * difference.square(), difference
+    slope = difference.clamp(-1.0, 1.0)
+    return slope * (difference - 0.5 * slope), slope
 
 
 def approximate_kl(log_ratio: torch.Tensor) -> torch.Tensor:

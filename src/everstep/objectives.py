@@ -81,9 +81,9 @@ class ActorCritic(ABC):
         """Terms of the loss; see `Objective`."""
         config, weight = self.config, minibatch.weight
         # What an invalid row did may be impossible, and infinity times a weight of 0 is NaN.
-        counts = weight > 0
-        logp = torch.where(counts, distribution.latents_logp(minibatch.actions), 0.0)
-        minibatch = replace(minibatch, logp=torch.where(counts, minibatch.logp, 0.0))
+        out = weight == 0
+        logp = distribution.latents_logp(minibatch.actions).masked_fill(out, 0.0)
+        minibatch = replace(minibatch, logp=minibatch.logp.masked_fill(out, 0.0))
         errors = value_errors(
             values,
             minibatch.returns,

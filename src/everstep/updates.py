@@ -109,7 +109,7 @@ class Updater:
         norm = self._norm()
         finite = norm.isfinite()
         self.skipped += ~finite
-        self.grad_norm += torch.where(finite, norm, 0.0)
+        self.grad_norm += norm.nan_to_num(0.0, 0.0, 0.0)
         if self.max_grad_norm is not None:
             scale = (self.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
             for flat in self._gradients:
@@ -133,8 +133,8 @@ class Updater:
 
     def _norm(self) -> torch.Tensor:
         norms = [torch.linalg.vector_norm(flat) for flat in self._gradients]
-        norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms))
-        return norm
+        norm: torch.Tensor = norms[0]
+        return norm if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
 
 
 def _flatten_gradients(parameters: list[nn.Parameter]) -> list[torch.Tensor]:

@@ -23,7 +23,7 @@ from ._building import check_policy
 from ._estimates import estimate_advantages, scale_rewards
 from ._final_values import value_final_obs, value_final_row
 from ._normalizing import take_in, warm_up
-from ._statistics import add_terms, stopwatch, update_statistics
+from ._statistics import Sums, stopwatch, update_statistics
 
 _Hparams = TypeVar("_Hparams", bound=AlgorithmHparams)
 _State = TypeVar("_State", bound=AlgorithmState)
@@ -226,30 +226,29 @@ class OnPolicyAlgorithm(Assembled[_Hparams, _State, _Policy], Generic[_Hparams, 
 
     def _learn(self) -> tuple[dict[str, torch.Tensor], int]:
         """Go through the rollout; sums of the statistics, and over how many optimizer steps."""
-        updater = self.updater
-        sums: dict[str, torch.Tensor] = {}
+        updater, sums = self.updater, Sums()
         updater.begin()
         steps = 0
         for chunks in self._optimizer_steps():
             steps += 1
             terms = self._accumulate(chunks)
-            add_terms(sums, terms)
+            sums.add(terms)
             if self._must_stop(terms["kl_div"], is_first=steps == 1):
                 updater.skipped += terms["kl_div"].isnan()
                 updater.zero_grad()
                 break
             updater.step()
-        return sums | updater.totals(), steps
+        return sums.totals() | updater.totals(), steps
 
     def _accumulate(self, chunks: Iterator[Minibatch]) -> dict[str, torch.Tensor]:
         """Add up the gradients of one optimizer step; its statistics."""
-        terms: dict[str, torch.Tensor] = {}
+        terms = Sums()
         with self.policy.keep_casts():
             for chunk in chunks:
                 losses = self._losses(chunk)
                 self.updater.backward(losses["total"])
-                add_terms(terms, losses)
-        return terms
+                terms.add(losses)
+        return terms.totals()
 
     def _optimizer_steps(self) -> Iterator[Iterator[Minibatch]]:
         """What each optimizer step of an update sees, epoch by epoch."""

@@ -1,16 +1,29 @@
 """Sums and times."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 
 
-def add_terms(sums: dict[str, torch.Tensor], terms: dict[str, torch.Tensor]) -> None:
-    """Add the terms of one minibatch to those of the update so far, without their gradients."""
-    for name, term in terms.items():
-        term = term.detach()
-        sums[name] = sums[name] + term if name in sums else term
+class Sums:
+    """Sums of 0-d tensors by name: kept as they come, and added up once."""
+
+    def __init__(self) -> None:
+        self._terms: dict[str, list[torch.Tensor]] = {}
+
+    def add(self, terms: Mapping[str, torch.Tensor]) -> None:
+        """Take in one minibatch's terms, without their gradients."""
+        for name, term in terms.items():
+            self._terms.setdefault(name, []).append(term.detach())
+
+    def totals(self) -> dict[str, torch.Tensor]:
+        """The sums, 0-d each."""
+        return {name: _sum(terms) for name, terms in self._terms.items()}
+
+
+def _sum(terms: list[torch.Tensor]) -> torch.Tensor:
+    return terms[0] if len(terms) == 1 else torch.stack(terms).sum()
 
 
 def stopwatch() -> Callable[[], float]:

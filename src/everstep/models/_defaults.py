@@ -131,9 +131,11 @@ class DefaultModel(KeepsValues, Model):
     def _perceptrons(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """What policy and value network make of `x` `[B, D]`."""
         pair = self._pair
-        if pair is not None and torch.is_grad_enabled():
+        if pair is None or _is_special(x.device.type):  # a trace must not look at sizes
+            return self.policy(x), self.vf_model(x)
+        if torch.is_grad_enabled():
             pair.forget()
-        elif pair is not None and len(x) <= MAX_ROWS and not _is_special(x.device.type):
+        elif len(x) <= MAX_ROWS:
             return pair(x)
         return self.policy(x), self.vf_model(x)
 

@@ -178,14 +178,15 @@ class Rollout:
             EnvError: Where a key is missing, or a tensor is not what it is declared to be.
 
         """
-        if not hasattr(outcome, "keys"):
+        if not hasattr(outcome, "items"):
             raise EnvError(
                 f"`Env.step` must return a TensorDict; got {type(outcome).__name__}. "
                 "Put observations and rewards into one."
             )
+        found = dict(outcome.items())  # one look: each one into a TensorDict costs 3 microseconds
         try:
-            self._write_obs(self._obs[t + 1], DataKeys.OBS, outcome[DataKeys.OBS])
-            rewards = outcome[DataKeys.REWARDS]
+            self._write_obs(self._obs[t + 1], DataKeys.OBS, found[DataKeys.OBS])
+            rewards = found[DataKeys.REWARDS]
             row = self._rewards[t]
             if isinstance(rewards, torch.Tensor) and not rewards.is_floating_point():
                 raise _mismatch(DataKeys.REWARDS, "dtype", "a floating point type", rewards.dtype)
@@ -193,12 +194,12 @@ class Rollout:
             _check(DataKeys.REWARDS, rewards, row.shape, dtype, row.device)
             row.copy_(rewards)
             for key, rows in self._flags.items():
-                flag = outcome[key]
+                flag = found[key]
                 row = rows[t]
                 _check(key, flag, row.shape, torch.bool, row.device)
                 row.copy_(flag)
             if self.final_obs:
-                final_obs = outcome[DataKeys.FINAL_OBS]
+                final_obs = found[DataKeys.FINAL_OBS]
                 self._write_obs(self._final_obs[t], DataKeys.FINAL_OBS, final_obs)
         except KeyError as error:
             raise self._missing(outcome, error) from None

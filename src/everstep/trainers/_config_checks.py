@@ -63,13 +63,21 @@ def _resolve_parts(values: dict[str, Any]) -> list[Problem]:
         except ConfigError as error:
             problems.append(Problem(("objective",), str(error)))
     for i, entry in enumerate(values.get("bonuses") or ()):
-        named = entry if isinstance(entry, dict) else {}
-        for name in [name for name in named if "." in str(name)]:
-            try:
-                named[_resolve(name)] = named.pop(name)
-            except ConfigError as error:
-                problems.append(Problem(("bonuses", i), str(error)))
+        try:
+            _resolve_bonus(entry if isinstance(entry, dict) else {})
+        except ConfigError as error:
+            problems.append(Problem(("bonuses", i), str(error)))
     return problems
+
+
+def _resolve_bonus(named: dict[Any, Any]) -> None:
+    """Put classes in place of the dotted names of a bonus, and of its options `…_cls`."""
+    for options in named.values():
+        for key, value in (options if isinstance(options, dict) else {}).items():
+            if str(key).endswith("_cls") and isinstance(value, str):
+                options[key] = _resolve(value)
+    for name in [name for name in named if "." in str(name)]:
+        named[_resolve(name)] = named.pop(name)
 
 
 def _resolve(name: Any) -> Any:

@@ -1,0 +1,363 @@
+"""Benchmarks as data: what is trained, in which sizes, and what it is compared with."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from ..algorithms import AlgorithmConfig, RecurrentAlgorithmConfig
+from ..config import Document, apply_overrides, load
+from ..errors import ConfigError
+from ..validation import (
+    STRICT,
+    Integer,
+    InvalidError,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Problem,
+    check_fields,
+    unknown_name,
+    validate,
+)
+from ._peers import PEERS, family
+
+_DIRECTORY = Path(__file__).with_name("cases")
+
+Precision = Literal["fp32", "bf16", "tf32"]
+Metric = Literal["return", "reward"]
+Device = Literal["cpu", "cuda"]
+
+
+@dataclass(kw_only=True)
+class Work:
+    """What every side does. Other settings are habits of a library and stay as it ships them."""
+
+    __pydantic_config__: ClassVar[Any] = STRICT
+
+    env: str
+    """`rl8-discrete`, `rl8-continuous`, `rl8-cartpole`, `drift`, or a spec string such as
+    `gymnasium:CartPole-v1`. Where no peer is asked for, a dotted path, too."""
+
+    num_envs: PositiveInt
+    """Parallel environments."""
+
+    horizon: PositiveInt
+    """Env steps a rollout, in each environment."""
+
+    horizons_per_env_reset: Integer = 1
+    """Rollouts between resets of all environments; -1 resets once."""
+
+    num_sgd_iters: PositiveInt = 4
+    """Epochs an update."""
+
+    num_minibatches: PositiveInt = 1
+    """Minibatches an epoch."""
+
+    hiddens: list[PositiveInt] = field(default_factory=lambda: [256, 256])
+    """Widths of the hidden layers of the policy's network and of the value's."""
+
+    activation: Literal["relu", "tanh", "elu"] = "relu"
+    """Activation of the hidden layers."""
+
+    recurrent: bool = False
+    """Whether the policy is the recurrent default instead; `hiddens` says nothing then."""
+
+    lr: PositiveFloat = 1e-3
+    """Learning rate."""
+
+    gamma: PositiveFloat = 0.95
+    """Discount."""
+
+    gae_lambda: NonNegativeFloat = 0.95
+    """λ of generalised advantage estimation."""
+
+    clip_param: PositiveFloat = 0.2
+    """ε of the clipped surrogate."""
+
+    vf_coeff: PositiveFloat = 1.0
+    """Weight of the value loss, which is half the squared error where the library lets choose."""
+
+    entropy_coeff: NonNegativeFloat = 0.0
+    """Weight of the entropy bonus."""
+
+    max_grad_norm: PositiveFloat = 5.0
+    """Norm that gradients are clipped to."""
+
+    target_kl_div: None | PositiveFloat = None
+    """What the learning rate is adapted to, with `adaptive_lr`."""
+
+    adaptive_lr: bool = False
+    """Whether the learning rate follows the KL divergence."""
+
+    only_collect: bool = False
+    """Whether rollouts are collected without updates."""
+
+
+@dataclass(kw_only=True)
+class Learning:
+    """The check beside a speed: what was learned from so many transitions."""
+
+    __pydantic_config__: ClassVar[Any] = STRICT
+
+    metric: Metric
+    """`return`: mean of the last 100 episodes; `reward`: mean of an env step of the last
+    rollout."""
+
+    transitions: PositiveInt
+    """Transitions to learn from, the same on every side."""
+
+    seeds: PositiveInt = 3
+    """Trainings, each with its own seed."""
+
+
+@dataclass(kw_only=True)
+class Solving:
+    """A threshold, and what is done when it is not reached."""
+
+    __pydantic_config__: ClassVar[Any] = STRICT
+
+    metric: Metric
+    """As that of the learning check."""
+
+    threshold: float
+    """Where the clock stops."""
+
+    max_transitions: PositiveInt
+    """Where a training is given up."""
+
+    seeds: PositiveInt = 5
+    """Trainings, each with its own seed and in processes of its own."""
+
+
+@dataclass(kw_only=True)
+class Measure:
+    """How long to measure."""
+
+    __pydantic_config__: ClassVar[Any] = STRICT
+
+    block_s: PositiveFloat = 2.0
+    """Seconds of a block, about: as many whole iterations."""
+
+    warm_up: NonNegativeInt = 3
+    """Iterations before the first block: compilation, graph capture, caches."""
+
+    timeout_s: PositiveFloat = 1800.0
+    """Seconds after which a side that does not answer has failed."""
+
+
+@dataclass(kw_only=True)
+class Row:
+    """One size of a benchmark; what it says goes before what the benchmark says."""
+
+    __pydantic_config__: ClassVar[Any] = STRICT
+
+    name: str
+    """What the table calls it."""
+
+    work: dict[str, Any] = field(default_factory=dict)
+    """Fields of `Work`."""
+
+    everstep: dict[str, Any] = field(default_factory=dict)
+    """Fields of `AlgorithmConfig`, for our side alone."""
+
+    peers: dict[str, Any] = field(default_factory=dict)
+    """Peers of this row; by name, what they do differently."""
+
+    learn: dict[str, Any] = field(default_factory=dict)
+    """Fields of `Learning`."""
+
+    solve: dict[str, Any] = field(default_factory=dict)
+    """Fields of `Solving`."""
+
+
+@dataclass(kw_only=True)
+class Case:
+    """A benchmark, as a file says it."""
+
+    __pydantic_config__: ClassVar[Any] = STRICT
+
+    title: str
+    """What it measures, in a line."""
+
+    rows: list[dict[str, Any]]
+    """Its sizes."""
+
+    device: Device = "cpu"
+    """Where its numbers count."""
+
+    threads: PositiveInt = 1
+    """PyTorch's threads on every side."""
+
+    precisions: list[Precision] = field(default_factory=lambda: ["fp32"])
+    """Each row is measured in each; peers as shipped stay in float32."""
+
+    work: dict[str, Any] = field(default_factory=dict)
+    """Fields of `Work` that all rows share."""
+
+    everstep: dict[str, Any] = field(default_factory=dict)
+    """Fields of `AlgorithmConfig`, for our side alone."""
+
+    peers: dict[str, Any] = field(default_factory=dict)
+    """Peers that it can be compared with; by name, what they do differently: `work` and
+    `options`."""
+
+    learn: dict[str, Any] = field(default_factory=dict)
+    """Fields of `Learning`; nothing where nothing can be learned."""
+
+    solve: dict[str, Any] = field(default_factory=dict)
+    """Fields of `Solving`, where wall time to a threshold is measured instead of speed."""
+
+    measure: dict[str, Any] = field(default_factory=dict)
+    """Fields of `Measure`."""
+
+    small: dict[str, Any] = field(default_factory=dict)
+    """What is different where a benchmark of GPUs is tried on a CPU: any of these fields."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One row in one precision, complete."""
+
+    name: str
+    precision: Precision
+    work: Work
+    everstep: dict[str, Any]
+    peers: dict[str, dict[str, Any]]
+    learn: None | Learning
+    solve: None | Solving
+    measure: Measure
+
+    def order(self, side: str, device: str, threads: int) -> dict[str, Any]:
+        """What the program of a side is told."""
+        own = self.peers.get(side, {})
+        work = validate(Work, asdict(self.work) | own.get("work", {}))
+        shipped = side in self.peers and not side.endswith("-tuned")
+        return {
+            **asdict(work),
+            "device": device,
+            "threads": threads,
+            "precision": "fp32" if shipped else self.precision,
+            "options": own.get("options", {}),
+            "everstep": {} if side in self.peers else self.everstep,
+        }
+
+
+def case_names() -> tuple[str, ...]:
+    """The named benchmarks."""
+    return tuple(sorted(path.stem for path in _DIRECTORY.glob("*.yaml")))
+
+
+def load_case(name: str, overrides: Sequence[str] = (), *, device: None | Device = None) -> Case:
+    """A named benchmark, or the one in a file.
+
+    Args:
+        name: One of `case_names()`, or the path of a YAML file.
+        overrides: Assignments such as `"work.num_envs=64"`; they go before what rows say.
+        device: `cpu` or `cuda`; the case's own where None.
+
+    Raises:
+        ConfigError: Lists everything that is wrong with it.
+
+    """
+    if name in case_names():
+        path = _DIRECTORY / f"{name}.yaml"
+    elif name.endswith((".yaml", ".yml")):
+        path = Path(name)
+    else:
+        raise ConfigError(
+            f"{name}: {unknown_name('benchmark', name, case_names())}. `everstep bench --list` "
+            "names them; the path of a YAML file is good, too."
+        )
+    document = load(path)
+    case = _checked(document)
+    changes = apply_overrides(Document("command line", {}), overrides)
+    changes.check()
+    if device == "cpu" and case.device == "cuda":
+        case = _changed(case, case.small, path.name)
+    case = _changed(case, changes.values, "command line")
+    return case if device is None else replace(case, device=device)
+
+
+def _checked(document: Document) -> Case:
+    try:
+        case = validate(Case, document.values)
+    except InvalidError as error:
+        document.check(error.problems)
+        raise
+    document.check(_problems(case))
+    return case
+
+
+def _problems(case: Case) -> list[Problem]:
+    """What is wrong with rows, peers and our own settings."""
+    problems = [] if case.rows else [Problem(("rows",), "a benchmark needs at least one row")]
+    for i, row in enumerate(case.rows):
+        try:
+            validate(Row, row)
+        except InvalidError as error:
+            problems += [Problem(("rows", i, *p.path), p.message) for p in error.problems]
+    for name in case.peers:
+        if family(name) not in PEERS:
+            problems.append(Problem(("peers", name), unknown_name("peer", name, PEERS)))
+    return problems
+
+
+def _changed(case: Case, changes: Mapping[str, Any], place: str) -> Case:
+    """The case with `changes` in every row, too."""
+    unknown = [name for name in changes if name not in asdict(case)]
+    if unknown:
+        raise ConfigError(
+            [f"{place}: {unknown_name(f'key {n}', n, asdict(case))}" for n in unknown]
+        )
+    merged = {
+        name: {**getattr(case, name), **value} if isinstance(value, dict) else value
+        for name, value in changes.items()
+    }
+    own = {"work", "everstep", "learn", "solve"} & changes.keys()
+    rows = merged.pop("rows", case.rows)
+    for name in own:
+        rows = [{**row, name: {**row.get(name, {}), **changes[name]}} for row in rows]
+    try:
+        return validate(Case, {**asdict(case), **merged, "rows": rows})
+    except InvalidError as error:
+        raise ConfigError([f"{place}: {problem}" for problem in error.problems]) from None
+
+
+def cells(case: Case, precisions: Sequence[Precision] = ()) -> list[Cell]:
+    """Every row in every precision.
+
+    Raises:
+        ConfigError: Lists every setting that breaks its rule.
+
+    """
+    found, problems = [], []
+    for values in case.rows:
+        row = validate(Row, values)
+        for precision in precisions or case.precisions:
+            try:
+                found.append(_cell(case, row, precision))
+            except InvalidError as error:
+                problems += [f"row {row.name}: {problem}" for problem in error.problems]
+    if problems:
+        raise ConfigError(list(dict.fromkeys(problems)))
+    return found
+
+
+def _cell(case: Case, row: Row, precision: Precision) -> Cell:
+    work = validate(Work, {**case.work, **row.work})
+    everstep = {**case.everstep, **row.everstep}
+    check_fields(RecurrentAlgorithmConfig if work.recurrent else AlgorithmConfig, everstep)
+    learn, solve = {**case.learn, **row.learn}, {**case.solve, **row.solve}
+    peers = row.peers or case.peers
+    return Cell(
+        name=row.name,
+        precision=precision,
+        work=work,
+        everstep=everstep,
+        peers={name: own or {} for name, own in peers.items()},
+        learn=validate(Learning, learn) if learn else None,
+        solve=validate(Solving, solve) if solve else None,
+        measure=validate(Measure, case.measure),
+    )

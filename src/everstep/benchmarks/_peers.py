@@ -1,0 +1,33 @@
+"""The programs that Everstep is compared with, and what each needs in its interpreter."""
+
+from typing import NamedTuple
+
+
+class Peer(NamedTuple):
+    """A program under `peers/`."""
+
+    #: Name of its module.
+    module: str
+
+    #: What its interpreter needs, in pip's words.
+    needs: str
+
+
+PEERS = {
+    "rl8": Peer("rl8", "torch rl8==1.0.0"),
+    "stable-baselines3": Peer("stable_baselines3", "torch stable-baselines3"),
+    "cleanrl": Peer("cleanrl", "torch gymnasium"),
+    "torchrl": Peer("torchrl", "torch torchrl gymnasium"),
+    "env": Peer("env", "torch gymnasium envpool"),
+    "rsl_rl": Peer("rsl_rl", "torch rsl-rl-lib"),
+    "skrl": Peer("skrl", "torch skrl"),
+    "rl_games": Peer("rl_games", "torch rl-games"),
+}
+
+#: Name of our own side.
+OURS = "everstep"
+
+
+def family(peer: str) -> str:
+    """The library of a peer: `rl8` of `rl8-tuned`."""
+    return peer.removesuffix("-tuned")

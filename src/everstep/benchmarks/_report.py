@@ -1,0 +1,161 @@
+"""Results as a Markdown table and as JSON."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from statistics import mean
+from typing import Any
+
+from ._intervals import Interval
+from ._measuring import CellResult, SideResult
+
+_SPEED = (
+    "row",
+    "side",
+    "precision",
+    "transitions/s",
+    "collect/s",
+    "update/s",
+    "collect, ms",
+    "update, ms",
+    "µs an env step",
+    "memory, MB",
+    "CUDA, MB",
+    "warm-up, s",
+    "ratio (95 %)",
+    "learned",
+)
+
+_SOLVE = (
+    "row",
+    "side",
+    "precision",
+    "solved",
+    "seconds",
+    "with start-up",
+    "transitions",
+    "ratio (95 %)",
+)
+
+
+def speed_table(results: Sequence[CellResult], horizons: dict[str, int]) -> str:
+    """A row for each side of each cell.
+
+    Args:
+        results: What was measured.
+        horizons: Env steps a rollout, by row and side: `"{row}/{side}"`.
+
+    """
+    rows = []
+    for result in results:
+        for name, side in result.sides.items():
+            collect_ms = side.milliseconds("collect_s")
+            horizon = horizons[f"{result.name}/{name}"]
+            step_us = None if collect_ms is None else 1e3 * collect_ms / horizon
+            rows.append(
+                [
+                    result.name,
+                    name,
+                    side.precision,
+                    *(_count(side.rate(p)) for p in ("total_s", "collect_s", "update_s")),
+                    _number(collect_ms),
+                    _number(side.milliseconds("update_s")),
+                    _number(step_us),
+                    *(_megabytes(side.memory(kind)) for kind in ("rss", "cuda")),
+                    _number(side.warm_s),
+                    _ratio(result.ratios.get(name)),
+                    _learned(side),
+                ]
+            )
+    return _table(_SPEED, rows)
+
+
+def solve_table(results: Sequence[CellResult]) -> str:
+    """A row for each side of each cell: medians over the seeds are not hidden by failures."""
+    rows = []
+    for result in results:
+        for name, side in result.sides.items():
+            found = side.trainings
+            solved = sum(training["solved"] for training in found)
+            rows.append(
+                [
+                    result.name,
+                    name,
+                    side.precision,
+                    f"{solved} of {len(found)}",
+                    *(_spread(found, key) for key in ("total_s", "start_to_end_s", "transitions")),
+                    _ratio(result.ratios.get(name)),
+                ]
+            )
+    return _table(_SOLVE, rows)
+
+
+def document(
+    results: Sequence[CellResult], settings: dict[str, Any], machine: dict[str, Any]
+) -> dict[str, Any]:
+    """Everything that was measured, down to the blocks."""
+    return {"machine": machine, "settings": settings, "cells": [_cell(r) for r in results]}
+
+
+def _cell(result: CellResult) -> dict[str, Any]:
+    found = asdict(result) | {"ratios": {n: r._asdict() for n, r in result.ratios.items()}}
+    for name, side in result.sides.items():
+        found["sides"][name]["medians"] = {
+            "transitions_per_s": side.rate(),
+            "collect_per_s": side.rate("collect_s"),
+            "update_per_s": side.rate("update_s"),
+            "collect_ms": side.milliseconds("collect_s"),
+            "update_ms": side.milliseconds("update_s"),
+            "memory_bytes": side.memory("rss"),
+            "cuda_bytes": side.memory("cuda"),
+        }
+    return found
+
+
+def versions(results: Sequence[CellResult]) -> str:
+    """A line for each side: its interpreter's packages."""
+    lines = {}
+    for result in results:
+        for name, side in result.sides.items():
+            lines[name] = ", ".join(f"{what} {v}" for what, v in side.versions.items())
+    return "\n".join(f"* {name}: {line}" for name, line in lines.items())
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Markdown, without the columns that say nothing."""
+    kept = [i for i in range(len(header)) if any(row[i] != "–" for row in rows)]
+    lines = [[header[i] for i in kept], ["---"] * len(kept)]
+    lines += [[row[i] for i in kept] for row in rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _count(value: None | float) -> str:
+    return "–" if value is None else f"{float(f'{value:.4g}'):,.0f}"
+
+
+def _number(value: None | float) -> str:
+    return "–" if value is None else f"{value:,.4g}"
+
+
+def _megabytes(value: None | int) -> str:
+    return "–" if value is None else f"{value / 2**20:,.0f}"
+
+
+def _ratio(ratio: None | Interval) -> str:
+    if ratio is None:
+        return "–"
+    return f"{ratio.median:.2f} ({ratio.low:.2f} to {ratio.high:.2f})"
+
+
+def _learned(side: SideResult) -> str:
+    found = [t["return"] for t in side.trainings if t["return"] is not None]
+    if not found:
+        return "–"
+    if len(found) == 1:
+        return f"{found[0]:.4g}"
+    return f"{mean(found):.4g} ({min(found):.4g} to {max(found):.4g})"
+
+
+def _spread(trainings: Sequence[dict[str, Any]], key: str) -> str:
+    found = sorted(training[key] for training in trainings)
+    middle = found[len(found) // 2] if len(found) % 2 else sum(found[len(found) // 2 - 1 :][:2]) / 2
+    return f"{_number(middle)} ({_number(found[0])} to {_number(found[-1])})"
