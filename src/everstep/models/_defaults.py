@@ -149,6 +149,10 @@ class DefaultModel(KeepsValues, Model):
         self._pair = Pair(networks) if Pair.matches(networks) else None
         return super().train(mode)
 
+    def compute_apart(self) -> None:
+        """Run the networks one after the other, however few rows there are, until `train`."""
+        self._pair = None
+
 
 class DefaultDiscreteModel(DefaultModel):
     """Default model for discrete actions: `logits` `[B, …, n]` of `Categorical` actions, `[B, …]`
