@@ -228,3 +228,31 @@ def test_the_probe_says_why_it_cannot_tell() -> None:
     found, reason = GymnasiumEnv(Unseeded("NEXT_STEP"), autoreset_mode="NEXT_STEP").probe()
     assert found is None
     assert "the same seed and actions gave other observations" in reason
+
+
+# Copies that nobody needs.
+
+
+@pytest.mark.parametrize("copies", [True, False])
+def test_the_buffer_is_read_and_others_get_the_copies_that_they_asked_for(copies: bool) -> None:
+    inner = SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * 3, copy=copies)
+    env = GymnasiumEnv(inner)
+    returned: list[Any] = []
+    step = inner.step
+    inner.step = lambda actions: (returned.append(step(actions)), returned[-1])[1]  # type: ignore
+    env.seed(0)
+    env.reset()
+    play(env, 3)
+    assert all(np.shares_memory(found[0], inner._observations) for found in returned)
+    assert inner.copy is copies
+    assert np.shares_memory(inner.reset()[0], inner._observations) is not copies
+
+
+def test_an_env_step_that_fails_leaves_copies_on() -> None:
+    inner = SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * 2)
+    env = GymnasiumEnv(inner)
+    env.reset()
+    inner.envs[0].unwrapped.step = None  # type: ignore[assignment, method-assign]
+    with pytest.raises(EnvError, match="failed in `step`"):
+        play(env, 1)
+    assert inner.copy

@@ -89,6 +89,23 @@ class Calls:
             raise EnvError(f"{self._env} failed in `{name}`: {_told(error)}") from error
 
 
+class BufferCalls(Calls):
+    """Calls to a `SyncVectorEnv`, which returns its buffer of observations in `step`, not a copy.
+
+    Whoever calls takes what is returned before the next call. Others who step the environment get
+    the copies that it was made to return.
+    """
+
+    def step(self, actions: Any) -> Any:
+        """See `Calls.step`."""
+        env: Any = self._env
+        copies, env.copy = env.copy, False
+        try:
+            return super().step(actions)
+        finally:
+            env.copy = copies
+
+
 class WorkerCalls(Calls):
     """Calls to an environment whose rows are processes; the first failure ends them all.
 
@@ -207,7 +224,7 @@ def make_calls(env: "VectorEnv[Any, Any, Any]", step_timeout: None | float) -> C
         AdapterError: Where the time is not positive.
 
     """
-    from gymnasium.vector import AsyncVectorEnv
+    from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
     from ._pools import PoolCalls, is_ale, is_envpool
 
@@ -215,6 +232,8 @@ def make_calls(env: "VectorEnv[Any, Any, Any]", step_timeout: None | float) -> C
         raise AdapterError(f"`step_timeout` must be above 0 seconds, or None; got {step_timeout}.")
     if isinstance(env.unwrapped, AsyncVectorEnv):
         return WorkerCalls(env, step_timeout)
+    if type(env) is SyncVectorEnv:
+        return BufferCalls(env)
     return PoolCalls(env) if is_envpool(env) or is_ale(env) else Calls(env)
 
 
