@@ -19,8 +19,11 @@ from everstep import Algorithm, AlgorithmConfig
 from everstep.data import Device
 from everstep.env import Env
 
-#: Hidden layers of policy, values, target and predictor.
+#: Hidden layers of policy and values.
 HIDDENS = [256, 256]
+
+#: Target and predictor: as they are by default, and as wide as policy and values.
+NETWORKS: dict[str, dict[str, Any]] = {"default": {}, "as wide": {"hiddens": HIDDENS}}
 
 #: Environments, env steps of a rollout, and rows of a minibatch.
 SIZES = ((16, 64, 256), (64, 64, 1024), (128, 64, 4096))
@@ -49,10 +52,12 @@ class Noise(Env):
         return TensorDict({"obs": self.reset(), "rewards": rewards}, [self.num_envs])
 
 
-def build(size: tuple[int, int, int], proportion: None | float) -> Algorithm:
+def build(
+    size: tuple[int, int, int], proportion: None | float, widths: dict[str, Any]
+) -> Algorithm:
     """PPO; with the bonus where a proportion is given."""
     num_envs, horizon, minibatch = size
-    rnd = {"hiddens": HIDDENS, "pre_normalization_steps": 0, "predictor_proportion": proportion}
+    rnd = {**widths, "pre_normalization_steps": 0, "predictor_proportion": proportion}
     config = AlgorithmConfig(
         num_envs=num_envs,
         horizon=horizon,
@@ -71,9 +76,10 @@ def milliseconds(algorithm: Algorithm) -> tuple[float, float]:
     return collected, algorithm.step()["profiling/step_ms"]
 
 
-def measure(size: tuple[int, int, int], proportion: float, rounds: int) -> str:
+def measure(size: tuple[int, int, int], proportion: float, networks: str, rounds: int) -> str:
     """A row of the table."""
-    plain, with_bonus = build(size, None), build(size, proportion)
+    widths = NETWORKS[networks]
+    plain, with_bonus = build(size, None, widths), build(size, proportion, widths)
     for algorithm in (plain, with_bonus):
         milliseconds(algorithm)  # the first ones warm up
     pairs = []
@@ -90,7 +96,7 @@ def measure(size: tuple[int, int, int], proportion: float, rounds: int) -> str:
     ]
     (collect_ms, collect_ratio), (step_ms, step_ratio) = found
     return (
-        f"| {' × '.join(map(str, size[:2]))} | {size[2]} | {proportion} | {step_ms:.1f} "
+        f"| {' × '.join(map(str, size[:2]))} | {size[2]} | {networks} | {proportion} | {step_ms:.1f} "
         f"| {step_ratio:.2f} | {collect_ms:.1f} | {collect_ratio:.2f} |"
     )
 
@@ -101,11 +107,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20, help="updates of each side")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    print("| rollout | minibatch | proportion | update, ms | ratio | collect, ms | ratio |")
-    print("|---|---|---|---|---|---|---|")
+    print(
+        "| rollout | minibatch | networks | proportion | update, ms | ratio | collect, ms | ratio |"
+    )
+    print("|---|---|---|---|---|---|---|---|")
     for size in SIZES:
-        for proportion in PROPORTIONS:
-            print(measure(size, proportion, options.rounds), flush=True)
+        for networks in NETWORKS:
+            for proportion in PROPORTIONS:
+                print(measure(size, proportion, networks, options.rounds), flush=True)
 
 
 if __name__ == "__main__":
