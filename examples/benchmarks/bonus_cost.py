@@ -96,8 +96,8 @@ def measure(size: tuple[int, int, int], proportion: float, networks: str, rounds
     ]
     (collect_ms, collect_ratio), (step_ms, step_ratio) = found
     return (
-        f"| {' × '.join(map(str, size[:2]))} | {size[2]} | {networks} | {proportion} | {step_ms:.1f} "
-        f"| {step_ratio:.2f} | {collect_ms:.1f} | {collect_ratio:.2f} |"
+        f"| {' × '.join(map(str, size[:2]))} | {size[2]} | {networks} | {proportion} "
+        f"| {step_ms:.1f} | {step_ratio:.2f} | {collect_ms:.1f} | {collect_ratio:.2f} |"
     )
 
 
