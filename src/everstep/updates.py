@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import nn, optim
 from torch.amp.grad_scaler import GradScaler
-from torch.autograd.graph import increment_version
 
 
 class Updater:
@@ -120,7 +119,6 @@ class Updater:
         elif self._skips_on_device:
             self.optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
             self.optimizer.step()
-            increment_version([p for p, _ in self._views])  # which fused optimizers leave out
         elif bool(finite):  # one sync: a step on NaN would be forever
             self.optimizer.step()
         self.zero_grad()

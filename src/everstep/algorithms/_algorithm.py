@@ -66,7 +66,8 @@ class OnPolicyAlgorithm(Assembled[_Hparams, _State, _Policy], Generic[_Hparams, 
         elapsed_ms = stopwatch()
         self._prepare()
         with bookkeeping.undone_on_error(self):
-            with torch.no_grad(), model_mode(self.policy.model, training=not deterministic):
+            mode = model_mode(self.policy.model, training=not deterministic)
+            with torch.no_grad(), mode, self.policy.keep_weights():
                 was_reset = self._begin(env_config)
                 for t in range(self.rollout.horizon):
                     self._transition(t, deterministic)
@@ -243,7 +244,7 @@ class OnPolicyAlgorithm(Assembled[_Hparams, _State, _Policy], Generic[_Hparams, 
     def _accumulate(self, chunks: Iterator[Minibatch]) -> dict[str, torch.Tensor]:
         """Add up the gradients of one optimizer step; its statistics."""
         terms = Sums()
-        with self.policy.keep_casts():
+        with self.policy.keep_weights():
             for chunk in chunks:
                 losses = self._losses(chunk)
                 self.updater.backward(losses["total"])

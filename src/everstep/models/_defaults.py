@@ -1,14 +1,13 @@
 """Default feedforward models, for the specs that environments have."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from tensordict import TensorDict
 from torch import nn
-from torch.compiler import is_compiling
 from torchrl.data import TensorSpec
-from typing_extensions import Self
 
 from ..data import DataKeys
 from ..nn import MLP, Head, get_activation
@@ -62,7 +61,7 @@ class DefaultModel(KeepsValues, Model):
 
     """
 
-    #: The networks as one, where they are alike; made by `train`.
+    #: The networks as one, where they are alike, while their weights are kept.
     _pair: None | Pair = None
 
     #: From observations to vectors; None where they are vectors of numbers already.
@@ -130,28 +129,23 @@ class DefaultModel(KeepsValues, Model):
 
     def _perceptrons(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """What policy and value network make of `x` `[B, D]`."""
-        pair = self._pair
-        if pair is None or _is_special(x.device.type):  # a trace must not look at sizes
+        if self._pair is None or len(x) > MAX_ROWS or torch.is_autocast_enabled(x.device.type):
             return self.policy(x), self.vf_model(x)
-        if torch.is_grad_enabled():
-            pair.forget()
-        elif len(x) <= MAX_ROWS:
-            return pair(x)
-        return self.policy(x), self.vf_model(x)
+        return self._pair(x)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """The model without what it can make anew, for copies and pickles."""
-        return {**super().__getstate__(), "_pair": None}
+    @contextmanager
+    def keep_weights(self) -> Iterator[None]:
+        """Be faster with few rows in here, where nothing may change the weights.
 
-    def train(self, mode: bool = True) -> Self:
-        """The model in training mode, or in evaluation mode; its networks are looked at anew."""
+        Gradients are for the networks themselves: where they are on, nothing is faster.
+        """
         networks = [self.policy, self.vf_model]
-        self._pair = Pair(networks) if Pair.matches(networks) else None
-        return super().train(mode)
-
-    def compute_apart(self) -> None:
-        """Run the networks one after the other, however few rows there are, until `train`."""
-        self._pair = None
+        if not torch.is_grad_enabled() and Pair.matches(networks):
+            self._pair = Pair(networks)
+        try:
+            yield
+        finally:
+            self.__dict__.pop("_pair", None)
 
 
 class DefaultDiscreteModel(DefaultModel):
@@ -198,11 +192,6 @@ class DefaultContinuousModel(DefaultModel):
     ) -> None:
         outputs = Gaussian(action_spec, log_std_init, state_dependent_std=state_dependent_std)
         super().__init__(observation_spec, action_spec, outputs=outputs, **config)
-
-
-def _is_special(device_type: str) -> bool:
-    """Whether what runs is being traced, or casts what layers are given."""
-    return is_compiling() or torch.is_autocast_enabled(device_type)
 
 
 def has_mask(observation_spec: TensorSpec, action_spec: TensorSpec, outputs: Outputs) -> bool:

@@ -21,7 +21,8 @@ class Pair:
     """Two chains of linear layers and activations that differ in the last width at most.
 
     Both see the same input. With few rows an operation costs more than its arithmetic: layers are
-    multiplied in batches of two, at the price of one.
+    multiplied in batches of two, at the price of one. Their weights are copied: a pair is good for
+    as long as they do not change.
 
     Args:
         chains: The chains, as `matches` takes them.
@@ -33,15 +34,15 @@ class Pair:
         self._layers = list(zip(*layers, strict=True))
         self._widths = [chain[-1].out_features for chain in layers]
         self._activation = chains[0][1] if len(self._layers) > 1 else nn.Identity()
-        self._parameters = [p for chain in chains for p in chain.parameters()]
-        self._versions: list[int] = []
-        self._packed: _Packed = []
+        self._packed = self._pack()
 
     @staticmethod
-    def matches(chains: Sequence[nn.Sequential]) -> bool:
+    def matches(chains: Sequence[nn.Module]) -> bool:
         """Whether the chains are alike, and are seen by nobody else on the way."""
         shapes = []
         for chain in chains:
+            if type(chain) is not nn.Sequential:
+                return False
             linear, others = list(chain)[::2], list(chain)[1::2]
             kinds = {type(m) for m in others}
             hooked = any(m._forward_hooks or m._forward_pre_hooks for m in chain.modules())
@@ -54,9 +55,6 @@ class Pair:
 
     def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """What the chains make of `x` `[B, D]`, `[B, width]` each, without gradients."""
-        versions = [p._version for p in self._parameters]
-        if versions != self._versions:
-            self._versions, self._packed = versions, self._pack()
         activate = self._activation.forward
         weight, bias = self._packed[0]
         y = torch.baddbmm(bias, x.expand(2, *x.shape), weight)
@@ -79,10 +77,6 @@ class Pair:
             biases = torch.stack([_padded(_bias(one), width) for one in both])
             packed.append((weights.mT.contiguous(), biases.unsqueeze(1)))
         return packed
-
-    def forget(self) -> None:
-        """Pack anew at the next call: fused optimizers leave no trace in parameters' versions."""
-        self._versions = []
 
 
 def _padded(x: torch.Tensor, width: int) -> torch.Tensor:

@@ -23,7 +23,6 @@ from torch import nn
 from .. import __version__
 from ..data import DataKeys
 from ..errors import ExportError
-from ..models import DefaultModel
 from ..specs import Structure
 from ._base import GenericPolicyBase
 
@@ -136,8 +135,6 @@ def _portable(policy: GenericPolicyBase[Any]) -> GenericPolicyBase[Any]:
     except Exception as error:
         raise _refusal(type(policy.model).__name__, f"it cannot be copied: {error}") from error
     model.eval()
-    if isinstance(model, DefaultModel):
-        model.compute_apart()  # to the last bit what the program does
     return type(policy)(
         *policy._spec,
         model=model,
