@@ -362,7 +362,7 @@ def test_a_kl_target_stops_the_update_before_the_step_that_would_follow() -> Non
         ).build(ContinuousDummyEnv)
         algorithm.collect()
         steps, divergences = 0, []
-        original, losses = algorithm.updater.step, algorithm._losses
+        original, losses = algorithm.updater.step, algorithm._gradients()
 
         def counting() -> None:
             nonlocal steps
@@ -375,7 +375,7 @@ def test_a_kl_target_stops_the_update_before_the_step_that_would_follow() -> Non
             return found
 
         algorithm.updater.step = counting  # type: ignore[method-assign]
-        algorithm._losses = watching  # type: ignore[method-assign]
+        algorithm._gradients = lambda: watching  # type: ignore[method-assign]
         algorithm.step()
         if steps < 50:
             assert divergences[-1] > options["target_kl_div"] >= max(divergences[:-1])
@@ -451,7 +451,7 @@ def test_a_divergence_that_is_not_a_number_stops_the_update(at: int) -> None:
         **SMALL, sgd_minibatch_size=16, num_sgd_iters=1, target_kl_div=1e9
     ).build(DiscreteDummyEnv)
     algorithm.collect()
-    original, calls = algorithm._losses, 0
+    original, calls = algorithm._gradients(), 0
 
     def broken(minibatch: Any) -> Any:
         nonlocal calls
@@ -459,7 +459,7 @@ def test_a_divergence_that_is_not_a_number_stops_the_update(at: int) -> None:
         found = original(minibatch)
         return found | {"kl_div": found["kl_div"] + (math.nan if calls > at else 0.0)}
 
-    algorithm._losses = broken  # type: ignore[method-assign]
+    algorithm._gradients = lambda: broken  # type: ignore[method-assign]
     before = weights(algorithm)
     if at == 0:
         with pytest.raises(DivergedError, match="weights are as before"):
@@ -483,9 +483,10 @@ def test_a_divergence_that_is_not_a_number_is_too_large_for_the_learning_rate() 
     algorithm.collect()
     # Two minibatches, and before the first the policy has not moved.
     assert algorithm.step()["coefficients/lr"] == pytest.approx(1.5e-3)
-    original = algorithm._losses
+    original = algorithm._gradients()
     nan = {"kl_div": torch.tensor(math.nan)}
-    algorithm._losses = lambda minibatch: original(minibatch) | nan  # type: ignore[method-assign]
+    broken = lambda minibatch: original(minibatch) | nan  # noqa: E731
+    algorithm._gradients = lambda: broken  # type: ignore[method-assign]
     algorithm.collect()
     assert algorithm.step()["coefficients/lr"] == pytest.approx(1e-3)
 
@@ -712,7 +713,7 @@ def world(algorithm: Algorithm) -> tuple[bool, list[bool]]:
     return torch.is_grad_enabled(), [m.training for m in algorithm.policy.model.modules()]
 
 
-@pytest.mark.parametrize("where", ["env", "reset", "model", "distribution"])
+@pytest.mark.parametrize("where", ["env", "reset", "model", "distribution", "outputs"])
 @pytest.mark.parametrize("training", [True, False])
 def test_exceptions_leave_the_world_as_it_was(where: str, training: bool) -> None:
     algorithm = AlgorithmConfig(**SMALL, horizons_per_env_reset=-1).build(DiscreteDummyEnv)
@@ -724,6 +725,7 @@ def test_exceptions_leave_the_world_as_it_was(where: str, training: bool) -> Non
         "reset": (algorithm.env, "reset"),
         "model": (algorithm.policy.model, "value_function"),
         "distribution": (algorithm.policy, "act"),
+        "outputs": (algorithm.policy.model, "seen"),
     }[where]
     original = getattr(target, name)
 

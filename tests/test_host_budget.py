@@ -100,9 +100,9 @@ def cartpole(horizon: int) -> GymnasiumEnv:
 @pytest.mark.parametrize(
     ("make", "config", "budget"),
     [
-        (dummy(DiscreteDummyEnv), AlgorithmConfig, 25),
-        (dummy(ContinuousDummyEnv), AlgorithmConfig, 26),
-        (dummy(DiscreteDummyEnv), RecurrentAlgorithmConfig, 45),
+        (dummy(DiscreteDummyEnv), AlgorithmConfig, 15),
+        (dummy(ContinuousDummyEnv), AlgorithmConfig, 13),
+        (dummy(DiscreteDummyEnv), RecurrentAlgorithmConfig, 24),
     ],
     ids=["discrete", "continuous", "recurrent"],
 )
@@ -114,18 +114,18 @@ def test_an_env_step_stays_in_its_budget(make: Any, config: Any, budget: int) ->
 
 def test_an_env_step_of_a_gymnasium_environment_stays_in_its_budget() -> None:
     operations, waits = collecting(cartpole)
-    assert operations <= 30
+    assert operations <= 10
     assert waits <= 2  # a rollout: which rows were truncated, and which of them are known
 
 
 @pytest.mark.parametrize(
     ("cls", "config", "options", "budget"),
     [
-        (DiscreteDummyEnv, AlgorithmConfig, {}, 138),
-        (ContinuousDummyEnv, AlgorithmConfig, {}, 155),
-        (DiscreteDummyEnv, AlgorithmConfig, {"objective": "a2c"}, 130),
-        (DiscreteDummyEnv, AlgorithmConfig, {"entropy_coeff": 0.01}, 159),
-        (DiscreteDummyEnv, RecurrentAlgorithmConfig, {}, 220),
+        (DiscreteDummyEnv, AlgorithmConfig, {}, 85),
+        (ContinuousDummyEnv, AlgorithmConfig, {}, 96),
+        (DiscreteDummyEnv, AlgorithmConfig, {"objective": "a2c"}, 80),
+        (DiscreteDummyEnv, AlgorithmConfig, {"entropy_coeff": 0.01}, 94),
+        (DiscreteDummyEnv, RecurrentAlgorithmConfig, {}, 107),
     ],
     ids=["discrete", "continuous", "a2c", "entropy", "recurrent"],
 )
@@ -133,7 +133,7 @@ def test_a_minibatch_stays_in_its_budget(cls: Any, config: Any, options: Any, bu
     each, waits, rest, rest_waits = updating(lambda: dummy(cls)(16), config, **options)
     assert each <= budget
     assert waits == 0
-    assert rest <= 150
+    assert rest <= 148
     assert rest_waits == 0
 
 
@@ -150,7 +150,7 @@ def test_the_budget_notices_a_careless_line() -> None:
     options = {"policy_loss_addons": [careless]}
     each, waits, *_ = updating(lambda: DiscreteDummyEnv(8, 16), **options)
     assert waits == 1
-    assert each > 138
+    assert each > 85
 
 
 def test_the_horizon_costs_no_operations_beyond_its_env_steps() -> None:

@@ -431,8 +431,10 @@ def test_moments_that_do_not_fit_are_refused_as_a_whole() -> None:
 SCRIPTS = [[Episode(3, TERMINATED), Episode(5, TRUNCATED)], [Episode(4, TERMINATED)]]
 
 
-@pytest.mark.parametrize("recurrent", [False, True])
-@pytest.mark.parametrize("deterministic", [False, True])
+# Collection draws its random numbers for many env steps at once where a policy remembers nothing.
+@pytest.mark.parametrize(
+    ("recurrent", "deterministic"), [(False, True), (True, False), (True, True)]
+)
 def test_acting_is_what_collection_does(recurrent: bool, deterministic: bool) -> None:
     def env() -> Any:
         return GymnasiumEnv(scripted_vector_env(SCRIPTS, AutoresetMode.SAME_STEP))
@@ -449,8 +451,8 @@ def test_acting_is_what_collection_does(recurrent: bool, deterministic: bool) ->
         action, executed, rhs, other = algorithm.acting_step(obs, rhs, done, deterministic)
         assert torch.equal(action, rollout.actions[0][t])
         assert torch.equal(executed, action)
-        assert torch.equal(other["logp"], rollout.logp[t])
-        assert torch.equal(other["values"], rollout.values[t])
+        torch.testing.assert_close(other["logp"], rollout.logp[t])
+        torch.testing.assert_close(other["values"], rollout.values[t])
         outcome = again.step(executed)
         obs, done = outcome["obs"], (outcome["terminated"] | outcome["truncated"]).float()
     if recurrent:
@@ -730,7 +732,7 @@ def test_gradients_of_two_processes_applied_in_a_third_are_those_of_one() -> Non
         for _ in range(ROUNDS * EPOCHS * MINIBATCHES):
             received = [pipe.recv() for pipe in pipes]
             server.apply_gradients([sum(pair) / 2 for pair in zip(*received, strict=True)])
-            norms.append(float(server.updater.grad_norm))
+            norms.append(float(server.updater.totals()["grad_norm"]))
             for pipe in pipes:
                 pipe.send(as_arrays(server.get_weights()))
     finally:

@@ -3,6 +3,7 @@
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
 
@@ -44,23 +45,31 @@ def clipped_surrogate(
     return found
 
 
+def clipped_surrogate_and_slope(
+    ratio: torch.Tensor, advantages: torch.Tensor, clip_param: float, dual_clip_param: None | float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`clipped_surrogate` and its derivative by ρ, A where nothing is clipped, else 0; `[B, 1]`."""
+    plain = ratio * advantages
+    clipped = ratio.clamp(1 - clip_param, 1 + clip_param) * advantages
+    is_clipped = plain > clipped  # false for NaN, which must reach the gradient
+    surrogate = torch.min(plain, clipped)
+    if dual_clip_param is not None:
+        least = dual_clip_param * advantages
+        is_bounded = (advantages < 0) & (surrogate < least)
+        surrogate = torch.where(is_bounded, least, surrogate)
+        is_clipped |= is_bounded
+    return surrogate, advantages.masked_fill(is_clipped, 0.0)
+
+
 class _ClippedSurrogate(torch.autograd.Function):
-    """`clipped_surrogate`, with its derivative by ρ: A where nothing is clipped, else 0."""
+    """`clipped_surrogate`, with its derivative."""
 
     @staticmethod
     def forward(
         ctx: Any, ratio: torch.Tensor, advantages: torch.Tensor, clip: float, bound: None | float
     ) -> torch.Tensor:
-        plain = ratio * advantages
-        clipped = ratio.clamp(1 - clip, 1 + clip) * advantages
-        is_clipped = plain > clipped  # false for NaN, which must reach the gradient
-        surrogate = torch.min(plain, clipped)
-        if bound is not None:
-            least = bound * advantages
-            is_bounded = (advantages < 0) & (surrogate < least)
-            surrogate = torch.where(is_bounded, least, surrogate)
-            is_clipped |= is_bounded
-        ctx.save_for_backward(advantages.masked_fill(is_clipped, 0.0))
+        surrogate, slope = clipped_surrogate_and_slope(ratio, advantages, clip, bound)
+        ctx.save_for_backward(slope)
         return surrogate
 
     @staticmethod
@@ -100,8 +109,28 @@ def value_errors(
     return found
 
 
+def value_errors_and_slope(
+    values: torch.Tensor,
+    returns: torch.Tensor,
+    previous: torch.Tensor,
+    kind: str,
+    vf_clip_param: None | float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`value_errors`, and their derivative by the values: 0 where clipping makes the loss larger;
+    `[B, K]`.
+    """
+    errors, slope = _errors(values, returns, kind)
+    if vf_clip_param is not None:
+        # Exactly `values` where they are near enough: no other row is then larger by rounding.
+        near = values.clamp(previous - vf_clip_param, previous + vf_clip_param)
+        clipped, _ = _errors(near, returns, kind)
+        slope = slope.masked_fill(clipped > errors, 0.0)
+        errors = torch.max(errors, clipped)
+    return errors, slope
+
+
 class _ValueErrors(torch.autograd.Function):
-    """`value_errors`, with its derivative by the values: 0 where clipping makes the loss larger."""
+    """`value_errors`, with their derivative."""
 
     @staticmethod
     def forward(
@@ -112,12 +141,7 @@ class _ValueErrors(torch.autograd.Function):
         kind: str,
         clip: None | float,
     ) -> torch.Tensor:
-        errors, slope = _errors(values - returns, kind)
-        if clip is not None:
-            moved = values - previous
-            near, _ = _errors(previous + moved.clamp(-clip, clip) - returns, kind)
-            slope = slope.masked_fill((near > errors) & (moved.abs() > clip), 0.0)
-            errors = torch.max(errors, near)
+        errors, slope = value_errors_and_slope(values, returns, previous, kind, clip)
         ctx.save_for_backward(slope)
         return errors
 
@@ -128,12 +152,14 @@ class _ValueErrors(torch.autograd.Function):
         return gradient * slope, None, None, None, None
 
 
-def _errors(difference: torch.Tensor, kind: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Half the square of a difference, or Huber's function of it with threshold 1; its slope."""
+def _errors(
+    values: torch.Tensor, returns: torch.Tensor, kind: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Half the square of the difference, or Huber's function of it with threshold 1; its slope."""
+    difference = values - returns
     if kind == "mse":
         return 0.5 * difference.square(), difference
-    slope = difference.clamp(-1.0, 1.0)
-    return slope * (difference - 0.5 * slope), slope
+    return F.smooth_l1_loss(values, returns, reduction="none"), difference.clamp(-1.0, 1.0)
 
 
 def approximate_kl(log_ratio: torch.Tensor) -> torch.Tensor:

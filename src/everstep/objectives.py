@@ -7,14 +7,21 @@ and returns its terms as scalars; `"total"` is minimised, the rest is reported.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from .distributions import Distribution
 from .errors import ConfigError
 from .hyperparameters import Hyperparameters
-from .losses import approximate_kl, clipped_surrogate, value_errors, weighted_sum
+from .losses import (
+    approximate_kl,
+    clipped_surrogate,
+    clipped_surrogate_and_slope,
+    value_errors,
+    value_errors_and_slope,
+    weighted_sum,
+)
 from .rollouts import Minibatch
 
 
@@ -42,6 +49,19 @@ class Objective(Protocol):
         ...
 
 
+class Slopes(NamedTuple):
+    """The terms of a loss, and the derivatives of their total."""
+
+    #: Terms, 0-d each; see `Objective`.
+    terms: dict[str, torch.Tensor]
+    #: By log-probabilities, `[B, 1]`.
+    logp: torch.Tensor
+    #: By values, `[B, K]`.
+    values: torch.Tensor
+    #: By entropies, `[B, 1]`; None where the loss has none.
+    entropy: None | torch.Tensor
+
+
 class ActorCritic(ABC):
     """Base of objectives of the form total = vf_coeff·vf − policy − entropy_coeff·entropy.
 
@@ -63,7 +83,8 @@ class ActorCritic(ABC):
         self.config = config
         self.entropy_coeff = entropy_coeff
         schedule = config.entropy_coeff_schedule
-        self._uses_entropy = config.entropy_coeff > 0 if schedule is None else bool(schedule)
+        #: Whether the entropy has a weight, now or later.
+        self.uses_entropy = config.entropy_coeff > 0 if schedule is None else bool(schedule)
 
     @abstractmethod
     def gain(self, logp: torch.Tensor, minibatch: Minibatch) -> torch.Tensor:
@@ -95,11 +116,70 @@ class ActorCritic(ABC):
         vf = weighted_sum(errors, weight)
         total = config.vf_coeff * vf - policy
         entropy = torch.zeros_like(policy)
-        if self._uses_entropy:
+        if self.uses_entropy:
             entropy = weighted_sum(distribution.entropy(), weight)
             total = total - self.entropy_coeff * entropy
         terms = {"policy": policy, "vf": vf, "entropy": entropy, "total": total}
         return terms | self._monitors(logp, minibatch)
+
+    def gain_and_slope(
+        self, logp: torch.Tensor, ratio: torch.Tensor, minibatch: Minibatch
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`gain`, and its derivative by log-probabilities, a new tensor, `[B, 1]` each.
+
+        Args:
+            logp: Log-probabilities of the minibatch's actions now, `[B, 1]`.
+            ratio: Probabilities now over those when the actions were taken, `[B, 1]`.
+            minibatch: What was collected.
+
+        """
+        raise NotImplementedError
+
+    def slopes(
+        self,
+        minibatch: Minibatch,
+        logp: torch.Tensor,
+        values: torch.Tensor,
+        entropy: None | torch.Tensor,
+    ) -> Slopes:
+        """What calling the objective gives, with derivatives written out instead of tracked.
+
+        Args:
+            minibatch: What was collected; every row's action must be a possible one.
+            logp: Log-probabilities of its actions now, `[B, 1]`.
+            values: Values now, `[B, K]`.
+            entropy: Entropies now, `[B, 1]`; None where `uses_entropy` is False.
+
+        """
+        config, weight = self.config, minibatch.weight
+        log_ratio = logp - minibatch.logp
+        moved = log_ratio.expm1()
+        gain, by_logp = self.gain_and_slope(logp, moved + 1, minibatch)
+        errors, by_values = value_errors_and_slope(
+            values, minibatch.returns, minibatch.values, config.vf_loss, config.vf_clip_param
+        )
+        clipped = (moved.abs() > config.clip_param).to(logp.dtype)
+        rows = [gain, moved.sub_(log_ratio), clipped, errors]
+        rows = rows if entropy is None else [*rows, entropy]
+        # One product brings all weighted sums.
+        sums = (weight.mT @ torch.cat(rows, -1))[0]
+        policy, kl_div, clip_fraction, vf, *others = sums.unbind()
+        columns = errors.shape[-1]
+        vf = vf if columns == 1 else sums[3 : 3 + columns].sum()
+        total, by_entropy = torch.sub(vf * config.vf_coeff, policy), None
+        if entropy is not None:
+            total = total - self.entropy_coeff * others[-1]
+            by_entropy = weight * -self.entropy_coeff
+        terms = {
+            "policy": policy,
+            "vf": vf,
+            "entropy": torch.zeros_like(policy) if entropy is None else others[-1],
+            "total": total,
+            "kl_div": kl_div,
+            "clip_fraction": clip_fraction,
+        }
+        by_logp = by_logp.mul_(weight).neg_()
+        return Slopes(terms, by_logp, (by_values * weight).mul_(config.vf_coeff), by_entropy)
 
     @torch.no_grad()
     def _monitors(self, logp: torch.Tensor, minibatch: Minibatch) -> dict[str, torch.Tensor]:
@@ -129,6 +209,14 @@ class PPO(ActorCritic):
             dual_clip_param=self.config.dual_clip_param,
         )
 
+    def gain_and_slope(
+        self, logp: torch.Tensor, ratio: torch.Tensor, minibatch: Minibatch
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `ActorCritic.gain_and_slope`: dρ/d log π is ρ."""
+        clip, bound = self.config.clip_param, self.config.dual_clip_param
+        gain, slope = clipped_surrogate_and_slope(ratio, minibatch.advantages, clip, bound)
+        return gain, slope * ratio
+
 
 class A2C(ActorCritic):
     """Advantage actor-critic: the policy gradient, of one epoch.
@@ -144,6 +232,12 @@ class A2C(ActorCritic):
     def gain(self, logp: torch.Tensor, minibatch: Minibatch) -> torch.Tensor:
         """A·log π, `[B, 1]`."""
         return logp * minibatch.advantages
+
+    def gain_and_slope(
+        self, logp: torch.Tensor, ratio: torch.Tensor, minibatch: Minibatch
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `ActorCritic.gain_and_slope`."""
+        return self.gain(logp, minibatch), minibatch.advantages.clone()
 
 
 class LossAddOn(Protocol):

@@ -8,6 +8,8 @@ import torch
 from torch import nn, optim
 from torch.amp.grad_scaler import GradScaler
 
+from .optimizers import AdamStep
+
 
 class Updater:
     """Turns losses into optimizer steps.
@@ -29,12 +31,6 @@ class Updater:
 
     #: Whether there are gradients that no step has taken.
     pending: bool
-
-    #: Sum of this update's gradient norms, before clipping, 0-d.
-    grad_norm: torch.Tensor
-
-    #: Optimizer steps of this update skipped because gradients were not finite, 0-d.
-    skipped: torch.Tensor
 
     def __init__(
         self,
@@ -59,25 +55,34 @@ class Updater:
         self.grad_scaler = grad_scaler
         self._gradients = _flatten_gradients(trained)
         self._views = [(p, p.grad) for p in trained]
-        self.grad_norm = torch.zeros((), device=trained[0].device)
-        self.skipped = torch.zeros((), device=trained[0].device)
-
+        self._found_inf = torch.zeros((), dtype=torch.float32, device=trained[0].device)
+        self._norms: list[torch.Tensor] = []  # of this update, before clipping
+        self._quick_step: None | AdamStep = None
         self.pending = False
 
     def begin(self) -> None:
         """Start counting anew, with no gradients left over."""
-        self.grad_norm.zero_()
-        self.skipped.zero_()
+        self._norms = []
         self.zero_grad()
         for p, gradient in self._views:  # `optimizer.zero_grad()` takes them away
             p.grad = gradient
         if self.grad_scaler.is_enabled():
             # What an update that failed between unscaling and stepping has left.
             self.grad_scaler._per_optimizer_states.clear()
+        is_quick = self._skips_on_device and not self.grad_scaler.is_enabled()
+        is_quick = is_quick and AdamStep.fits(self.optimizer)
+        self._quick_step = AdamStep(self.optimizer) if is_quick else None
 
     def totals(self) -> dict[str, torch.Tensor]:
-        """Sums over the update, 0-d each."""
-        return {"grad_norm": self.grad_norm, "skipped": self.skipped}
+        """Sums over the update, 0-d each: of gradient norms before clipping, and of steps that
+        were skipped because gradients were not finite.
+        """
+        if not self._norms:
+            none = torch.zeros_like(self._found_inf)
+            return {"grad_norm": none, "skipped": none}
+        norms = torch.stack(self._norms)
+        finite = norms.isfinite()
+        return {"grad_norm": torch.where(finite, norms, 0.0).sum(), "skipped": (~finite).sum()}
 
     def backward(self, loss: torch.Tensor) -> None:
         """Add the gradients of `loss` to those of the step that is being made."""
@@ -106,9 +111,7 @@ class Updater:
         """Clip, step the optimizer, and forget the gradients."""
         self.grad_scaler.unscale_(self.optimizer)
         norm = self._norm()
-        finite = norm.isfinite()
-        self.skipped += ~finite
-        self.grad_norm += norm.nan_to_num(0.0, 0.0, 0.0)
+        self._norms.append(norm)
         if self.max_grad_norm is not None:
             scale = (self.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
             for flat in self._gradients:
@@ -117,10 +120,20 @@ class Updater:
             self.grad_scaler.step(self.optimizer)  # looks for infinities itself
             self.grad_scaler.update()
         elif self._skips_on_device:
-            self.optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
+            # x - x is 0 for what is finite, and NaN for the rest.
+            torch.ne(norm - norm, 0.0, out=self._found_inf)
+            if self._quick_step is None:
+                self.optimizer.found_inf = self._found_inf  # type: ignore[attr-defined]
+                self.optimizer.step()
+            else:
+                self._quick_step(self._found_inf)
+        elif bool(norm.isfinite()):  # one sync: a step on NaN would be forever
             self.optimizer.step()
-        elif bool(finite):  # one sync: a step on NaN would be forever
-            self.optimizer.step()
+        self.zero_grad()
+
+    def refuse(self, broken: torch.Tensor) -> None:
+        """Forget the gradients; the step counts as skipped where they are `broken`, 0-d bool."""
+        self._norms.append(torch.zeros_like(self._found_inf).masked_fill(broken, torch.nan))
         self.zero_grad()
 
     def zero_grad(self) -> None:

@@ -1,7 +1,7 @@
 """PPO: collect a rollout, estimate advantages, go through it in minibatches."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Generic, TypeVar, cast
 
@@ -12,12 +12,13 @@ from ..data import AlgorithmHparams, AlgorithmState, CollectStats, DataKeys, Ste
 from ..episodes import reward_statistics, to_floats
 from ..errors import DivergedError, EnvError, NotBufferedError
 from ..objectives import add_ons
-from ..policies import GenericPolicyBase, Sample, model_mode
+from ..policies import Actor, GenericPolicyBase, make_actor, model_mode
 from ..rollouts import Minibatch, Rollout, Sequences
 from ..specs import Leaves
 from . import _bonuses as bonuses
 from . import _bookkeeping as bookkeeping
 from . import _resuming as resuming
+from ._analytic import analytic_gradients
 from ._assembly import Assembled
 from ._building import check_policy
 from ._estimates import estimate_advantages, scale_rewards
@@ -67,10 +68,12 @@ class OnPolicyAlgorithm(Assembled[_Hparams, _State, _Policy], Generic[_Hparams, 
         self._prepare()
         with bookkeeping.undone_on_error(self):
             mode = model_mode(self.policy.model, training=not deterministic)
-            with torch.no_grad(), mode, self.policy.keep_weights():
+            with torch.no_grad(), mode, self.policy.keep_casts():
                 was_reset = self._begin(env_config)
+                actor = make_actor(self.policy, self.rollout, deterministic=deterministic)
                 for t in range(self.rollout.horizon):
-                    self._transition(t, deterministic)
+                    self._transition(t, actor)
+                actor.complete()
                 tensors = self._end()
             # NaN marks a statistic that does not exist, such as a mean without an episode.
             stats = {name: value for name, value in to_floats(tensors).items() if value == value}
@@ -122,17 +125,15 @@ class OnPolicyAlgorithm(Assembled[_Hparams, _State, _Policy], Generic[_Hparams, 
                 "Let the environment return `final_obs`, or set `on_missing_final`."
             )
 
-    def _transition(self, t: int, deterministic: bool) -> None:
+    def _transition(self, t: int, actor: Actor) -> None:
         """One env step in every environment."""
-        rollout, policy = self.rollout, self.policy
+        rollout = self.rollout
         if t % rollout.seq_len == 0:
             self._open_sequence(t // rollout.seq_len)
-        sample = policy.act(rollout.obs_at(t), self._remembered(), deterministic=deterministic)
-        # Stored before the environment sees them: it may work in place.
-        rollout.write_sample(t, sample.latents, sample.logp, sample.values)
-        outcome = self.env.step(rollout.action.unflatten(sample.actions, [rollout.num_envs]))
+        actions, states = actor.act(t, self._remembered())
+        outcome = self.env.step(rollout.action.unflatten(actions, [rollout.num_envs]))
         rollout.write_outcome(t, outcome)
-        self._remember(t, sample)
+        self._remember(t, states)
 
     def _open_sequence(self, sequence: int) -> None:
         """Keep what is remembered where a sequence begins."""
@@ -145,14 +146,14 @@ class OnPolicyAlgorithm(Assembled[_Hparams, _State, _Policy], Generic[_Hparams, 
             self.states = policy.memory.flatten(policy.init_states(rollout.num_envs))
         return self.states
 
-    def _remember(self, t: int, sample: Sample) -> None:
+    def _remember(self, t: int, states: Leaves) -> None:
         """Carry over what is remembered after env step `t`, anew where an episode opened."""
         rollout, policy = self.rollout, self.policy
-        self.states = sample.states
-        if sample.states and DataKeys.FIRST in rollout.episode_keys:
+        self.states = states
+        if states and DataKeys.FIRST in rollout.episode_keys:
             if rollout.final_obs:
-                value_final_row(policy, rollout, t, sample.states)
-            self.states = policy.next_states(sample.states, rollout.first_at(t))
+                value_final_row(policy, rollout, t, states)
+            self.states = policy.next_states(states, rollout.first_at(t))
 
     def _end(self) -> dict[str, torch.Tensor]:
         """Complete the rollout; its statistics, still on the device."""
@@ -230,26 +231,44 @@ class OnPolicyAlgorithm(Assembled[_Hparams, _State, _Policy], Generic[_Hparams, 
         updater, sums = self.updater, Sums()
         updater.begin()
         steps = 0
+        gradients = self._gradients()
         for chunks in self._optimizer_steps():
             steps += 1
-            terms = self._accumulate(chunks)
+            terms = self._accumulate(chunks, gradients)
             sums.add(terms)
             if self._must_stop(terms["kl_div"], is_first=steps == 1):
-                updater.skipped += terms["kl_div"].isnan()
-                updater.zero_grad()
+                updater.refuse(terms["kl_div"].isnan())
                 break
             updater.step()
         return sums.totals() | updater.totals(), steps
 
-    def _accumulate(self, chunks: Iterator[Minibatch]) -> dict[str, torch.Tensor]:
+    def _accumulate(
+        self,
+        chunks: Iterator[Minibatch],
+        gradients: Callable[[Minibatch], dict[str, torch.Tensor]],
+    ) -> dict[str, torch.Tensor]:
         """Add up the gradients of one optimizer step; its statistics."""
         terms = Sums()
-        with self.policy.keep_weights():
+        with self.policy.keep_casts():
             for chunk in chunks:
-                losses = self._losses(chunk)
-                self.updater.backward(losses["total"])
-                terms.add(losses)
+                terms.add(gradients(chunk))
+        self.updater.pending = True
         return terms.totals()
+
+    def _gradients(self) -> Callable[[Minibatch], dict[str, torch.Tensor]]:
+        """What adds the gradients of a minibatch to those that there are; returns its terms."""
+        is_plain = not (self.bonuses or self.config.policy_loss_addons)
+        if is_plain and not self.grad_scaler.is_enabled():
+            self._analytic = analytic_gradients(self.policy, self.objective, self._analytic)
+            if self._analytic is not None:
+                return self._analytic
+        return self._differentiate
+
+    def _differentiate(self, minibatch: Minibatch) -> dict[str, torch.Tensor]:
+        """Terms of the loss, once their gradients are added."""
+        losses = self._losses(minibatch)
+        self.updater.backward(losses["total"])
+        return losses
 
     def _optimizer_steps(self) -> Iterator[Iterator[Minibatch]]:
         """What each optimizer step of an update sees, epoch by epoch."""

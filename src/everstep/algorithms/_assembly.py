@@ -18,6 +18,7 @@ from ..schedulers import EntropyScheduler, LRScheduler
 from ..specs import Leaves, Structure
 from ..updates import Updater
 from . import _bonuses as bonuses
+from ._analytic import AnalyticGradients
 from ._base import GenericAlgorithmBase
 from ._building import (
     buffer_spec,
@@ -118,6 +119,7 @@ class Assembled(
         self.continues = False  # whether the environment stands where the last rollout ended
         self.is_evaluating = False
         self.is_prepared = not self.bonuses  # whether the bonuses have seen the environment
+        self._analytic: None | AnalyticGradients = None
         self._rows_to_learn = 0
         self._normalized_rows = 0
         self._reward_scale: None | torch.Tensor = None

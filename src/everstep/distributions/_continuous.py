@@ -12,7 +12,8 @@ from torchrl.data import Bounded
 
 from ._base import Distribution, action_dtype, as_dtype, known, sum_rows
 
-_HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
+#: ½·log 2π.
+HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
 _LOG_TWO = math.log(2)
 
 
@@ -45,13 +46,13 @@ class Normal(Distribution):
 
     def entropy(self) -> torch.Tensor:
         """Entropy in nats, summed over dimensions, `[B, 1]`."""
-        return sum_rows(self.log_std + (0.5 + _HALF_LOG_TWO_PI))
+        return sum_rows(self.log_std + (0.5 + HALF_LOG_TWO_PI))
 
     def logp(self, samples: torch.Tensor | TensorDict) -> torch.Tensor:
         """Log-density of actions `[B, …]`, summed over dimensions, `[B, 1]`."""
         assert isinstance(samples, torch.Tensor)
         scaled = (as_dtype(samples, self.mean.dtype) - self.mean) / self.std
-        return sum_rows(-0.5 * scaled.square() - self.log_std - _HALF_LOG_TWO_PI)
+        return sum_rows(-0.5 * scaled.square() - self.log_std - HALF_LOG_TWO_PI)
 
     def sample(self) -> torch.Tensor:
         """Random actions, `[B, …]`."""

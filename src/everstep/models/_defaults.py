@@ -1,7 +1,6 @@
 """Default feedforward models, for the specs that environments have."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,10 +12,10 @@ from ..data import DataKeys
 from ..nn import MLP, Head, get_activation
 from ..specs import leaf_specs
 from ._base import KeepsValues
+from ._chains import is_chain, is_own, is_watched
 from ._encoders import ACTION_MASK, ObservationEncoder, encoder_of, image_layout
 from ._feedforward import Model
 from ._outputs import Gaussian, Logits, Outputs, is_continuous, is_discrete
-from ._pair import MAX_ROWS, Pair
 
 
 def default_model_cls(observation_spec: TensorSpec, action_spec: TensorSpec, /) -> type[Model]:
@@ -60,9 +59,6 @@ class DefaultModel(KeepsValues, Model):
         num_values: Value columns, one a reward stream.
 
     """
-
-    #: The networks as one, where they are alike, while their weights are kept.
-    _pair: None | Pair = None
 
     #: From observations to vectors; None where they are vectors of numbers already.
     encoder: None | ObservationEncoder
@@ -118,34 +114,31 @@ class DefaultModel(KeepsValues, Model):
     def forward(self, batch: TensorDict, /) -> Mapping[str, torch.Tensor]:
         """Features `[B, …]` for the action distribution."""
         obs = batch[DataKeys.OBS]
-        x = obs.flatten(1) if self.encoder is None else self.encoder(obs)
-        dtype = self.vf_model[-1].weight.dtype
-        x = x if x.dtype == dtype else x.to(dtype)
-        outputs, self._values = self._perceptrons(x)
-        features: dict[str, torch.Tensor] = self.outputs(outputs)
+        x = self.seen(obs if self.encoder is None else self.encoder(obs))
+        self._values = self.vf_model(x)
+        features: dict[str, torch.Tensor] = self.outputs(self.policy(x))
         if self.has_mask:
             features[ACTION_MASK] = obs[ACTION_MASK]
         return features
 
-    def _perceptrons(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """What policy and value network make of `x` `[B, D]`."""
-        if self._pair is None or len(x) > MAX_ROWS or torch.is_autocast_enabled(x.device.type):
-            return self.policy(x), self.vf_model(x)
-        return self._pair(x)
+    def seen(self, x: torch.Tensor) -> torch.Tensor:
+        """Numbers `[B, …]` as the networks take them, `[B, D]`."""
+        x = x if x.ndim == 2 else x.flatten(1)
+        dtype = next(self.vf_model.parameters()).dtype
+        return x if x.dtype == dtype else x.to(dtype)
 
-    @contextmanager
-    def keep_weights(self) -> Iterator[None]:
-        """Be faster with few rows in here, where nothing may change the weights.
-
-        Gradients are for the networks themselves: where they are on, nothing is faster.
-        """
-        networks = [self.policy, self.vf_model]
-        if not torch.is_grad_enabled() and Pair.matches(networks):
-            self._pair = Pair(networks)
-        try:
-            yield
-        finally:
-            self.__dict__.pop("_pair", None)
+    def are_chains(self) -> bool:
+        """Whether all that the model does is what its two networks do, and both are chains."""
+        return (
+            self.encoder is None
+            and not self.has_mask
+            and is_own(self, "forward", DefaultModel)
+            and is_own(self, "value_function", KeepsValues)
+            and not is_watched(self)
+            and not is_watched(self.outputs)
+            and is_chain(self.policy)
+            and is_chain(self.vf_model)
+        )
 
 
 class DefaultDiscreteModel(DefaultModel):

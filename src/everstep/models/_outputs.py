@@ -26,6 +26,9 @@ class Outputs(nn.Module):
     #: Outputs that the network has.
     width: int
 
+    #: Whether features lie where the outputs do.
+    are_views: bool = True
+
     #: Elements that a mask of the action has; 0 where there can be none.
     maskable: int = 0
 
@@ -90,6 +93,7 @@ class Gaussian(Outputs):
         self.config = {"log_std_init": log_std_init, "state_dependent_std": state_dependent_std}
         if state_dependent_std:
             self.register_parameter("log_std", None)
+            self.are_views = False
         else:
             self.log_std = nn.Parameter(torch.full(action_spec.shape, log_std_init))
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..data import Device
 from . import _saving
+from ._actors import Actor, make_actor
 from ._base import GenericPolicyBase, Sample, model_mode
 from ._feedforward import Policy
 from ._recurrent import RecurrentPolicy
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from ._mlflow import MLflowPolicyModel, MLflowRecurrentPolicyModel
 
 __all__ = [
+    "Actor",
     "GenericPolicyBase",
     "MLflowPolicyModel",
     "MLflowRecurrentPolicyModel",
@@ -21,6 +23,7 @@ __all__ = [
     "RecurrentPolicy",
     "Sample",
     "load_policy",
+    "make_actor",
     "model_mode",
     "save_policy",
 ]

@@ -3,7 +3,7 @@
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
@@ -139,6 +139,11 @@ class GenericPolicyBase(ABC, Generic[_Model]):
         return next(self.model.parameters()).device
 
     @property
+    def is_autocast(self) -> bool:
+        """Whether the model runs in half precision."""
+        return isinstance(self._autocast, torch.autocast)
+
+    @property
     def observation_spec(self) -> TensorSpec:
         """Spec of one observation."""
         return self._spec[0].to(self.device)
@@ -243,19 +248,14 @@ class GenericPolicyBase(ABC, Generic[_Model]):
     def evaluate(self, minibatch: Minibatch) -> tuple[Distribution, torch.Tensor]:
         """The distribution now over each row's actions, and its values `[B·L, K]`."""
 
-    @contextmanager
-    def keep_weights(self) -> Iterator[None]:
-        """Let what is made of the weights be made once in here, where nothing may change them.
+    def keep_casts(self) -> AbstractContextManager[Any]:
+        """Context in which weights are cast to half precision once, however often models run.
 
-        Casts to half precision are; a model may have a `keep_weights` of its own.
+        Nothing may change the weights in it.
         """
-        with ExitStack() as stack:
-            if isinstance(self._autocast, torch.autocast):
-                # Casts are kept until the outermost context is left.
-                stack.enter_context(torch.autocast(self.device.type, enabled=False))
-            keep: Any = getattr(self.model, "keep_weights", nullcontext)
-            stack.enter_context(keep())
-            yield
+        if not self.is_autocast:
+            return nullcontext()
+        return torch.autocast(self.device.type, enabled=False)  # the outermost keeps the casts
 
     # ---- for everybody ------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """A rollout, cut into the sequences that minibatches are made of."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,6 +12,9 @@ from ..specs import Leaves
 
 if TYPE_CHECKING:
     from ._rollout import Rollout
+
+#: Largest rollout that is copied in the order of an epoch, rather than minibatch by minibatch.
+GATHERED_BYTES = 2**20
 
 #: Which sequences; None for all of them.
 Index = None | slice | torch.Tensor
@@ -46,6 +49,27 @@ class Minibatch:
     next_known: None | torch.Tensor = None
     #: What bonuses have kept of each row, `[B·L, …]`, by their names.
     kept: Mapping[str, Leaves] = field(default_factory=dict)
+
+    def split(self, size: int) -> "list[Minibatch]":
+        """Views of `size` sequences each, the last one of what is left."""
+        count, rows = len(self.obs[0]), len(self.logp)
+        if count <= size:
+            return [self]
+
+        def cut(x: Any) -> Any:
+            """The pieces of a field: tensors, tuples or mappings of them, or None."""
+            if x is None:
+                return [None] * pieces
+            if isinstance(x, tuple):
+                return list(zip(*map(cut, x), strict=True)) if x else [()] * pieces
+            if isinstance(x, dict):
+                cuts = {name: cut(leaves) for name, leaves in x.items()}
+                return [{name: cuts[name][i] for name in cuts} for i in range(pieces)]
+            return x.split(size if len(x) == count else size * rows // count)
+
+        pieces = -(-count // size)
+        found = {f.name: cut(getattr(self, f.name)) for f in fields(self)}
+        return [Minibatch(**{name: x[i] for name, x in found.items()}) for i in range(pieces)]
 
 
 class Sequences:
@@ -149,9 +173,25 @@ class Sequences:
             permute: Draws a permutation of that many indices.
 
         """
+        if shuffle and size < self.count and self._bytes() <= GATHERED_BYTES:
+            minibatches = self._gathered(permute(self.count), size, joint).split(size)
+            for group in [minibatches] if joint else [[piece] for piece in minibatches]:
+                yield (part for piece in group for part in piece.split(chunk or size))
+            return
         indices = list(self._indices(size, shuffle, permute))
         for shared in [indices] if joint else [[index] for index in indices]:
             yield self._chunks(shared, chunk, self.learnable if joint else None)
+
+    def _bytes(self) -> int:
+        """Size of all fields."""
+        return sum(x.nbytes for leaves in self._fields.values() for x in leaves)
+
+    def _gathered(self, order: torch.Tensor, size: int, joint: bool) -> Minibatch:
+        """All sequences in that order, copied, weighted for minibatches of `size` of them."""
+        whole = self.select(order, torch.ones_like(self.learnable))
+        weight = whole.weight if joint else whole.weight.view(-1, size * self.length)
+        total = weight.sum(-2 if joint else -1, keepdim=True)
+        return replace(whole, weight=(weight / total.clamp(min=1)).view_as(whole.weight))
 
     def _indices(
         self, size: int, shuffle: bool, permute: Callable[[int], torch.Tensor]

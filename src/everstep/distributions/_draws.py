@@ -1,0 +1,114 @@
+"""Samples of one env step after another, whose random numbers are drawn for many at once."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ._base import Distribution, action_dtype, as_dtype
+from ._continuous import Normal
+from ._discrete import Categorical
+
+
+class Draws(ABC):
+    """Base: samples of `S` env steps of distributions whose features lie in one storage.
+
+    Args:
+        features: Features `[S·N, …]`, filled env step by env step.
+        steps: S.
+        model: Model that the features are of.
+
+    """
+
+    def __init__(self, features: Mapping[str, torch.Tensor], steps: int, model: Any) -> None:
+        centre = self.centre(features).unflatten(0, (steps, -1))
+        self._features, self._rows = features, list(centre)
+        self._noise, self._drawn = torch.empty_like(centre), torch.empty_like(centre[0])
+        self._noise_rows = list(self._noise)
+        self._dtype = action_dtype(model, self.dtype(centre))
+
+    @staticmethod
+    @abstractmethod
+    def centre(features: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """What noise is added to, `[S·N, …]`."""
+
+    @staticmethod
+    @abstractmethod
+    def dtype(centre: torch.Tensor) -> torch.dtype:
+        """Dtype of the actions, where the model does not say."""
+
+    @abstractmethod
+    def refresh(self) -> None:
+        """Draw the random numbers of the next `S` env steps."""
+
+    @abstractmethod
+    def chosen(self, x: torch.Tensor) -> torch.Tensor:
+        """Actions `[N, …]` of what was added up, or of the centre alone."""
+
+    def mode(self, step: int) -> torch.Tensor:
+        """The likeliest actions of an env step, `[N, …]`."""
+        return as_dtype(self.chosen(self._rows[step]), self._dtype)
+
+    def sample(self, step: int) -> torch.Tensor:
+        """Random actions of an env step, `[N, …]`."""
+        drawn = torch.add(self._rows[step], self._noise_rows[step], out=self._drawn)
+        return as_dtype(self.chosen(drawn), self._dtype)
+
+
+class CategoricalDraws(Draws):
+    """Samples of `Categorical`: the largest of logits and Gumbel noise."""
+
+    @staticmethod
+    def centre(features: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """The logits, `[S·N, …, n]`."""
+        return features["logits"]
+
+    @staticmethod
+    def dtype(centre: torch.Tensor) -> torch.dtype:
+        """Indices'."""
+        return torch.int64
+
+    def refresh(self) -> None:
+        """See `Draws.refresh`."""
+        # The same race as in `Categorical.sample`: argmax p/E = argmax log p - log E.
+        self._noise.exponential_().log_().neg_()
+
+    def chosen(self, x: torch.Tensor) -> torch.Tensor:
+        """The largest, `[N, …]`."""
+        return x.argmax(-1)
+
+
+class NormalDraws(Draws):
+    """Samples of `Normal`."""
+
+    @staticmethod
+    def centre(features: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """The means, `[S·N, …]`."""
+        return features["mean"]
+
+    @staticmethod
+    def dtype(centre: torch.Tensor) -> torch.dtype:
+        """The means'."""
+        return centre.dtype
+
+    def refresh(self) -> None:
+        """See `Draws.refresh`; deviations must be those of all `S` env steps already."""
+        torch.randn(self._noise.shape, out=self._noise)
+        self._noise.mul_(self._features["log_std"].exp().view_as(self._noise))
+
+    def chosen(self, x: torch.Tensor) -> torch.Tensor:
+        """The numbers themselves, `[N, …]`."""
+        return x.clone()
+
+
+#: Distributions, of exactly these classes, whose samples may be drawn so.
+_DRAWS: dict[type[Distribution], type[Draws]] = {
+    Categorical: CategoricalDraws,
+    Normal: NormalDraws,
+}
+
+
+def draws_of(kind: type[Distribution]) -> None | type[Draws]:
+    """The class whose objects draw samples of a distribution; None where there is none."""
+    return _DRAWS.get(kind)
