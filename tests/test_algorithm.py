@@ -725,7 +725,7 @@ def test_exceptions_leave_the_world_as_it_was(where: str, training: bool) -> Non
         "reset": (algorithm.env, "reset"),
         "model": (algorithm.policy.model, "value_function"),
         "distribution": (algorithm.policy, "act"),
-        "outputs": (algorithm.policy.model, "seen"),
+        "outputs": (algorithm.policy.model.outputs, "forward"),
     }[where]
     original = getattr(target, name)
 

@@ -123,11 +123,11 @@ def test_gradients_and_terms_are_those_of_autograd(case: str) -> None:
 def test_storage_is_used_again_and_follows_the_networks() -> None:
     algorithm, _ = train(DISCRETE, written_out=True)
     first = algorithm._gradients()
-    addresses = [place.data_ptr() for place, _ in first._actor._storage[60]]
+    addresses = [place.data_ptr() for place in first._actor._places[60].outputs]
     algorithm.collect()
     algorithm.step()
     assert algorithm._gradients() is first
-    assert [place.data_ptr() for place, _ in first._actor._storage[60]] == addresses
+    assert [place.data_ptr() for place in first._actor._places[60].outputs] == addresses
     algorithm.policy.model.policy[0] = nn.Linear(4, 16)
     assert algorithm._gradients() is not first
 

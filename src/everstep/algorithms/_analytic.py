@@ -49,12 +49,17 @@ class AnalyticGradients:
             and self._critic.runs(policy.model.vf_model)
         )
 
+    def begin(self) -> None:
+        """Begin an update: parameters and the places of their gradients stay what they are."""
+        self._actor.begin()
+        self._critic.begin()
+
     @torch.no_grad()
     def __call__(self, minibatch: Minibatch) -> dict[str, torch.Tensor]:
         """Terms of the loss, 0-d each; see `Objective`."""
         assert isinstance(minibatch.actions, torch.Tensor)
         seen = tuple(leaf.flatten(0, 1) for leaf in minibatch.obs)
-        x = self._model.seen(self._policy._normalized(seen)[0])
+        (x,) = self._policy._normalized(seen)
         distribution = self._distribution(self._actor.forward(x), self._model)
         logp = distribution.logp(minibatch.actions)
         entropy = distribution.entropy() if self._objective.uses_entropy else None
@@ -82,7 +87,10 @@ def analytic_gradients(
         return None
     if type(objective) not in (A2C, PPO):
         return None
-    if previous is not None and previous.fits(policy, objective):
-        return previous
-    distribution = differentiated(policy.distribution_cls, model)
-    return None if distribution is None else AnalyticGradients(policy, objective, distribution)
+    if previous is None or not previous.fits(policy, objective):
+        distribution = differentiated(policy.distribution_cls, model)
+        if distribution is None:
+            return None
+        previous = AnalyticGradients(policy, objective, distribution)
+    previous.begin()
+    return previous

@@ -18,30 +18,15 @@ class _Elementwise(NamedTuple):
     differentiate: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-def _tanh_backward(gradient: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    found: torch.Tensor = torch.ops.aten.tanh_backward.grad_input(gradient, y, grad_input=gradient)
-    return found
-
-
-def _relu_backward(gradient: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    found: torch.Tensor = torch.ops.aten.threshold_backward.grad_input(
-        gradient, y, 0, grad_input=gradient
-    )
-    return found
-
-
-def _sigmoid_backward(gradient: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    found: torch.Tensor = torch.ops.aten.sigmoid_backward.grad_input(
-        gradient, y, grad_input=gradient
-    )
-    return found
-
+_tanh_backward = torch.ops.aten.tanh_backward.grad_input
+_relu_backward = torch.ops.aten.threshold_backward.grad_input
+_sigmoid_backward = torch.ops.aten.sigmoid_backward.grad_input
 
 #: Activations that can be run in place, and whose derivatives follow from what they return.
 _ELEMENTWISE: dict[type[nn.Module], _Elementwise] = {
-    nn.ReLU: _Elementwise(torch.relu_, _relu_backward),
-    nn.Sigmoid: _Elementwise(torch.sigmoid_, _sigmoid_backward),
-    nn.Tanh: _Elementwise(torch.tanh_, _tanh_backward),
+    nn.ReLU: _Elementwise(torch.relu_, lambda g, y: _relu_backward(g, y, 0, grad_input=g)),
+    nn.Sigmoid: _Elementwise(torch.sigmoid_, lambda g, y: _sigmoid_backward(g, y, grad_input=g)),
+    nn.Tanh: _Elementwise(torch.tanh_, lambda g, y: _tanh_backward(g, y, grad_input=g)),
 }
 
 
@@ -87,29 +72,29 @@ class Chain:
 
     def __init__(self, network: nn.Sequential, rows: int) -> None:
         layers = _linear(network)
-        hidden = [layer.weight.new_empty(rows, layer.out_features) for layer in layers[:-1]]
-        transposed = [layer.weight.detach().t().contiguous() for layer in layers]
-        self._hidden = list(
-            zip(
-                (layer.bias for layer in layers),
-                transposed,
-                (activation.apply for activation in _activations(network)),
-                hidden,
-                strict=False,
+        activations = [activation.apply for activation in _activations(network)]
+        self._hidden = [
+            (
+                layer.bias,
+                _transposed(layer),
+                activate,
+                layer.weight.new_empty(rows, len(layer.weight)),
             )
-        )
-        self._bias, self._weight = layers[-1].bias, transposed[-1]
-        self._rows = rows
+            for layer, activate in zip(layers, activations, strict=False)
+        ]
+        self._bias, self._weight = layers[-1].bias, _transposed(layers[-1])
+        self._rows, self._dtype = rows, self._weight.dtype
 
     def __call__(self, x: torch.Tensor, out: torch.Tensor) -> None:
-        """Fill `out` `[B, width]` with what the network makes of `x` `[B, D]`."""
-        if len(x) > self._rows:
+        """Fill `out` `[B, width]` with what the network makes of `x` `[B, …]`."""
+        rows = x.shape[0]
+        if rows > self._rows:
             for piece, place in zip(x.split(self._rows), out.split(self._rows), strict=True):
                 self(piece, place)
             return
-        is_full = len(x) == self._rows
+        x = as_vectors(x, self._dtype)
         for bias, weight, activate, hidden in self._hidden:
-            place = hidden if is_full else hidden[: len(x)]
+            place = hidden if rows == self._rows else hidden[:rows]
             _affine(bias, x, weight, place)
             x = activate(place)
         _affine(self._bias, x, self._weight, out)
@@ -127,51 +112,97 @@ class TrainedChain:
     """
 
     def __init__(self, network: nn.Sequential) -> None:
-        self._layers = _linear(network)
-        self._activations = _activations(network)
-        self._storage: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
-        self._ones: dict[int, torch.Tensor] = {}
+        self._layers, self._activations = _linear(network), _activations(network)
+        self._dtype = self._layers[0].weight.dtype
+        self._tensors: list[_Tensors] = []
+        self._places: dict[int, _Places] = {}
         self._seen: list[torch.Tensor] = []
 
     def runs(self, network: nn.Sequential) -> bool:
         """Whether these are still that network's layers."""
         return self._layers == _linear(network) and self._activations == _activations(network)
 
+    def begin(self) -> None:
+        """Look up the parameters and their gradients, which must stay what they are from here on.
+
+        Looking them up layer by layer takes as long as a small layer does.
+        """
+        self._tensors = [
+            _Tensors(
+                layer.bias,
+                layer.weight.detach(),
+                layer.weight.detach().t(),
+                None if layer.bias is None else layer.bias.grad,
+                layer.weight.grad,
+            )
+            for layer in self._layers
+        ]
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """What the network makes of `x` `[B, D]`, `[B, width]`, until the next call."""
-        self._seen = [x]
-        places = self._places(x)
-        for layer, activation, (place, _) in zip(
-            self._layers, self._activations, places, strict=False
+        """What the network makes of `x` `[B, …]`, `[B, width]`, until the next call."""
+        x = as_vectors(x, self._dtype)
+        places, self._seen = self._places_of(x), [x]
+        for tensors, activation, place in zip(
+            self._tensors, self._activations, places.outputs, strict=False
         ):
-            x = activation.apply(_affine(layer.bias, x, layer.weight.t(), out=place))
+            _affine(tensors.bias, x, tensors.transposed, place)
+            x = activation.apply(place)
             self._seen.append(x)
-        last = self._layers[-1]
-        return _affine(last.bias, x, last.weight.t(), out=places[-1][0])
+        last = self._tensors[-1]
+        return _affine(last.bias, x, last.transposed, places.outputs[-1])
 
     def backward(self, gradient: torch.Tensor) -> None:
         """Add to the parameters' gradients, given that by what `forward` returned, `[B, width]`."""
-        places, ones = self._places(gradient), self._ones[len(gradient)]
-        for i in reversed(range(len(self._layers))):
-            layer, seen = self._layers[i], self._seen[i]
-            if layer.weight.grad is not None:
-                layer.weight.grad.addmm_(gradient.t(), seen)
-            if layer.bias is not None and layer.bias.grad is not None:
-                layer.bias.grad.addmv_(gradient.t(), ones)
+        places = self._places_of(gradient)
+        for i in reversed(range(len(self._tensors))):
+            tensors, seen, transposed = self._tensors[i], self._seen[i], gradient.t()
+            if tensors.by_weight is not None:
+                tensors.by_weight.addmm_(transposed, seen)
+            if tensors.by_bias is not None:
+                tensors.by_bias.addmv_(transposed, places.ones)
             if i:
-                gradient = torch.mm(gradient, layer.weight, out=places[i - 1][1])
+                gradient = torch.mm(gradient, tensors.weight, out=places.gradients[i - 1])
                 self._activations[i - 1].differentiate(gradient, seen)
 
-    def _places(self, x: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Storage of what each layer returns, and of the gradient by it, for as many rows."""
-        rows = len(x)
-        if rows not in self._storage:
-            self._storage[rows] = [
-                (x.new_empty(rows, layer.out_features), x.new_empty(rows, layer.out_features))
-                for layer in self._layers
-            ]
-            self._ones[rows] = x.new_ones(rows)
-        return self._storage[rows]
+    def _places_of(self, x: torch.Tensor) -> "_Places":
+        """Storage for as many rows as `x` has."""
+        rows = x.shape[0]
+        if rows not in self._places:
+            widths = [layer.out_features for layer in self._layers]
+            self._places[rows] = _Places(
+                [x.new_empty(rows, width) for width in widths],
+                [x.new_empty(rows, width) for width in widths[:-1]],
+                x.new_ones(rows),
+            )
+        return self._places[rows]
+
+
+class _Tensors(NamedTuple):
+    """The tensors of a linear layer."""
+
+    bias: None | torch.Tensor
+    weight: torch.Tensor
+    transposed: torch.Tensor
+    by_bias: None | torch.Tensor
+    by_weight: None | torch.Tensor
+
+
+class _Places(NamedTuple):
+    """Where layers put what they return, `[B, width]`, and gradients by it; and ones, `[B]`."""
+
+    outputs: list[torch.Tensor]
+    gradients: list[torch.Tensor]
+    ones: torch.Tensor
+
+
+def as_vectors(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """`x` `[B, …]` as linear layers take it, `[B, D]`."""
+    x = x if x.ndim == 2 else x.flatten(1)
+    return x if x.dtype == dtype else x.to(dtype)
+
+
+def _transposed(layer: nn.Linear) -> torch.Tensor:
+    return layer.weight.detach().t().contiguous()
 
 
 def _linear(network: nn.Sequential) -> list[nn.Linear]:

@@ -12,7 +12,7 @@ from ..data import DataKeys
 from ..nn import MLP, Head, get_activation
 from ..specs import leaf_specs
 from ._base import KeepsValues
-from ._chains import is_chain, is_own, is_watched
+from ._chains import as_vectors, is_chain, is_own, is_watched
 from ._encoders import ACTION_MASK, ObservationEncoder, encoder_of, image_layout
 from ._feedforward import Model
 from ._outputs import Gaussian, Logits, Outputs, is_continuous, is_discrete
@@ -114,18 +114,17 @@ class DefaultModel(KeepsValues, Model):
     def forward(self, batch: TensorDict, /) -> Mapping[str, torch.Tensor]:
         """Features `[B, …]` for the action distribution."""
         obs = batch[DataKeys.OBS]
-        x = self.seen(obs if self.encoder is None else self.encoder(obs))
+        x = as_vectors(obs if self.encoder is None else self.encoder(obs), self._dtype())
         self._values = self.vf_model(x)
         features: dict[str, torch.Tensor] = self.outputs(self.policy(x))
         if self.has_mask:
             features[ACTION_MASK] = obs[ACTION_MASK]
         return features
 
-    def seen(self, x: torch.Tensor) -> torch.Tensor:
-        """Numbers `[B, …]` as the networks take them, `[B, D]`."""
-        x = x if x.ndim == 2 else x.flatten(1)
-        dtype = next(self.vf_model.parameters()).dtype
-        return x if x.dtype == dtype else x.to(dtype)
+    def _dtype(self) -> torch.dtype:
+        head = self.vf_model[-1]
+        assert isinstance(head, nn.Linear)
+        return head.weight.dtype
 
     def are_chains(self) -> bool:
         """Whether all that the model does is what its two networks do, and both are chains."""

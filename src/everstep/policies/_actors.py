@@ -106,8 +106,8 @@ class BlockActor(Actor):
         self._store()
 
     def _seen(self, obs: Leaves) -> torch.Tensor:
-        """What the networks see of observations `[B, …]`, `[B, D]`."""
-        return self._model.seen(self.policy._normalized(obs)[0])
+        """What the networks see of observations, `[B, …]`."""
+        return obs[0] if self.policy.normalizer is None else self.policy.normalizer(obs)[0]
 
     def _open(self, t: int) -> None:
         """Begin a block of env steps with `t`."""
