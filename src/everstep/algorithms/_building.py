@@ -29,7 +29,7 @@ DEFAULT_NUM_ENVS, DEFAULT_HORIZON = 8192, 32
 
 
 #: Rows that models see at once on a CPU.
-CHUNK_ROWS = 2048
+CHUNK_ROWS = 4096
 
 
 def build_env(source: EnvFactory | Env, config: C) -> tuple[Env, C]:

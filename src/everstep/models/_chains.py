@@ -155,11 +155,11 @@ class TrainedChain:
         """Add to the parameters' gradients, given that by what `forward` returned, `[B, width]`."""
         places = self._places_of(gradient)
         for i in reversed(range(len(self._tensors))):
-            tensors, seen, transposed = self._tensors[i], self._seen[i], gradient.t()
+            tensors, seen = self._tensors[i], self._seen[i]
             if tensors.by_weight is not None:
-                tensors.by_weight.addmm_(transposed, seen)
+                _add_product(tensors.by_weight, gradient, seen)
             if tensors.by_bias is not None:
-                tensors.by_bias.addmv_(transposed, places.ones)
+                tensors.by_bias.add_(gradient.sum(0))
             if i:
                 gradient = torch.mm(gradient, tensors.weight, out=places.gradients[i - 1])
                 self._activations[i - 1].differentiate(gradient, seen)
@@ -172,7 +172,6 @@ class TrainedChain:
             self._places[rows] = _Places(
                 [x.new_empty(rows, width) for width in widths],
                 [x.new_empty(rows, width) for width in widths[:-1]],
-                x.new_ones(rows),
             )
         return self._places[rows]
 
@@ -188,11 +187,19 @@ class _Tensors(NamedTuple):
 
 
 class _Places(NamedTuple):
-    """Where layers put what they return, `[B, width]`, and gradients by it; and ones, `[B]`."""
+    """Where layers put what they return, `[B, width]`, and gradients by it."""
 
     outputs: list[torch.Tensor]
     gradients: list[torch.Tensor]
-    ones: torch.Tensor
+
+
+def _add_product(total: torch.Tensor, gradient: torch.Tensor, seen: torch.Tensor) -> None:
+    """Add gradientᵀ·seen to `total` `[out, in]`."""
+    if 4 * seen.shape[1] <= gradient.shape[1]:
+        # Libraries are up to five times faster with the narrow matrix first.
+        total.add_(torch.mm(seen.t(), gradient).t())
+    else:
+        total.addmm_(gradient.t(), seen)
 
 
 def as_vectors(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

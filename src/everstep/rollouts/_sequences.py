@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ._rollout import Rollout
 
 #: Largest rollout that is copied in the order of an epoch, rather than minibatch by minibatch.
-GATHERED_BYTES = 2**20
+GATHERED_BYTES = 2**21
 
 #: Which sequences; None for all of them.
 Index = None | slice | torch.Tensor
