@@ -274,6 +274,34 @@ def test_rewards_are_filtered_errors_of_the_predictor() -> None:
         algorithm.step()
 
 
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP])
+@pytest.mark.parametrize("episodic", [False, True])
+def test_discounted_sums_are_those_of_a_walk_over_the_rows(
+    mode: AutoresetMode, episodic: bool
+) -> None:
+    env = GymnasiumEnv(scripted_vector_env(SCRIPTS, mode), horizon=9)
+    bonus = RandomNetworkDistillation(gamma_intrinsic=0.9, episodic=episodic, **FEW)
+    algorithm = AlgorithmConfig(bonuses=[bonus]).build(env)
+    so_far, carried = [0.0] * 3, 0.0
+    for _ in range(4):
+        algorithm.collect()
+        rollout = algorithm.rollout
+        bonus.sums.copy_(torch.tensor(so_far).unsqueeze(-1))
+        rewards = torch.randn(9, 3, 1).masked_fill(~rollout.valid, float("nan"))
+        found = bonus._discounted(rewards, rollout)
+        for n in range(3):
+            for t in range(9):
+                if rollout.valid[t, n]:
+                    so_far[n] = float(rewards[t, n]) + 0.9 * so_far[n]
+                assert abs(float(found[t, n]) - so_far[n]) <= 1e-12
+                so_far[n] *= not (episodic and rollout.done[t, n])
+        carried += sum(map(abs, so_far))
+        expected = torch.tensor(so_far).unsqueeze(-1)
+        torch.testing.assert_close(bonus.sums, expected, rtol=0, atol=1e-12)
+    assert carried > 0
+
+
 def test_the_bonus_belongs_to_what_the_action_led_to() -> None:
     env = GymnasiumEnv(scripted_vector_env(SCRIPTS, AutoresetMode.SAME_STEP), horizon=8)
     bonus = RandomNetworkDistillation(**FEW)

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torchrl.data import Composite, TensorSpec, Unbounded
 
+from ..advantages import recurrence
 from ..env import Env
 from ..errors import ConfigError
 from ..models import ObservationNetwork, is_image
@@ -175,13 +176,13 @@ class RandomNetworkDistillation(Bonus):
 
     def _discounted(self, rewards: torch.Tensor, rollout: Rollout) -> torch.Tensor:
         """Discounted sums of past rewards `[T, N, 1]`, going on where the last rollout ended."""
-        sums, so_far = torch.empty_like(rewards), self.sums.to(rewards.dtype)
+        x = torch.where(rollout.valid, rewards, 0.0)
+        decay = torch.full_like(x, self.stream.gamma).masked_fill_(~rollout.valid, 1.0)
         ends = rollout.done & self.stream.episodic
-        for t in range(len(rewards)):
-            so_far = torch.where(rollout.valid[t], rewards[t] + self.stream.gamma * so_far, so_far)
-            sums[t] = so_far
-            so_far = torch.where(ends[t], 0.0, so_far)
-        self.sums.copy_(so_far)
+        decay[1:].masked_fill_(ends[:-1], 0.0)
+        x[0].addcmul_(decay[0], self.sums.to(x.dtype))
+        sums = recurrence(x, decay)
+        self.sums.copy_(sums[-1].masked_fill(ends[-1], 0.0))
         return sums
 
     def _normalized(self, obs: Leaves) -> Leaves:
