@@ -232,7 +232,7 @@ class OnPolicyAlgorithm(Assembled[_Hparams, _State, _Policy], Generic[_Hparams, 
         updater.begin()
         steps = 0
         gradients = self._gradients()
-        for chunks in self._optimizer_steps():
+        for chunks in self._optimizer_steps(self.chunk_size):
             steps += 1
             terms = self._accumulate(chunks, gradients)
             sums.add(terms)
@@ -270,13 +270,13 @@ class OnPolicyAlgorithm(Assembled[_Hparams, _State, _Policy], Generic[_Hparams, 
         self.updater.backward(losses["total"])
         return losses
 
-    def _optimizer_steps(self) -> Iterator[Iterator[Minibatch]]:
-        """What each optimizer step of an update sees, epoch by epoch."""
+    def _optimizer_steps(self, chunk: None | int) -> Iterator[Iterator[Minibatch]]:
+        """What each optimizer step of an update sees, epoch by epoch, `chunk` sequences at once."""
         config, sequences = self.config, self._sequences()
         for _ in range(cast(int, config.num_sgd_iters)):
             yield from sequences.steps(
                 self.minibatch_size,
-                chunk=self.chunk_size,
+                chunk=chunk,
                 shuffle=config.shuffle_minibatches,
                 joint=config.accumulate_grads,
                 permute=self._permutation,

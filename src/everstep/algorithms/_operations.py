@@ -1,7 +1,8 @@
 """The parts of an update as single operations, for whoever trains with several processes."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Generic, TypeVar, cast
+from itertools import chain
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import nn
@@ -112,14 +113,7 @@ class WorkerOperations(
     def _update(self) -> Iterator[Minibatch]:
         state, horizons = self.state, self.state.horizons
         try:
-            sequences, config = self._sequences(), self.config
-            for _ in range(cast(int, config.num_sgd_iters)):
-                yield from sequences.minibatches(
-                    self.minibatch_size,
-                    shuffle=config.shuffle_minibatches,
-                    joint=config.accumulate_grads,
-                    permute=self._permutation,
-                )
+            yield from chain.from_iterable(self._optimizer_steps(chunk=None))
         finally:
             # Not where the rollout is another one by now, or training went on from a checkpoint.
             if self.state is state and state.horizons == horizons:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -149,9 +150,8 @@ class Sequences:
             permute: Draws a permutation of that many indices.
 
         """
-        total = self.learnable if joint else None
-        for index in self._indices(size, shuffle, permute):
-            yield self.select(index, total)
+        steps = self.steps(size, chunk=None, shuffle=shuffle, joint=joint, permute=permute)
+        return chain.from_iterable(steps)
 
     def steps(
         self,
