@@ -5,7 +5,8 @@ rollout is cut up. A row that is left out is as if it had never been.
 """
 
 import copy
-from collections.abc import Sequence
+import functools
+from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 import torch
@@ -15,6 +16,9 @@ from typing_extensions import Self
 
 from .data import DataKeys
 from .specs import Leaves, leaf_specs
+
+#: Elements that moments take in at a time, at least, and pieces that rows are taken in, at most.
+PIECE, MAX_PIECES = 2**16, 32
 
 #: Added to variances before the square root.
 EPSILON = 1e-8
@@ -54,11 +58,14 @@ class RunningMoments(nn.Module):
             mask: Which of them count, bool `[R]`.
 
         """
-        keep = mask.view(-1, *(1,) * self.mean.ndim)
-        x = torch.where(keep, rows.double(), 0.0)
+        out = ~mask.view(-1, *(1,) * self.mean.ndim)
+        # A copy of all rows in float64 would be twice a rollout: two passes, piece by piece.
+        size = -(-len(rows) // max(1, min(MAX_PIECES, rows.numel() // PIECE)))
+        pieces = list(zip(rows.split(size), out.split(size), strict=True))
         n = mask.sum().double()
-        mean = x.sum(0) / n.clamp(min=1)
-        self._add(n, mean, torch.where(keep, (x - mean).square(), 0.0).sum(0))
+        mean = _sum(_doubled(x).masked_fill_(o, 0.0).sum(0) for x, o in pieces) / n.clamp(min=1)
+        apart = (_doubled(x).sub_(mean).masked_fill_(o, 0.0) for x, o in pieces)
+        self._add(n, mean, _sum(x.square_().sum(0) for x in apart))
 
     @torch.no_grad()
     def merge(self, copies: Sequence[Self]) -> None:
@@ -89,6 +96,16 @@ class RunningMoments(nn.Module):
     def std(self) -> torch.Tensor:
         """Population standard deviation, `shape`, float64."""
         return (self.var + EPSILON).sqrt()
+
+
+def _doubled(x: torch.Tensor) -> torch.Tensor:
+    """A copy of `x` in float64."""
+    return x.to(torch.float64, copy=True)
+
+
+def _sum(parts: Iterable[torch.Tensor]) -> torch.Tensor:
+    """Sum of the parts, of which only one is there at a time."""
+    return functools.reduce(torch.add, parts)
 
 
 class ObservationNormalizer(nn.Module):
@@ -134,9 +151,8 @@ class ObservationNormalizer(nn.Module):
             return leaf
         moments = cast(RunningMoments, self.moments[str(place)])
         centred = leaf - moments.mean.to(leaf.dtype)
-        scaled = centred / moments.std.to(leaf.dtype)
-        clipped: torch.Tensor = scaled if self.clip is None else scaled.clamp(-self.clip, self.clip)
-        return clipped
+        scaled = centred.div_(moments.std.to(leaf.dtype))
+        return scaled if self.clip is None else scaled.clamp_(-self.clip, self.clip)
 
     def update(self, leaves: Leaves, mask: torch.Tensor) -> None:
         """Take in observations, in place.

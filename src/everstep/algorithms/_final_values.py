@@ -9,7 +9,7 @@ from ..rollouts import Rollout
 from ..specs import Leaves
 
 #: Final observations are valued that many rows at a time.
-CHUNK = 4096
+CHUNK = 2048
 
 
 def value_final_obs(
@@ -29,13 +29,8 @@ def value_final_obs(
         return rollout.final.sum()
     # Looking for the few rows that are truncated synchronises, once a rollout.
     t, n = rollout.final.squeeze(-1).nonzero(as_tuple=True)
-    final_obs = tuple(leaf[t, n] for leaf in rollout.final_obs)
-    seen = _finite_rows(final_obs, len(t), rollout.device)
-    # A policy that remembers has valued them in their env steps, by `value_final_row`.
-    known_rows = seen.nonzero().squeeze(-1)[: None if not policy.memory.paths else 0]
-    for rows in known_rows.split(CHUNK) if len(known_rows) else ():
-        values = policy.values(tuple(leaf[rows] for leaf in final_obs), ())
-        rollout.final_values[t[rows], n[rows]] = values
+    pieces = zip(t.split(CHUNK), n.split(CHUNK), strict=True)
+    seen = torch.cat([_value(policy, rollout, rows) for rows in pieces])
     lost_t, lost_n = t[~seen], n[~seen]
     if on_missing_final == "approximate":
         rollout.final_values[lost_t, lost_n] = rollout.values[lost_t, lost_n]
@@ -43,6 +38,28 @@ def value_final_obs(
         rollout.final_values[lost_t, lost_n] = 0.0
     rollout.known[lost_t, lost_n] = on_missing_final != "mask"
     return (~seen).sum()
+
+
+def _value(
+    policy: GenericPolicyBase[Any], rollout: Rollout, rows: tuple[torch.Tensor, torch.Tensor]
+) -> torch.Tensor:
+    """Fill in `final_values` of some rows; whether their final observations are there, bool `[R]`.
+
+    Args:
+        policy: Whose values.
+        rollout: The rollout.
+        rows: Env steps and environments, `[R]` each.
+
+    """
+    t, n = rows
+    final_obs = tuple(leaf[t, n] for leaf in rollout.final_obs)
+    seen = _finite_rows(final_obs, len(t), rollout.device)
+    # A policy that remembers has valued them in their env steps, by `value_final_row`.
+    known = seen.nonzero().squeeze(-1)[: None if not policy.memory.paths else 0]
+    if len(known):
+        values = policy.values(tuple(leaf[known] for leaf in final_obs), ())
+        rollout.final_values[t[known], n[known]] = values
+    return seen
 
 
 def value_final_row(

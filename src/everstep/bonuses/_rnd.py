@@ -1,6 +1,6 @@
 """Random network distillation: a reward for what was rarely seen."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import torch
@@ -16,8 +16,8 @@ from ..rollouts import Minibatch, Rollout
 from ..specs import Leaves, Structure, leaf_specs
 from ._base import Bonus, Stream
 
-#: Observations whose novelty is computed at a time.
-CHUNK = 4096
+#: Observations that are looked at together, of whole env steps.
+CHUNK = 2048
 
 #: Largest absolute value of a normalised observation.
 CLIP = 5.0
@@ -160,19 +160,24 @@ class RandomNetworkDistillation(Bonus):
     @torch.no_grad()
     def rewards(self, rollout: Rollout) -> torch.Tensor:
         """See `Bonus.rewards`."""
-        steps = max(1, CHUNK // rollout.num_envs)
-        errors, targets = [], []
-        for t in range(0, rollout.horizon, steps):
-            seen = self._normalized(rollout.next_obs(t, min(t + steps, rollout.horizon)))
-            targets.append(self.target(seen))
-            errors.append(_errors(self.predictor(seen), targets[-1]))
-        batch = (rollout.horizon, rollout.num_envs)
-        self.kept = (torch.cat(targets).unflatten(0, batch),)
-        novelty = torch.cat(errors).unflatten(0, batch).to(rollout.dtype)
+        novelty = torch.empty_like(rollout.logp[:-1])
+        for start, end in _pieces(rollout):
+            seen = self._normalized(rollout.next_obs(start, end))
+            targets = self.target(seen)
+            errors = _errors(self.predictor(seen), targets)
+            novelty[start:end] = errors.view_as(novelty[start:end])
+            self._keep(targets, rollout, start, end)
         novelty = torch.where(rollout.next_known, novelty, 0.0)
         sums = self._discounted(novelty, rollout)
         self.spread.update(sums.flatten(), rollout.valid.flatten())
         return novelty / self.spread.std.to(novelty.dtype)
+
+    def _keep(self, targets: torch.Tensor, rollout: Rollout, start: int, end: int) -> None:
+        """Keep what the target says of some env steps, in memory that is used again."""
+        batch = (rollout.horizon, rollout.num_envs)
+        if not self.kept or self.kept[0].shape[:2] != batch:
+            self.kept = (targets.new_empty(*batch, *targets.shape[1:]),)
+        self.kept[0][start:end] = targets.unflatten(0, (-1, rollout.num_envs))
 
     def _discounted(self, rewards: torch.Tensor, rollout: Rollout) -> torch.Tensor:
         """Discounted sums of past rewards `[T, N, 1]`, going on where the last rollout ended."""
@@ -194,7 +199,7 @@ class RandomNetworkDistillation(Bonus):
         moments = cast(RunningMoments, self.moments[place])
         dtype = leaf.dtype if leaf.is_floating_point() else torch.get_default_dtype()
         centred = leaf.to(dtype) - moments.mean.to(dtype)
-        return (centred / moments.std.to(dtype)).clamp(-CLIP, CLIP)
+        return centred.div_(moments.std.to(dtype)).clamp_(-CLIP, CLIP)
 
     # ---- learning -----------------------------------------------------------------------------
 
@@ -216,11 +221,20 @@ class RandomNetworkDistillation(Bonus):
     @torch.no_grad()
     def update(self, rollout: Rollout) -> None:
         """See `Bonus.update`."""
-        self._observe(rollout.next_obs(0, rollout.horizon), rollout.next_known.flatten())
+        known = rollout.next_known
+        for start, end in _pieces(rollout):
+            self._observe(rollout.next_obs(start, end), known[start:end].flatten())
 
     def _observe(self, leaves: Leaves, mask: torch.Tensor) -> None:
         for place, moments in self.moments.items():
             cast(RunningMoments, moments).update(leaves[int(place)], mask)
+
+
+def _pieces(rollout: Rollout) -> Iterator[tuple[int, int]]:
+    """First and last env step of the pieces that observations are looked at in."""
+    steps = max(1, CHUNK // rollout.num_envs)
+    for start in range(0, rollout.horizon, steps):
+        yield start, min(start + steps, rollout.horizon)
 
 
 def _errors(predicted: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

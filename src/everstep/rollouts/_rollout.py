@@ -295,7 +295,10 @@ class Rollout:
         """Rows of which it is known what the action led to, bool `[T, N, 1]`."""
         found = ~self.ends if not self.final_obs else torch.ones_like(self.valid)
         for leaf in self.final_obs:
-            found &= leaf.isfinite().flatten(2).all(-1, keepdim=True) | ~self.ends
+            if leaf.is_floating_point():
+                # Extremes show NaN, too, and need no copy of the observations, as `isfinite` does.
+                least, most = torch.aminmax(leaf.flatten(2), dim=-1, keepdim=True)
+                found &= (least.isfinite() & most.isfinite()) | ~self.ends
         return found & self.valid
 
     def next_obs(self, start: int, end: int) -> Leaves:
