@@ -1,0 +1,78 @@
+"""CUDA graphs."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, TypeVar
+
+import torch
+
+from ._base import Graph, static_shapes
+
+_T = TypeVar("_T")
+
+
+class CUDAGraph(Graph):
+    """A CUDA graph."""
+
+    device_type = "cuda"
+
+    def capture(self, function: Callable[[], _T]) -> _T:
+        """See `Graph.capture`."""
+        graph: Any = torch.cuda.CUDAGraph()
+        for generator in self.generators:
+            graph.register_generator_state(generator)
+        # The device's own generator is registered by the capture.
+        drawing: list[Any] = [*self.generators, _default_generator()]
+        before = [generator.clone_state() for generator in drawing]
+        try:
+            with _beside(), static_shapes():
+                result = self._record(graph, function)
+        except BaseException:
+            # A capture that fails leaves generators waiting for its end.
+            for generator, state in zip(drawing, before, strict=True):
+                generator.graphsafe_set_state(state)
+            raise
+        self._graph = graph
+        graph.replay()  # recording alone does nothing
+        return result
+
+    def _record(self, graph: Any, function: Callable[[], _T]) -> _T:
+        # Other threads, such as a logger's, may go on with the device.
+        graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
+        try:
+            result = function()
+        except BaseException:
+            with suppress(RuntimeError):  # it says once more that the capture has failed
+                graph.capture_end()
+            raise
+        graph.capture_end()
+        return result
+
+    def replay(self) -> None:
+        """See `Graph.replay`."""
+        self._graph.replay()
+
+    @classmethod
+    def shared_pool(cls) -> Any:
+        """See `Graph.shared_pool`."""
+        return torch.cuda.graph_pool_handle()
+
+    @classmethod
+    def warm_up(cls, function: Callable[[], _T]) -> tuple[_T, list[str]]:
+        """See `Graph.warm_up`; on a stream of its own, as capturing is."""
+        with _beside():
+            return super().warm_up(function)
+
+
+def _default_generator() -> torch.Generator:
+    return torch.cuda.default_generators[torch.cuda.current_device()]
+
+
+@contextmanager
+def _beside() -> Iterator[None]:
+    """Work on another stream, after what was begun before and ahead of what comes after."""
+    stream, current = torch.cuda.Stream(), torch.cuda.current_stream()
+    stream.wait_stream(current)
+    with torch.cuda.stream(stream):
+        yield
+    current.wait_stream(stream)
