@@ -59,6 +59,7 @@ class Updater:
         self.grad_scaler = grad_scaler
         self._gradients = _flatten_gradients(trained)
         self._views = [(p, p.grad) for p in trained]
+        self._rates: list[torch.Tensor] = []
         self.grad_norm = torch.zeros((), device=trained[0].device)
         self.skipped = torch.zeros((), device=trained[0].device)
 
@@ -102,10 +103,47 @@ class Updater:
                 view.copy_(self.grad_scaler.scale(gradients[p].to(view)))
         self.pending = True
 
-    def step(self) -> None:
-        """Clip, step the optimizer, and forget the gradients."""
+    @property
+    def skips_on_device(self) -> bool:
+        """Whether steps are skipped without the host's knowing."""
+        return self._skips_on_device and not self.grad_scaler.is_enabled()
+
+    def hold_rates(self) -> None:
+        """Keep learning rates in tensors on the device, always the same ones.
+
+        A rate that somebody has set is filled into the tensor that was there before.
+        """
+        groups, device = self.optimizer.param_groups, self.grad_norm.device
+        if not self._rates:
+            # What fused optimizers read on a GPU is float32; a CPU's are as exact as a float.
+            dtype = torch.float32 if device.type == "cuda" else torch.float64
+            self._rates = [torch.zeros((), dtype=dtype, device=device) for _ in groups]
+        for group, rate in zip(groups, self._rates, strict=True):
+            if group["lr"] is not rate:
+                rate.fill_(float(group["lr"]))
+                group["lr"] = rate
+            if "capturable" in group and device.type == "cuda":
+                group["capturable"] = True
+        # Steps before the capture are meant to be there.
+        self.optimizer._warned_capturable_if_run_uncaptured = True  # type: ignore[attr-defined]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The optimizer's state, with learning rates as numbers."""
+        state: dict[str, Any] = self.optimizer.state_dict()
+        groups = [{**group, "lr": float(group["lr"])} for group in state["param_groups"]]
+        return {**state, "param_groups": groups}
+
+    def step(self, *, stopped: None | torch.Tensor = None) -> None:
+        """Clip, step the optimizer, and forget the gradients.
+
+        Args:
+            stopped: Whether to forget the gradients only, bool, 0-d; None for no.
+
+        """
         self.grad_scaler.unscale_(self.optimizer)
         norm = self._norm()
+        if stopped is not None:
+            norm = norm.masked_fill(stopped, 0.0)
         finite = norm.isfinite()
         self.skipped += ~finite
         self.grad_norm += norm.nan_to_num(0.0, 0.0, 0.0)
@@ -117,7 +155,8 @@ class Updater:
             self.grad_scaler.step(self.optimizer)  # looks for infinities itself
             self.grad_scaler.update()
         elif self._skips_on_device:
-            self.optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
+            skips = ~finite if stopped is None else ~finite | stopped
+            self.optimizer.found_inf = skips.float()  # type: ignore[attr-defined]
             self.optimizer.step()
         elif bool(finite):  # one sync: a step on NaN would be forever
             self.optimizer.step()

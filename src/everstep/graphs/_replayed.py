@@ -46,12 +46,16 @@ class Replayed:
     #: How often recorded work was done again.
     replays: int = 0
 
+    #: Whether recording has failed.
+    has_failed: bool = False
+
     #: Why nothing is recorded.
     refused: None | str = None
 
     def __init__(self, name: str, graph_cls: type[Graph], pool: Any = None) -> None:
         self.name, self.graph_cls, self.pool = name, graph_cls, pool
         self._misses = 0
+        self._changed: list[str] = []
         self.forget()
 
     def forget(self) -> None:
@@ -65,6 +69,11 @@ class Replayed:
         self.forget()
         self.refused = reason
         _log.warning("No graph of the %s, which goes on eagerly: %s", self.name, reason)
+
+    def refuse_for(self, reasons: list[str]) -> None:
+        """Record nothing where there is a reason not to."""
+        if reasons:
+            self.refuse("; ".join(reasons))
 
     def __call__(
         self,
@@ -95,13 +104,14 @@ class Replayed:
         if self.refused is not None:
             with static_shapes():
                 return function()
+        self._changed = changes(self._key, key()) if self._key is not None else self._changed
         self.forget()
         result, waiting = self.graph_cls.warm_up(function)
         self._misses += 1
         if waiting:
             self.refuse(f"{', '.join(dict.fromkeys(waiting))} would wait for the device")
         elif self._misses > PATIENCE:
-            self.refuse(f"what it works on was another one in {self._misses} calls in a row")
+            self.refuse(f"{', '.join(self._changed)} changed before every one of some calls")
         else:
             self._key = key()
         return result
@@ -123,6 +133,7 @@ class Replayed:
                 raise CaptureError(f"it changes {', '.join(changed)} other than in place")
         except Exception as error:  # whatever it is: done eagerly it shows again, if it is a fault
             put_back()
+            self.has_failed = True
             self.refuse(f"{type(error).__name__}: {error}")
             return self._warm_up(function, key)
         self._graph = graph

@@ -126,7 +126,7 @@ class Sequences:
 
         """
         total = self.learnable if joint else None
-        for index in self._indices(size, shuffle, permute):
+        for index in self.indices(size, shuffle, permute):
             yield self.select(index, total)
 
     def steps(
@@ -149,11 +149,15 @@ class Sequences:
             permute: Draws a permutation of that many indices.
 
         """
-        indices = list(self._indices(size, shuffle, permute))
+        indices = list(self.indices(size, shuffle, permute))
         for shared in [indices] if joint else [[index] for index in indices]:
-            yield self._chunks(shared, chunk, self.learnable if joint else None)
+            yield self.step(shared, chunk, joint=joint)
 
-    def _indices(
+    def step(self, indices: list[Index], chunk: None | int, *, joint: bool) -> Iterator[Minibatch]:
+        """What one optimizer step sees: the minibatches of these sequences, in chunks."""
+        return self._chunks(indices, chunk, self.learnable if joint else None)
+
+    def indices(
         self, size: int, shuffle: bool, permute: Callable[[int], torch.Tensor]
     ) -> Iterator[Index]:
         """Which sequences each minibatch holds."""
