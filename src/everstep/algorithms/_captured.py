@@ -1,5 +1,6 @@
 """Collection and update as graphs: when, and with what."""
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -55,6 +56,7 @@ class Graphs:
         if any(work.has_failed for work in works):
             for work in works:
                 work.forget()
+                work.has_failed = False
 
     def roll_out(
         self, algorithm: "OnPolicyAlgorithm[Any, Any, Any]", deterministic: bool
@@ -63,6 +65,10 @@ class Graphs:
         self._check(algorithm)
         if deterministic or algorithm.is_evaluating or self.collection.refused is not None:
             return algorithm._roll_out(deterministic)
+        with _on(algorithm.rollout.device):
+            return self._roll_out(algorithm)
+
+    def _roll_out(self, algorithm: "OnPolicyAlgorithm[Any, Any, Any]") -> dict[str, torch.Tensor]:
         remembered = algorithm._remembered()
         if not self._states:
             self._states = tuple(x.clone() for x in remembered)
@@ -104,6 +110,10 @@ class Graphs:
         self._check(algorithm)
         if self.update.refused is not None:
             return algorithm._estimate_and_learn()
+        with _on(algorithm.rollout.device):
+            return self._learn(algorithm), 0
+
+    def _learn(self, algorithm: "OnPolicyAlgorithm[Any, Any, Any]") -> dict[str, torch.Tensor]:
         if self._learning is None:
             self._learning = Learning(algorithm)
         learning = self._learning
@@ -120,7 +130,12 @@ class Graphs:
                 keep=lambda: dependencies.keep_for_update(algorithm, learning.tensors()),
             )
         self._forget_all_where_refused()
-        return {**learning.totals(), "explained_variance": explained_variance}, 0
+        return {**learning.totals(), "explained_variance": explained_variance}
+
+
+def _on(device: torch.device) -> AbstractContextManager[Any]:
+    """Where streams and generators are those of this device."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def _put_nothing_back() -> None:

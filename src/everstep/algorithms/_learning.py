@@ -68,7 +68,7 @@ class Learning:
                 yield
             return
         orders = self._orders(count)
-        if self._order is None or self._order.shape[1:] != orders.shape[1:]:
+        if self._order is None or self._order.shape != orders[:each].shape:
             self._order = torch.empty_like(orders[:each])
         for order in orders.split(each):
             self._order.copy_(order)
@@ -120,7 +120,7 @@ class Learning:
     def _take(self, terms: dict[str, torch.Tensor]) -> None:
         """Make an optimizer step of gradients that are there, unless the update has ended."""
         updater, target = self.algorithm.updater, self.algorithm.config.target_kl_div
-        stacked = torch.stack(list(terms.values()))
+        stacked = torch.stack([term.to(self._steps.dtype) for term in terms.values()])
         if self._sums is None:
             self._sums, self._names = torch.zeros_like(stacked), tuple(terms)
         self._sums += stacked.masked_fill(self._stopped, 0.0)

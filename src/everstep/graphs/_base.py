@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, ClassVar, TypeVar
 
@@ -15,17 +15,19 @@ from ..errors import EverstepError
 
 _T = TypeVar("_T")
 
-#: Operations that bring a number to the host, or have as many results as the data says; and what
-#: becomes of numbers that Python makes a tensor of, which the device would have to wait for.
+#: Operations that bring a number to the host, or have as many results as the data says.
 _SYNCHRONISING = frozenset(
     {
         *("_local_scalar_dense", "_unique", "_unique2", "bincount", "equal", "is_nonzero"),
-        *("lift_fresh", "masked_select", "nonzero", "unique", "unique_consecutive", "unique_dim"),
+        *("masked_select", "nonzero", "unique", "unique_consecutive", "unique_dim"),
     }
 )
 
-#: Methods that read a tensor's memory without an operation, on a CPU.
+#: What reads a tensor's memory without an operation, on a CPU.
 _READING = (torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__)
+
+#: What copies numbers of Python to the device, which waits for them.
+_MAKING = (torch.tensor, torch.as_tensor, torch.asarray, torch.from_numpy, torch.Tensor.new_tensor)
 
 _STATIC: ContextVar[bool] = ContextVar("static", default=False)
 
@@ -95,19 +97,31 @@ class _Watching(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-class Reading(TorchFunctionMode):
-    """Hands the names of methods that read memory behind the dispatcher's back to `found`."""
+class AtTheHost(TorchFunctionMode):
+    """Hands the names of functions that go past the dispatcher to `found`.
 
-    def __init__(self, found: Callable[[str], None]) -> None:
+    Args:
+        device_type: Devices that are watched; None for all.
+        found: Takes a name.
+
+    """
+
+    def __init__(self, device_type: None | str, found: Callable[[str], None]) -> None:
         super().__init__()
-        self.found = found
+        self.device_type, self.found = device_type, found
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: None | dict[str, Any] = None
     ) -> Any:
-        if func in _READING:
+        result = func(*args, **(kwargs or {}))
+        # Read elsewhere than on a CPU, a tensor is copied to the host, which the dispatcher sees.
+        if func in _READING and self.device_type is None:
             self.found(func.__name__)
-        return func(*args, **(kwargs or {}))
+        given = args[1:] if func is torch.Tensor.new_tensor else args
+        makes = func in _MAKING and not tensors_of(given)
+        if makes and self.device_type in (None, result.device.type):
+            self.found(func.__name__)
+        return result
 
 
 class Graph(ABC):
@@ -147,8 +161,7 @@ class Graph(ABC):
     def warm_up(cls, function: Callable[[], _T]) -> tuple[_T, list[str]]:
         """Do the work as it will be recorded, without recording; operations no graph can hold."""
         watching = _Watching(cls.device_type)
-        # Elsewhere a tensor that is read is copied to the host, which shows.
-        reading = nullcontext() if cls.device_type else Reading(watching.found.append)
-        with static_shapes(), reading, watching:  # type: ignore[no-untyped-call]
+        host = AtTheHost(cls.device_type, watching.found.append)
+        with static_shapes(), host, watching:  # type: ignore[no-untyped-call]
             result = function()
         return result, watching.found

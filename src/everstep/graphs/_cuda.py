@@ -1,5 +1,6 @@
 """CUDA graphs."""
 
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
@@ -24,6 +25,8 @@ class CUDAGraph(Graph):
         # The device's own generator is registered by the capture.
         drawing: list[Any] = [*self.generators, _default_generator()]
         before = [generator.clone_state() for generator in drawing]
+        gc.collect()  # what is collected while recording may be a graph, which cannot go then
+        torch.cuda.synchronize()
         try:
             with _beside(), static_shapes():
                 result = self._record(graph, function)

@@ -46,7 +46,7 @@ class Replayed:
     #: How often recorded work was done again.
     replays: int = 0
 
-    #: Whether recording has failed.
+    #: Whether recording has failed; for the owner of several to know, and to clear.
     has_failed: bool = False
 
     #: Why nothing is recorded.

@@ -7,7 +7,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from ._base import CaptureError, Graph, Reading, static_shapes, tensors_of, waits
+from ._base import AtTheHost, CaptureError, Graph, static_shapes, tensors_of, waits
 
 _T = TypeVar("_T")
 
@@ -45,7 +45,7 @@ class Tape(Graph):
     def capture(self, function: Callable[[], _T]) -> _T:
         """See `Graph.capture`."""
         recording = _Recording()
-        with static_shapes(), Reading(_refuse), recording:  # type: ignore[no-untyped-call]
+        with static_shapes(), AtTheHost(None, _refuse), recording:  # type: ignore[no-untyped-call]
             result = function()
         self.calls = recording.calls
         return result
