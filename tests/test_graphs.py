@@ -41,7 +41,7 @@ MINIBATCHES: dict[str, Any] = {"sgd_minibatch_size": 32, "num_sgd_iters": 2}
 
 
 def build(env_cls: Any, device: str, graph_cls: Any, config: Any, **options: Any) -> Any:
-    small = {"num_envs": 8, "horizon": 16, "seed": 0, "optimizer_config": {"lr": 3e-3}}
+    small = {"num_envs": 8, "horizon": 8, "seed": 0, "optimizer_config": {"lr": 3e-3}}
     if config is AlgorithmConfig:
         small["model_config"] = {"hiddens": (16,)}
     small |= {"device": device, "cuda_graphs": False, **options}
@@ -302,9 +302,9 @@ def test_what_changes_before_every_call_is_not_recorded_for_ever() -> None:
         {**MINIBATCHES, "accumulate_grads": True},
         {"objective": "a2c"},
         {"normalize_rewards": "running", "normalize_observations": True},
-        {"lr_schedule": [(0, 1e-2), (1500, 1e-4)], "lr_schedule_kind": "interp"},
+        {"lr_schedule": [(0, 1e-2), (800, 1e-4)], "lr_schedule_kind": "interp"},
         {
-            "entropy_coeff_schedule": [(0, 0.1), (1500, 0.0)],
+            "entropy_coeff_schedule": [(0, 0.1), (800, 0.0)],
             "entropy_coeff_schedule_kind": "interp",
         },
         {**MINIBATCHES, "target_kl_div": 1e-4, "shuffle_minibatches": False},
@@ -357,7 +357,7 @@ def test_updates_have_stopped_early_and_learning_rates_adapted() -> None:
     for _ in range(6):
         stopping.collect()
         stopping.step()
-        skipped.append(8 - float(stopping.graphs._learning.totals()["steps"]))
+        skipped.append(4 - float(stopping.graphs._learning.totals()["steps"]))
     assert max(skipped) > 0
     options = {**MINIBATCHES, "target_kl_div": 3e-3, "lr_schedule_kind": "adaptive"}
     rates = train(build(DiscreteDummyEnv, "cpu", Tape, AlgorithmConfig, **options))
@@ -426,7 +426,7 @@ def test_recurrent_states_that_start_anew_are_counted_in_replays() -> None:
         DiscreteDummyEnv, "cpu", Tape, config=RecurrentAlgorithmConfig, **options
     )
     assert graphed.graphs.collection.replays == 4
-    assert graphed.state.seqs == 6 * 4
+    assert graphed.state.seqs == 6 * 2
 
 
 def test_a_pattern_that_is_another_in_every_rollout_is_not_recorded() -> None:
@@ -484,7 +484,7 @@ def test_a_checkpoint_is_loaded_in_between(device: str, graph_cls: Any) -> None:
         if i == 5:
             algorithm.load_state_dict(kept[id(algorithm)])
 
-    options = {"iterations": 8, "lr_schedule": [(0, 1e-2), (1500, 1e-4)], **MINIBATCHES}
+    options = {"iterations": 8, "lr_schedule": [(0, 1e-2), (800, 1e-4)], **MINIBATCHES}
     graphed = check_replayed_is_eager(Walk, device, graph_cls, change=save_and_load, **options)
     assert graphed.graphs.update.replays == 3 + 1
 
@@ -520,7 +520,7 @@ def test_weights_are_set_in_between(device: str, graph_cls: Any) -> None:
         ("entropy_coeff", 0.05),
         ("clip_param", 0.05),
         ("gamma", 0.5),
-        ("sgd_minibatch_size", 64),
+        ("sgd_minibatch_size", 16),
         ("num_sgd_iters", 3),
         ("shuffle_minibatches", False),
         ("max_grad_norm", 0.1),
@@ -577,7 +577,7 @@ def test_frozen_weights_are_a_change(device: str, graph_cls: Any) -> None:
 
 @on_every_device
 def test_addresses_stay_what_they_are(device: str, graph_cls: Any) -> None:
-    algorithm = build(Walk, device, graph_cls, AlgorithmConfig, lr_schedule=[(0, 1e-2), (500, 0)])
+    algorithm = build(Walk, device, graph_cls, AlgorithmConfig, lr_schedule=[(0, 1e-2), (250, 0)])
     train(algorithm, 2)
 
     def addresses() -> list[int]:
@@ -641,9 +641,9 @@ def test_what_is_known_to_be_impossible_is_not_tried(
 
 
 def test_a_long_rollout_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_captured, "MAX_ENV_STEPS", 15)
+    monkeypatch.setattr(_captured, "MAX_ENV_STEPS", 7)
     graphed = check_replayed_is_eager(Walk, "cpu", Tape)
-    assert "`horizon` is 16" in graphed.graphs.collection.refused
+    assert "`horizon` is 8" in graphed.graphs.collection.refused
 
 
 # Configuration.
