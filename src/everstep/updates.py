@@ -125,7 +125,7 @@ class Updater:
             if "capturable" in group and device.type == "cuda":
                 group["capturable"] = True
         # Steps before the capture are meant to be there.
-        self.optimizer._warned_capturable_if_run_uncaptured = True  # type: ignore[attr-defined]
+        self.optimizer._warned_capturable_if_run_uncaptured = True
 
     def state_dict(self) -> dict[str, Any]:
         """The optimizer's state, with learning rates as numbers."""

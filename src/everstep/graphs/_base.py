@@ -85,7 +85,7 @@ class _Watching(TorchDispatchMode):
     """Looks at every operation; keeps those that no graph can hold in `found`."""
 
     def __init__(self, device_type: None | str) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.device_type = device_type
         self.found: list[str] = []
 
@@ -162,6 +162,6 @@ class Graph(ABC):
         """Do the work as it will be recorded, without recording; operations no graph can hold."""
         watching = _Watching(cls.device_type)
         host = AtTheHost(cls.device_type, watching.found.append)
-        with static_shapes(), host, watching:  # type: ignore[no-untyped-call]
+        with static_shapes(), host, watching:
             result = function()
         return result, watching.found

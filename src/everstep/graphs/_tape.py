@@ -45,7 +45,7 @@ class Tape(Graph):
     def capture(self, function: Callable[[], _T]) -> _T:
         """See `Graph.capture`."""
         recording = _Recording()
-        with static_shapes(), AtTheHost(None, _refuse), recording:  # type: ignore[no-untyped-call]
+        with static_shapes(), AtTheHost(None, _refuse), recording:
             result = function()
         self.calls = recording.calls
         return result
@@ -61,7 +61,7 @@ class _Recording(TorchDispatchMode):
     """Keeps the operations that do something in `calls`, and refuses those that wait."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[_Call] = []
 
     def __torch_dispatch__(
