@@ -112,7 +112,7 @@ def test_a_replay_does_the_work_again_with_other_random_numbers(
     expected = [work()[0].clone() for _ in range(4)]
     total.zero_()
     torch.manual_seed(0)
-    graph = graph_cls(graph_cls.shared_pool())
+    graph = graph_cls()
     drawn, doubled = graph.capture(work)
     for once in expected:
         assert torch.equal(drawn, once)
@@ -127,7 +127,7 @@ def test_python_values_and_addresses_are_those_of_the_recording(
 ) -> None:
     x = nn.Parameter(torch.ones(2, device=device))
     factor = [3.0]
-    graph = graph_cls(graph_cls.shared_pool())
+    graph = graph_cls()
     y = graph.capture(lambda: x.detach() * factor[0])
     there = x.data
     factor[0] = 5.0
@@ -163,7 +163,7 @@ def test_gradients_and_optimizer_steps_are_replayed(device: str, graph_cls: Any)
     losses = [float(work()) for _ in range(5)]
     replayed, work = make()
     graph_cls.warm_up(work)
-    graph = graph_cls(graph_cls.shared_pool())
+    graph = graph_cls()
     loss = graph.capture(work)
     found = [float(loss)]
     for _ in range(3):
@@ -219,7 +219,7 @@ def test_a_capture_that_fails_leaves_random_numbers_as_they_were() -> None:
         return float(torch.rand(3, device="cuda").sum())
 
     with pytest.raises(RuntimeError):
-        CUDAGraph(CUDAGraph.shared_pool()).capture(work)
+        CUDAGraph().capture(work)
     assert torch.equal(torch.rand(3, device="cuda"), expected)
 
 

@@ -128,7 +128,8 @@ class Graph(ABC):
     """Recorded work.
 
     Args:
-        pool: Memory that it shares with other graphs, as `shared_pool` returned it.
+        pool: Memory that it shares with other graphs, as `shared_pool` returned it; None for its
+            own.
         generators: Generators of random numbers that the work has of its own.
 
     """
@@ -137,7 +138,8 @@ class Graph(ABC):
     device_type: ClassVar[None | str] = None
 
     def __init__(self, pool: Any = None, generators: Sequence[torch.Generator] = ()) -> None:
-        self.pool, self.generators = pool, generators
+        self.pool = self.shared_pool() if pool is None else pool
+        self.generators = generators
 
     @abstractmethod
     def capture(self, function: Callable[[], _T]) -> _T:

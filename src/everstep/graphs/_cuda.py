@@ -4,12 +4,34 @@ import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 import torch
 
 from ._base import Graph, static_shapes
 
 _T = TypeVar("_T")
+
+
+class _Pool:
+    """Memory that is shared by the graphs that are alive."""
+
+    def __init__(self) -> None:
+        self._graphs: WeakSet[CUDAGraph] = WeakSet()
+        self._handle: Any = None
+
+    def handle(self) -> Any:
+        """The pool of the graphs that are alive; a new one where none is.
+
+        A pool that has lost its last graph cannot be used again.
+        """
+        if not self._graphs:
+            self._handle = torch.cuda.graph_pool_handle()
+        return self._handle
+
+    def add(self, graph: "CUDAGraph") -> None:
+        """Count a graph among those that use it."""
+        self._graphs.add(graph)
 
 
 class CUDAGraph(Graph):
@@ -36,12 +58,13 @@ class CUDAGraph(Graph):
                 generator.graphsafe_set_state(state)
             raise
         self._graph = graph
+        self.pool.add(self)
         graph.replay()  # recording alone does nothing
         return result
 
     def _record(self, graph: Any, function: Callable[[], _T]) -> _T:
         # Other threads, such as a logger's, may go on with the device.
-        graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
+        graph.capture_begin(pool=self.pool.handle(), capture_error_mode="thread_local")
         try:
             result = function()
         except BaseException:
@@ -58,7 +81,7 @@ class CUDAGraph(Graph):
     @classmethod
     def shared_pool(cls) -> Any:
         """See `Graph.shared_pool`."""
-        return torch.cuda.graph_pool_handle()
+        return _Pool()
 
     @classmethod
     def warm_up(cls, function: Callable[[], _T]) -> tuple[_T, list[str]]:
