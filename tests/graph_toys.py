@@ -6,11 +6,13 @@ from typing import Any
 
 import torch
 from tensordict import TensorDict
+from torch import nn
 from torchrl.data import Categorical, Unbounded
 
 from everstep.env import Env
 from everstep.graphs import is_static
-from everstep.models import DefaultDiscreteModel
+from everstep.models import DefaultDiscreteModel, Model
+from everstep.views import ViewRequirement
 
 
 class Walk(Env):
@@ -86,6 +88,23 @@ class Counting(Walk):
     def step(self, action: Any) -> TensorDict:
         self.steps += 1
         return super().step(action)
+
+
+class Seeing(Model):
+    """Sees the two observations before, too."""
+
+    def __init__(self, observation_spec: Any, action_spec: Any, /) -> None:
+        super().__init__(observation_spec, action_spec)
+        self.view_requirements = {("obs",): ViewRequirement(shift=2, method="rolling_window")}
+        self.policy, self.vf_model = nn.Linear(6, 4), nn.Linear(6, 1)
+
+    def forward(self, batch: TensorDict, /) -> TensorDict:
+        seen = batch["obs"].flatten(1)
+        self.values = self.vf_model(seen)
+        return TensorDict({"logits": self.policy(seen).unsqueeze(1)}, [len(seen)])
+
+    def value_function(self) -> torch.Tensor:
+        return self.values
 
 
 class Looking(DefaultDiscreteModel):

@@ -22,7 +22,7 @@ from everstep.algorithms import _captured, _learning
 from everstep.algorithms._captured import Graphs
 from everstep.errors import ConfigError
 from everstep.graphs import CaptureError, CUDAGraph, Replayed, Tape
-from graph_toys import Counting, Late, Looking, Losing, Moving, Walk
+from graph_toys import Counting, Late, Looking, Losing, Moving, Seeing, Walk
 
 on_every_device = pytest.mark.parametrize(
     ("device", "graph_cls"),
@@ -432,6 +432,33 @@ def test_replayed_rollouts_are_eager_ones(
     graphed = check_replayed_is_eager(env_cls, device, graph_cls, config=config, **options)
     assert graphed.graphs.collection.replays == 4
     assert graphed.state.horizons == 6
+
+
+@on_every_device
+def test_windows_are_replayed(device: str, graph_cls: Any) -> None:
+    graphed = check_replayed_is_eager(Walk, device, graph_cls, model_cls=Seeing, model_config={})
+    assert graphed.policy.history == 2
+    assert graphed.graphs.collection.replays == 4
+
+
+@pytest.mark.parametrize(
+    ("env_cls", "config", "env_step", "optimizer_step"),
+    [
+        (DiscreteDummyEnv, AlgorithmConfig, 21, 120),
+        (ContinuousDummyEnv, AlgorithmConfig, 23, 137),
+        (Walk, AlgorithmConfig, 45, 120),
+        (Walk, RecurrentAlgorithmConfig, 88, 348),
+    ],
+)
+def test_graphs_stay_small(env_cls: Any, config: Any, env_step: int, optimizer_step: int) -> None:
+    """Operations are about what a CUDA graph has as nodes, and each takes a microsecond or two."""
+    short, long = (build(env_cls, "cpu", Tape, config, horizon=horizon) for horizon in (8, 16))
+    for algorithm in (short, long):
+        train(algorithm, 2)
+    held = [len(algorithm.graphs.collection._graph.calls) for algorithm in (short, long)]
+    assert (held[1] - held[0]) / 8 <= env_step
+    assert len(long.graphs.update._graph.calls) / 4 <= optimizer_step
+    assert len(long.graphs.estimates._graph.calls) <= 113
 
 
 def test_recurrent_states_that_start_anew_are_counted_in_replays() -> None:

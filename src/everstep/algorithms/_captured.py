@@ -14,7 +14,7 @@ from ._learning import Learning
 if TYPE_CHECKING:
     from ._algorithm import OnPolicyAlgorithm
 
-#: Most env steps of a rollout that is one graph: each takes some 50 nodes, and time to capture.
+#: Most env steps of a rollout that is one graph: each takes 20 to 90 nodes, and time to capture.
 MAX_ENV_STEPS = 512
 
 

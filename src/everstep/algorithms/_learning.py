@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from ..rollouts._sequences import Index
     from ._algorithm import OnPolicyAlgorithm
 
-#: Most optimizer steps of an update that is one graph, of some 200 nodes each; above, every
+#: Most optimizer steps of an update that is one graph, of 120 to 350 nodes each; above, every
 #: optimizer step replays the same graph.
 MAX_STEPS = 32
 
