@@ -14,7 +14,7 @@ FLOORS = [
     "data errors",
     "validation specs checkpoints advantages losses schedulers views episodes",
     "nn env distributions normalizers hyperparameters",
-    "models rollouts policies objectives bonuses optimizers updates",
+    "graphs models rollouts policies objectives bonuses optimizers updates",
     "algorithms evaluation",
     "conditions config loggers progress registry trainers adapters",
     "testing benchmarks",

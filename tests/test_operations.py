@@ -732,7 +732,7 @@ def test_gradients_of_two_processes_applied_in_a_third_are_those_of_one() -> Non
         for _ in range(ROUNDS * EPOCHS * MINIBATCHES):
             received = [pipe.recv() for pipe in pipes]
             server.apply_gradients([sum(pair) / 2 for pair in zip(*received, strict=True)])
-            norms.append(float(server.updater.totals()["grad_norm"]))
+            norms.append(float(server.updater.grad_norm))
             for pipe in pipes:
                 pipe.send(as_arrays(server.get_weights()))
     finally:

@@ -31,6 +31,7 @@ from everstep.adapters import to_torchrl
 from everstep.distributions import SquashedNormal
 from everstep.errors import ConfigError
 from everstep.models import Model
+from everstep.policies import Actor
 from everstep.views import ViewRequirement
 from way_back_toys import Walk
 
@@ -120,7 +121,11 @@ WINDOWS = ["window", "window, mapping"]
 
 @pytest.mark.parametrize("ends", ["same step", "next step"])
 @pytest.mark.parametrize("kind", [*KINDS, *WINDOWS])
-def test_rollouts_are_those_of_everstep(kind: str, ends: str) -> None:
+def test_rollouts_are_those_of_everstep(
+    kind: str, ends: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A rollout draws its random numbers env step by env step then, as TorchRL's do.
+    monkeypatch.setattr("everstep.algorithms._algorithm.make_actor", Actor)
     policy, expected = collected(kind, ends=ends)
     found = rolled_out(policy, ends=ends)
     valid = found["next"].get("valid", torch.ones(NUM_ENVS, HORIZON, 1, dtype=torch.bool))

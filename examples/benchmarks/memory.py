@@ -28,6 +28,7 @@ from everstep import AlgorithmConfig, DiscreteDummyEnv, RecurrentAlgorithmConfig
 from everstep.adapters import GymnasiumEnv
 from everstep.data import Device
 from everstep.env import Env
+from everstep.policies import make_actor
 from everstep.rollouts import Rollout
 
 
@@ -115,14 +116,16 @@ def rollout_bytes(rollout: Rollout) -> int:
 
 def acting(algorithm: Any) -> None:
     """One env step's share of `collect`: the policy acts, by a copy of its weights."""
-    with torch.no_grad(), algorithm.policy.keep_weights():
-        algorithm.policy.act(algorithm.rollout.obs_at(0), algorithm._remembered())
+    with torch.no_grad(), algorithm.policy.keep_casts():
+        actor = make_actor(algorithm.policy, algorithm.rollout)
+        actor.act(0, algorithm._remembered())
+        actor.complete()
 
 
 def learning(algorithm: Any) -> None:
     """One chunk's share of `step`: gather, forward, backward."""
     chunk = next(next(algorithm._optimizer_steps(algorithm.chunk_size)))
-    algorithm.updater.backward(algorithm._losses(chunk)["total"])
+    algorithm._gradients()(chunk)
     algorithm.updater.zero_grad()
 
 

@@ -75,7 +75,10 @@ def gae(
     deltas = rewards + gamma * next_values - values
     if known is not None:
         deltas = torch.where(known, deltas, 0.0)
-    trace = torch.as_tensor(gamma * gae_lambda, dtype=rewards.dtype, device=rewards.device)
+    trace = gamma * gae_lambda
+    if not isinstance(trace, torch.Tensor):
+        trace = rewards.new_full((), trace)  # filled there: a number that is copied there waits
+    trace = trace.to(rewards.dtype)
     if passed is not None:
         deltas, trace = torch.where(passed, 0.0, deltas), torch.where(passed, 1.0, trace)
     trace = trace.expand_as(rewards).masked_fill(done, 0.0)

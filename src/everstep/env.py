@@ -26,7 +26,9 @@ class Env(ABC):
     goes in or comes out has the batch dimension first, `[num_envs, …]`, and lives on `device`.
 
     Optional members, used where an environment has them: `close()`, `seed(seed: int)`,
-    `render()`, `state_dict()` and `load_state_dict(state)`, `max_horizon`, `max_num_envs`.
+    `render()`, `state_dict()` and `load_state_dict(state)`, `max_horizon`, `max_num_envs`;
+    and `capturable`, which is True where `step` never waits for the device, changes its state in
+    place, and no number of Python changes from one env step to the next.
 
     Args:
         num_envs: Number of parallel, independent environments.
@@ -152,6 +154,8 @@ class DummyEnv(GenericEnv[Unbounded, _ActionSpec]):
     The reward is the negative distance from the origin. Subclasses say what an action does.
     """
 
+    capturable = True
+
     #: Initial positions are uniform in `[-bounds, bounds]`.
     bounds: float
 
@@ -170,6 +174,7 @@ class DummyEnv(GenericEnv[Unbounded, _ActionSpec]):
         self.observation_spec = Unbounded(1, device=torch.device(device))
         self.action_spec = self._make_action_spec().to(device)
         self.bounds = 100.0
+        self.state = torch.zeros(num_envs, 1, device=device)
 
     @abstractmethod
     def _make_action_spec(self) -> _ActionSpec:
@@ -182,9 +187,7 @@ class DummyEnv(GenericEnv[Unbounded, _ActionSpec]):
     def reset(self, *, config: None | dict[str, Any] = None) -> torch.Tensor:
         """Uniform positions; `config["bounds"]` changes their range from this reset on."""
         self.bounds = (config or {}).get("bounds", self.bounds)
-        self.state = torch.empty(self.num_envs, 1, device=self.device)
-        self.state.uniform_(-self.bounds, self.bounds)
-        return self.state
+        return self.state.uniform_(-self.bounds, self.bounds)
 
     def step(self, action: torch.Tensor | TensorDict) -> TensorDict:
         """Move each point by its action `[num_envs, 1]`, in place."""

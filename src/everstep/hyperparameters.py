@@ -158,6 +158,14 @@ class Hyperparameters:
     """Device of environment, rollout and policy. `"auto"`: the environment's own, else CUDA where
     there is one, else the CPU."""
 
+    cuda_graphs: bool | Literal["auto"] = "auto"
+    """Whether updates, and the collection from environments that are `capturable`, are CUDA graphs.
+    `"auto"`: on CUDA devices. What cannot be one goes on eagerly, and the log says why."""
+
+    matmul_precision: None | Literal["highest", "high", "medium"] = None
+    """Precision of products of float32 matrices in collection and update: `"high"` is TensorFloat32
+    where the device has it, `"medium"` bfloat16. None: as the process has it."""
+
     amp_dtype: Literal["bfloat16", "float16"] = "bfloat16"
     """Autocast's dtype. float16 brings gradient scaling."""
 
@@ -244,6 +252,8 @@ class Hyperparameters:
                 "`device` expected 'auto' or a device such as 'cpu' or 'cuda:0'; "
                 f"got {self.device!r}."
             ]
+        if self.cuda_graphs is True and device.type != "cuda":
+            return [no_graphs_on(device)]
         count = torch.cuda.device_count()
         if device.type == "cuda" and (device.index or 0) >= count:
             return [f"`device` {device} is not there; PyTorch sees {count} CUDA devices."]
@@ -273,6 +283,11 @@ class Hyperparameters:
         names = [name for name in ("lr_pi", "lr_v") if name in options]
         rates: dict[str, float] = {name: options.pop(name) for name in names}
         return options, rates
+
+
+def no_graphs_on(device: torch.device) -> str:
+    """What to say where CUDA graphs are asked for on another device."""
+    return f"`cuda_graphs` True needs a CUDA device; got `device` {device}. Set it to 'auto'."
 
 
 def _schedule_problems(name: str, schedule: None | list[tuple[int, float]]) -> list[str]:

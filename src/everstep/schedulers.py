@@ -4,6 +4,7 @@ import bisect
 from collections.abc import Sequence
 from typing import Protocol
 
+import torch
 from torch import optim
 
 from .data import LRScheduleKind, ScheduleKind
@@ -198,7 +199,10 @@ class LRScheduler:
         else:
             self.coeff = self.scheduler.step(count)
             for group in self.optimizer.param_groups:
-                group["lr"] = self.coeff
+                if isinstance(group["lr"], torch.Tensor):
+                    group["lr"].fill_(self.coeff)  # a graph reads it there
+                else:
+                    group["lr"] = self.coeff
         return self.coeff
 
     def adapt(self, kl_div: float, target: float, /) -> None:
@@ -222,3 +226,23 @@ class LRScheduler:
             # A learning rate that starts outside of the range is not pushed further out.
             group["lr"] = min(max(lr * factor, min(lr, ADAPTIVE_MIN)), max(lr, ADAPTIVE_MAX))
         self.coeff = float(self.optimizer.param_groups[0]["lr"])
+
+    def adapt_on_device(
+        self, kl_div: torch.Tensor, target: float, /, *, unless: torch.Tensor
+    ) -> None:
+        """Do what `adapt` does to learning rates that are tensors, without the host's knowing.
+
+        Args:
+            kl_div: KL divergence of a minibatch, in nats, 0-d; NaN counts as infinite.
+            target: What it should be.
+            unless: Whether to leave them alone, bool, 0-d.
+
+        """
+        is_far = (kl_div.isnan() | (kl_div > 2 * target)) & ~unless
+        is_near = (kl_div < target / 2) & ~unless
+        for group in self.optimizer.param_groups:
+            lr = group["lr"]
+            raised = torch.where(is_near, lr * ADAPTIVE_FACTOR, lr)
+            changed = torch.where(is_far, lr * (1 / ADAPTIVE_FACTOR), raised)
+            low, high = lr.clamp(max=ADAPTIVE_MIN), lr.clamp(min=ADAPTIVE_MAX)
+            lr.copy_(torch.minimum(torch.maximum(changed, low), high))

@@ -32,6 +32,12 @@ class Updater:
     #: Whether there are gradients that no step has taken.
     pending: bool
 
+    #: Sum of this update's gradient norms, before clipping, 0-d.
+    grad_norm: torch.Tensor
+
+    #: Optimizer steps of this update skipped because gradients were not finite, 0-d.
+    skipped: torch.Tensor
+
     def __init__(
         self,
         parameters: Iterable[nn.Parameter] | list[dict[str, Any]],
@@ -55,14 +61,18 @@ class Updater:
         self.grad_scaler = grad_scaler
         self._gradients = _flatten_gradients(trained)
         self._views = [(p, p.grad) for p in trained]
-        self._found_inf = torch.zeros((), dtype=torch.float32, device=trained[0].device)
-        self._norms: list[torch.Tensor] = []  # of this update, before clipping
+        self._rates: list[torch.Tensor] = []
         self._quick_step: None | AdamStep = None
+        device = trained[0].device
+        self._found_inf = torch.zeros((), dtype=torch.float32, device=device)
+        self.grad_norm = torch.zeros((), device=device)
+        self.skipped = torch.zeros((), device=device)
         self.pending = False
 
     def begin(self) -> None:
         """Start counting anew, with no gradients left over."""
-        self._norms = []
+        self.grad_norm.zero_()
+        self.skipped.zero_()
         self.zero_grad()
         for p, gradient in self._views:  # `optimizer.zero_grad()` takes them away
             p.grad = gradient
@@ -74,15 +84,8 @@ class Updater:
         self._quick_step = AdamStep(self.optimizer) if is_quick else None
 
     def totals(self) -> dict[str, torch.Tensor]:
-        """Sums over the update, 0-d each: of gradient norms before clipping, and of steps that
-        were skipped because gradients were not finite.
-        """
-        if not self._norms:
-            none = torch.zeros_like(self._found_inf)
-            return {"grad_norm": none, "skipped": none}
-        norms = torch.stack(self._norms)
-        finite = norms.isfinite()
-        return {"grad_norm": torch.where(finite, norms, 0.0).sum(), "skipped": (~finite).sum()}
+        """Sums over the update, 0-d each."""
+        return {"grad_norm": self.grad_norm, "skipped": self.skipped}
 
     def backward(self, loss: torch.Tensor) -> None:
         """Add the gradients of `loss` to those of the step that is being made."""
@@ -107,11 +110,51 @@ class Updater:
                 view.copy_(self.grad_scaler.scale(gradients[p].to(view)))
         self.pending = True
 
-    def step(self) -> None:
-        """Clip, step the optimizer, and forget the gradients."""
+    @property
+    def skips_on_device(self) -> bool:
+        """Whether steps are skipped without the host's knowing."""
+        return self._skips_on_device and not self.grad_scaler.is_enabled()
+
+    def hold_rates(self) -> None:
+        """Keep learning rates in tensors on the device, always the same ones.
+
+        A rate that somebody has set is filled into the tensor that was there before.
+        """
+        groups, device = self.optimizer.param_groups, self.grad_norm.device
+        if not self._rates:
+            # What fused optimizers read on a GPU is float32; a CPU's are as exact as a float.
+            dtype = torch.float32 if device.type == "cuda" else torch.float64
+            self._rates = [torch.zeros((), dtype=dtype, device=device) for _ in groups]
+        for group, rate in zip(groups, self._rates, strict=True):
+            if group["lr"] is not rate:
+                rate.fill_(float(group["lr"]))
+                group["lr"] = rate
+            if "capturable" in group and device.type == "cuda":
+                group["capturable"] = True
+        # Steps before the capture are meant to be there.
+        self.optimizer._warned_capturable_if_run_uncaptured = True
+
+    def state_dict(self) -> dict[str, Any]:
+        """The optimizer's state, with learning rates as numbers."""
+        state: dict[str, Any] = self.optimizer.state_dict()
+        groups = [{**group, "lr": float(group["lr"])} for group in state["param_groups"]]
+        return {**state, "param_groups": groups}
+
+    def step(self, *, stopped: None | torch.Tensor = None) -> None:
+        """Clip, step the optimizer, and forget the gradients.
+
+        Args:
+            stopped: Whether to forget the gradients only, bool, 0-d; None for no.
+
+        """
         self.grad_scaler.unscale_(self.optimizer)
         norm = self._norm()
-        self._norms.append(norm)
+        if stopped is not None:
+            norm = norm.masked_fill(stopped, 0.0)
+        # x - x is 0 for what is finite, and NaN for the rest.
+        torch.ne(norm - norm, 0.0, out=self._found_inf)
+        self.skipped += self._found_inf
+        self.grad_norm += norm.nan_to_num(0.0, 0.0, 0.0)
         if self.max_grad_norm is not None:
             scale = (self.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
             for flat in self._gradients:
@@ -120,20 +163,20 @@ class Updater:
             self.grad_scaler.step(self.optimizer)  # looks for infinities itself
             self.grad_scaler.update()
         elif self._skips_on_device:
-            # x - x is 0 for what is finite, and NaN for the rest.
-            torch.ne(norm - norm, 0.0, out=self._found_inf)
+            if stopped is not None:
+                self._found_inf.masked_fill_(stopped, 1.0)
             if self._quick_step is None:
                 self.optimizer.found_inf = self._found_inf  # type: ignore[attr-defined]
                 self.optimizer.step()
             else:
                 self._quick_step(self._found_inf)
-        elif bool(norm.isfinite()):  # one sync: a step on NaN would be forever
+        elif not bool(self._found_inf):  # one sync: a step on NaN would be forever
             self.optimizer.step()
         self.zero_grad()
 
     def refuse(self, broken: torch.Tensor) -> None:
         """Forget the gradients; the step counts as skipped where they are `broken`, 0-d bool."""
-        self._norms.append(torch.zeros_like(self._found_inf).masked_fill(broken, torch.nan))
+        self.skipped += broken
         self.zero_grad()
 
     def zero_grad(self) -> None:

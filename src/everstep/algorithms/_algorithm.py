@@ -66,15 +66,11 @@ class OnPolicyAlgorithm(Assembled[_Hparams, _State, _Policy], Generic[_Hparams, 
         """
         elapsed_ms = stopwatch()
         self._prepare()
-        with bookkeeping.undone_on_error(self):
+        with bookkeeping.undone_on_error(self), self._precision():
             mode = model_mode(self.policy.model, training=not deterministic)
-            with torch.no_grad(), mode, self.policy.keep_casts():
+            with torch.no_grad(), mode:
                 was_reset = self._begin(env_config)
-                actor = make_actor(self.policy, self.rollout, deterministic=deterministic)
-                for t in range(self.rollout.horizon):
-                    self._transition(t, actor)
-                actor.complete()
-                tensors = self._end()
+                tensors = self.graphs.roll_out(self, deterministic)
             # NaN marks a statistic that does not exist, such as a mean without an episode.
             stats = {name: value for name, value in to_floats(tensors).items() if value == value}
             self._refuse(finite=bool(stats.pop("finite")), lost=int(stats.pop("lost")))
@@ -124,6 +120,15 @@ class OnPolicyAlgorithm(Assembled[_Hparams, _State, _Policy], Generic[_Hparams, 
                 f"{lost} truncated rows have no final observation to bootstrap from. "
                 "Let the environment return `final_obs`, or set `on_missing_final`."
             )
+
+    def _roll_out(self, deterministic: bool) -> dict[str, torch.Tensor]:
+        """The rollout behind its first observations; its statistics, still on the device."""
+        with self.policy.keep_casts():
+            actor = make_actor(self.policy, self.rollout, deterministic=deterministic)
+            for t in range(self.rollout.horizon):
+                self._transition(t, actor)
+            actor.complete()
+            return self._end()
 
     def _transition(self, t: int, actor: Actor) -> None:
         """One env step in every environment."""
@@ -194,10 +199,11 @@ class OnPolicyAlgorithm(Assembled[_Hparams, _State, _Policy], Generic[_Hparams, 
         """
         elapsed_ms = stopwatch()
         self._take_rollout("step")
-        with torch.enable_grad(), model_mode(self.policy.model, training=True):
-            explained_variance = self._estimate_advantages()
-            sums, steps = self._learn()
-        stats = to_floats({**sums, "explained_variance": explained_variance})
+        mode = model_mode(self.policy.model, training=True)
+        with torch.enable_grad(), mode, self._precision():
+            sums, steps = self.graphs.learn(self)
+        stats = to_floats(sums)
+        steps = int(stats.pop("steps", steps))
         # Gradient scaling skips on purpose until it has found its scale.
         if stats["skipped"] == steps and not self.grad_scaler.is_enabled():
             raise DivergedError(
@@ -225,6 +231,12 @@ class OnPolicyAlgorithm(Assembled[_Hparams, _State, _Policy], Generic[_Hparams, 
         return estimate_advantages(
             rollout, self.config, self.streams, learnable, self._reward_scale
         )
+
+    def _estimate_and_learn(self) -> tuple[dict[str, torch.Tensor], int]:
+        """Learn from the rollout; see `_learn`."""
+        explained_variance = self._estimate_advantages()
+        sums, steps = self._learn()
+        return {**sums, "explained_variance": explained_variance}, steps
 
     def _learn(self) -> tuple[dict[str, torch.Tensor], int]:
         """Go through the rollout; sums of the statistics, and over how many optimizer steps."""

@@ -1,5 +1,6 @@
 """What an algorithm is made of, put together from its config and its environment."""
 
+from contextlib import AbstractContextManager
 from typing import Any, Generic, TypeVar, cast
 
 import torch
@@ -9,6 +10,7 @@ from ..bonuses import Bonus, Stream, make_bonuses
 from ..data import AlgorithmHparams, AlgorithmState
 from ..env import Env, EnvFactory
 from ..episodes import EpisodeTracker
+from ..graphs import CUDAGraph
 from ..hyperparameters import Hyperparameters
 from ..normalizers import RunningMoments
 from ..objectives import Objective, find_objective
@@ -18,6 +20,7 @@ from ..schedulers import EntropyScheduler, LRScheduler
 from ..specs import Leaves, Structure
 from ..updates import Updater
 from . import _bonuses as bonuses
+from . import _bookkeeping as bookkeeping
 from ._analytic import AnalyticGradients
 from ._base import GenericAlgorithmBase
 from ._building import (
@@ -29,9 +32,11 @@ from ._building import (
     closed_on_error,
     make_policy,
     resolve_epochs,
+    resolve_graphs,
     resolve_minibatch,
     resolve_sequences,
 )
+from ._captured import Graphs
 from ._parameters import parameter_groups
 
 _Hparams = TypeVar("_Hparams", bound=AlgorithmHparams)
@@ -52,6 +57,9 @@ class Assembled(
 
     #: Sequences that an update's models see at once, None for a minibatch at once.
     chunk_size: None | int
+
+    #: Collection and update as they are recorded and replayed.
+    graphs: Graphs
 
     #: Classes of what a kind of algorithm is made of.
     hparams_cls: type[_Hparams]
@@ -84,6 +92,7 @@ class Assembled(
         if config.seed is not None and hasattr(self.env, "seed"):
             self.env.seed(config.seed)
         device = torch.device(config.device)
+        config = resolve_graphs(config, device)
         config, length = resolve_sequences(config, self.env)
         self._make_policy(config, device)
         self.policy.seq_len = length
@@ -123,16 +132,22 @@ class Assembled(
         self._rows_to_learn = 0
         self._normalized_rows = 0
         self._reward_scale: None | torch.Tensor = None
+        self.graphs = Graphs(CUDAGraph if config.cuda_graphs else None)
 
     def _hold(self, config: Hyperparameters) -> Hyperparameters:
         """Keep a config, whose minibatches and epochs are resolved then."""
         sequences = cast(int, config.num_envs) * cast(int, config.horizon) // self.policy.seq_len
         config = resolve_minibatch(config, sequences=sequences)
         config = resolve_epochs(config, find_objective(config.objective))
+        self.sequences_per_rollout = sequences
         self.minibatch_size = cast(int, config.sgd_minibatch_size)
         self.config = config
         self.hparams = self.hparams_cls(config, num_minibatches=sequences // self.minibatch_size)
         return config
+
+    def _precision(self) -> AbstractContextManager[None]:
+        """Where matrices are multiplied as the config says."""
+        return bookkeeping.matmul_precision(self.config.matmul_precision)
 
     def _make_policy(self, config: Hyperparameters, device: torch.device) -> None:
         """The policy, and the bonuses whose streams it values."""

@@ -38,6 +38,19 @@ def put_back(algorithm: "OnPolicyAlgorithm[Any, Any, Any]", kept: Kept) -> None:
 
 
 @contextmanager
+def matmul_precision(precision: None | str) -> Iterator[None]:
+    """Multiply float32 matrices with this precision in here; None changes nothing."""
+    before = torch.get_float32_matmul_precision()
+    if precision is not None:
+        torch.set_float32_matmul_precision(precision)
+    try:
+        yield
+    finally:
+        if precision is not None:
+            torch.set_float32_matmul_precision(before)
+
+
+@contextmanager
 def undone_on_error(algorithm: "OnPolicyAlgorithm[Any, Any, Any]") -> Iterator[None]:
     """What is added in here is taken back where it ends in an exception."""
     kept = copy_of(algorithm)

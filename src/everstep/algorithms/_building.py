@@ -15,7 +15,7 @@ from torchrl.data import Composite, Unbounded
 from ..data import DataKeys
 from ..env import Env, EnvFactory
 from ..errors import ConfigError, EnvError
-from ..hyperparameters import Hyperparameters, RecurrentHyperparameters
+from ..hyperparameters import Hyperparameters, RecurrentHyperparameters, no_graphs_on
 from ..normalizers import ObservationNormalizer
 from ..policies import GenericPolicyBase, model_mode
 from ..rollouts import Rollout, episode_keys_of
@@ -247,6 +247,20 @@ def resolve_epochs(config: C, objective: Any) -> C:
     return replace(config, num_sgd_iters=getattr(objective, "default_num_sgd_iters", 4))
 
 
+def resolve_graphs(config: C, device: torch.device) -> C:
+    """The config with `cuda_graphs` resolved.
+
+    Raises:
+        ConfigError: Where they are asked for, and the device is no CUDA device.
+
+    """
+    if config.cuda_graphs == "auto":
+        return replace(config, cuda_graphs=device.type == "cuda")
+    if config.cuda_graphs and device.type != "cuda":
+        raise ConfigError(no_graphs_on(device))
+    return config
+
+
 def buffer_spec(rollout: Rollout, env: Env) -> Composite:
     """Spec of the buffer's elements, without the batch dimensions."""
     one = Unbounded(1, device=rollout.device)
@@ -317,11 +331,16 @@ def chunk_size(
         device: Where the models live.
 
     """
-    modules = [module for model in models for module in model.modules()]
-    mixes = any(isinstance(m, _BatchNorm) or getattr(m, "mixes_rows", False) for m in modules)
-    if device.type != "cpu" or mixes or not all(getattr(t, "sums_rows", False) for t in terms):
+    sums_rows = all(getattr(t, "sums_rows", False) for t in terms)
+    if device.type != "cpu" or mixes_rows(models) or not sums_rows:
         return None
     return max(1, CHUNK_ROWS // seq_len)
+
+
+def mixes_rows(models: list[nn.Module]) -> bool:
+    """Whether what a model makes of a row depends on the others."""
+    modules = [module for model in models for module in model.modules()]
+    return any(isinstance(m, _BatchNorm) or getattr(m, "mixes_rows", False) for m in modules)
 
 
 def check_policy(policy: GenericPolicyBase[Any], rollout: Rollout, config: Hyperparameters) -> None:

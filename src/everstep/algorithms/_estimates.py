@@ -57,7 +57,7 @@ def estimate_advantages(
     values = rollout.values[:-1]
     advantages = _advantages(rollout, config, streams, _scaled(rollout, reward_scale))
     rollout.returns[:-1] = advantages + values
-    weights = rollout.values.new_tensor([stream.weight for stream in streams])
+    weights = _filled([stream.weight for stream in streams], rollout.values)
     combined = (advantages * weights).sum(-1, keepdim=True)
     if config.normalize_advantages:
         combined = standardize(combined, learnable)
@@ -65,6 +65,11 @@ def estimate_advantages(
     _, error = masked_moments(advantages[..., :1], learnable)
     _, spread = masked_moments(rollout.returns[:-1, :, :1], learnable)
     return 1 - error.square() / spread.square().clamp(min=1e-12)
+
+
+def _filled(numbers: list[float], like: torch.Tensor) -> torch.Tensor:
+    """A tensor of these numbers, made on the device: copied there from the host it would wait."""
+    return torch.cat([like.new_full((1,), number) for number in numbers])
 
 
 def _scaled(rollout: Rollout, scale: None | torch.Tensor) -> torch.Tensor:
@@ -86,8 +91,8 @@ def _advantages(
     done, known, passed = rollout.done, rollout.known & rollout.valid, None
     gamma: float | torch.Tensor = config.gamma
     if len(streams) > 1:
-        gamma = rewards.new_tensor([stream.gamma for stream in streams])
-        ends = torch.tensor([stream.episodic for stream in streams], device=rewards.device)
+        gamma = _filled([stream.gamma for stream in streams], rewards)
+        ends = _filled([stream.episodic for stream in streams], done)
         beyond = values_beyond(rollout.values, rollout.valid)
         following = torch.where(ends, following, beyond)
         done, known = done & ends, known | ~ends

@@ -4,12 +4,16 @@ from typing import Any
 
 import torch
 
+from ..graphs import is_static
 from ..policies import GenericPolicyBase
 from ..rollouts import Rollout
 from ..specs import Leaves
 
 #: Final observations are valued that many rows at a time.
 CHUNK = 2048
+
+#: And that many where all rows are valued, on devices that are fast with many.
+DENSE_CHUNK = 65536
 
 
 def value_final_obs(
@@ -27,6 +31,8 @@ def value_final_obs(
     rollout.known.fill_(True)
     if not rollout.episode_keys:
         return rollout.final.sum()
+    if is_static():
+        return _value_densely(policy, rollout, on_missing_final)
     # Looking for the few rows that are truncated synchronises, once a rollout.
     t, n = rollout.final.squeeze(-1).nonzero(as_tuple=True)
     pieces = zip(t.split(CHUNK), n.split(CHUNK), strict=True)
@@ -62,6 +68,32 @@ def _value(
     return seen
 
 
+def _value_densely(
+    policy: GenericPolicyBase[Any], rollout: Rollout, on_missing_final: str
+) -> torch.Tensor:
+    """`value_final_obs` without looking where there are any: all rows are valued."""
+    flat = tuple(leaf.flatten(0, 1) for leaf in rollout.final_obs)
+    rows = len(rollout.final.flatten())
+    finite = _finite_rows(flat, rows, rollout.device).view_as(rollout.final)
+    seen, lost = rollout.final & finite, rollout.final & ~finite
+    values = rollout.final_values
+    if flat and not policy.memory.paths:
+        is_seen = seen.flatten()
+        known = tuple(_zero_elsewhere(leaf, is_seen) for leaf in flat)
+        pieces = zip(*(leaf.split(DENSE_CHUNK) for leaf in known), strict=True)
+        values = torch.cat([policy.values(piece, ()) for piece in pieces]).view_as(values)
+    instead = rollout.values[:-1] if on_missing_final == "approximate" else 0.0
+    rollout.final_values.copy_(torch.where(seen, values, torch.where(lost, instead, 0.0)))
+    if on_missing_final == "mask":
+        rollout.known.copy_(~lost)
+    return lost.sum()
+
+
+def _zero_elsewhere(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """`x` `[R, …]` with zeros but in these rows, bool `[R]`: what is there may be anything."""
+    return x.where(rows.view(-1, *(1,) * (x.ndim - 1)), torch.zeros_like(x[:1]))
+
+
 def value_final_row(
     policy: GenericPolicyBase[Any], rollout: Rollout, t: int, states: Leaves
 ) -> None:
@@ -75,6 +107,10 @@ def value_final_row(
 
     """
     final = rollout.truncated[t] & rollout.first[t] & ~rollout.terminated[t]
+    if is_static():
+        every = policy.values(rollout.final_obs_at(t, slice(None)), states)
+        rollout.final_values[t] = torch.where(final, every, 0.0)
+        return
     rows = final.squeeze(-1).nonzero().squeeze(-1)  # one sync an env step
     if len(rows):
         seen = rollout.final_obs_at(t, rows)

@@ -189,7 +189,7 @@ class WorkerOperations(
             )
         self.updater.step()
         # Gradient scaling skips on purpose. One sync: gradients come one at a time here.
-        if not self.grad_scaler.is_enabled() and bool(self.updater.totals()["skipped"]):
+        if not self.grad_scaler.is_enabled() and bool(self.updater.skipped):
             raise DivergedError(
                 "The gradients are not finite, so the weights are as before. Lower the learning "
                 "rate, or bound rewards and observations."

@@ -17,7 +17,7 @@ def state_of(algorithm: "OnPolicyAlgorithm[Any, Any, Any]") -> dict[str, Any]:
     normalizer = algorithm.policy.normalizer
     return {
         "model": dict(algorithm.policy.model.state_dict()),
-        "optimizer": algorithm.optimizer.state_dict(),
+        "optimizer": algorithm.updater.state_dict(),
         "grad_scaler": algorithm.grad_scaler.state_dict(),
         "counters": asdict(algorithm.state),
         "continues": algorithm.continues,

@@ -10,6 +10,7 @@ from torchrl.data import Composite, TensorSpec
 from ..data import DataKeys
 from ..distributions import Distribution
 from ..errors import ConfigError
+from ..graphs import is_static
 from ..models import Model, RecurrentModel
 from ..rollouts import Minibatch
 from ..specs import Leaves, Structure
@@ -172,6 +173,6 @@ def _openings(first: torch.Tensor) -> list[int]:
     On a CPU those at which some do, and the model is called once for all steps between them. On
     accelerators all, without looking: nothing waits, and shapes stay what they are.
     """
-    if first.device.type != "cpu":
+    if first.device.type != "cpu" or is_static():
         return list(range(1, first.shape[1]))
     return [t for t, opens in enumerate(first.any(0).flatten().tolist()) if opens and t]

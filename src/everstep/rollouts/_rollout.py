@@ -117,12 +117,12 @@ class Rollout:
         """
         return self._seen[t]
 
-    def final_obs_at(self, t: int, rows: torch.Tensor) -> Leaves:
+    def final_obs_at(self, t: int, rows: torch.Tensor | slice) -> Leaves:
         """What the final observations of row `t` are valued by, as `obs_at` has it, `[R, …]`.
 
         Args:
             t: Env step.
-            rows: Environments, `[R]`.
+            rows: Environments, `[R]`, or a slice of them.
 
         """
         final = tuple(leaf[rows] for leaf in self._final_obs[t])

@@ -178,9 +178,9 @@ class Sequences:
             for group in [minibatches] if joint else [[piece] for piece in minibatches]:
                 yield (part for piece in group for part in piece.split(chunk or size))
             return
-        indices = list(self._indices(size, shuffle, permute))
+        indices = list(self.indices(size, shuffle, permute))
         for shared in [indices] if joint else [[index] for index in indices]:
-            yield self._chunks(shared, chunk, self.learnable if joint else None)
+            yield self.step(shared, chunk, joint=joint)
 
     def _bytes(self) -> int:
         """Size of all fields."""
@@ -193,7 +193,11 @@ class Sequences:
         total = weight.sum(-2 if joint else -1, keepdim=True)
         return replace(whole, weight=(weight / total.clamp(min=1)).view_as(whole.weight))
 
-    def _indices(
+    def step(self, indices: list[Index], chunk: None | int, *, joint: bool) -> Iterator[Minibatch]:
+        """What one optimizer step sees: the minibatches of these sequences, in chunks."""
+        return self._chunks(indices, chunk, self.learnable if joint else None)
+
+    def indices(
         self, size: int, shuffle: bool, permute: Callable[[int], torch.Tensor]
     ) -> Iterator[Index]:
         """Which sequences each minibatch holds."""

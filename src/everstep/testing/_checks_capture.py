@@ -2,24 +2,12 @@
 
 from typing import Any
 
-import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..graphs import waits
 from ._player import Player
 from ._results import NotApplicable, Violation
 from ._subject import Subject
-
-#: Operations that bring a number to the host, or have as many results as the data says.
-_SYNCHRONISING = (
-    "_local_scalar_dense",
-    "nonzero",
-    "masked_select",
-    "unique",
-    "_unique2",
-    "equal",
-    "is_nonzero",
-)
-
 
 #: Env steps that are watched.
 _STEPS = 16
@@ -31,15 +19,11 @@ class _Forbidding(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: None | dict[str, Any] = None
     ) -> Any:
-        name = func.overloadpacket.__name__
-        masks = name in ("index", "index_put", "index_put_") and any(
-            isinstance(x, torch.Tensor) and x.dtype == torch.bool for x in args[1]
-        )
-        if name in _SYNCHRONISING or masks:
+        if waits(func, args, kwargs or {}):
             raise Violation(
                 "`capturable`",
                 "`step` waits for nothing: no number goes to the host, no shape depends on data.",
-                f"the operation {name}",
+                f"the operation {func.overloadpacket.__name__}",
                 "Use `torch.where` and `masked_fill` rather than indices and `if`; or do not "
                 "declare `capturable`.",
             )
