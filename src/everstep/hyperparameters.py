@@ -162,6 +162,11 @@ class Hyperparameters:
     """Whether updates, and the collection from environments that are `capturable`, are CUDA graphs.
     `"auto"`: on CUDA devices. What cannot be one goes on eagerly, and the log says why."""
 
+    compile: bool | str = False
+    """Whether the model's `forward` is compiled by `torch.compile`, or the backend that does it.
+    Compiling takes half a minute or more where nothing is cached, and needs a C++ compiler on a
+    CPU. Default models of perceptrons are slower with it on a CPU than without."""
+
     matmul_precision: None | Literal["highest", "high", "medium"] = None
     """Precision of products of float32 matrices in collection and update: `"high"` is TensorFloat32
     where the device has it, `"medium"` bfloat16. None: as the process has it."""

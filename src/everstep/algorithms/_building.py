@@ -216,7 +216,7 @@ def make_policy(
     if config.normalize_observations:
         normalizer = ObservationNormalizer(env.observation_spec, clip=config.clip_observations)
     dtype = getattr(torch, config.amp_dtype)
-    return cls(
+    policy = cls(
         env.observation_spec,
         env.action_spec,
         model=config.model,
@@ -227,6 +227,9 @@ def make_policy(
         normalizer=normalizer,
         autocast=torch.autocast(device.type, dtype=dtype) if config.enable_amp else None,
     )
+    if config.compile:
+        policy.model.compile(**({} if config.compile is True else {"backend": config.compile}))
+    return policy
 
 
 def _model_config(config: Hyperparameters, num_values: int) -> None | dict[str, Any]:

@@ -66,7 +66,8 @@ class KeepsValues(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """The model without those values, for copies and pickles."""
-        return {**self.__dict__, "_values": None}
+        state: dict[str, Any] = super().__getstate__()  # type: ignore[no-untyped-call]
+        return {**state, "_values": None}
 
     def value_function(self) -> torch.Tensor:
         """Values `[B, K]` of the observations of the last `forward`."""

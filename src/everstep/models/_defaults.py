@@ -133,6 +133,7 @@ class DefaultModel(KeepsValues, Model):
             and not self.has_mask
             and is_own(self, "forward", DefaultModel)
             and is_own(self, "value_function", KeepsValues)
+            and self._compiled_call_impl is None
             and not is_watched(self)
             and not is_watched(self.outputs)
             and is_chain(self.policy)
