@@ -469,6 +469,6 @@ def test_how_things_grow_is_measured_and_drawn(
 
 def test_page_faults_of_an_update_are_counted() -> None:
     module = importlib.import_module("examples.benchmarks.page_faults")
-    ((milliseconds, faults),) = module.updates(1, torch.get_num_threads())
+    ((milliseconds, faults),) = module.updates(1, torch.get_num_threads(), num_envs=4)
     assert milliseconds > 0
     assert faults >= 0

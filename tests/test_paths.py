@@ -5,8 +5,10 @@ on every path, so that a path differs by its arithmetic alone. What a path has l
 environment where the better action is known.
 """
 
+import copy
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from torchrl.data import Categorical, Unbounded
 from everstep import AlgorithmConfig
 from everstep.env import Env
 from everstep.models import DefaultDiscreteModel
+from everstep.policies import load_policy
 
 UPDATES = 20
 
@@ -168,6 +171,23 @@ def test_a_model_that_its_user_compiled_ends_where_the_reference_does() -> None:
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0
     torch.testing.assert_close(found.weights, reference.weights, rtol=0, atol=1e-5)
     assert found.reward > LEARNED
+
+
+def test_models_are_compiled_by_config(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"num_envs": 8, "horizon": 4}
+    plain, compiled = (build(**options, compile=backend) for backend in (False, "eager"))
+    assert compiled.policy.model._compiled_call_impl is not None
+    for algorithm in (plain, compiled):
+        torch.manual_seed(1)
+        algorithm.collect(deterministic=True)
+        algorithm.step()
+    names = plain.policy.model.state_dict()
+    assert names.keys() == compiled.policy.model.state_dict().keys()
+    for name, p in compiled.policy.model.state_dict().items():
+        torch.testing.assert_close(p, names[name])
+    copy.deepcopy(compiled.policy.model)
+    compiled.policy.save(tmp_path / "policy")
+    load_policy(tmp_path / "policy")
 
 
 def test_a_path_of_its_own_is_noticed() -> None:

@@ -3,7 +3,7 @@
     python examples/benchmarks/page_faults.py
 
 Milliseconds and minor page faults of each update of PPO on 256 environments × 32 env steps, with
-two threads, once as glibc is by default and once with `MALLOC_TRIM_THRESHOLD_` and
+a model whose gradients are not written out and two threads, once as glibc is by default and once with `MALLOC_TRIM_THRESHOLD_` and
 `MALLOC_MMAP_THRESHOLD_` so large that it keeps what it has. They are read when a process starts,
 so each has one of its own. Linux with glibc, on a CPU.
 """
@@ -20,14 +20,17 @@ import sys
 KEEPING = {"MALLOC_TRIM_THRESHOLD_": "4294967296", "MALLOC_MMAP_THRESHOLD_": "1073741824"}
 
 
-def updates(count: int, threads: int) -> list[tuple[float, int]]:
+def updates(count: int, threads: int, num_envs: int = 256) -> list[tuple[float, int]]:
     """Milliseconds and minor page faults of updates, behind two that warm up."""
     import torch
 
     from everstep import AlgorithmConfig, DiscreteDummyEnv
 
     torch.set_num_threads(threads)
-    algorithm = AlgorithmConfig(num_envs=256, horizon=32, seed=0).build(DiscreteDummyEnv)
+    # A model that PyTorch differentiates: the gradients of others need no new memory.
+    model_config = {"activation_fn": "silu"}
+    config = AlgorithmConfig(num_envs=num_envs, horizon=32, seed=0, model_config=model_config)
+    algorithm = config.build(DiscreteDummyEnv)
     found = []
     for _ in range(count + 2):
         algorithm.collect()
