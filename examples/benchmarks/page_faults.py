@@ -3,9 +3,9 @@
     python examples/benchmarks/page_faults.py
 
 Milliseconds and minor page faults of each update of PPO on 256 environments × 32 env steps, with
-a model whose gradients are not written out and two threads, once as glibc is by default and once with `MALLOC_TRIM_THRESHOLD_` and
-`MALLOC_MMAP_THRESHOLD_` so large that it keeps what it has. They are read when a process starts,
-so each has one of its own. Linux with glibc, on a CPU.
+two threads and a model whose gradients are not written out, once as glibc is by default and once
+with `MALLOC_TRIM_THRESHOLD_` and `MALLOC_MMAP_THRESHOLD_` so large that it keeps what it has. They
+are read when a process starts, so each has one of its own. Linux with glibc, on a CPU.
 """
 
 import argparse
@@ -28,7 +28,7 @@ def updates(count: int, threads: int, num_envs: int = 256) -> list[tuple[float, 
 
     torch.set_num_threads(threads)
     # A model that PyTorch differentiates: the gradients of others need no new memory.
-    model_config = {"activation_fn": "silu"}
+    model_config = {"activation_fn": "swish"}
     config = AlgorithmConfig(num_envs=num_envs, horizon=32, seed=0, model_config=model_config)
     algorithm = config.build(DiscreteDummyEnv)
     found = []
