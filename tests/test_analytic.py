@@ -47,6 +47,10 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "minibatches": (DISCRETE, {"sgd_minibatch_size": 15}),
     "accumulated": (DISCRETE, {"sgd_minibatch_size": 15, "accumulate_grads": True}),
     "normalised": (NUMBERS, {"normalize_observations": True}),
+    "bonus": (
+        DISCRETE,
+        {"bonuses": [{"rnd": {"pre_normalization_steps": 0}}], "sgd_minibatch_size": 15},
+    ),
     "stopped": (DISCRETE, {"target_kl_div": 1e-3, "optimizer_config": {"lr": 0.05}}),
 }
 
@@ -65,7 +69,7 @@ def train(env: Any, *, written_out: bool, **options: Any) -> tuple[Any, list[tor
     with torch.no_grad():
         for p in algorithm.policy.model.parameters():
             p.add_(0.3 * torch.randn_like(p))
-    assert isinstance(algorithm._gradients(), AnalyticGradients)
+    assert algorithm._gradients() != algorithm._differentiate
     if not written_out:
         algorithm._gradients = lambda: algorithm._differentiate
     found: list[torch.Tensor] = []
@@ -163,13 +167,12 @@ add_on.name = "mean"  # type: ignore[attr-defined]
     [
         (DISCRETE, {"objective": Own}),
         (DISCRETE, {"policy_loss_addons": [add_on]}),
-        (DISCRETE, {"bonuses": [{"rnd": {"pre_normalization_steps": 0}}]}),
         (DISCRETE, {"enable_amp": True}),
         (env_of(Categorical(3, shape=(2,))), {}),
         (env_of(MultiCategorical([2, 3])), {}),
         (NUMBERS, {"model_config": {"state_dependent_std": True}}),
     ],
-    ids=["objective", "add-on", "bonus", "bf16", "choices", "uneven", "deviations"],
+    ids=["objective", "add-on", "bf16", "choices", "uneven", "deviations"],
 )
 def test_everything_else_goes_the_general_way(env: Any, options: dict[str, Any]) -> None:
     algorithm: Any = AlgorithmConfig(num_envs=6, horizon=10, **options).build(env)
@@ -178,15 +181,17 @@ def test_everything_else_goes_the_general_way(env: Any, options: dict[str, Any])
     algorithm.step()
 
 
-@pytest.mark.parametrize("place", ["layer", "parameter"])
+@pytest.mark.parametrize("place", ["layer", "parameter", "accumulated"])
 def test_hooks_are_called(place: str) -> None:
     algorithm: Any = AlgorithmConfig(num_envs=6, horizon=10).build(DISCRETE)
     algorithm.collect()
     layer, seen = algorithm.policy.model.vf_model[2], []
     if place == "layer":
         layer.register_full_backward_hook(lambda *_: seen.append(1))
-    else:
+    elif place == "parameter":
         layer.weight.register_hook(lambda gradient: seen.append(1))
+    else:
+        layer.weight.register_post_accumulate_grad_hook(lambda p: seen.append(1))
     algorithm.step()
     assert seen
 

@@ -269,12 +269,20 @@ class OnPolicyAlgorithm(Assembled[_Hparams, _State, _Policy], Generic[_Hparams, 
 
     def _gradients(self) -> Callable[[Minibatch], dict[str, torch.Tensor]]:
         """What adds the gradients of a minibatch to those that there are; returns its terms."""
-        is_plain = not (self.bonuses or self.config.policy_loss_addons)
-        if is_plain and not self.grad_scaler.is_enabled():
-            self._analytic = analytic_gradients(self.policy, self.objective, self._analytic)
-            if self._analytic is not None:
-                return self._analytic
-        return self._differentiate
+        if self.config.policy_loss_addons or self.grad_scaler.is_enabled():
+            return self._differentiate
+        self._analytic = analytic_gradients(self.policy, self.objective, self._analytic)
+        if self._analytic is None:
+            return self._differentiate
+        return self._differentiate_bonuses if self.bonuses else self._analytic
+
+    def _differentiate_bonuses(self, minibatch: Minibatch) -> dict[str, torch.Tensor]:
+        """Terms of the loss, where all but the bonuses' own gradients are written out."""
+        assert self._analytic is not None
+        losses = bonuses.add_losses(self.bonuses, minibatch, self._analytic(minibatch))
+        if losses["total"].requires_grad:
+            self.updater.backward(losses["total"])
+        return losses
 
     def _differentiate(self, minibatch: Minibatch) -> dict[str, torch.Tensor]:
         """Terms of the loss, once their gradients are added."""

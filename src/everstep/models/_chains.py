@@ -49,7 +49,10 @@ def is_watched(module: nn.Module) -> bool:
         or module._forward_pre_hooks
         or module._backward_hooks
         or module._backward_pre_hooks
-        or any(p._backward_hooks for p in module.parameters(recurse=False))
+        or any(
+            p._backward_hooks or p._post_accumulate_grad_hooks
+            for p in module.parameters(recurse=False)
+        )
     )
 
 
