@@ -21,22 +21,18 @@ class Draws(ABC):
 
     """
 
+    #: What noise is added to.
+    feature: str
+
+    #: Dtype of the actions, where the model does not say; None for the feature's.
+    default_dtype: None | torch.dtype = None
+
     def __init__(self, features: Mapping[str, torch.Tensor], steps: int, model: Any) -> None:
-        centre = self.centre(features).unflatten(0, (steps, -1))
+        centre = features[self.feature].unflatten(0, (steps, -1))
         self._features, self._rows = features, list(centre)
         self._noise, self._drawn = torch.empty_like(centre), torch.empty_like(centre[0])
         self._noise_rows = list(self._noise)
-        self._dtype = action_dtype(model, self.dtype(centre))
-
-    @staticmethod
-    @abstractmethod
-    def centre(features: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """What noise is added to, `[S·N, …]`."""
-
-    @staticmethod
-    @abstractmethod
-    def dtype(centre: torch.Tensor) -> torch.dtype:
-        """Dtype of the actions, where the model does not say."""
+        self._dtype = action_dtype(model, self.default_dtype or centre.dtype)
 
     @abstractmethod
     def refresh(self) -> None:
@@ -59,15 +55,7 @@ class Draws(ABC):
 class CategoricalDraws(Draws):
     """Samples of `Categorical`: the largest of logits and Gumbel noise."""
 
-    @staticmethod
-    def centre(features: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The logits, `[S·N, …, n]`."""
-        return features["logits"]
-
-    @staticmethod
-    def dtype(centre: torch.Tensor) -> torch.dtype:
-        """Indices'."""
-        return torch.int64
+    feature, default_dtype = "logits", torch.int64
 
     def refresh(self) -> None:
         """See `Draws.refresh`."""
@@ -82,15 +70,7 @@ class CategoricalDraws(Draws):
 class NormalDraws(Draws):
     """Samples of `Normal`."""
 
-    @staticmethod
-    def centre(features: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The means, `[S·N, …]`."""
-        return features["mean"]
-
-    @staticmethod
-    def dtype(centre: torch.Tensor) -> torch.dtype:
-        """The means'."""
-        return centre.dtype
+    feature = "mean"
 
     def refresh(self) -> None:
         """See `Draws.refresh`; deviations must be those of all `S` env steps already."""
