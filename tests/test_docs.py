@@ -139,7 +139,8 @@ def read_json(block: Block, namespace: dict[str, Any]) -> None:
 def parse_commands(block: Block, namespace: dict[str, Any]) -> None:
     """Commands have the flags that they are given, and files of this page the keys."""
     for command in re.findall(
-        r"(?:^|[ /])everstep ((?:train|eval|export|check|bench|doctor)[^&\n]*)", block.text
+        r"(?:^|[ /])everstep ((?:train|eval|export|check|bench|doctor)[^&\n]*)",
+        re.sub(r"\\\n\s*", "", block.text),
     ):
         arguments = _parser().parse_args(shlex.split(command, comments=True))
         file = Path(getattr(arguments, "file", ""))
