@@ -3,7 +3,6 @@
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
 
@@ -119,14 +118,17 @@ def value_errors_and_slope(
     """`value_errors`, and their derivative by the values: 0 where clipping makes the loss larger;
     `[B, K]`.
     """
-    errors, slope = _errors(values, returns, kind)
+    difference = values - returns
+    slope = difference if kind == "mse" else difference.clamp(-1.0, 1.0)
+    distance = difference.abs()
     if vf_clip_param is not None:
-        # Exactly `values` where they are near enough: no other row is then larger by rounding.
-        near = values.clamp(previous - vf_clip_param, previous + vf_clip_param)
-        clipped, _ = _errors(near, returns, kind)
-        slope = slope.masked_fill(clipped > errors, 0.0)
-        errors = torch.max(errors, clipped)
-    return errors, slope
+        moved = values - previous
+        # 0 where values are near enough: no other row is then further off by rounding.
+        beyond = moved - moved.clamp(-vf_clip_param, vf_clip_param)
+        clipped = (difference - beyond).abs_()
+        slope.masked_fill_(clipped > distance, 0.0)
+        distance = torch.max(distance, clipped)
+    return _errors(distance, kind), slope
 
 
 class _ValueErrors(torch.autograd.Function):
@@ -152,14 +154,10 @@ class _ValueErrors(torch.autograd.Function):
         return gradient * slope, None, None, None, None
 
 
-def _errors(
-    values: torch.Tensor, returns: torch.Tensor, kind: str
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Half the square of the difference, or Huber's function of it with threshold 1; its slope."""
-    difference = values - returns
-    if kind == "mse":
-        return 0.5 * difference.square(), difference
-    return F.smooth_l1_loss(values, returns, reduction="none"), difference.clamp(-1.0, 1.0)
+def _errors(distance: torch.Tensor, kind: str) -> torch.Tensor:
+    """Half the square of a distance, or Huber's function of it with threshold 1."""
+    near = distance if kind == "mse" else distance.clamp(max=1.0)
+    return torch.sub(distance, near, alpha=0.5).mul_(near)
 
 
 def approximate_kl(log_ratio: torch.Tensor) -> torch.Tensor:

@@ -154,19 +154,19 @@ class ActorCritic(ABC):
         config, weight = self.config, minibatch.weight
         log_ratio = logp - minibatch.logp
         moved = log_ratio.expm1()
-        gain, by_logp = self.gain_and_slope(logp, moved + 1, minibatch)
+        gain, by_logp = self.gain_and_slope(logp, log_ratio.exp(), minibatch)
         errors, by_values = value_errors_and_slope(
             values, minibatch.returns, minibatch.values, config.vf_loss, config.vf_clip_param
         )
         clipped = (moved.abs() > config.clip_param).to(logp.dtype)
-        rows = [gain, moved.sub_(log_ratio), clipped, errors]
+        rows = [gain, moved.sub_(log_ratio), clipped, errors.mT.reshape(-1, 1)]
         rows = rows if entropy is None else [*rows, entropy]
         # One product brings all weighted sums.
-        sums = (weight.mT @ torch.cat(rows, -1))[0]
+        sums = torch.cat(rows).view(-1, weight.shape[0]).mv(weight.view(-1))
         policy, kl_div, clip_fraction, vf, *others = sums.unbind()
         columns = errors.shape[-1]
         vf = vf if columns == 1 else sums[3 : 3 + columns].sum()
-        total, by_entropy = torch.sub(vf * config.vf_coeff, policy), None
+        total, by_entropy = torch.add(policy.neg(), vf, alpha=config.vf_coeff), None
         if entropy is not None:
             total = total - self.entropy_coeff * others[-1]
             by_entropy = weight * -self.entropy_coeff
@@ -215,7 +215,7 @@ class PPO(ActorCritic):
         """See `ActorCritic.gain_and_slope`: dρ/d log π is ρ."""
         clip, bound = self.config.clip_param, self.config.dual_clip_param
         gain, slope = clipped_surrogate_and_slope(ratio, minibatch.advantages, clip, bound)
-        return gain, slope * ratio
+        return gain, slope.mul_(ratio)
 
 
 class A2C(ActorCritic):

@@ -79,9 +79,7 @@ class Updater:
         if self.grad_scaler.is_enabled():
             # What an update that failed between unscaling and stepping has left.
             self.grad_scaler._per_optimizer_states.clear()
-        is_quick = self._skips_on_device and not self.grad_scaler.is_enabled()
-        is_quick = is_quick and AdamStep.fits(self.optimizer)
-        self._quick_step = AdamStep(self.optimizer) if is_quick else None
+        self._quick_step = self._quicker()
 
     def totals(self) -> dict[str, torch.Tensor]:
         """Sums over the update, 0-d each."""
@@ -168,6 +166,7 @@ class Updater:
             if self._quick_step is None:
                 self.optimizer.found_inf = self._found_inf  # type: ignore[attr-defined]
                 self.optimizer.step()
+                self._quick_step = self._quicker()
             else:
                 self._quick_step(self._found_inf)
         elif not bool(self._found_inf):  # one sync: a step on NaN would be forever
@@ -184,6 +183,11 @@ class Updater:
         self.pending = False
         for flat in self._gradients:
             flat.zero_()
+
+    def _quicker(self) -> None | AdamStep:
+        """The optimizer's step without its bookkeeping; None where there is none, or none yet."""
+        is_quick = self.skips_on_device and AdamStep.fits(self.optimizer)
+        return AdamStep(self.optimizer, self._quick_step) if is_quick else None
 
     def _norm(self) -> torch.Tensor:
         norms = [torch.linalg.vector_norm(flat) for flat in self._gradients]

@@ -63,9 +63,9 @@ class AnalyticGradients:
         distribution = self._distribution(self._actor.forward(x), self._model)
         logp = distribution.logp(minibatch.actions)
         entropy = distribution.entropy() if self._objective.uses_entropy else None
-        slopes = self._objective.slopes(minibatch, logp, self._critic.forward(x), entropy)
+        slopes = self._objective.slopes(minibatch, logp, self._critic.forward(x).mT, entropy)
         self._actor.backward(distribution.backward(slopes.logp, slopes.entropy))
-        self._critic.backward(slopes.values)
+        self._critic.backward(slopes.values.mT)
         return slopes.terms
 
 

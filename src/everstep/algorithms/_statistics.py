@@ -15,7 +15,8 @@ class Sums:
     def add(self, terms: Mapping[str, torch.Tensor]) -> None:
         """Take in one minibatch's terms, without their gradients."""
         for name, term in terms.items():
-            self._terms.setdefault(name, []).append(term.detach())
+            kept = term.detach() if term.requires_grad else term
+            self._terms.setdefault(name, []).append(kept)
 
     def totals(self) -> dict[str, torch.Tensor]:
         """The sums, 0-d each."""

@@ -1,7 +1,7 @@
 """A rollout, cut into the sequences that minibatches are made of."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -53,24 +53,42 @@ class Minibatch:
 
     def split(self, size: int) -> "list[Minibatch]":
         """Views of `size` sequences each, the last one of what is left."""
-        count, rows = len(self.obs[0]), len(self.logp)
+        count, rows = self.obs[0].shape[0], self.logp.shape[0]
         if count <= size:
             return [self]
 
-        def cut(x: Any) -> Any:
-            """The pieces of a field: tensors, tuples or mappings of them, or None."""
-            if x is None:
-                return [None] * pieces
-            if isinstance(x, tuple):
-                return list(zip(*map(cut, x), strict=True)) if x else [()] * pieces
-            if isinstance(x, dict):
-                cuts = {name: cut(leaves) for name, leaves in x.items()}
-                return [{name: cuts[name][i] for name in cuts} for i in range(pieces)]
-            return x.split(size if len(x) == count else size * rows // count)
+        def piece(start: int) -> Minibatch:
+            stop = start + size
+            if rows == count:
+                return self.map(lambda x: x[start:stop])
+            own = slice(start * rows // count, stop * rows // count)
+            return self.map(lambda x: x[start:stop] if x.shape[0] == count else x[own])
 
-        pieces = -(-count // size)
-        found = {f.name: cut(getattr(self, f.name)) for f in fields(self)}
-        return [Minibatch(**{name: x[i] for name, x in found.items()}) for i in range(pieces)]
+        return [piece(start) for start in range(0, count, size)]
+
+    def take(self, order: torch.Tensor) -> "Minibatch":
+        """Its sequences in another order, copied."""
+        count = self.obs[0].shape[0]
+
+        def put_in_order(x: Any) -> Any:
+            if x.shape[0] == count:
+                return _select(x, order)
+            return _select(x.unflatten(0, (count, -1)), order).flatten(0, 1)
+
+        return self.map(put_in_order)
+
+    def map(self, function: Callable[[Any], Any]) -> "Minibatch":
+        """One whose tensors are what the function makes of these."""
+
+        def mapped(x: Any) -> Any:
+            """A field: a tensor, a tuple or a mapping of fields, or None."""
+            if isinstance(x, tuple):
+                return tuple(map(mapped, x))
+            if isinstance(x, dict):
+                return {name: mapped(leaves) for name, leaves in x.items()}
+            return None if x is None else function(x)
+
+        return Minibatch(**{name: mapped(x) for name, x in vars(self).items()})
 
 
 class Sequences:
@@ -100,6 +118,7 @@ class Sequences:
         self.num_envs = rollout.num_envs
         self.count = rollout.horizon // rollout.seq_len * rollout.num_envs
         self.learnable = learnable.sum()
+        self._all: None | Minibatch = None
         self._action = rollout.action
         self._has_invalid = DataKeys.VALID in rollout.episode_keys
         # A mask of zeros would forbid what was done.
@@ -174,7 +193,8 @@ class Sequences:
 
         """
         if shuffle and size < self.count and self._bytes() <= GATHERED_BYTES:
-            minibatches = self._gathered(permute(self.count), size, joint).split(size)
+            whole = self._whole().take(permute(self.count))
+            minibatches = self._weighted(whole, size, joint).split(size)
             for group in [minibatches] if joint else [[piece] for piece in minibatches]:
                 yield (part for piece in group for part in piece.split(chunk or size))
             return
@@ -186,9 +206,14 @@ class Sequences:
         """Size of all fields."""
         return sum(x.nbytes for leaves in self._fields.values() for x in leaves)
 
-    def _gathered(self, order: torch.Tensor, size: int, joint: bool) -> Minibatch:
-        """All sequences in that order, copied, weighted for minibatches of `size` of them."""
-        whole = self.select(order, torch.ones_like(self.learnable))
+    def _whole(self) -> Minibatch:
+        """All sequences, with a weight of 1 a row, made once."""
+        if self._all is None:
+            self._all = self.select(None, torch.ones_like(self.learnable))
+        return self._all
+
+    def _weighted(self, whole: Minibatch, size: int, joint: bool) -> Minibatch:
+        """All sequences, weighted for minibatches of `size` of them."""
         weight = whole.weight if joint else whole.weight.view(-1, size * self.length)
         total = weight.sum(-2 if joint else -1, keepdim=True)
         return replace(whole, weight=(weight / total.clamp(min=1)).view_as(whole.weight))
@@ -268,10 +293,18 @@ class Sequences:
             return x.flatten(0, 1)
         if x.is_contiguous():
             flat = x.flatten(0, 1)
-            return flat[index] if isinstance(index, slice) else flat.index_select(0, index)
+            return flat[index] if isinstance(index, slice) else _select(flat, index)
         if isinstance(index, slice):
             index = torch.arange(index.start, index.stop, device=x.device)
         return x[index // self.num_envs, index % self.num_envs]
+
+
+def _select(x: Any, index: torch.Tensor) -> Any:
+    """What a tensor or TensorDict holds at these indices, `[len(index), …]`."""
+    if isinstance(x, torch.Tensor) and x.numel() == x.shape[0]:
+        # Several times faster without the dimensions of 1.
+        return x.view(-1).index_select(0, index).view(-1, *x.shape[1:])
+    return x.index_select(0, index) if isinstance(x, torch.Tensor) else x[index]
 
 
 def _split(index: Index, size: int, count: int) -> list[Index]:
