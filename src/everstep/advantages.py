@@ -104,7 +104,8 @@ def recurrence(x: torch.Tensor, decay: torch.Tensor) -> torch.Tensor:
         still, further = reach[distance:], y[:-distance]
         extended = torch.addcmul(y[distance:], still, further)
         y[distance:] = torch.where(still == 0, y[distance:], extended)
-        reach[distance:] = still * reach[:-distance]
+        if 2 * distance < len(x):  # else no round is left to look further
+            reach[distance:] = still * reach[:-distance]
         distance *= 2
     return y
 

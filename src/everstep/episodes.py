@@ -123,21 +123,20 @@ def reward_statistics(rewards: torch.Tensor, valid: torch.Tensor) -> dict[str, t
 
     """
     returns = rewards.sum(0)
-    always = torch.ones_like(returns, dtype=torch.bool)
+    least, most = torch.aminmax(returns)
+    # The deviation of one return is 0, not NaN.
+    spread, centre = torch.std_mean(returns, correction=min(1, returns.numel() - 1))
+    mean, std = masked_moments(rewards, valid)
     return {
         "env/steps": valid.sum(),
-        **_moments("returns", returns, always),
-        **_moments("rewards", rewards, valid),
-    }
-
-
-def _moments(name: str, x: torch.Tensor, mask: torch.Tensor) -> dict[str, torch.Tensor]:
-    mean, std = masked_moments(x, mask)
-    return {
-        f"{name}/min": torch.where(mask, x, torch.inf).min(),
-        f"{name}/max": torch.where(mask, x, -torch.inf).max(),
-        f"{name}/mean": mean,
-        f"{name}/std": std,
+        "returns/min": least,
+        "returns/max": most,
+        "returns/mean": centre,
+        "returns/std": spread,
+        "rewards/min": torch.where(valid, rewards, torch.inf).min(),
+        "rewards/max": torch.where(valid, rewards, -torch.inf).max(),
+        "rewards/mean": mean,
+        "rewards/std": std,
     }
 
 
