@@ -161,4 +161,4 @@ def test_the_horizon_costs_no_operations_beyond_its_env_steps() -> None:
         algorithm.collect()
         return work_of(algorithm.step).launched
 
-    assert update(256) - update(32) <= 3 * 12  # three more rounds
+    assert update(256) - update(32) <= 3 * 6  # three more rounds
