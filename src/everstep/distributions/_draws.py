@@ -18,7 +18,7 @@ Array = npt.NDArray[Any]
 class Draws(ABC):
     """Base: samples of `S` env steps of distributions whose features lie in one storage, on a CPU.
 
-    They are drawn by NumPy, whose operations cost a quarter of PyTorch's on a few rows.
+    They are drawn by NumPy, whose operations cost less than PyTorch's on a few rows.
 
     Args:
         features: Features `[S·N, …]`, filled env step by env step.

@@ -41,8 +41,8 @@ _ACTIVATIONS: dict[type[nn.Module], Callable[[Array], None]] = {
 class HostChain:
     """A chain of linear layers and activations, without gradients, on rows of NumPy's.
 
-    An operation of NumPy's costs a quarter of one of PyTorch's, and leaves more of the processor's
-    caches to what comes next: on 8 rows and layers of 64 an env step is a quarter faster with it.
+    Acting on 8 rows with layers of 64 takes a third of the time that it takes with PyTorch, and
+    leaves more of the processor's caches to what comes next.
 
     Args:
         network: The chain, on the CPU; `is_chain` and `HostChain.suits` of it are true.
