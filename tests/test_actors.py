@@ -1,5 +1,6 @@
 """Acting in a rollout: what is computed later is what would have been computed at once."""
 
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -13,7 +14,8 @@ import everstep.policies._actors as actors
 from everstep import Algorithm, AlgorithmConfig, ContinuousDummyEnv, DiscreteDummyEnv, Env
 from everstep.adapters import GymnasiumEnv
 from everstep.distributions import SquashedNormal
-from everstep.models import DefaultDiscreteModel
+from everstep.errors import NonFiniteError
+from everstep.models import DefaultDiscreteModel, _host_chains
 from everstep.policies import Actor, make_actor
 from everstep.policies._actors import BlockActor
 from toys import TERMINATED, Episode, scripted_vector_env
@@ -96,11 +98,16 @@ def test_what_waits_is_what_the_policy_says(
         {"model_config": {"state_dependent_std": True, "hiddens": (4,)}},
         {"model_config": {"hiddens": (), "bias": False}},
         {"model_config": {"hiddens": (8,), "activation_fn": "tanh"}},
+        {"model_config": {"hiddens": (8, 8), "activation_fn": "sigmoid"}},
         {"normalize_observations": True},
     ],
-    ids=["squashed", "deviations", "linear", "tanh", "normalised"],
+    ids=["squashed", "deviations", "linear", "tanh", "sigmoid", "normalised"],
 )
-def test_it_does_for_every_perceptron(options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("most", [0, 2**18], ids=["PyTorch", "NumPy"])
+def test_it_does_for_every_perceptron(
+    most: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_host_chains, "MOST_MULTIPLICATIONS", most)
     algorithm = built(env_of(ACTIONS["bounded"]), **options)
     assert type(make_actor(algorithm.policy, algorithm.rollout)) is BlockActor
     for _ in range(2):
@@ -158,6 +165,19 @@ def test_numbers_are_drawn_with_their_deviations() -> None:
     assert len(drawn.unique()) > 0.99 * drawn.numel()  # numbers of float32 meet
 
 
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, 3e38])
+def test_no_warning_is_given_of_what_is_not_finite(value: float) -> None:
+    """An error is, once the rollout is complete."""
+    algorithm = built(env_of(ACTIONS["choice"]))
+    algorithm.collect()
+    algorithm.env.step = lambda action: TensorDict(  # type: ignore[method-assign]
+        {"obs": torch.full((6, 4), value), "rewards": torch.zeros(6, 1)}, [6]
+    )
+    with suppress(NonFiniteError):
+        algorithm.collect()
+    assert not algorithm.rollout.values.isfinite().all() or value == 3e38
+
+
 def test_each_rollout_draws_anew_and_a_seed_draws_the_same() -> None:
     def actions(seed: int) -> list[torch.Tensor]:
         algorithm = built(env_of(Unbounded(2)), seed=seed)
@@ -187,12 +207,13 @@ MASKED = Composite(x=Unbounded(2), action_mask=Binary(3, dtype=torch.bool))
     [
         (DiscreteDummyEnv, {"model_cls": Own}),
         (DiscreteDummyEnv, {"enable_amp": True}),
+        (env_of(ACTIONS["choice"], Unbounded(3, dtype=torch.bfloat16)), {}),
         (DiscreteDummyEnv, {"model_config": {"activation_fn": "squared_relu"}}),
         (env_of(ACTIONS["choice"], MASKED), {}),
         (env_of(ACTIONS["choice"], Composite(a=Unbounded(2), b=Unbounded(3))), {}),
         (env_of(ACTIONS["choice"], Categorical(7, shape=(1,))), {}),
     ],
-    ids=["own forward", "bf16", "activation", "mask", "mapping", "choices"],
+    ids=["own forward", "bf16", "observed in bf16", "activation", "mask", "mapping", "choices"],
 )
 def test_other_models_act_at_once(env_cls: Any, options: dict[str, Any]) -> None:
     algorithm = built(env_cls, **options)

@@ -118,8 +118,8 @@ def acting(algorithm: Any) -> None:
     """One env step's share of `collect`: the policy acts, by a copy of its weights."""
     with torch.no_grad(), algorithm.policy.keep_casts():
         actor = make_actor(algorithm.policy, algorithm.rollout)
-        actor.act(0, algorithm._remembered())
-        actor.complete()
+        states = actor.act(0, algorithm._remembered()).states
+        actor.complete(states)
 
 
 def learning(algorithm: Any) -> None:

@@ -101,10 +101,11 @@ def recurrence(x: torch.Tensor, decay: torch.Tensor) -> torch.Tensor:
     y, reach = x.clone(), decay.clone()
     distance = 1
     while distance < len(x):
-        still, further = reach[distance:], y[:-distance]
-        extended = torch.addcmul(y[distance:], still, further)
-        y[distance:] = torch.where(still == 0, y[distance:], extended)
-        reach[distance:] = still * reach[:-distance]
+        later, still = y[distance:], reach[distance:]
+        extended = torch.addcmul(later, still, y[:-distance])
+        later.copy_(torch.where(still == 0, later, extended))
+        if 2 * distance < len(x):  # else no round is left to look further
+            still.copy_(still * reach[:-distance])
         distance *= 2
     return y
 

@@ -17,14 +17,12 @@ def episode_sums(x: torch.Tensor, done: torch.Tensor, initial: torch.Tensor) -> 
         initial: Sums of the episodes that are open before the first row, `[N, K]`.
 
     """
-    # One prefix sum, less its value where the row's episode began.
-    total = x.double().cumsum(0)
-    row = torch.arange(len(x), device=x.device).view(-1, 1, 1)
-    last_done = torch.where(done, row, -1).cummax(0).values  # [T, N, 1]
-    previous_done = torch.cat([torch.full_like(last_done[:1], -1), last_done[:-1]])
-    started_here = previous_done >= 0
-    before = total.gather(0, previous_done.clamp(min=0).expand_as(total))
-    return total - torch.where(started_here, before, -initial)
+    # One prefix sum, less its value where the row's episode began: row 0 is before all rows.
+    total = torch.cat([-initial.unsqueeze(0), x.double().cumsum(0)])
+    row = torch.arange(1, len(total), device=x.device).view(-1, 1, 1)
+    last_done = (done * row).cummax(0).values  # [T, N, 1]
+    previous_done = torch.cat([torch.zeros_like(last_done[:1]), last_done[:-1]])
+    return total[1:] - total.gather(0, previous_done.expand_as(x))
 
 
 class EpisodeTracker:
@@ -67,7 +65,7 @@ class EpisodeTracker:
             done: Rows that end an episode, bool `[T, N, 1]`.
 
         """
-        sums = episode_sums(torch.cat([rewards.double(), valid.double()], -1), done, self.open)
+        sums = episode_sums(torch.cat([rewards, valid], -1), done, self.open)
         self.open.copy_(sums[-1].masked_fill(done[-1], 0.0))
         returns, lengths = sums.unbind(-1)  # [T, N]
         ended = done.squeeze(-1)
@@ -101,16 +99,17 @@ def _statistics(
     returns: torch.Tensor, lengths: torch.Tensor, ended: torch.Tensor
 ) -> dict[str, torch.Tensor]:
     count = ended.sum()
-    mean = torch.where(ended, returns, 0.0).sum() / count
-    variance = torch.where(ended, returns - mean, 0.0).square().sum() / count
-    none = torch.where(count > 0, 0.0, torch.nan)
+    zero = returns.new_zeros(())  # made once: a number of Python's costs as much as the operation
+    mean = torch.where(ended, returns, zero).sum() / count
+    variance = torch.where(ended, returns - mean, zero).square().sum() / count
+    one = count / count  # NaN without an episode
     return {
-        "episodes/count": count + none,
+        "episodes/count": count * one,
         "episodes/return_mean": mean,
         "episodes/return_std": variance.sqrt(),
-        "episodes/return_min": torch.where(ended, returns, torch.inf).min() + none,
-        "episodes/return_max": torch.where(ended, returns, -torch.inf).max() + none,
-        "episodes/length_mean": torch.where(ended, lengths, 0.0).sum() / count,
+        "episodes/return_min": torch.where(ended, returns, torch.inf).min() * one,
+        "episodes/return_max": torch.where(ended, returns, -torch.inf).max() * one,
+        "episodes/length_mean": torch.where(ended, lengths, zero).sum() / count,
     }
 
 
@@ -123,21 +122,20 @@ def reward_statistics(rewards: torch.Tensor, valid: torch.Tensor) -> dict[str, t
 
     """
     returns = rewards.sum(0)
-    always = torch.ones_like(returns, dtype=torch.bool)
+    least, most = torch.aminmax(returns)
+    # The deviation of one return is 0, not NaN.
+    spread, centre = torch.std_mean(returns, correction=min(1, returns.numel() - 1))
+    mean, std = masked_moments(rewards, valid)
     return {
         "env/steps": valid.sum(),
-        **_moments("returns", returns, always),
-        **_moments("rewards", rewards, valid),
-    }
-
-
-def _moments(name: str, x: torch.Tensor, mask: torch.Tensor) -> dict[str, torch.Tensor]:
-    mean, std = masked_moments(x, mask)
-    return {
-        f"{name}/min": torch.where(mask, x, torch.inf).min(),
-        f"{name}/max": torch.where(mask, x, -torch.inf).max(),
-        f"{name}/mean": mean,
-        f"{name}/std": std,
+        "returns/min": least,
+        "returns/max": most,
+        "returns/mean": centre,
+        "returns/std": spread,
+        "rewards/min": torch.where(valid, rewards, torch.inf).min(),
+        "rewards/max": torch.where(valid, rewards, -torch.inf).max(),
+        "rewards/mean": mean,
+        "rewards/std": std,
     }
 
 

@@ -85,11 +85,11 @@ class RunningMoments(nn.Module):
     def _add(self, n: torch.Tensor, mean: torch.Tensor, squares: torch.Tensor) -> None:
         """Take in `n` rows of that mean and sum of squared distances from it."""
         total = self.count + n
+        rows = total.clamp(min=1)
         known = self.var * self.count  # before the first row the variance counts for nothing
-        apart = (mean - self.mean).square() * (self.count * n / total.clamp(min=1))
-        some = total > 0
-        self.var.copy_(torch.where(some, (known + squares + apart) / total.clamp(min=1), 1.0))
-        self.mean.add_((mean - self.mean) * (n / total.clamp(min=1)))
+        apart = (mean - self.mean).square() * (self.count * n / rows)
+        self.var.copy_(torch.where(total > 0, (known + squares + apart) / rows, 1.0))
+        self.mean.add_((mean - self.mean) * (n / rows))
         self.count.copy_(total)
 
     @property

@@ -127,7 +127,7 @@ class OnPolicyAlgorithm(Assembled[_Hparams, _State, _Policy], Generic[_Hparams, 
             actor = make_actor(self.policy, self.rollout, deterministic=deterministic)
             for t in range(self.rollout.horizon):
                 self._transition(t, actor)
-            actor.complete()
+            actor.complete(self._remembered())
             return self._end()
 
     def _transition(self, t: int, actor: Actor) -> None:
@@ -164,8 +164,6 @@ class OnPolicyAlgorithm(Assembled[_Hparams, _State, _Policy], Generic[_Hparams, 
         """Complete the rollout; its statistics, still on the device."""
         rollout, config = self.rollout, self.config
         rollout.close_rows()
-        last = self.policy.values(rollout.obs_at(rollout.horizon), self._remembered())
-        rollout.values[-1].copy_(last)
         lost = value_final_obs(self.policy, rollout, config.on_missing_final)
         means = {}
         if not self.is_evaluating:

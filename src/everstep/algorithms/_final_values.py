@@ -35,6 +35,8 @@ def value_final_obs(
         return _value_densely(policy, rollout, on_missing_final)
     # Looking for the few rows that are truncated synchronises, once a rollout.
     t, n = rollout.final.squeeze(-1).nonzero(as_tuple=True)
+    if not len(t):
+        return rollout.final.sum()  # 0
     pieces = zip(t.split(CHUNK), n.split(CHUNK), strict=True)
     seen = torch.cat([_value(policy, rollout, rows) for rows in pieces])
     lost_t, lost_n = t[~seen], n[~seen]

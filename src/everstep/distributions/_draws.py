@@ -4,15 +4,21 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
-from ._base import Distribution, action_dtype, as_dtype
+from ._base import Distribution, action_dtype
 from ._continuous import Normal
 from ._discrete import Categorical
 
+Array = npt.NDArray[Any]
+
 
 class Draws(ABC):
-    """Base: samples of `S` env steps of distributions whose features lie in one storage.
+    """Base: samples of `S` env steps of distributions whose features lie in one storage, on a CPU.
+
+    They are drawn by NumPy, whose operations cost less than PyTorch's on a few rows.
 
     Args:
         features: Features `[S·N, …]`, filled env step by env step.
@@ -28,28 +34,28 @@ class Draws(ABC):
     default_dtype: None | torch.dtype = None
 
     def __init__(self, features: Mapping[str, torch.Tensor], steps: int, model: Any) -> None:
-        centre = features[self.feature].unflatten(0, (steps, -1))
-        self._features, self._rows = features, list(centre)
-        self._noise, self._drawn = torch.empty_like(centre), torch.empty_like(centre[0])
-        self._noise_rows = list(self._noise)
-        self._dtype = action_dtype(model, self.default_dtype or centre.dtype)
+        centre = features[self.feature].detach().unflatten(0, (steps, -1))
+        self._features, self._noise = features, torch.empty_like(centre)
+        self._centres, self._noises = centre.numpy(), self._noise.numpy()
+        self._drawn = np.empty_like(self._centres[0])
+        dtype = action_dtype(model, self.default_dtype or centre.dtype)
+        self._dtype = torch.empty(0, dtype=dtype).numpy().dtype
 
     @abstractmethod
     def refresh(self) -> None:
         """Draw the random numbers of the next `S` env steps."""
 
     @abstractmethod
-    def chosen(self, x: torch.Tensor) -> torch.Tensor:
+    def chosen(self, x: Array) -> Array:
         """Actions `[N, …]` of what was added up, or of the centre alone."""
 
-    def mode(self, step: int) -> torch.Tensor:
-        """The likeliest actions of an env step, `[N, …]`."""
-        return as_dtype(self.chosen(self._rows[step]), self._dtype)
+    def mode(self, step: int) -> Array:
+        """The likeliest actions of an env step, `[N, …]`, in memory of their own."""
+        return self.chosen(self._centres[step])
 
-    def sample(self, step: int) -> torch.Tensor:
-        """Random actions of an env step, `[N, …]`."""
-        drawn = torch.add(self._rows[step], self._noise_rows[step], out=self._drawn)
-        return as_dtype(self.chosen(drawn), self._dtype)
+    def sample(self, step: int) -> Array:
+        """Random actions of an env step, `[N, …]`, in memory of their own."""
+        return self.chosen(np.add(self._centres[step], self._noises[step], self._drawn))
 
 
 class CategoricalDraws(Draws):
@@ -62,9 +68,10 @@ class CategoricalDraws(Draws):
         # The same race as in `Categorical.sample`: argmax p/E = argmax log p - log E.
         self._noise.exponential_().log_().neg_()
 
-    def chosen(self, x: torch.Tensor) -> torch.Tensor:
+    def chosen(self, x: Array) -> Array:
         """The largest, `[N, …]`."""
-        return x.argmax(-1)
+        largest: Array = x.argmax(-1)
+        return largest.astype(self._dtype, copy=False)
 
 
 class NormalDraws(Draws):
@@ -77,9 +84,9 @@ class NormalDraws(Draws):
         torch.randn(self._noise.shape, out=self._noise)
         self._noise.mul_(self._features["log_std"].exp().view_as(self._noise))
 
-    def chosen(self, x: torch.Tensor) -> torch.Tensor:
+    def chosen(self, x: Array) -> Array:
         """The numbers themselves, `[N, …]`."""
-        return x.clone()
+        return x.astype(self._dtype)
 
 
 #: Distributions, of exactly these classes, whose samples may be drawn so.

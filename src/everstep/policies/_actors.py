@@ -2,11 +2,14 @@
 
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from ..distributions import Draws, draws_of
+from ..graphs import is_static
 from ..models import DefaultModel
 from ..models._chains import Chain, is_own
+from ..models._host_chains import HostChain
 from ..rollouts import Rollout
 from ..specs import Leaves
 from ._base import GenericPolicyBase
@@ -47,8 +50,15 @@ class Actor:
         self.rollout.write_sample(t, sample.latents, sample.logp, sample.values)
         return Act(sample.actions, sample.states)
 
-    def complete(self) -> None:
-        """Store what has waited for the last env step."""
+    def complete(self, states: Leaves) -> None:
+        """Store what has waited for the last env step, and the values of what it led to.
+
+        Args:
+            states: What is remembered after it, `[N, …]`.
+
+        """
+        rollout = self.rollout
+        rollout.values[-1].copy_(self.policy.values(rollout.obs_at(rollout.horizon), states))
 
 
 class BlockActor(Actor):
@@ -64,18 +74,24 @@ class BlockActor(Actor):
     ) -> None:
         super().__init__(policy, rollout, deterministic=deterministic)
         self._model: DefaultModel = policy.model
-        steps = min(rollout.horizon, max(1, BLOCK_ROWS // rollout.num_envs))
+        num_envs = rollout.num_envs
+        steps = min(rollout.horizon, max(1, BLOCK_ROWS // num_envs))
         weight = next(self._model.policy.parameters())
         #: What the policy's network gives in each env step of a block, `[S, N, width]`.
-        self._outputs = weight.new_empty(
-            steps, rollout.num_envs, self._model.policy[-1].out_features
-        )
-        self._rows = list(self._outputs)
-        at_once = min(rollout.num_envs, BLOCK_ROWS)
-        self._network = Chain(self._model.policy, at_once)
-        self._critic = Chain(self._model.vf_model, min(steps * rollout.num_envs, BLOCK_ROWS))
+        self._outputs = weight.new_empty(steps, num_envs, self._model.policy[-1].out_features)
+        self._network = self._make_network()
+        self._critic = Chain(self._model.vf_model, min(steps * num_envs, BLOCK_ROWS))
         self._draws = self._make_draws()
+        # The same memory: a row of an array costs a fifth of one of a tensor.
+        self._output_rows, self._obs_rows = self._outputs.numpy(), rollout.obs[0].numpy()
+        self._action_rows = rollout.actions[0].numpy()
         self._start, self._end = 0, 0
+
+    def _make_network(self) -> Chain | HostChain:
+        network, rows = self._model.policy, self.rollout.num_envs
+        if HostChain.suits(network, rows):
+            return HostChain(network, rows)
+        return Chain(network, min(rows, BLOCK_ROWS))
 
     def _make_draws(self) -> None | Draws:
         kind = draws_of(self.policy.distribution_cls)
@@ -83,25 +99,37 @@ class BlockActor(Actor):
             return None
         return kind(self._features(len(self._outputs)), len(self._outputs), self._model)
 
+    # Observations that are not finite are found when the rollout is complete.
+    @np.errstate(all="ignore")
     def act(self, t: int, states: Leaves) -> Act:
         """See `Actor.act`."""
         if t == self._end:
             self._store()
             self._open(t)
         step = t - self._start
-        self._network(self._seen(self.rollout.obs_at(t)), self._rows[step])
+        self._respond(t, step)
         if self._draws is None:
-            distribution = self.policy._distribution(self._model.outputs(self._rows[step]))
+            distribution = self.policy._distribution(self._model.outputs(self._outputs[step]))
             latents = distribution.latents(deterministic=self.deterministic)
             actions = distribution.actions(latents)
-        else:
-            draw = self._draws.mode if self.deterministic else self._draws.sample
-            latents = actions = draw(step)
+            self.rollout.write_actions(t, (latents,))
+            return Act((actions,), states)
+        drawn = self._draws.mode(step) if self.deterministic else self._draws.sample(step)
         # Stored before the environment sees them: it may work in place.
-        self.rollout.write_actions(t, (latents,))
-        return Act((actions,), states)
+        self._action_rows[t] = drawn
+        return Act((torch.from_numpy(drawn),), states)
 
-    def complete(self) -> None:
+    def _respond(self, t: int, step: int) -> None:
+        """Fill the outputs of an env step of the block."""
+        if isinstance(self._network, Chain):
+            self._network(self._seen(self.rollout.obs_at(t)), self._outputs[step])
+        elif self.policy.normalizer is None:
+            self._network(self._obs_rows[t], self._output_rows[step])
+        else:
+            seen = self._seen(self.rollout.obs_at(t))
+            self._network(seen.numpy(), self._output_rows[step])
+
+    def complete(self, states: Leaves) -> None:
         """See `Actor.complete`."""
         self._store()
 
@@ -111,7 +139,7 @@ class BlockActor(Actor):
 
     def _open(self, t: int) -> None:
         """Begin a block of env steps with `t`."""
-        self._start, self._end = t, min(t + len(self._rows), self.rollout.horizon)
+        self._start, self._end = t, min(t + len(self._outputs), self.rollout.horizon)
         if self._draws is not None and not self.deterministic:
             self._draws.refresh()
 
@@ -125,6 +153,7 @@ class BlockActor(Actor):
         (actions,) = rollout.actions
         logp = distribution.latents_logp(actions[start:end].flatten(0, 1))
         rollout.logp[start:end].flatten(0, 1).copy_(logp)
+        end += end == rollout.horizon  # what the last env step led to has a value, too
         seen = self._seen(tuple(leaf[start:end].flatten(0, 1) for leaf in rollout.obs))
         self._critic(seen, rollout.values[start:end].flatten(0, 1))
 
@@ -141,13 +170,21 @@ def make_actor(
     model = policy.model
     can_wait = (
         policy.device.type == "cpu"
+        and not is_static()  # no graph sees what NumPy does
         and not policy.memory.paths
         and policy.critic is None
         and not policy.is_autocast
         and rollout.action.is_plain
         and is_own(policy, "act", GenericPolicyBase)
+        and is_own(policy, "values", GenericPolicyBase)
         and isinstance(model, DefaultModel)
         and model.are_chains()
+        and all(_is_numpys(x) for x in (*rollout.obs, *rollout.actions, *model.policy.parameters()))
     )
     kind = BlockActor if can_wait else Actor
     return kind(policy, rollout, deterministic=deterministic)
+
+
+def _is_numpys(x: torch.Tensor) -> bool:
+    """Whether NumPy has numbers of this dtype."""
+    return x.dtype != torch.bfloat16
