@@ -121,10 +121,10 @@ def test_an_env_step_of_a_gymnasium_environment_stays_in_its_budget() -> None:
 @pytest.mark.parametrize(
     ("cls", "config", "options", "budget"),
     [
-        (DiscreteDummyEnv, AlgorithmConfig, {}, 98),
+        (DiscreteDummyEnv, AlgorithmConfig, {}, 99),
         (ContinuousDummyEnv, AlgorithmConfig, {}, 109),
-        (DiscreteDummyEnv, AlgorithmConfig, {"objective": "a2c"}, 93),
-        (DiscreteDummyEnv, AlgorithmConfig, {"entropy_coeff": 0.01}, 107),
+        (DiscreteDummyEnv, AlgorithmConfig, {"objective": "a2c"}, 94),
+        (DiscreteDummyEnv, AlgorithmConfig, {"entropy_coeff": 0.01}, 108),
         (DiscreteDummyEnv, RecurrentAlgorithmConfig, {}, 103),
     ],
     ids=["discrete", "continuous", "a2c", "entropy", "recurrent"],
@@ -150,7 +150,7 @@ def test_the_budget_notices_a_careless_line() -> None:
     options = {"policy_loss_addons": [careless]}
     each, waits, *_ = updating(lambda: DiscreteDummyEnv(8, 16), **options)
     assert waits == 1
-    assert each > 98
+    assert each > 99
 
 
 def test_the_horizon_costs_no_operations_beyond_its_env_steps() -> None:
