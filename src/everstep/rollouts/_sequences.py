@@ -207,7 +207,7 @@ class Sequences:
         return sum(x.nbytes for leaves in self._fields.values() for x in leaves)
 
     def _whole(self) -> Minibatch:
-        """All sequences, with a weight of 1 a row, made once."""
+        """All sequences, with a weight of 1 a row, made once; copied where rows are invalid."""
         if self._all is None:
             self._all = self.select(None, torch.ones_like(self.learnable))
         return self._all
