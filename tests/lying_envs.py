@@ -99,6 +99,22 @@ class ForgetfulWalk(Walk):
     style = "lost"
 
 
+class HalvedWalk(Walk):
+    """Is stepped between `step_async` and `step_wait`, as far as whoever calls can tell."""
+
+    asynchronous = True
+
+    def step_async(self, action: Any) -> None:
+        self.row = super().step(action)
+
+    def step_wait(self) -> Any:
+        return self.row
+
+    def step(self, action: Any) -> Any:
+        self.step_async(action)
+        return self.step_wait()
+
+
 # Each lie, and what tells it.
 
 LIES: dict[str, tuple[type[Env], set[str]]] = {}
@@ -489,6 +505,16 @@ class IndexesByMask(Altered):
 
     def alter(self, outcome: Any) -> None:
         outcome["rewards"][outcome["first"]] = 0.5
+
+
+@lie("asynchronous")
+class WaitsForAnother(HalvedWalk):
+    def step_async(self, action: Any) -> None:
+        super().step_async(-action)
+
+    def step(self, action: Any) -> Any:
+        super().step_async(action)
+        return self.step_wait()
 
 
 @lie("close")

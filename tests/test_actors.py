@@ -245,3 +245,104 @@ def test_a_normaliser_is_used_as_it_was() -> None:
             values = policy.values(rollout.obs_at(t), ())
             torch.testing.assert_close(rollout.values[t], values)
         algorithm.step()
+
+
+# Environments that are stepped meanwhile.
+
+
+class Elsewhere(RandomEnv):
+    """Is stepped elsewhere: notes whether a step is under way, and fails where told to."""
+
+    asynchronous = True
+    under_way = False
+
+    def reset(self, *, config: Any = None) -> Any:
+        assert not self.under_way
+        return super().reset()
+
+    def step_async(self, action: Any) -> None:
+        assert not self.under_way
+        self.under_way = True
+        self.sent = action
+
+    def step_wait(self) -> TensorDict:
+        assert self.under_way
+        self.under_way = False
+        obs, rewards = super().reset(), torch.randn(self.num_envs, 1)
+        self.sent.zero_()
+        return TensorDict({"obs": obs, "rewards": rewards}, [self.num_envs])
+
+    def step(self, action: Any) -> TensorDict:
+        raise AssertionError("nobody calls `step` of an environment that is asynchronous")
+
+
+class Within(RandomEnv):
+    """Hands on everything but `step`, as wrappers do."""
+
+    def __init__(self, env: Any) -> None:
+        self._env, self.calls = env, 0
+
+    def __getattribute__(self, name: str) -> Any:
+        own = ("_env", "calls", "step", "__class__", "__dict__")
+        return object.__getattribute__(self, name) if name in own else getattr(self._env, name)
+
+    def step(self, action: Any) -> TensorDict:
+        self.calls += 1
+        self._env.step_async(action)
+        outcome: TensorDict = self._env.step_wait()
+        return outcome
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("rows", [6, 24, 512], ids=["a step", "4 steps", "the rollout"])
+def test_what_waits_is_done_while_environments_are_stepped(
+    rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(actors, "MEANWHILE_ROWS", rows)
+    algorithm = built(Elsewhere)
+    stored: list[tuple[bool, int]] = []
+    store = BlockActor._store
+
+    def noting(actor: Any) -> None:
+        stored.append((algorithm.env.under_way, actor._end))  # type: ignore[attr-defined]
+        store(actor)
+
+    monkeypatch.setattr(BlockActor, "_store", noting)
+    for _ in range(2):
+        stored.clear()
+        algorithm.collect()
+        check_rows(algorithm)
+        # Only the last block waits, for what the last env step leads to.
+        ends = range(max(1, rows // 6), 10, max(1, rows // 6))
+        assert stored == [*((True, end) for end in ends), (False, 10)]
+        algorithm.step()
+
+
+def test_models_that_act_at_once_do_so_before_environments_are_stepped() -> None:
+    algorithm = built(Elsewhere, model_cls=Own)
+    for _ in range(2):
+        algorithm.collect()
+        algorithm.step()
+
+
+def test_an_error_meanwhile_leaves_no_env_step_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    algorithm = built(Elsewhere)
+    with monkeypatch.context() as failing:
+        failing.setattr(BlockActor, "catch_up", lambda _: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            algorithm.collect()
+    algorithm.collect()
+    algorithm.step()
+
+
+def test_whoever_overrides_step_alone_is_stepped_by_it() -> None:
+    algorithm = built(lambda *args, **options: Within(Elsewhere(*args, **options)))
+    algorithm.collect()
+    assert algorithm.env.calls == 10  # type: ignore[attr-defined]
+    replaced = built(Elsewhere)
+    whole = Elsewhere.step_wait
+    replaced.env.step = lambda action: (  # type: ignore[method-assign]
+        replaced.env.step_async(action),  # type: ignore[attr-defined]
+        whole(replaced.env),  # type: ignore[arg-type]
+    )[1]
+    replaced.collect()

@@ -11,7 +11,7 @@ from gymnasium.wrappers.vector import RecordEpisodeStatistics
 from torchrl.data import Bounded, Categorical, Composite, Unbounded
 
 import everstep
-from everstep.env import Env
+from everstep.env import Env, is_asynchronous
 from everstep.errors import AdapterError, EnvError
 from everstep.testing import EnvConformance
 from everstep_adapters import EnvPoolEnv, GymnasiumEnv
@@ -290,3 +290,29 @@ def test_closing_twice_is_fine_and_stepping_afterwards_is_not() -> None:
 def test_unknown_reset_options_are_an_error_of_the_environment() -> None:
     with pytest.raises(EnvError, match="Unsupported Gymnasium reset options"):
         EnvPoolEnv(pool()).reset(config={"low": 1})
+
+
+def test_threads_step_while_the_caller_goes_on() -> None:
+    whole, halves = (EnvPoolEnv(pool(num_threads=2, max_episode_steps=9)) for _ in range(2))
+    assert is_asynchronous(halves)
+    with pytest.raises(EnvError, match="was not reset"):
+        halves.step_async(torch.zeros(3, 1, dtype=torch.int64))
+    whole.reset(), halves.reset()
+    for t in range(24):
+        action = torch.tensor([[t % 2], [1], [0]])
+        row = whole.step(action)
+        halves.step_async(action)
+        for key, value in halves.step_wait().items():
+            assert torch.equal(row[key], value)
+    halves.close()
+    with pytest.raises(EnvError, match="was closed"):
+        halves.step_async(action)
+
+
+def test_wrappers_wait_for_the_threads() -> None:
+    """They know `step` alone."""
+    env = EnvPoolEnv(RecordEpisodeStatistics(pool()))
+    assert not is_asynchronous(env)
+    env.reset()
+    env.step_async(torch.zeros(3, 1, dtype=torch.int64))
+    assert env.step_wait()["rewards"].tolist() == [[1.0]] * 3

@@ -21,6 +21,8 @@ from gymnasium.vector import (
 )
 from gymnasium.wrappers.vector import NormalizeObservation, RecordEpisodeStatistics
 
+from everstep import AlgorithmConfig
+from everstep.env import is_asynchronous
 from everstep.errors import AdapterError, EnvError
 from everstep_adapters import GymnasiumEnv
 from gymnasium_toys import (
@@ -377,6 +379,30 @@ def test_processes_step_while_the_caller_goes_on() -> None:
     go.set()
     assert env.step_wait()["rewards"].tolist() == [[1], [1]]
     env.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
+def test_who_is_stepped_while_the_caller_goes_on() -> None:
+    """Processes are; wrappers know `step` alone, and what steps in this process has nothing to do
+    meanwhile.
+    """
+    fns = [partial(Scripted, [("terminated", 3)], i) for i in range(3)]
+    envs = [
+        GymnasiumEnv(AsyncVectorEnv(fns, context="fork")),
+        GymnasiumEnv(RecordEpisodeStatistics(AsyncVectorEnv(fns, context="fork"))),
+        GymnasiumEnv(SyncVectorEnv(fns)),
+    ]
+    assert [is_asynchronous(env) for env in envs] == [True, False, False]
+    rows = []
+    for env in envs:
+        algorithm = AlgorithmConfig(horizon=8, seed=0, num_sgd_iters=1).build(env)
+        algorithm.collect()
+        rows.append([x.clone() for x in (*algorithm.rollout.obs, algorithm.rollout.rewards)])
+        env.close()
+    for found in rows[1:]:
+        for x, y in zip(rows[0], found, strict=True):
+            assert torch.equal(x, y)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -38,6 +38,7 @@ from lying_envs import (
     CannotBeMade,
     FlatRewards,
     ForgetfulWalk,
+    HalvedWalk,
     NextStepWalk,
     Raises,
     Walk,
@@ -64,9 +65,10 @@ def names_of(found: dict[str, CheckResult], status: str) -> set[str]:
 @pytest.mark.parametrize(
     ("cls", "unseen"),
     [
-        (Walk, {"invalid_rows"}),
-        (NextStepWalk, set()),
-        (ForgetfulWalk, {"invalid_rows", "final_obs"}),
+        (Walk, {"invalid_rows", "asynchronous"}),
+        (NextStepWalk, {"asynchronous"}),
+        (ForgetfulWalk, {"invalid_rows", "final_obs", "asynchronous"}),
+        (HalvedWalk, {"invalid_rows"}),
     ],
 )
 def test_the_honest_pass(cls: Any, unseen: set[str]) -> None:
@@ -82,7 +84,7 @@ def test_environments_without_episodes_pass_what_applies_to_them(cls: Any) -> No
     assert names_of(found, "failed") == set(), found
     assert names_of(found, "not applicable") == {
         *("none_end", "some_end", "all_end", "final_obs", "invalid_rows"),
-        *("seed", "reseed", "state", "description"),
+        *("seed", "reseed", "state", "asynchronous", "description"),
     }
 
 

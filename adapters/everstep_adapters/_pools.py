@@ -51,9 +51,43 @@ class PoolCalls(Calls):
             EnvError: Also where `reset` was never called: a pool would take the step for one.
 
         """
+        self._check_reset()
+        return self._in_order(super().step(actions))
+
+    @property
+    def asynchronous(self) -> bool:
+        """See `Calls.asynchronous`. Wrappers know of no such thing, and wait."""
+        return self._env is self._env.unwrapped
+
+    def send(self, actions: Any) -> None:
+        """See `Calls.send`. The threads begin at once."""
+        if self.asynchronous:
+            self._check_open()
+            self._check_reset()
+            self._call("send", actions)
+        else:
+            super().send(actions)
+
+    def receive(self) -> Any:
+        """See `Calls.receive`."""
+        if not self.asynchronous:
+            return super().receive()
+        self._check_open()
+        return self._in_order(self._call("recv"))
+
+    def _call(self, name: str, *args: Any) -> Any:
+        try:
+            return getattr(self._env, name)(*args)
+        except BaseException as error:
+            self._fail("step", error)
+            raise
+
+    def _check_reset(self) -> None:
         if not self._was_reset:
             raise EnvError(f"{self._env} was not reset. Call `reset` before `step`.")
-        returned = super().step(actions)
+
+    def _in_order(self, returned: Any) -> Any:
+        """What an env step returned, in the order of the ids."""
         order = self._order_of(returned[-1])
         if order is None:
             return returned

@@ -65,6 +65,11 @@ class Calls:
             raise
         return observation, rewards, terminated, truncated, infos
 
+    @property
+    def asynchronous(self) -> bool:
+        """Whether the rows are stepped between `send` and `receive`, rather than in `receive`."""
+        return False
+
     def send(self, actions: Any) -> None:
         """Begin an env step, which `receive` completes; here, where nothing runs beside, later."""
         self._sent = actions
@@ -123,9 +128,14 @@ class WorkerCalls(Calls):
         self._workers.error_queue = self._errors  # type: ignore[assignment]
         limit_waiting(self._workers, patience)
 
+    @property
+    def asynchronous(self) -> bool:
+        """See `Calls.asynchronous`. Wrappers know of no such thing, and wait."""
+        return self._env is self._workers
+
     def send(self, actions: Any) -> None:
-        """Let the workers begin an env step; wrappers know of no such thing and wait for it."""
-        if self._env is not self._workers:
+        """See `Calls.send`. The workers begin at once."""
+        if not self.asynchronous:
             return super().send(actions)
         self._check_open()
         try:
@@ -136,7 +146,7 @@ class WorkerCalls(Calls):
 
     def receive(self) -> Any:
         """See `Calls.receive`."""
-        if self._env is not self._workers:
+        if not self.asynchronous:
             return super().receive()
         self._check_open()
         try:

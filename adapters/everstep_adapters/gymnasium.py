@@ -270,10 +270,19 @@ class GymnasiumEnv(Env):
         """
         return self._rows(self._calls.step(self._sent(action, "step")))
 
+    @property
+    def asynchronous(self) -> bool:
+        """Whether the environments are stepped while the caller goes on after `step_async`.
+
+        Those of an `AsyncVectorEnv` are, and those of a pool of threads; not in wrappers of
+        Gymnasium's, which know of no such thing.
+        """
+        return self._calls.asynchronous
+
     def step_async(self, action: torch.Tensor | TensorDict) -> None:
         """Begin an env step, which `step_wait` completes; see `step` for arguments and errors.
 
-        The environments of an `AsyncVectorEnv` are stepped meanwhile; others in `step_wait`.
+        Where `asynchronous` is False, the environments are stepped in `step_wait`.
         """
         self._calls.send(self._sent(action, "step_async"))
         self._is_stepping = True

@@ -27,8 +27,10 @@ class Env(ABC):
 
     Optional members, used where an environment has them: `close()`, `seed(seed: int)`,
     `render()`, `state_dict()` and `load_state_dict(state)`, `max_horizon`, `max_num_envs`;
-    and `capturable`, which is True where `step` never waits for the device, changes its state in
-    place, and no number of Python changes from one env step to the next.
+    `capturable`, which is True where `step` never waits for the device, changes its state in
+    place, and no number of Python changes from one env step to the next; and `asynchronous`, which
+    is True where the environments are stepped between `step_async(action)`, which returns at once,
+    and `step_wait()`, which returns what `step` would: the learner computes meanwhile.
 
     Args:
         num_envs: Number of parallel, independent environments.
@@ -116,6 +118,19 @@ class Env(ABC):
     def __exit__(self, *error: object) -> None:
         """Close the environment. What was raised in the block stays raised."""
         self.close()
+
+
+def is_asynchronous(env: Any) -> bool:
+    """Whether an environment is to be stepped by `step_async` and `step_wait` rather than `step`.
+
+    Not where whoever overrides `step` has not overridden them, such as a wrapper that hands on what
+    it does not have itself: that one's `step` would be left out.
+    """
+    if not getattr(env, "asynchronous", False) or "step" in vars(env):
+        return False
+    classes = type(env).__mro__
+    overrides = next((cls for cls in classes if "step" in vars(cls)), None)
+    return overrides is not None and "step_async" in vars(overrides)
 
 
 @runtime_checkable

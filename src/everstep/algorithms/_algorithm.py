@@ -9,6 +9,7 @@ import torch
 
 from ..advantages import reversed_discounted_returns
 from ..data import AlgorithmHparams, AlgorithmState, CollectStats, DataKeys, StepStats
+from ..env import is_asynchronous
 from ..episodes import reward_statistics, to_floats
 from ..errors import DivergedError, EnvError, NotBufferedError
 from ..objectives import add_ons
@@ -25,6 +26,7 @@ from ._estimates import estimate_advantages, scale_rewards
 from ._final_values import value_final_obs, value_final_row
 from ._normalizing import take_in, warm_up
 from ._statistics import Sums, stopwatch, update_statistics
+from ._stepping import Step, step_after, step_meanwhile
 
 _Hparams = TypeVar("_Hparams", bound=AlgorithmHparams)
 _State = TypeVar("_State", bound=AlgorithmState)
@@ -124,19 +126,24 @@ class OnPolicyAlgorithm(Assembled[_Hparams, _State, _Policy], Generic[_Hparams, 
     def _roll_out(self, deterministic: bool) -> dict[str, torch.Tensor]:
         """The rollout behind its first observations; its statistics, still on the device."""
         with self.policy.keep_casts():
-            actor = make_actor(self.policy, self.rollout, deterministic=deterministic)
+            meanwhile = is_asynchronous(self.env)
+            actor = make_actor(
+                self.policy, self.rollout, deterministic=deterministic, meanwhile=meanwhile
+            )
+            step = step_meanwhile if meanwhile else step_after
             for t in range(self.rollout.horizon):
-                self._transition(t, actor)
+                self._transition(t, actor, step)
             actor.complete(self._remembered())
             return self._end()
 
-    def _transition(self, t: int, actor: Actor) -> None:
+    def _transition(self, t: int, actor: Actor, step: Step) -> None:
         """One env step in every environment."""
         rollout = self.rollout
         if t % rollout.seq_len == 0:
             self._open_sequence(t // rollout.seq_len)
         actions, states = actor.act(t, self._remembered())
-        outcome = self.env.step(rollout.action.unflatten(actions, [rollout.num_envs]))
+        action = rollout.action.unflatten(actions, [rollout.num_envs])
+        outcome = step(self.env, action, actor.catch_up)
         rollout.write_outcome(t, outcome)
         self._remember(t, states)
 

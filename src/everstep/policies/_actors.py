@@ -17,6 +17,9 @@ from ._base import GenericPolicyBase
 #: Rows whose log-probabilities and values are computed at once.
 BLOCK_ROWS = 2048
 
+#: The same where environments are stepped meanwhile: as little as an env step of theirs may take.
+MEANWHILE_ROWS = 512
+
 
 class Act(NamedTuple):
     """What was done in an env step."""
@@ -34,11 +37,17 @@ class Actor:
         policy: The policy, whose weights nobody changes meanwhile.
         rollout: Where observations come from, and actions, log-probabilities and values go.
         deterministic: Whether actions are the likeliest.
+        meanwhile: Whether environments are stepped while `catch_up` computes.
 
     """
 
     def __init__(
-        self, policy: GenericPolicyBase[Any], rollout: Rollout, *, deterministic: bool
+        self,
+        policy: GenericPolicyBase[Any],
+        rollout: Rollout,
+        *,
+        deterministic: bool,
+        meanwhile: bool = False,
     ) -> None:
         self.policy, self.rollout, self.deterministic = policy, rollout, deterministic
 
@@ -49,6 +58,9 @@ class Actor:
         # Stored before the environment sees them: it may work in place.
         self.rollout.write_sample(t, sample.latents, sample.logp, sample.values)
         return Act(sample.actions, sample.states)
+
+    def catch_up(self) -> None:
+        """Do what has waited for enough env steps; `act` was called before."""
 
     def complete(self, states: Leaves) -> None:
         """Store what has waited for the last env step, and the values of what it led to.
@@ -70,22 +82,28 @@ class BlockActor(Actor):
     """
 
     def __init__(
-        self, policy: GenericPolicyBase[Any], rollout: Rollout, *, deterministic: bool
+        self,
+        policy: GenericPolicyBase[Any],
+        rollout: Rollout,
+        *,
+        deterministic: bool,
+        meanwhile: bool = False,
     ) -> None:
         super().__init__(policy, rollout, deterministic=deterministic)
         self._model: DefaultModel = policy.model
         num_envs = rollout.num_envs
-        steps = min(rollout.horizon, max(1, BLOCK_ROWS // num_envs))
+        rows = MEANWHILE_ROWS if meanwhile else BLOCK_ROWS
+        steps = min(rollout.horizon, max(1, rows // num_envs))
         weight = next(self._model.policy.parameters())
         #: What the policy's network gives in each env step of a block, `[S, N, width]`.
         self._outputs = weight.new_empty(steps, num_envs, self._model.policy[-1].out_features)
         self._network = self._make_network()
-        self._critic = Chain(self._model.vf_model, min(steps * num_envs, BLOCK_ROWS))
+        self._critic = Chain(self._model.vf_model, min(steps * num_envs, rows))
         self._draws = self._make_draws()
         # The same memory: a row of an array costs a fifth of one of a tensor.
         self._output_rows, self._obs_rows = self._outputs.numpy(), rollout.obs[0].numpy()
         self._action_rows = rollout.actions[0].numpy()
-        self._start, self._end = 0, 0
+        self._t, self._start, self._end = 0, 0, 0
 
     def _make_network(self) -> Chain | HostChain:
         network, rows = self._model.policy, self.rollout.num_envs
@@ -104,9 +122,8 @@ class BlockActor(Actor):
     def act(self, t: int, states: Leaves) -> Act:
         """See `Actor.act`."""
         if t == self._end:
-            self._store()
             self._open(t)
-        step = t - self._start
+        self._t, step = t, t - self._start
         self._respond(t, step)
         if self._draws is None:
             distribution = self.policy._distribution(self._model.outputs(self._outputs[step]))
@@ -129,6 +146,11 @@ class BlockActor(Actor):
             seen = self._seen(self.rollout.obs_at(t))
             self._network(seen.numpy(), self._output_rows[step])
 
+    def catch_up(self) -> None:
+        """See `Actor.catch_up`. The last block waits for what the last env step leads to."""
+        if self._t + 1 == self._end < self.rollout.horizon:
+            self._store()
+
     def complete(self, states: Leaves) -> None:
         """See `Actor.complete`."""
         self._store()
@@ -145,10 +167,7 @@ class BlockActor(Actor):
 
     def _store(self) -> None:
         """Complete a block of env steps in the rollout."""
-        start, end = self._start, self._end
-        if start == end:
-            return
-        rollout = self.rollout
+        rollout, start, end = self.rollout, self._start, self._end
         distribution = self.policy._distribution(self._features(end - start))
         (actions,) = rollout.actions
         logp = distribution.latents_logp(actions[start:end].flatten(0, 1))
@@ -164,9 +183,21 @@ class BlockActor(Actor):
 
 
 def make_actor(
-    policy: GenericPolicyBase[Any], rollout: Rollout, *, deterministic: bool = False
+    policy: GenericPolicyBase[Any],
+    rollout: Rollout,
+    *,
+    deterministic: bool = False,
+    meanwhile: bool = False,
 ) -> Actor:
-    """What acts with a policy through a rollout, as fast as its model allows."""
+    """What acts with a policy through a rollout, as fast as its model allows.
+
+    Args:
+        policy: The policy, whose weights nobody changes meanwhile.
+        rollout: Where observations come from, and actions, log-probabilities and values go.
+        deterministic: Whether actions are the likeliest.
+        meanwhile: Whether environments are stepped while it catches up.
+
+    """
     model = policy.model
     can_wait = (
         policy.device.type == "cpu"
@@ -182,7 +213,7 @@ def make_actor(
         and all(_is_numpys(x) for x in (*rollout.obs, *rollout.actions, *model.policy.parameters()))
     )
     kind = BlockActor if can_wait else Actor
-    return kind(policy, rollout, deterministic=deterministic)
+    return kind(policy, rollout, deterministic=deterministic, meanwhile=meanwhile)
 
 
 def _is_numpys(x: torch.Tensor) -> bool:

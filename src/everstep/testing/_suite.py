@@ -6,6 +6,7 @@ from typing import Any
 
 from ..data import Device
 from ..env import Env
+from ._checks_asynchronous import check_asynchronous
 from ._checks_bootstrap import check_bootstrap
 from ._checks_capture import check_capturable
 from ._checks_episodes import check_all_end, check_none_end, check_some_end
@@ -50,6 +51,7 @@ CHECKS: dict[str, Check] = {
         check_action_forms,
         check_state,
         check_capturable,
+        check_asynchronous,
         check_close,
         check_description,
     )
@@ -131,6 +133,10 @@ class EnvConformance(Subject):
     def test_capturable(self) -> None:
         """See `check_capturable`."""
         _test(self, check_capturable)
+
+    def test_asynchronous(self) -> None:
+        """See `check_asynchronous`."""
+        _test(self, check_asynchronous)
 
     def test_close(self) -> None:
         """See `check_close`."""
