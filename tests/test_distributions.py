@@ -544,3 +544,47 @@ def test_a_mask_forbids_to_make_a_choice() -> None:
     assert out.isfinite().all()
     assert gradient.isfinite().all()
     assert not gradient[:, 1].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("term", ["logp", "entropy"])
+@pytest.mark.parametrize(
+    ("cls", "spec"),
+    [(Categorical, Discrete(5)), (OneHotCategorical, OneHot(5)), (Bernoulli, Binary(5))],
+)
+def test_gradients_are_exact_and_never_subnormal(
+    cls: Any, spec: Any, term: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Processors take many times longer to multiply subnormal numbers."""
+    limits = torch.finfo(dtype)
+    scale = -math.log(limits.tiny)  # beyond it probabilities themselves are subnormal
+    logits = scale * torch.randn(4000, 5, dtype=dtype, generator=torch.Generator().manual_seed(0))
+    model = type("Model", (), {"action_spec": spec})
+    action: Any = torch.zeros(4000, 5, dtype=torch.int64)
+    action[:, 0] = 1
+    if cls is Categorical:
+        action = action.argmax(-1)
+
+    def gradient() -> torch.Tensor:
+        x = logits.clone().requires_grad_()
+        distribution = cls({"logits": x * 1}, model)
+        found = distribution.entropy() if term == "entropy" else distribution.logp(action)
+        return torch.autograd.grad(1e-3 * found.sum(), x)[0]
+
+    found = gradient()
+    with monkeypatch.context() as uncut:
+        uncut.setattr("everstep.distributions._vanishing.vanishing", lambda dtype: 0.0)
+        exact = gradient()
+    assert ((exact != 0) & (exact.abs() < limits.tiny)).any()
+    smallest = limits.tiny / limits.eps**2
+    assert not ((found != 0) & (found.abs() < smallest)).any()
+    torch.testing.assert_close(found, exact, rtol=0, atol=smallest)
+
+
+def test_gradients_that_are_not_finite_stay_so() -> None:
+    logits = torch.zeros(3, 2, requires_grad=True)
+    logp = Categorical({"logits": logits * 1}, None).logp(torch.zeros(3, dtype=torch.int64))
+    (found,) = torch.autograd.grad(logp, logits, torch.tensor([[torch.nan], [torch.inf], [1.0]]))
+    assert found[0].isnan().all()
+    assert not found[1].isfinite().any()
+    assert found[2].tolist() == [0.5, -0.5]

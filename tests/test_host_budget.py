@@ -125,7 +125,7 @@ def test_an_env_step_of_a_gymnasium_environment_stays_in_its_budget() -> None:
         (ContinuousDummyEnv, AlgorithmConfig, {}, 109),
         (DiscreteDummyEnv, AlgorithmConfig, {"objective": "a2c"}, 94),
         (DiscreteDummyEnv, AlgorithmConfig, {"entropy_coeff": 0.01}, 108),
-        (DiscreteDummyEnv, RecurrentAlgorithmConfig, {}, 103),
+        (DiscreteDummyEnv, RecurrentAlgorithmConfig, {}, 106),
     ],
     ids=["discrete", "continuous", "a2c", "entropy", "recurrent"],
 )

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from ._base import Distribution
 from ._continuous import HALF_LOG_TWO_PI, Normal
 from ._discrete import Categorical
+from ._vanishing import vanishing
 
 
 class Differentiated(ABC):
@@ -42,12 +43,6 @@ class Differentiated(ABC):
         """
 
 
-def _vanishing(dtype: torch.dtype) -> float:
-    """Probability below which no gradient is seen beside any other."""
-    limits = torch.finfo(dtype)
-    return limits.tiny / limits.eps**2
-
-
 class DifferentiatedCategorical(Differentiated):
     """`Categorical` with one choice an action: outputs are logits `[n, B]`."""
 
@@ -58,9 +53,7 @@ class DifferentiatedCategorical(Differentiated):
 
     def __init__(self, outputs: torch.Tensor, model: Any) -> None:
         self._log_probs = outputs.log_softmax(0)
-        # Products of vanishing gradients are subnormal numbers, which take processors many times
-        # longer: an update of a policy that was nearly sure of itself took twice as long.
-        self._probs = F.threshold(self._log_probs.exp(), _vanishing(outputs.dtype), 0.0)
+        self._probs = F.threshold(self._log_probs.exp(), vanishing(outputs.dtype), 0.0)
         self._chosen = self._entropy = outputs
 
     def logp(self, actions: torch.Tensor) -> torch.Tensor:
