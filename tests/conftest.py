@@ -19,6 +19,13 @@ def float64() -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
+@pytest.fixture(autouse=True)
+def on_a_cpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a device being named tests train on a CPU, also where there is a GPU."""
+    if torch.cuda.is_available() and not request.node.get_closest_marker("gpu"):
+        monkeypatch.setattr("everstep.algorithms._building._default_device", lambda: "cpu")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip tests marked `gpu` where there is none, and say so."""
     if torch.cuda.is_available():

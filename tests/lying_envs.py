@@ -84,7 +84,7 @@ class Walk(Env):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name in ("position", "clock", "pending"):
-            setattr(self, name, state[name].clone())
+            setattr(self, name, state[name].to(self.device, copy=True))
         self.generator.set_state(state["generator"])
 
     def describe(self) -> dict[str, str]:

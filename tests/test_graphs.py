@@ -4,13 +4,16 @@ Without a GPU a tape takes the place of a CUDA graph: it has the same rules, and
 around it.
 """
 
+import gc
 import logging
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from everstep import (
     AlgorithmConfig,
@@ -22,6 +25,7 @@ from everstep.algorithms import _captured, _learning
 from everstep.algorithms._captured import Graphs
 from everstep.errors import ConfigError
 from everstep.graphs import CaptureError, CUDAGraph, Replayed, Tape
+from everstep.graphs._base import refuse, watching
 from everstep.policies import Actor
 from graph_toys import Counting, Late, Looking, Losing, Moving, Seeing, Walk
 
@@ -194,10 +198,12 @@ def test_gradients_and_optimizer_steps_are_replayed(device: str, graph_cls: Any)
         lambda x: x.unique(),
         lambda x: x + torch.tensor([1.0, 2.0]),
         lambda x: x * x.new_tensor(2.0),
+        lambda x: x.repeat_interleave(x.long()),
+        lambda x: torch.linalg.inv(x.diag()),
     ],
     ids=[
         *("item", "bool", "tolist", "numpy", "nonzero", "mask", "select", "equal", "unique"),
-        *("tensor", "new_tensor"),
+        *("tensor", "new_tensor", "repeat", "inverse"),
     ],
 )
 def test_what_needs_the_host_is_refused_and_seen_beforehand(work: Any) -> None:
@@ -206,6 +212,24 @@ def test_what_needs_the_host_is_refused_and_seen_beforehand(work: Any) -> None:
         Tape().capture(lambda: work(x))
     _, waiting = Tape.warm_up(lambda: work(x))
     assert len(waiting) == 1
+
+
+def test_what_needs_the_host_is_refused_before_it_is_done() -> None:
+    """CUDA ends a capture in which it is done."""
+    x, done = torch.ones(2), []
+
+    class Noting(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None):
+            done.append(func.overloadpacket.__name__)
+            return func(*args, **(kwargs or {}))
+
+    for work in (x.nonzero, x.sum().item, lambda: torch.tensor([1.0]), lambda: x.new_tensor(1.0)):
+        with Noting(), pytest.raises(CaptureError), watching("cpu", refuse):
+            work()
+    assert done == []
+    with Noting(), watching("cuda", refuse):  # none of it is that device's
+        x.nonzero(), torch.tensor([1.0]), torch.as_tensor([1.0], device="cpu")
+    assert "nonzero" in done
 
 
 @pytest.mark.gpu
@@ -225,9 +249,40 @@ def test_a_capture_that_fails_leaves_random_numbers_as_they_were() -> None:
     def work() -> float:
         return float(torch.rand(3, device="cuda").sum())
 
-    with pytest.raises(RuntimeError):
+    with pytest.raises(CaptureError):
         CUDAGraph().capture(work)
     assert torch.equal(torch.rand(3, device="cuda"), expected)
+    torch.cuda.empty_cache()  # which asserts that no capture is under way
+
+
+def test_compiled_models_are_compiled_before_they_are_recorded() -> None:
+    """PyTorch compiles nothing while its operations are looked at."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    algorithm = build(DiscreteDummyEnv, "cpu", Tape, AlgorithmConfig, compile="eager")
+    algorithm.graphs._check(algorithm)
+    assert not any(work.watched for work in algorithm.graphs._works())
+    torch._dynamo.reset()  # what the check has compiled
+    torch._dynamo.utils.counters.clear()
+    algorithm.collect()
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0
+    plain = build(DiscreteDummyEnv, "cpu", Tape, AlgorithmConfig)
+    plain.collect()
+    assert all(work.watched for work in plain.graphs._works())
+
+
+def test_an_algorithm_that_is_dropped_leaves_nothing_behind() -> None:
+    """Memory of a GPU that only the garbage collector finds is missed by whoever trains next."""
+    algorithm = build(Walk, "cpu", Tape, AlgorithmConfig)
+    train(algorithm, 3)
+    weight = weakref.ref(next(algorithm.policy.model.parameters()))
+    gc.collect()
+    gc.disable()
+    try:
+        del algorithm
+        assert weight() is None
+    finally:
+        gc.enable()
 
 
 # When work is recorded.
@@ -402,7 +457,20 @@ def test_a_replayed_update_skips_what_is_not_finite(device: str, graph_cls: Any)
 @on_every_device
 def test_half_precision_is_recorded_with_its_casts(device: str, graph_cls: Any) -> None:
     """A cast of weights that was kept from before would be of old weights."""
-    check_replayed_is_eager(DiscreteDummyEnv, device, graph_cls, enable_amp=True)
+    torch.set_default_dtype(torch.float32)  # autocast leaves float64 alone
+    eager, graphed = (
+        build(DiscreteDummyEnv, device, cls, AlgorithmConfig, enable_amp=True)
+        for cls in (None, graph_cls)
+    )
+    before = torch.cat([p.detach().flatten() for p in eager.policy.model.parameters()])
+    expected, found = train(eager), train(graphed)
+    after = [
+        torch.cat([p.detach().flatten() for p in algorithm.policy.model.parameters()])
+        for algorithm in (eager, graphed)
+    ]
+    assert graphed.graphs.update.replays == 4
+    tolerance = 1e-2 * (after[0] - before).norm()
+    assert (after[0] - after[1]).norm() <= tolerance, (expected[-1], found[-1])
 
 
 def test_add_ons_are_part_of_the_graph() -> None:

@@ -249,8 +249,8 @@ def test_an_env_step_on_a_gpu_does_not_synchronise(style: str) -> None:
     actions = some_actions(20, 2).to("cuda:0").unsqueeze(-1)
     env.step(actions[0])
     before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        torch.cuda.set_sync_debug_mode("error")
         rows = [env.step(action) for action in actions]
     finally:
         torch.cuda.set_sync_debug_mode(before)

@@ -384,9 +384,9 @@ def stream(mode: str, device: str) -> list[dict[str, torch.Tensor]]:
     actions = torch.linspace(-2, 2, 12 * 64 * 2).view(12, 64, 2).to(device)
     rows = [env.step(actions[0]).clone()]
     strict = torch.device(device).type == "cuda"
-    if strict:
-        torch.cuda.set_sync_debug_mode("error")
     try:
+        if strict:
+            torch.cuda.set_sync_debug_mode("error")
         rows += [env.step(action).clone() for action in actions[1:]]
     finally:
         if strict:

@@ -55,6 +55,7 @@ class Updater:
         trained: list[nn.Parameter] = [p for group in groups for p in group["params"]]
         config = _fused(optimizer_cls, optimizer_config, trained)
         self.optimizer = optimizer_cls(groups, **config)
+        _open_momentum(self.optimizer)
         # Fused optimizers skip a step on the device when told so; others need the host to decide.
         self._skips_on_device = bool(config.get("fused"))
         self.max_grad_norm = max_grad_norm
@@ -202,9 +203,34 @@ def _flatten_gradients(parameters: list[nn.Parameter]) -> list[torch.Tensor]:
         group = [p for p in parameters if p.dtype == dtype]
         flat = torch.zeros(sum(p.numel() for p in group), dtype=dtype, device=group[0].device)
         for p, gradient in zip(group, flat.split([p.numel() for p in group]), strict=True):
-            p.grad = gradient.view(p.shape)
+            # Fused optimizers go through memory: gradients lie in it as their parameters do.
+            lies = is_dense(p)
+            p.grad = gradient.as_strided(p.shape, p.stride()) if lies else gradient.view(p.shape)
         flats.append(flat)
     return flats
+
+
+def is_dense(x: torch.Tensor) -> bool:
+    """Whether a tensor fills a piece of memory, in whatever order of its dimensions."""
+    expected = 1
+    for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _open_momentum(optimizer: optim.Optimizer) -> None:
+    """Let momenta of fused SGD be there before the first step: it leaves them undefined if skipped.
+
+    They are zero, from which a first step gives what it would give without them.
+    """
+    if not isinstance(optimizer, optim.SGD):
+        return
+    for group in optimizer.param_groups:
+        if group["fused"] and group["momentum"] and not group["dampening"]:
+            for p in group["params"]:
+                optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p)
 
 
 def _fused(
@@ -213,5 +239,12 @@ def _fused(
     """`config`, with the fused implementation where the class has one and nothing else is asked."""
     chosen = {"fused", "foreach", "capturable", "differentiable"} & config.keys()
     has_fused = "fused" in inspect.signature(optimizer_cls).parameters
-    floating = all(p.is_floating_point() and p.device.type in ("cpu", "cuda") for p in parameters)
-    return config if chosen or not has_fused or not floating else config | {"fused": True}
+    # Fused SGD damps its first momentum, too, where that is there before the first step.
+    fits = all(
+        p.is_floating_point() and p.device.type in ("cpu", "cuda") and is_dense(p)
+        for p in parameters
+    )
+    fits &= not (optimizer_cls is optim.SGD and config.get("dampening"))
+    # PyTorch before 2.10 has no fused Adagrad on a GPU.
+    fits &= not (optimizer_cls is optim.Adagrad and parameters[0].device.type == "cuda")
+    return config | {"fused": True} if has_fused and fits and not chosen else config

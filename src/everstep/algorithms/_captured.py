@@ -1,12 +1,14 @@
 """Collection and update as graphs: when, and with what."""
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ..data import RecurrentAlgorithmState
+from ..errors import ConfigError
 from ..graphs import Graph, Replayed
+from ..models._chains import is_compiled
 from . import _dependencies as dependencies
 from ._building import mixes_rows
 from ._learning import Learning
@@ -43,6 +45,10 @@ class Graphs:
         if self._is_checked:
             return
         self._is_checked = True
+        with suppress(ConfigError):  # what distributions find out once, they find out here
+            algorithm.validate()
+        for work in self._works():
+            work.watched = not is_compiled(algorithm.policy.model)
         if not getattr(algorithm.env, "capturable", False):
             # As most environments are: nothing to warn of.
             self.collection.refused = "the environment is not `capturable`"
@@ -52,11 +58,13 @@ class Graphs:
 
     def _forget_all_where_refused(self) -> None:
         """A capture that fails may leave the other graphs with generators of the past."""
-        works = (self.collection, self.estimates, self.update)
-        if any(work.has_failed for work in works):
-            for work in works:
+        if any(work.has_failed for work in self._works()):
+            for work in self._works():
                 work.forget()
                 work.has_failed = False
+
+    def _works(self) -> tuple[Replayed, ...]:
+        return self.collection, self.estimates, self.update
 
     def roll_out(
         self, algorithm: "OnPolicyAlgorithm[Any, Any, Any]", deterministic: bool

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, cast
+from weakref import ref
 
 import torch
 
@@ -26,7 +27,8 @@ class Learning:
     """
 
     def __init__(self, algorithm: "OnPolicyAlgorithm[Any, Any, Any]") -> None:
-        self.algorithm = algorithm
+        # Not a cycle: who drops an algorithm gets its memory back at once.
+        self._algorithm = ref(algorithm)
         device = algorithm.rollout.device
         self._stopped = torch.zeros((), dtype=torch.bool, device=device)
         self._is_first = torch.ones((), dtype=torch.bool, device=device)
@@ -38,6 +40,13 @@ class Learning:
         self._scale: None | torch.Tensor = None
         #: Which sequences the optimizer steps of a graph see, `[steps, sequences]`.
         self._order: None | torch.Tensor = None
+
+    @property
+    def algorithm(self) -> "OnPolicyAlgorithm[Any, Any, Any]":
+        """Whose update it is."""
+        algorithm = self._algorithm()
+        assert algorithm is not None
+        return algorithm
 
     def tensors(self) -> list[torch.Tensor]:
         """What is counted."""

@@ -53,7 +53,9 @@ def value_parameters(policy: GenericPolicyBase[Any], rollout: Rollout) -> set[in
     obs = rollout.observation.zeros(n, *window, device=device)
     trained = [p for p in policy.model.parameters() if p.requires_grad]
     forked = torch.random.fork_rng([device] if device.type == "cuda" else [])
-    with forked, torch.enable_grad(), model_mode(policy.model, training=False):
+    # cuDNN differentiates recurrent layers in train mode only.
+    plain = torch.backends.cudnn.flags(enabled=False)
+    with forked, plain, torch.enable_grad(), model_mode(policy.model, training=False):
         states = policy.memory.flatten(policy.init_states(n))
         distribution, values, _ = policy._respond(obs, states)
         logp = distribution.latents_logp(distribution.latents(deterministic=True))

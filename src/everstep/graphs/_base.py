@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any, ClassVar, TypeVar
 
@@ -18,8 +18,9 @@ _T = TypeVar("_T")
 #: Operations that bring a number to the host, or have as many results as the data says.
 _SYNCHRONISING = frozenset(
     {
-        *("_local_scalar_dense", "_unique", "_unique2", "bincount", "equal", "is_nonzero"),
-        *("masked_select", "nonzero", "unique", "unique_consecutive", "unique_dim"),
+        *("_linalg_check_errors", "_local_scalar_dense", "_unique", "_unique2", "bincount"),
+        *("equal", "is_nonzero", "masked_select", "nonzero", "unique", "unique_consecutive"),
+        "unique_dim",
     }
 )
 
@@ -73,6 +74,8 @@ def waits(
         return False
     if masks:
         return any(x.dtype in (torch.bool, torch.uint8) for x in tensors)
+    if name == "repeat_interleave":
+        return kwargs.get("output_size") is None
     return name in _SYNCHRONISING or (name in ("copy_", "_to_copy") and len(devices) > 1)
 
 
@@ -81,30 +84,44 @@ def tensors_of(tree: Any) -> list[torch.Tensor]:
     return [x for x in tree_leaves(tree) if isinstance(x, torch.Tensor)]
 
 
-class _Watching(TorchDispatchMode):
-    """Looks at every operation; keeps those that no graph can hold in `found`."""
-
-    def __init__(self, device_type: None | str) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.device_type = device_type
-        self.found: list[str] = []
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: None | dict[str, Any] = None
-    ) -> Any:
-        if waits(func, args, kwargs or {}, self.device_type):
-            self.found.append(func.overloadpacket.__name__)
-        return func(*args, **(kwargs or {}))
-
-
-class AtTheHost(TorchFunctionMode):
-    """Hands the names of functions that go past the dispatcher to `found`.
+@contextmanager
+def watching(device_type: None | str, found: Callable[[str], None]) -> Iterator[None]:
+    """Hand the names of what no graph can hold to `found`, each before it is done.
 
     Args:
         device_type: Devices that are watched; None for all.
         found: Takes a name.
 
     """
+    with AtTheHost(device_type, found), _Watching(device_type, found):
+        yield
+
+
+def refuse(name: str) -> None:
+    """Raise, for an operation that no graph can hold."""
+    raise CaptureError(
+        f"{name} brings numbers to the host, or from it. Keep them in tensors on the device, use "
+        "`torch.where` rather than `if`, or set `cuda_graphs` to False."
+    )
+
+
+class _Watching(TorchDispatchMode):
+    """Hands the names of operations that no graph can hold to `found`; see `watching`."""
+
+    def __init__(self, device_type: None | str, found: Callable[[str], None]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.device_type, self.found = device_type, found
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: None | dict[str, Any] = None
+    ) -> Any:
+        if waits(func, args, kwargs or {}, self.device_type):
+            self.found(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+class AtTheHost(TorchFunctionMode):
+    """Hands the names of functions that go past the dispatcher to `found`; see `watching`."""
 
     def __init__(self, device_type: None | str, found: Callable[[str], None]) -> None:
         super().__init__()
@@ -113,15 +130,25 @@ class AtTheHost(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: None | dict[str, Any] = None
     ) -> Any:
-        result = func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
         # Read elsewhere than on a CPU, a tensor is copied to the host, which the dispatcher sees.
         if func in _READING and self.device_type is None:
             self.found(func.__name__)
         given = args[1:] if func is torch.Tensor.new_tensor else args
         makes = func in _MAKING and not tensors_of(given)
-        if makes and self.device_type in (None, result.device.type):
+        if makes and self.device_type in (None, _made_on(func, args, kwargs)):
             self.found(func.__name__)
-        return result
+        return func(*args, **kwargs)
+
+
+def _made_on(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """Type of the device on which a function of `_MAKING` makes its tensor."""
+    device = kwargs.get("device")
+    if device is None and func is torch.Tensor.new_tensor:
+        device = args[0].device
+    if device is None:
+        device = "cpu" if func is torch.from_numpy else torch.get_default_device()
+    return torch.device(device).type
 
 
 class Graph(ABC):
@@ -131,15 +158,23 @@ class Graph(ABC):
         pool: Memory that it shares with other graphs, as `shared_pool` returned it; None for its
             own.
         generators: Generators of random numbers that the work has of its own.
+        watched: Whether operations are looked at one by one, which `torch.compile` leaves
+            uncompiled.
 
     """
 
     #: Devices whose operations are watched; None for all.
     device_type: ClassVar[None | str] = None
 
-    def __init__(self, pool: Any = None, generators: Sequence[torch.Generator] = ()) -> None:
+    def __init__(
+        self,
+        pool: Any = None,
+        generators: Sequence[torch.Generator] = (),
+        *,
+        watched: bool = True,
+    ) -> None:
         self.pool = self.shared_pool() if pool is None else pool
-        self.generators = generators
+        self.generators, self.watched = generators, watched
 
     @abstractmethod
     def capture(self, function: Callable[[], _T]) -> _T:
@@ -160,10 +195,9 @@ class Graph(ABC):
         return None
 
     @classmethod
-    def warm_up(cls, function: Callable[[], _T]) -> tuple[_T, list[str]]:
+    def warm_up(cls, function: Callable[[], _T], *, watched: bool = True) -> tuple[_T, list[str]]:
         """Do the work as it will be recorded, without recording; operations no graph can hold."""
-        watching = _Watching(cls.device_type)
-        host = AtTheHost(cls.device_type, watching.found.append)
-        with static_shapes(), host, watching:
-            result = function()
-        return result, watching.found
+        found: list[str] = []
+        looking = watching(cls.device_type, found.append) if watched else nullcontext()
+        with static_shapes(), looking:
+            return function(), found

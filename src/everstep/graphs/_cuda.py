@@ -1,14 +1,16 @@
 """CUDA graphs."""
 
 import gc
+import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
+from functools import cache
 from typing import Any, TypeVar
 from weakref import WeakSet
 
 import torch
 
-from ._base import Graph, static_shapes
+from ._base import Graph, refuse, static_shapes, watching
 
 _T = TypeVar("_T")
 
@@ -50,7 +52,7 @@ class CUDAGraph(Graph):
         gc.collect()  # what is collected while recording may be a graph, which cannot go then
         torch.cuda.synchronize()
         try:
-            with _beside(), static_shapes():
+            with _beside(torch.cuda.Stream()), static_shapes():
                 result = self._record(graph, function)
         except BaseException:
             # A capture that fails leaves generators waiting for its end.
@@ -66,9 +68,14 @@ class CUDAGraph(Graph):
         # Other threads, such as a logger's, may go on with the device.
         graph.capture_begin(pool=self.pool.handle(), capture_error_mode="thread_local")
         try:
-            result = function()
+            # Refused before CUDA sees it: a capture that CUDA ends itself leaves the allocator of
+            # PyTorch 2.12 and older in its middle.
+            with watching("cuda", refuse) if self.watched else nullcontext():
+                result = function()
         except BaseException:
-            with suppress(RuntimeError):  # it says once more that the capture has failed
+            # That it failed, or is empty, need not be said once more.
+            with suppress(RuntimeError), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
                 graph.capture_end()
             raise
         graph.capture_end()
@@ -84,21 +91,32 @@ class CUDAGraph(Graph):
         return _Pool()
 
     @classmethod
-    def warm_up(cls, function: Callable[[], _T]) -> tuple[_T, list[str]]:
-        """See `Graph.warm_up`; on a stream of its own, as capturing is."""
-        with _beside():
-            return super().warm_up(function)
+    def warm_up(cls, function: Callable[[], _T], *, watched: bool = True) -> tuple[_T, list[str]]:
+        """See `Graph.warm_up`; on another stream, as capturing is, and always the same one."""
+        with _beside(_warming(torch.cuda.current_device())):
+            return super().warm_up(function, watched=watched)
 
 
 def _default_generator() -> torch.Generator:
     return torch.cuda.default_generators[torch.cuda.current_device()]
 
 
+@cache
+def _warming(device: int) -> torch.cuda.Stream:
+    """The stream that work is done on before it is recorded: memory belongs to a stream."""
+    return torch.cuda.Stream(device)
+
+
 @contextmanager
-def _beside() -> Iterator[None]:
+def _beside(stream: torch.cuda.Stream) -> Iterator[None]:
     """Work on another stream, after what was begun before and ahead of what comes after."""
-    stream, current = torch.cuda.Stream(), torch.cuda.current_stream()
+    current = torch.cuda.current_stream()
     stream.wait_stream(current)
-    with torch.cuda.stream(stream):
-        yield
+    try:
+        with torch.cuda.stream(stream):
+            yield
+    except BaseException:
+        with suppress(RuntimeError):  # a capture that has failed may still be under way
+            current.wait_stream(stream)
+        raise
     current.wait_stream(stream)

@@ -54,6 +54,8 @@ class Replayed:
 
     def __init__(self, name: str, graph_cls: type[Graph], pool: Any = None) -> None:
         self.name, self.graph_cls, self.pool = name, graph_cls, pool
+        #: See `Graph`.
+        self.watched = True
         self._misses = 0
         self._changed: list[str] = []
         self.forget()
@@ -106,7 +108,7 @@ class Replayed:
                 return function()
         self._changed = changes(self._key, key()) if self._key is not None else self._changed
         self.forget()
-        result, waiting = self.graph_cls.warm_up(function)
+        result, waiting = self.graph_cls.warm_up(function, watched=self.watched)
         self._misses += 1
         if waiting:
             self.refuse(f"{', '.join(dict.fromkeys(waiting))} would wait for the device")
@@ -125,7 +127,7 @@ class Replayed:
     ) -> _T:
         assert self._key is not None
         put_back = keep()
-        graph = self.graph_cls(self.pool, generators)
+        graph = self.graph_cls(self.pool, generators, watched=self.watched)
         try:
             self._result = graph.capture(function)
             changed = changes(self._key, key())

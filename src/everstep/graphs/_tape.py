@@ -7,7 +7,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from ._base import AtTheHost, CaptureError, Graph, static_shapes, tensors_of, waits
+from ._base import AtTheHost, Graph, refuse, static_shapes, tensors_of, waits
 
 _T = TypeVar("_T")
 
@@ -45,7 +45,7 @@ class Tape(Graph):
     def capture(self, function: Callable[[], _T]) -> _T:
         """See `Graph.capture`."""
         recording = _Recording()
-        with static_shapes(), AtTheHost(None, _refuse), recording:
+        with static_shapes(), AtTheHost(None, refuse), recording:
             result = function()
         self.calls = recording.calls
         return result
@@ -69,7 +69,7 @@ class _Recording(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         if waits(func, args, kwargs):
-            _refuse(func.overloadpacket.__name__)
+            refuse(func.overloadpacket.__name__)
         found = func(*args, **kwargs)
         known = {_memory(x) for x in tensors_of((args, kwargs))}
         is_view = not func._schema.is_mutable and known.issuperset(map(_memory, tensors_of(found)))
@@ -86,10 +86,3 @@ def _memory(x: torch.Tensor) -> int:
 
 def _alias(x: Any) -> Any:
     return x.detach() if isinstance(x, torch.Tensor) else x
-
-
-def _refuse(name: str) -> None:
-    raise CaptureError(
-        f"{name} brings numbers to the host, or from it. Keep them in tensors on the device, use "
-        "`torch.where` rather than `if`, or set `cuda_graphs` to False."
-    )

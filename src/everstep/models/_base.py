@@ -69,6 +69,14 @@ class KeepsValues(nn.Module):
         state: dict[str, Any] = super().__getstate__()  # type: ignore[no-untyped-call]
         return {**state, "_values": None}
 
+    def forget_values(self) -> None:
+        """Let go of the values of the last `forward`, and of the operations that led to them.
+
+        Those remember on which stream of a GPU they were done, which is another when work is
+        recorded.
+        """
+        self._values = None
+
     def value_function(self) -> torch.Tensor:
         """Values `[B, K]` of the observations of the last `forward`."""
         assert self._values is not None, "`forward` comes before `value_function`"

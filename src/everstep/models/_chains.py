@@ -56,6 +56,19 @@ def is_watched(module: nn.Module) -> bool:
     )
 
 
+def is_compiled(model: nn.Module) -> bool:
+    """Whether a part of a model is compiled by `torch.compile`."""
+    return any(
+        module._compiled_call_impl is not None
+        or "_orig_mod" in module._modules
+        or any(
+            hasattr(x, "_torchdynamo_orig_callable")
+            for x in (type(module).forward, *vars(module).values())
+        )
+        for module in model.modules()
+    )
+
+
 def is_own(thing: object, name: str, cls: type) -> bool:
     """Whether a method is the one of that class: not overridden, nor replaced on the object."""
     return getattr(type(thing), name) is getattr(cls, name) and name not in vars(thing)

@@ -104,6 +104,7 @@ class DefaultRecurrentModel(KeepsValues, RecurrentModel):
         self, batch: TensorDict, states: TensorDict, /
     ) -> tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]]:
         """Features `[B·T, …]` for the action distribution, and the states `[B, …]` afterwards."""
+        self.forget_values()
         obs = batch[DataKeys.OBS]
         before = (
             states[DataKeys.HIDDEN_STATES][:, 0].transpose(0, 1).contiguous(),

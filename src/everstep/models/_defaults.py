@@ -113,6 +113,7 @@ class DefaultModel(KeepsValues, Model):
 
     def forward(self, batch: TensorDict, /) -> Mapping[str, torch.Tensor]:
         """Features `[B, …]` for the action distribution."""
+        self.forget_values()
         obs = batch[DataKeys.OBS]
         x = as_vectors(obs if self.encoder is None else self.encoder(obs), self._dtype())
         self._values = self.vf_model(x)

@@ -211,7 +211,10 @@ class Rollout:
             raise self._missing(outcome, error) from None
         for x, expected in zip(leaves, self._expected, strict=True):
             expected.check(x)
-        torch._foreach_copy_(self._outcomes[t], leaves)  # one call instead of one a tensor
+        rows = self._outcomes[t]
+        if self.device.type == "cuda":  # where older PyTorch takes all for what the first row is
+            leaves = [x.to(row.dtype) for x, row in zip(leaves, rows, strict=True)]
+        torch._foreach_copy_(rows, leaves)  # one call instead of one a tensor
 
     def _write_obs(self, rows: Leaves, key: str, obs: torch.Tensor | TensorDict) -> None:
         leaves = self._leaves(key, obs)

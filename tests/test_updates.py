@@ -1,0 +1,104 @@
+"""The optimizer's side of an update: what fused optimizers do with unusual parameters and steps."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn, optim
+from torch.amp.grad_scaler import GradScaler
+
+from everstep.updates import Updater
+
+on_every_device = pytest.mark.parametrize(
+    "device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+)
+
+
+def updater(parameters: list[nn.Parameter], cls: Any, **config: Any) -> Updater:
+    return Updater(
+        parameters,
+        optimizer_cls=cls,
+        optimizer_config={"lr": 0.1, **config},
+        max_grad_norm=None,
+        grad_scaler=GradScaler("cpu", enabled=False),
+    )
+
+
+def trained(p: nn.Parameter, cls: Any, loss: Any, **config: Any) -> torch.Tensor:
+    """The parameter after three steps."""
+    update = updater([p], cls, **config)
+    update.begin()
+    for _ in range(3):
+        update.backward(loss(p))
+        update.step()
+    return p.detach()
+
+
+@on_every_device
+@pytest.mark.parametrize("cls", [optim.SGD, optim.Adam, optim.AdamW, optim.Adagrad, optim.RMSprop])
+@pytest.mark.parametrize(
+    "lay",
+    [
+        lambda x: x.clone(memory_format=torch.channels_last),
+        lambda x: x.permute(3, 0, 2, 1).contiguous().permute(1, 3, 2, 0),
+        lambda x: torch.stack([x, x], -1)[..., 0],
+    ],
+    ids=["channels last", "permuted", "with gaps"],
+)
+def test_steps_are_the_same_however_parameters_lie_in_memory(
+    lay: Any, cls: Any, device: str
+) -> None:
+    weight = torch.randn(
+        4, 3, 2, 2, device=device, generator=torch.Generator(device).manual_seed(0)
+    )
+    slope = torch.arange(48.0, device=device).view(4, 3, 2, 2)
+
+    def loss(p: torch.Tensor) -> torch.Tensor:
+        return (slope * p).sum() + p.square().sum()
+
+    laid = lay(weight)
+    assert torch.equal(laid, weight)
+    assert not laid.is_contiguous()
+    expected = trained(nn.Parameter(weight.clone()), cls, loss)
+    found = trained(nn.Parameter(laid), cls, loss)
+    assert found.stride() == laid.stride()
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.fixture
+def undefined_is_nan() -> Any:
+    """Memory that nobody has filled holds NaN."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@on_every_device
+@pytest.mark.usefixtures("undefined_is_nan")
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"momentum": 0.9},
+        {"momentum": 0.9, "nesterov": True},
+        {"momentum": 0.9, "dampening": 0.5},
+        {"momentum": 0.9, "weight_decay": 0.1},
+    ],
+    ids=["momentum", "nesterov", "dampening", "decay"],
+)
+def test_a_first_step_that_is_skipped_leaves_no_momentum(config: Any, device: str) -> None:
+    weight = torch.tensor([1.0, -2.0], device=device)
+    ours, theirs = (nn.Parameter(weight.clone()) for _ in range(2))
+    update = updater([ours], optim.SGD, **config)
+    oracle = optim.SGD([theirs], lr=0.1, **config)
+    update.begin()
+    update.backward((ours * torch.nan).sum())
+    update.step()
+    assert torch.equal(ours, weight)
+    assert update.skipped == 1
+    for _ in range(3):
+        update.backward(ours.square().sum())
+        update.step()
+        oracle.zero_grad()
+        theirs.square().sum().backward()
+        oracle.step()
+        torch.testing.assert_close(ours, theirs)
