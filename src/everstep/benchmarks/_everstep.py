@@ -140,11 +140,12 @@ def make_config(work: dict[str, Any]) -> AlgorithmConfig | RecurrentAlgorithmCon
         settings["model_config"] = {"hiddens": work["hiddens"], "activation_fn": work["activation"]}
     if work["num_minibatches"] > 1:
         settings["sgd_minibatch_size"] = rows // work["num_minibatches"]
-    settings["optimizer_config"] = {"lr": work["lr"]}
+    own = dict(work["everstep"])
+    settings["optimizer_config"] = {"lr": work["lr"], **own.pop("optimizer_config", {})}
     settings["enable_amp"] = work["precision"] == "bf16"
     if work["adaptive_lr"]:
         settings["lr_schedule_kind"] = "adaptive"
-    return config_cls(**(settings | work["everstep"]))
+    return config_cls(**(settings | own))
 
 
 if __name__ == "__main__":
