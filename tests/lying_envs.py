@@ -508,6 +508,11 @@ class IndexesByMask(Altered):
 
 
 @lie("asynchronous")
+class HasNoHalves(Walk):
+    asynchronous = True
+
+
+@lie("asynchronous")
 class WaitsForAnother(HalvedWalk):
     def step_async(self, action: Any) -> None:
         super().step_async(-action)

@@ -14,6 +14,7 @@ import everstep.policies._actors as actors
 from everstep import Algorithm, AlgorithmConfig, ContinuousDummyEnv, DiscreteDummyEnv, Env
 from everstep.adapters import GymnasiumEnv
 from everstep.distributions import SquashedNormal
+from everstep.env import is_asynchronous
 from everstep.errors import NonFiniteError
 from everstep.models import DefaultDiscreteModel, _host_chains
 from everstep.policies import Actor, make_actor
@@ -303,16 +304,16 @@ def test_what_waits_is_done_while_environments_are_stepped(
     stored: list[tuple[bool, int]] = []
     store = BlockActor._store
 
-    def noting(actor: Any) -> None:
-        stored.append((algorithm.env.under_way, actor._end))  # type: ignore[attr-defined]
-        store(actor)
+    def noting(actor: Any, end: int) -> None:
+        stored.append((algorithm.env.under_way, end))  # type: ignore[attr-defined]
+        store(actor, end)
 
     monkeypatch.setattr(BlockActor, "_store", noting)
     for _ in range(2):
         stored.clear()
         algorithm.collect()
         check_rows(algorithm)
-        # Only the last block waits, for what the last env step leads to.
+        # Only the last env steps wait, for what the very last one leads to.
         ends = range(max(1, rows // 6), 10, max(1, rows // 6))
         assert stored == [*((True, end) for end in ends), (False, 10)]
         algorithm.step()
@@ -320,9 +321,14 @@ def test_what_waits_is_done_while_environments_are_stepped(
 
 def test_models_that_act_at_once_do_so_before_environments_are_stepped() -> None:
     algorithm = built(Elsewhere, model_cls=Own)
-    for _ in range(2):
-        algorithm.collect()
-        algorithm.step()
+    seen: list[bool] = []
+    algorithm.policy.model.register_forward_hook(
+        lambda *_: seen.append(algorithm.env.under_way)  # type: ignore[attr-defined]
+    )
+    algorithm.collect()
+    assert len(seen) == 11
+    assert not any(seen)
+    algorithm.step()
 
 
 def test_an_error_meanwhile_leaves_no_env_step_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -339,10 +345,54 @@ def test_whoever_overrides_step_alone_is_stepped_by_it() -> None:
     algorithm = built(lambda *args, **options: Within(Elsewhere(*args, **options)))
     algorithm.collect()
     assert algorithm.env.calls == 10  # type: ignore[attr-defined]
-    replaced = built(Elsewhere)
-    whole = Elsewhere.step_wait
-    replaced.env.step = lambda action: (  # type: ignore[method-assign]
-        replaced.env.step_async(action),  # type: ignore[attr-defined]
-        whole(replaced.env),  # type: ignore[arg-type]
-    )[1]
+    replaced: Any = built(Elsewhere)
+    calls = []
+
+    def step(action: Any) -> TensorDict:
+        calls.append(1)
+        replaced.env.step_async(action)
+        outcome: TensorDict = replaced.env.step_wait()
+        return outcome
+
+    replaced.env.step = step
     replaced.collect()
+    assert len(calls) == 10
+
+
+class Halves:
+    """A mixin: an env step for those who have its halves."""
+
+    def step(self: Any, action: Any) -> TensorDict:
+        self.step_async(action)
+        outcome: TensorDict = self.step_wait()
+        return outcome
+
+
+def test_halves_may_be_of_a_class_that_comes_before_that_of_the_whole() -> None:
+    below = {name: vars(Elsewhere)[name] for name in ("step_async", "step_wait", "reset")}
+    mixed = type("Mixed", (Halves, RandomEnv), {"asynchronous": True, "under_way": False, **below})
+    assert is_asynchronous(mixed(2))
+    above = type("Above", (Halves, Elsewhere), {})
+    assert not is_asynchronous(above(2))
+
+
+def test_random_numbers_are_the_same_whoever_steps_the_environment() -> None:
+    """Past a block of what is computed meanwhile, and where none of its multiples ends."""
+
+    class Here(Elsewhere):
+        asynchronous = False
+
+        def step(self, action: Any) -> TensorDict:
+            self.step_async(action)
+            return self.step_wait()
+
+    found = []
+    for env_cls in (Here, Elsewhere):
+        algorithm = built(
+            type("Env", (env_cls,), {"acted": ACTIONS["numbers"]}), num_envs=16, horizon=100
+        )
+        for _ in range(2):
+            algorithm.collect()
+        found.append((algorithm.rollout.actions[0].clone(), algorithm.rollout.values.clone()))
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b)

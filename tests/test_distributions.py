@@ -588,3 +588,33 @@ def test_gradients_that_are_not_finite_stay_so() -> None:
     assert found[0].isnan().all()
     assert not found[1].isfinite().any()
     assert found[2].tolist() == [0.5, -0.5]
+
+
+def test_logits_may_be_one_of_several_outputs() -> None:
+    """PyTorch then asks for a gradient of them also where there is none."""
+    x = torch.randn(2, 3, 4, requires_grad=True)
+    logits, values = (2 * x).unbind(0)
+    Categorical({"logits": logits}, None)
+    (gradient,) = torch.autograd.grad(values.sum(), x)
+    assert gradient[0].eq(0).all()
+    assert gradient[1].eq(2).all()
+
+
+def test_distributions_are_compiled_whole() -> None:
+    def logp(x: torch.Tensor) -> torch.Tensor:
+        return Categorical({"logits": 2 * x}, None).logp(torch.zeros(3, dtype=torch.int64))
+
+    torch._dynamo.reset()
+    x = torch.randn(3, 4, requires_grad=True)
+    compiled = torch.compile(logp, fullgraph=True, backend="eager")(x)
+    torch.testing.assert_close(compiled, logp(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_cut_where_it_has_the_range(dtype: torch.dtype) -> None:
+    x = torch.tensor([[80.0, 0.0], [1.0, 0.0]], dtype=dtype, requires_grad=True)
+    logp = Categorical({"logits": x * 1}, None).logp(torch.zeros(2, dtype=torch.int64))
+    (gradient,) = torch.autograd.grad(1e-3 * logp.sum(), x)
+    assert gradient[1].ne(0).all()
+    smallest = torch.finfo(dtype).tiny if dtype is torch.bfloat16 else 0.0
+    assert not ((gradient != 0) & (gradient.abs() < smallest)).any()

@@ -316,3 +316,28 @@ def test_wrappers_wait_for_the_threads() -> None:
     env.reset()
     env.step_async(torch.zeros(3, 1, dtype=torch.int64))
     assert env.step_wait()["rewards"].tolist() == [[1.0]] * 3
+
+
+def test_a_pool_whose_step_is_somebodys_own_is_stepped_by_it() -> None:
+    env = EnvPoolEnv(pool())
+    inner: Any = env.env
+    own, calls = inner.step, []
+    inner.step = lambda *args: (calls.append(1), own(*args))[1]
+    assert not is_asynchronous(env)
+    env.reset()
+    env.step(torch.zeros(3, 1, dtype=torch.int64))
+    assert calls == [1]
+
+
+def test_an_env_step_that_nobody_waited_for_is_over_with_the_next_reset() -> None:
+    """An error may have come between its halves."""
+    env, twin = (EnvPoolEnv(pool()) for _ in range(2))
+    action = torch.zeros(3, 1, dtype=torch.int64)
+    for each in (env, twin):
+        each.reset()
+        each.step_async(action)
+    env._is_stepping = False  # as an interrupt would leave it
+    twin.step_wait()
+    assert torch.equal(env.reset(), twin.reset())
+    for key, value in env.step(action).items():
+        assert torch.equal(value, twin.step(action)[key]) if key == "obs" else True

@@ -4,8 +4,10 @@ Without a GPU a tape takes the place of a CUDA graph: it has the same rules, and
 around it.
 """
 
+import copy
 import gc
 import logging
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -26,6 +28,7 @@ from everstep.algorithms._captured import Graphs
 from everstep.errors import ConfigError
 from everstep.graphs import CaptureError, CUDAGraph, Replayed, Tape
 from everstep.graphs._base import refuse, watching
+from everstep.models._chains import is_compiled
 from everstep.policies import Actor
 from graph_toys import Counting, Late, Looking, Losing, Moving, Seeing, Walk
 
@@ -269,6 +272,45 @@ def test_compiled_models_are_compiled_before_they_are_recorded() -> None:
     plain = build(DiscreteDummyEnv, "cpu", Tape, AlgorithmConfig)
     plain.collect()
     assert all(work.watched for work in plain.graphs._works())
+
+
+def test_scripted_parts_of_a_model_are_not_compiled_ones() -> None:
+    class Left(nn.Module):
+        @torch.compiler.disable
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x
+
+    class Valued(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x
+
+        @torch.compile(backend="eager")
+        def value(self, x: torch.Tensor) -> torch.Tensor:
+            return x
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        scripted = torch.jit.script(nn.Linear(2, 2))
+    assert not is_compiled(nn.Sequential(scripted, Left()))
+    assert is_compiled(nn.Sequential(nn.ReLU(), Valued()))
+    assert is_compiled(torch.compile(nn.ReLU(), backend="eager"))
+
+
+def test_a_copy_of_an_algorithm_learns_for_itself() -> None:
+    algorithm = build(Walk, "cpu", Tape, AlgorithmConfig)
+    train(algorithm, 1)
+    copied = copy.deepcopy(algorithm)
+    weights = [
+        torch.cat([p.detach().flatten() for p in each.policy.model.parameters()])
+        for each in (algorithm, copied)
+    ]
+    train(copied, 2)
+    after = [
+        torch.cat([p.detach().flatten() for p in each.policy.model.parameters()])
+        for each in (algorithm, copied)
+    ]
+    assert torch.equal(after[0], weights[0])
+    assert not torch.equal(after[1], weights[1])
 
 
 def test_an_algorithm_that_is_dropped_leaves_nothing_behind() -> None:

@@ -405,6 +405,26 @@ def test_who_is_stepped_while_the_caller_goes_on() -> None:
             assert torch.equal(x, y)
 
 
+class Generous(AsyncVectorEnv):
+    """Overrides `step` alone."""
+
+    def step(self, actions: Any) -> Any:
+        observation, rewards, *rest = super().step(actions)
+        return observation, 100 * rewards, *rest
+
+
+@pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
+def test_a_step_of_ones_own_is_called() -> None:
+    fns = [partial(Scripted, [("terminated", 50)], i) for i in range(3)]
+    env = GymnasiumEnv(Generous(fns, context="fork"))
+    assert not is_asynchronous(env)
+    algorithm = AlgorithmConfig(horizon=4, normalize_rewards=False).build(env)
+    algorithm.collect()
+    assert (algorithm.rollout.rewards[:4] >= 100).all()
+    env.close()
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_halves_of_an_env_step_make_a_whole(mode: str) -> None:
     whole, halves = (GymnasiumEnv(scripted("mixed", mode)) for _ in range(2))

@@ -102,3 +102,67 @@ def test_a_first_step_that_is_skipped_leaves_no_momentum(config: Any, device: st
         theirs.square().sum().backward()
         oracle.step()
         torch.testing.assert_close(ours, theirs)
+
+
+@on_every_device
+@pytest.mark.parametrize(
+    ("cls", "config"),
+    [(optim.SGD, {"momentum": 0.9}), (optim.Adam, {}), (optim.AdamW, {"amsgrad": True})],
+    ids=["SGD", "Adam", "AMSGrad"],
+)
+def test_training_goes_on_however_moments_lie_in_the_checkpoint(
+    cls: Any, config: Any, device: str
+) -> None:
+    weight = torch.randn(4, 3, 2, 2).to(device, memory_format=torch.channels_last)
+    slope = torch.arange(48.0, device=device).view(4, 3, 2, 2)
+
+    def steps(p: nn.Parameter, update: Updater) -> None:
+        update.begin()
+        for _ in range(3):
+            update.backward((slope * p).sum() + p.square().sum())
+            update.step()
+
+    p = nn.Parameter(weight.clone())
+    update = updater([p], cls, **config)
+    steps(p, update)
+    state = update.state_dict()
+    kept = {
+        i: {
+            k: x.contiguous().cpu().clone() if isinstance(x, torch.Tensor) else x
+            for k, x in own.items()
+        }
+        for i, own in state["state"].items()
+    }
+    other = nn.Parameter(p.detach().clone())
+    restored = updater([other], cls, **config)
+    restored.load_state_dict({**state, "state": kept})
+    for one, its in ((p, update), (other, restored)):
+        steps(one, its)
+    torch.testing.assert_close(other, p)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_how_steps_are_computed_is_no_matter_of_the_checkpoint(fused: bool) -> None:
+    p = nn.Parameter(torch.ones(3))
+    state = updater([p], optim.Adagrad, fused=fused).state_dict()
+    update = updater([p], optim.Adagrad)
+    assert update.skips_on_device
+    update.load_state_dict(state)
+    assert update.optimizer.param_groups[0]["fused"] is True
+    update.begin()
+    update.backward(p.square().sum())
+    update.step()
+    torch.testing.assert_close(p.detach(), torch.full((3,), 0.9))
+
+
+def test_momenta_that_a_checkpoint_lacks_are_zero() -> None:
+    p = nn.Parameter(torch.ones(3))
+    update = updater([p], optim.SGD, momentum=0.9)
+    state = {**update.state_dict(), "state": {}}
+    update.load_state_dict(state)
+    assert update.optimizer.state[p]["momentum_buffer"].eq(0).all()
+
+
+def test_parameters_without_elements_are_fused_with_the_others() -> None:
+    empty, p = nn.Parameter(torch.ones(3, 0, 4)), nn.Parameter(torch.ones(3))
+    assert updater([empty, p], optim.Adam).skips_on_device

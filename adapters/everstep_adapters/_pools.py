@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from everstep.env import has_halves
 from everstep.errors import AdapterError, EnvError
 
 from ._workers import Calls
@@ -30,10 +31,12 @@ class PoolCalls(Calls):
     def __init__(self, env: "VectorEnv[Any, Any, Any]") -> None:
         super().__init__(env)
         self._order = np.arange(env.num_envs)
-        self._was_reset = False
+        self._was_reset = self._has_begun = False
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         """See `Calls.reset`. Observations in the order of the ids."""
+        if self._has_begun and not self._ended:  # an env step whose rows an error kept from coming
+            self._received()
         self._was_reset = True
         if seed is not None:
             seed %= _MAX_SEED - len(self._order)
@@ -57,7 +60,7 @@ class PoolCalls(Calls):
     @property
     def asynchronous(self) -> bool:
         """See `Calls.asynchronous`. Wrappers know of no such thing, and wait."""
-        return self._env is self._env.unwrapped
+        return self._env is self._env.unwrapped and has_halves(self._env, "send")
 
     def send(self, actions: Any) -> None:
         """See `Calls.send`. The threads begin at once."""
@@ -65,15 +68,21 @@ class PoolCalls(Calls):
             self._check_open()
             self._check_reset()
             self._call("send", actions)
+            self._has_begun = True
         else:
             super().send(actions)
 
     def receive(self) -> Any:
         """See `Calls.receive`."""
-        if not self.asynchronous:
+        if not self._has_begun:
             return super().receive()
         self._check_open()
-        return self._in_order(self._call("recv"))
+        return self._in_order(self._received())
+
+    def _received(self) -> Any:
+        returned = self._call("recv")
+        self._has_begun = False
+        return returned
 
     def _call(self, name: str, *args: Any) -> Any:
         try:

@@ -10,6 +10,7 @@ import struct
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any
 
+from everstep.env import has_halves
 from everstep.errors import AdapterError, EnvError, EverstepError
 
 if TYPE_CHECKING:
@@ -124,6 +125,7 @@ class WorkerCalls(Calls):
         super().__init__(env)
         self._workers: AsyncVectorEnv = env.unwrapped  # type: ignore[assignment]
         self._patience = patience
+        self._has_begun = False
         self._errors = _Errors(self._workers.error_queue)
         self._workers.error_queue = self._errors  # type: ignore[assignment]
         limit_waiting(self._workers, patience)
@@ -131,11 +133,12 @@ class WorkerCalls(Calls):
     @property
     def asynchronous(self) -> bool:
         """See `Calls.asynchronous`. Wrappers know of no such thing, and wait."""
-        return self._env is self._workers
+        return self._env is self._workers and has_halves(self._env, "step_async")
 
     def send(self, actions: Any) -> None:
         """See `Calls.send`. The workers begin at once."""
-        if not self.asynchronous:
+        self._has_begun = self.asynchronous
+        if not self._has_begun:
             return super().send(actions)
         self._check_open()
         try:
@@ -146,7 +149,7 @@ class WorkerCalls(Calls):
 
     def receive(self) -> Any:
         """See `Calls.receive`."""
-        if not self.asynchronous:
+        if not self._has_begun:
             return super().receive()
         self._check_open()
         try:

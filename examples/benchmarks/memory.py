@@ -6,8 +6,9 @@
 For a few shapes: the bytes of a rollout's storage, the most that `collect` and `step` allocate
 beside it at any time, and what of that one chunk of a minibatch takes (its rows, its activations
 and their gradients). The ratio is what is left, and the rollout, to the rollout: 1 where nothing
-but the rollout and a chunk is ever there. Weights, gradients and the optimizer's state exist before
-and count for nothing.
+but the rollout and a chunk is ever there. Where gradients are written out, most of a chunk is kept
+from one update to the next, and is part of all three. Weights, gradients and the optimizer's state
+exist before and count for nothing.
 
 On a CPU every allocation is recorded by PyTorch's profiler, those inside of operations too; on an
 accelerator its allocator keeps the peak.
@@ -79,6 +80,8 @@ class Peak:
     most: int
     #: The largest single tensor; 0 where that is not known.
     largest: int
+    #: What is still there afterwards.
+    left: int
 
 
 def peak_of(call: Callable[[], object], device: torch.device) -> Peak:
@@ -88,7 +91,8 @@ def peak_of(call: Callable[[], object], device: torch.device) -> Peak:
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
         call()
-        return Peak(torch.cuda.max_memory_allocated(device) - before, 0)
+        most, left = torch.cuda.max_memory_allocated(device), torch.cuda.memory_allocated(device)
+        return Peak(most - before, 0, left - before)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
         call()
     assert found.profiler is not None
@@ -98,7 +102,7 @@ def peak_of(call: Callable[[], object], device: torch.device) -> Peak:
     for event in sorted(taken, key=lambda event: event.start_ns()):
         total += event.nbytes()
         most, largest = max(most, total), max(largest, event.nbytes())
-    return Peak(most, largest)
+    return Peak(most, largest, total)
 
 
 def tensors_of(rollout: Rollout) -> list[torch.Tensor]:
@@ -138,8 +142,10 @@ class Budget:
     #: `collect` and `step`.
     collect: Peak
     step: Peak
-    #: The most that one chunk of a minibatch takes, or acting in all environments.
+    #: The most that one chunk of a minibatch takes, or acting in all environments, beside `kept`.
     chunk: int
+    #: Of a chunk, what is there from one update to the next: what layers return, written again.
+    kept: int
 
     @classmethod
     def of(cls, algorithm: Any, warm_up: int = 2) -> "Budget":
@@ -152,8 +158,10 @@ class Budget:
         # Not all chunks cost the same: their sequences have more openings of episodes, or fewer.
         parts = [acting, *[learning] * 4]
         chunk = max(peak_of(lambda part=part: part(algorithm), device).most for part in parts)
-        kept = sum(x.nbytes for bonus in algorithm.bonuses for x in bonus.kept)
-        return cls(rollout_bytes(algorithm.rollout) + kept, collect, step, chunk)
+        of_bonuses = sum(x.nbytes for bonus in algorithm.bonuses for x in bonus.kept)
+        algorithm._analytic = None
+        kept = max(0, peak_of(lambda: learning(algorithm), device).left)
+        return cls(rollout_bytes(algorithm.rollout) + of_bonuses, collect, step, chunk, kept)
 
     @property
     def ratios(self) -> tuple[float, float]:
@@ -219,7 +227,8 @@ def main() -> None:
         defaults = {"seed": 0, "num_sgd_iters": 1, "horizons_per_env_reset": -1}
         algorithm = config(**{**defaults, **chosen}).build(make(options.device))
         found = Budget.of(algorithm)
-        sizes = (found.rollout, found.chunk, found.collect.most, found.step.most)
+        beside = (found.chunk, found.collect.most, found.step.most)
+        sizes = (found.rollout, *(found.kept + size for size in beside))
         rollout, chunk, collect, step = (f"{size / 2**20:.2f}" for size in sizes)
         first, second = (f"{ratio:.2f}" for ratio in found.ratios)
         print(f"| {name} | {rollout} | {chunk} | {collect} | {first} | {step} | {second} |")

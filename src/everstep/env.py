@@ -121,16 +121,29 @@ class Env(ABC):
 
 
 def is_asynchronous(env: Any) -> bool:
-    """Whether an environment is to be stepped by `step_async` and `step_wait` rather than `step`.
+    """Whether an environment is stepped by `step_async` and `step_wait` rather than by `step`."""
+    return bool(getattr(env, "asynchronous", False)) and has_halves(env, "step_async")
 
-    Not where whoever overrides `step` has not overridden them, such as a wrapper that hands on what
-    it does not have itself: that one's `step` would be left out.
+
+def has_halves(env: object, first: str) -> bool:
+    """Whether calling the halves of an env step does what calling `step` does.
+
+    Not where `step` alone was overridden or replaced, such as in a wrapper that hands on what it
+    does not have itself: that one's `step` would be left out.
+
+    Args:
+        env: The environment, or what it wraps.
+        first: Name of the half that comes first.
+
     """
-    if not getattr(env, "asynchronous", False) or "step" in vars(env):
+    if "step" in getattr(env, "__dict__", {}):
         return False
-    classes = type(env).__mro__
-    overrides = next((cls for cls in classes if "step" in vars(cls)), None)
-    return overrides is not None and "step_async" in vars(overrides)
+    for cls in type(env).__mro__:
+        if first in vars(cls):
+            return True
+        if "step" in vars(cls):
+            return False
+    return False
 
 
 @runtime_checkable

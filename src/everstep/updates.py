@@ -10,6 +10,9 @@ from torch.amp.grad_scaler import GradScaler
 
 from .optimizers import AdamStep
 
+#: How an optimizer computes its steps, which has nothing to do with what they are.
+_WAYS = frozenset({"fused", "foreach", "capturable", "differentiable"})
+
 
 class Updater:
     """Turns losses into optimizer steps.
@@ -139,6 +142,24 @@ class Updater:
         groups = [{**group, "lr": float(group["lr"])} for group in state["param_groups"]]
         return {**state, "param_groups": groups}
 
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over an optimizer's state, of whatever machine.
+
+        Moments are laid in memory as the parameters are here, and whether steps are fused stays
+        what it is.
+        """
+        loaded, own = state["param_groups"], self.optimizer.param_groups
+        if len(loaded) == len(own):  # the optimizer says so otherwise
+            ways = [{name: group[name] for name in _WAYS & group.keys()} for group in own]
+            groups = [{**group, **way} for group, way in zip(loaded, ways, strict=True)]
+            state = {**state, "param_groups": groups}
+        self.optimizer.load_state_dict(dict(state))
+        for p, kept in self.optimizer.state.items():
+            for name, x in kept.items():
+                if isinstance(x, torch.Tensor) and x.shape == p.shape and is_dense(p):
+                    kept[name] = torch.empty_like(p, dtype=x.dtype).copy_(x)
+        _open_momentum(self.optimizer)
+
     def step(self, *, stopped: None | torch.Tensor = None) -> None:
         """Clip, step the optimizer, and forget the gradients.
 
@@ -212,6 +233,8 @@ def _flatten_gradients(parameters: list[nn.Parameter]) -> list[torch.Tensor]:
 
 def is_dense(x: torch.Tensor) -> bool:
     """Whether a tensor fills a piece of memory, in whatever order of its dimensions."""
+    if not x.numel():
+        return True
     expected = 1
     for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
         if size != 1 and stride != expected:
@@ -221,7 +244,7 @@ def is_dense(x: torch.Tensor) -> bool:
 
 
 def _open_momentum(optimizer: optim.Optimizer) -> None:
-    """Let momenta of fused SGD be there before the first step: it leaves them undefined if skipped.
+    """Let momenta of fused SGD be there before the first step, which leaves them open if skipped.
 
     They are zero, from which a first step gives what it would give without them.
     """
@@ -230,21 +253,22 @@ def _open_momentum(optimizer: optim.Optimizer) -> None:
     for group in optimizer.param_groups:
         if group["fused"] and group["momentum"] and not group["dampening"]:
             for p in group["params"]:
-                optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p)
+                if optimizer.state[p].get("momentum_buffer") is None:
+                    optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p)
 
 
 def _fused(
     optimizer_cls: type[optim.Optimizer], config: dict[str, Any], parameters: list[nn.Parameter]
 ) -> dict[str, Any]:
     """`config`, with the fused implementation where the class has one and nothing else is asked."""
-    chosen = {"fused", "foreach", "capturable", "differentiable"} & config.keys()
+    chosen = _WAYS & config.keys()
     has_fused = "fused" in inspect.signature(optimizer_cls).parameters
-    # Fused SGD damps its first momentum, too, where that is there before the first step.
     fits = all(
         p.is_floating_point() and p.device.type in ("cpu", "cuda") and is_dense(p)
         for p in parameters
     )
-    fits &= not (optimizer_cls is optim.SGD and config.get("dampening"))
-    # PyTorch before 2.10 has no fused Adagrad on a GPU.
+    # A momentum that is there before the first step is damped in it, and one that is not is none.
+    fits &= not (issubclass(optimizer_cls, optim.SGD) and config.get("dampening"))
+    # Older PyTorch has no fused Adagrad on a GPU.
     fits &= not (optimizer_cls is optim.Adagrad and parameters[0].device.type == "cuda")
     return config | {"fused": True} if has_fused and fits and not chosen else config

@@ -122,7 +122,8 @@ class Graphs:
             return self._learn(algorithm), 0
 
     def _learn(self, algorithm: "OnPolicyAlgorithm[Any, Any, Any]") -> dict[str, torch.Tensor]:
-        if self._learning is None:
+        # A copy of an algorithm has what remembers the original.
+        if self._learning is None or not self._learning.is_of(algorithm):
             self._learning = Learning(algorithm)
         learning = self._learning
         learning.begin()

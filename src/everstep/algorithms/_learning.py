@@ -41,6 +41,10 @@ class Learning:
         #: Which sequences the optimizer steps of a graph see, `[steps, sequences]`.
         self._order: None | torch.Tensor = None
 
+    def is_of(self, algorithm: "OnPolicyAlgorithm[Any, Any, Any]") -> bool:
+        """Whether it is this algorithm's update."""
+        return self._algorithm() is algorithm
+
     @property
     def algorithm(self) -> "OnPolicyAlgorithm[Any, Any, Any]":
         """Whose update it is."""

@@ -1,5 +1,7 @@
 """What is trained, in groups that may have learning rates of their own."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -53,8 +55,7 @@ def value_parameters(policy: GenericPolicyBase[Any], rollout: Rollout) -> set[in
     obs = rollout.observation.zeros(n, *window, device=device)
     trained = [p for p in policy.model.parameters() if p.requires_grad]
     forked = torch.random.fork_rng([device] if device.type == "cuda" else [])
-    # cuDNN differentiates recurrent layers in train mode only.
-    plain = torch.backends.cudnn.flags(enabled=False)
+    plain = _without_cudnn() if device.type == "cuda" else nullcontext()
     with forked, plain, torch.enable_grad(), model_mode(policy.model, training=False):
         states = policy.memory.flatten(policy.init_states(n))
         distribution, values, _ = policy._respond(obs, states)
@@ -67,3 +68,14 @@ def value_parameters(policy: GenericPolicyBase[Any], rollout: Rollout) -> set[in
             )
         ]
     return reached[0] - reached[1]
+
+
+@contextmanager
+def _without_cudnn() -> Iterator[None]:
+    """CuDNN differentiates recurrent layers in train mode only."""
+    before = torch.backends.cudnn.enabled
+    torch.backends.cudnn.enabled = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.enabled = before

@@ -63,7 +63,7 @@ def restore(algorithm: "OnPolicyAlgorithm[Any, Any, Any]", state: dict[str, Any]
             normalizer.load_state_dict(state["normalizer"])
     except RuntimeError as error:
         raise CheckpointError(f"The checkpoint's weights do not fit the model. {error}") from None
-    algorithm.optimizer.load_state_dict(state["optimizer"])
+    algorithm.updater.load_state_dict(state["optimizer"])
     algorithm.grad_scaler.load_state_dict(state["grad_scaler"])
     algorithm.state = type(algorithm.state)(**{**state["counters"], "buffered": False})
     algorithm.discounted_returns.load_state_dict(state["discounted_returns"])

@@ -8,7 +8,7 @@ from tensordict import TensorDict
 
 Action: TypeAlias = torch.Tensor | TensorDict
 
-#: Steps an environment with actions `[N, …]`, and calls what has time until it is done.
+#: Steps an environment with actions `[N, …]`, and calls what can be done before it returns.
 Step: TypeAlias = Callable[[Any, Action, Callable[[], None]], TensorDict]
 
 

@@ -14,13 +14,21 @@ def vanishing(dtype: torch.dtype) -> float:
 
 
 def without_vanishing(logits: torch.Tensor) -> torch.Tensor:
-    """The same logits, to which no vanishing gradient flows back. GPUs are as fast with these."""
-    # What numbers of 16 bits lack is range: there is nothing to cut.
-    is_wide = logits.dtype in (torch.float32, torch.float64)
-    if is_wide and logits.is_cpu and logits.grad_fn is not None:
+    """The same logits, to which no vanishing gradient flows back.
+
+    On a CPU: GPUs are as fast with subnormal numbers. In float16 all gradients would vanish.
+    """
+    if (
+        not torch.compiler.is_compiling()  # where hooks are nothing to be looked at
+        and logits.is_cpu
+        and logits.dtype is not torch.float16
+        and logits.grad_fn is not None
+    ):
         logits.register_hook(_cut)
     return logits
 
 
-def _cut(gradient: torch.Tensor) -> torch.Tensor:
+def _cut(gradient: None | torch.Tensor) -> None | torch.Tensor:
+    if gradient is None:  # another output of the operation that made the logits is differentiated
+        return None
     return gradient.masked_fill(gradient.abs() < vanishing(gradient.dtype), 0.0)

@@ -58,20 +58,32 @@ def is_watched(module: nn.Module) -> bool:
 
 def is_compiled(model: nn.Module) -> bool:
     """Whether a part of a model is compiled by `torch.compile`."""
-    return any(
-        module._compiled_call_impl is not None
-        or "_orig_mod" in module._modules
-        or any(
-            hasattr(x, "_torchdynamo_orig_callable")
-            for x in (type(module).forward, *vars(module).values())
-        )
-        for module in model.modules()
+    for module in model.modules():
+        if module._compiled_call_impl is not None or "_orig_mod" in module._modules:
+            return True
+        own = (vars(cls) for cls in type(module).__mro__ if cls is not nn.Module)
+        for members in (vars(module), *own):
+            if any(_is_compiled(member) for member in members.values()):
+                return True
+    return False
+
+
+def _is_compiled(member: object) -> bool:
+    """Whether it is what `torch.compile` returned, and not what it was told to leave alone."""
+    return (
+        callable(member)
+        and hasattr(member, "_torchdynamo_orig_callable")
+        and not getattr(member, "_torchdynamo_disable", False)
     )
 
 
 def is_own(thing: object, name: str, cls: type) -> bool:
     """Whether a method is the one of that class: not overridden, nor replaced on the object."""
     return getattr(type(thing), name) is getattr(cls, name) and name not in vars(thing)
+
+
+#: Numbers of a layer that are computed at once: half a megabyte stays in the cache.
+MOST_NUMBERS = 2**17
 
 
 class Chain:
@@ -81,13 +93,13 @@ class Chain:
 
     Args:
         network: The chain; `is_chain` of it is true.
-        rows: Rows that are computed at once, so that what one layer hands to the next stays in the
-            cache.
+        rows: Rows that are there to be computed; wide layers take fewer of them at once.
 
     """
 
     def __init__(self, network: nn.Sequential, rows: int) -> None:
         layers = _linear(network)
+        rows = min(rows, max(1, MOST_NUMBERS // max(layer.out_features for layer in layers)))
         activations = [activation.apply for activation in _activations(network)]
         self._hidden = [
             (
@@ -190,10 +202,13 @@ class TrainedChain:
         if rows not in self._places:
             *hidden, last = [layer.weight for layer in self._layers]
             outputs = [weight.new_empty(rows, len(weight)) for weight in hidden]
-            self._places[rows] = _Places(
-                [*outputs, last.new_empty(len(last), rows)],
-                [torch.empty_like(x) for x in outputs],
-            )
+            # A gradient takes the place of what the layer above has returned: nobody looks there
+            # by then.
+            gradients = [
+                torch.empty_like(x) if above is None or above.shape != x.shape else above
+                for x, above in zip(outputs, [*outputs[1:], None], strict=False)
+            ]
+            self._places[rows] = _Places([*outputs, last.new_empty(len(last), rows)], gradients)
         return self._places[rows]
 
 

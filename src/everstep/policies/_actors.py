@@ -17,7 +17,7 @@ from ._base import GenericPolicyBase
 #: Rows whose log-probabilities and values are computed at once.
 BLOCK_ROWS = 2048
 
-#: The same where environments are stepped meanwhile: as little as an env step of theirs may take.
+#: The same where environments are stepped meanwhile: few enough for an env step of theirs.
 MEANWHILE_ROWS = 512
 
 
@@ -92,18 +92,20 @@ class BlockActor(Actor):
         super().__init__(policy, rollout, deterministic=deterministic)
         self._model: DefaultModel = policy.model
         num_envs = rollout.num_envs
-        rows = MEANWHILE_ROWS if meanwhile else BLOCK_ROWS
-        steps = min(rollout.horizon, max(1, rows // num_envs))
+        steps = min(rollout.horizon, max(1, BLOCK_ROWS // num_envs))
+        #: Env steps whose log-probabilities and values are computed at once.
+        self._at_once = min(steps, max(1, MEANWHILE_ROWS // num_envs)) if meanwhile else steps
         weight = next(self._model.policy.parameters())
         #: What the policy's network gives in each env step of a block, `[S, N, width]`.
         self._outputs = weight.new_empty(steps, num_envs, self._model.policy[-1].out_features)
         self._network = self._make_network()
-        self._critic = Chain(self._model.vf_model, min(steps * num_envs, rows))
+        self._critic = Chain(self._model.vf_model, min(self._at_once * num_envs, BLOCK_ROWS))
         self._draws = self._make_draws()
         # The same memory: a row of an array costs a fifth of one of a tensor.
         self._output_rows, self._obs_rows = self._outputs.numpy(), rollout.obs[0].numpy()
         self._action_rows = rollout.actions[0].numpy()
-        self._t, self._start, self._end = 0, 0, 0
+        # Env steps: the last one, the block's first and the one behind it, those that are stored.
+        self._t, self._start, self._end, self._stored = 0, 0, 0, 0
 
     def _make_network(self) -> Chain | HostChain:
         network, rows = self._model.policy, self.rollout.num_envs
@@ -115,7 +117,7 @@ class BlockActor(Actor):
         kind = draws_of(self.policy.distribution_cls)
         if kind is None or not self._model.outputs.are_views:
             return None
-        return kind(self._features(len(self._outputs)), len(self._outputs), self._model)
+        return kind(self._features(slice(None)), len(self._outputs), self._model)
 
     # Observations that are not finite are found when the rollout is complete.
     @np.errstate(all="ignore")
@@ -147,13 +149,15 @@ class BlockActor(Actor):
             self._network(seen.numpy(), self._output_rows[step])
 
     def catch_up(self) -> None:
-        """See `Actor.catch_up`. The last block waits for what the last env step leads to."""
-        if self._t + 1 == self._end < self.rollout.horizon:
-            self._store()
+        """See `Actor.catch_up`. The last env steps wait for what the very last one leads to."""
+        done = self._t + 1
+        is_due = done == self._end or done - self._stored == self._at_once
+        if is_due and done < self.rollout.horizon:
+            self._store(done)
 
     def complete(self, states: Leaves) -> None:
         """See `Actor.complete`."""
-        self._store()
+        self._store(self._end)
 
     def _seen(self, obs: Leaves) -> torch.Tensor:
         """What the networks see of observations, `[B, …]`."""
@@ -165,10 +169,12 @@ class BlockActor(Actor):
         if self._draws is not None and not self.deterministic:
             self._draws.refresh()
 
-    def _store(self) -> None:
-        """Complete a block of env steps in the rollout."""
-        rollout, start, end = self.rollout, self._start, self._end
-        distribution = self.policy._distribution(self._features(end - start))
+    def _store(self, end: int) -> None:
+        """Complete the env steps before `end` in the rollout."""
+        rollout, start = self.rollout, self._stored
+        self._stored = end
+        features = self._features(slice(start - self._start, end - self._start))
+        distribution = self.policy._distribution(features)
         (actions,) = rollout.actions
         logp = distribution.latents_logp(actions[start:end].flatten(0, 1))
         rollout.logp[start:end].flatten(0, 1).copy_(logp)
@@ -176,9 +182,9 @@ class BlockActor(Actor):
         seen = self._seen(tuple(leaf[start:end].flatten(0, 1) for leaf in rollout.obs))
         self._critic(seen, rollout.values[start:end].flatten(0, 1))
 
-    def _features(self, steps: int) -> dict[str, torch.Tensor]:
-        """Features `[S·N, …]` of the first env steps of the block."""
-        features: dict[str, torch.Tensor] = self._model.outputs(self._outputs[:steps].flatten(0, 1))
+    def _features(self, steps: slice) -> dict[str, torch.Tensor]:
+        """Features `[S·N, …]` of some env steps of the block."""
+        features: dict[str, torch.Tensor] = self._model.outputs(self._outputs[steps].flatten(0, 1))
         return features
 
 

@@ -212,7 +212,7 @@ class Rollout:
         for x, expected in zip(leaves, self._expected, strict=True):
             expected.check(x)
         rows = self._outcomes[t]
-        if self.device.type == "cuda":  # where older PyTorch takes all for what the first row is
+        if self.device.type == "cuda":  # older PyTorch takes all to have the first row's dtype
             leaves = [x.to(row.dtype) for x, row in zip(leaves, rows, strict=True)]
         torch._foreach_copy_(rows, leaves)  # one call instead of one a tensor
 

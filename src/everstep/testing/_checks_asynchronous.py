@@ -18,8 +18,7 @@ def check_asynchronous(subject: Subject) -> None:
     """`step_async` and `step_wait` of an environment that is `asynchronous` are its `step`."""
     num_envs = max(subject.num_envs_choices)
     with Player(subject, num_envs, seed=subject.seed) as player:
-        if not is_asynchronous(player.env):
-            raise NotApplicable("the environment does not say that it is `asynchronous`")
+        _check_declared(player.env)
         player.reset()
         rows = [_in_halves(player) for _ in range(_STEPS)]
         player.reset()  # no env step is left under way
@@ -37,6 +36,22 @@ def check_asynchronous(subject: Subject) -> None:
                     f"{changed}, at env step {t}",
                     "Let `step` be the two, one after the other; or do not declare `asynchronous`.",
                 )
+
+
+def _check_declared(env: Any) -> None:
+    """Raise where there are no halves to be compared."""
+    if not getattr(env, "asynchronous", False):
+        raise NotApplicable("the environment does not say that it is `asynchronous`")
+    for name in ("step_async", "step_wait"):
+        if not hasattr(env, name):
+            raise Violation(
+                "`asynchronous`",
+                "Where it is True, `step_async` and `step_wait` are an env step.",
+                f"no `{name}`",
+                "Add it, or do not declare `asynchronous`.",
+            )
+    if not is_asynchronous(env):
+        raise NotApplicable("`step` is overridden and `step_async` is not, so `step` is called")
 
 
 def _in_halves(player: Player) -> Row:
