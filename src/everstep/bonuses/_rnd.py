@@ -17,7 +17,7 @@ from ..specs import Leaves, Structure, leaf_specs
 from ._base import Bonus, Stream
 
 #: Observations that are looked at together, of whole env steps.
-CHUNK = 2048
+CHUNK = 1024
 
 #: Largest absolute value of a normalised observation.
 CLIP = 5.0
