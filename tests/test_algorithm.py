@@ -1025,3 +1025,56 @@ def test_training_on_cuda(env_cls: type[Env]) -> None:
     assert algorithm.buffer.device.type == "cuda"
     assert math.isfinite(stats["losses/total"])
     assert not same(before, weights(algorithm))
+
+
+on_every_device = pytest.mark.parametrize(
+    "device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+)
+
+
+class Counting(Env):
+    """Observes the env step, and is rewarded by it, both in float64."""
+
+    def __init__(self, num_envs: int, /, horizon: Any = None, *, device: Any = "cpu") -> None:
+        super().__init__(num_envs, horizon, device=device)
+        self.observation_spec = Unbounded(2, dtype=torch.float64, device=torch.device(device))
+        self.action_spec = Bounded(-1.0, 1.0, 1, device=torch.device(device))
+
+    def reset(self, *, config: None | dict[str, Any] = None) -> torch.Tensor:
+        self.t = 0
+        return self.observation_spec.zero([self.num_envs])
+
+    def step(self, action: Any) -> TensorDict:
+        self.t += 1
+        obs = torch.full((self.num_envs, 2), self.t + 0.1, dtype=torch.float64, device=self.device)
+        return TensorDict({"obs": obs, "rewards": 10 * obs[:, :1]}, [self.num_envs])
+
+
+@on_every_device
+def test_what_an_environment_returns_is_kept_in_the_rollouts_dtypes(device: str) -> None:
+    algorithm = AlgorithmConfig(**SMALL, device=device, normalize_rewards=False).build(Counting)
+    algorithm.collect()
+    steps = torch.arange(1.0, 17.0)
+    obs, rewards = algorithm.rollout.obs[0].cpu(), algorithm.rollout.rewards.cpu()
+    assert obs.dtype is torch.float64
+    assert rewards.dtype is torch.float32
+    assert torch.equal(obs[1:17], (steps.double() + 0.1).view(16, 1, 1).expand(16, 8, 2))
+    torch.testing.assert_close(rewards[:16], (10 * steps + 1).view(16, 1, 1).expand(16, 8, 1))
+
+
+@on_every_device
+def test_a_memory_may_have_learning_rates_of_its_own(device: str) -> None:
+    """Whose parameters are found by differentiating in eval mode, which cuDNN refuses."""
+    enabled = torch.backends.cudnn.enabled
+    algorithm = RecurrentAlgorithmConfig(
+        num_envs=4,
+        horizon=8,
+        device=device,
+        model_config={"hidden_size": 8},
+        optimizer_config={"lr_pi": 1e-3, "lr_v": 1e-2},
+    ).build(DiscreteDummyEnv)
+    algorithm.collect()
+    algorithm.step()
+    assert torch.backends.cudnn.enabled is enabled
+    rates = [float(group["lr"]) for group in algorithm.optimizer.param_groups]
+    assert rates == pytest.approx([1e-3, 1e-2])
