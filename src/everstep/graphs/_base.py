@@ -105,12 +105,16 @@ def refuse(name: str) -> None:
     )
 
 
-class _Watching(TorchDispatchMode):
-    """Hands the names of operations that no graph can hold to `found`; see `watching`."""
+class _Looking:
+    """A mode that looks at one kind of devices, and hands what it finds to `found`."""
 
     def __init__(self, device_type: None | str, found: Callable[[str], None]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.device_type, self.found = device_type, found
+
+
+class _Watching(_Looking, TorchDispatchMode):
+    """Hands the names of operations that no graph can hold to `found`; see `watching`."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: None | dict[str, Any] = None
@@ -120,12 +124,8 @@ class _Watching(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-class AtTheHost(TorchFunctionMode):
+class AtTheHost(_Looking, TorchFunctionMode):
     """Hands the names of functions that go past the dispatcher to `found`; see `watching`."""
-
-    def __init__(self, device_type: None | str, found: Callable[[str], None]) -> None:
-        super().__init__()
-        self.device_type, self.found = device_type, found
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: None | dict[str, Any] = None
