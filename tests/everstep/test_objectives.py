@@ -1,0 +1,318 @@
+"""Objectives: laws, PPO and A2C where they must agree, and TorchRL's losses as oracles."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+from tensordict.nn import (
+    InteractionType,
+    ProbabilisticTensorDictModule,
+    ProbabilisticTensorDictSequential,
+    TensorDictModule,
+)
+from torch import nn
+from torchrl.objectives import A2CLoss, ClipPPOLoss
+
+from everstep import AlgorithmConfig, ContinuousDummyEnv, DiscreteDummyEnv, TrainConfig
+from everstep.distributions import Categorical, Distribution, Normal
+from everstep.errors import ConfigError
+from everstep.hyperparameters import Hyperparameters
+from everstep.losses import weighted_sum
+from everstep.models import Model
+from everstep.objectives import A2C, PPO, ActorCritic
+from everstep.rollouts import Minibatch
+
+SMALL: dict[str, Any] = {"num_envs": 8, "horizon": 8, "seed": 0, "num_sgd_iters": 1}
+
+
+# ---- PPO and A2C -----------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("env_cls", [DiscreteDummyEnv, ContinuousDummyEnv])
+def test_where_the_policy_has_not_moved_ppo_has_the_gradient_of_a2c(env_cls: Any) -> None:
+    config = {**SMALL, "normalize_advantages": False, "entropy_coeff": 0.02}
+    algorithm = AlgorithmConfig(**config).build(env_cls)
+    algorithm.collect()
+    algorithm._estimate_advantages()
+    (minibatch,) = algorithm.policy.sequences(algorithm.rollout).minibatches(
+        64, shuffle=False, joint=False, permute=torch.randperm
+    )
+    gradients = []
+    for objective in (PPO, A2C):
+        loss = objective(algorithm.config, entropy_coeff=torch.tensor(0.02))
+        distribution, values = algorithm.policy.evaluate(minibatch)
+        total = loss(minibatch, distribution, values)["total"]
+        gradients.append(torch.autograd.grad(total, list(algorithm.policy.model.parameters())))
+    for ppo, a2c in zip(*gradients, strict=True):
+        assert a2c.abs().max() > 0
+        torch.testing.assert_close(ppo, a2c, rtol=0, atol=1e-12)
+
+
+@pytest.mark.usefixtures("float64")
+def test_one_update_of_ppo_is_one_of_a2c() -> None:
+    config = {**SMALL, "normalize_advantages": False}
+    updated = []
+    for name in ("ppo", "a2c"):
+        algorithm = AlgorithmConfig(**config, objective=name).build(DiscreteDummyEnv)
+        algorithm.collect()
+        algorithm.step()
+        updated.append(torch.cat([p.flatten() for p in algorithm.policy.model.parameters()]))
+    torch.testing.assert_close(*updated, rtol=0, atol=1e-12)
+
+
+def test_a2c_goes_through_a_rollout_once_and_ppo_four_times() -> None:
+    for objective, epochs in (("a2c", 1), ("ppo", 4), (A2C, 1), (PPO, 4)):
+        algorithm = AlgorithmConfig(num_envs=2, horizon=2, objective=objective).build(
+            DiscreteDummyEnv
+        )
+        assert algorithm.hparams.num_sgd_iters == epochs
+    chosen = AlgorithmConfig(num_envs=2, horizon=2, objective="a2c", num_sgd_iters=3)
+    assert chosen.build(DiscreteDummyEnv).hparams.num_sgd_iters == 3
+
+
+def test_an_unknown_objective_is_told() -> None:
+    with pytest.raises(ConfigError, match="one of a2c, ppo, or a class; got 'a3c'"):
+        AlgorithmConfig(num_envs=2, horizon=2, objective="a3c").build(DiscreteDummyEnv)
+
+
+class Reinforce(ActorCritic):
+    """The policy gradient with the returns themselves."""
+
+    default_num_sgd_iters = 1
+
+    def gain(self, logp: torch.Tensor, minibatch: Minibatch) -> torch.Tensor:
+        return logp * minibatch.returns
+
+
+def test_a_file_may_name_an_objective(tmp_path: Path) -> None:
+    for name, cls in (("a2c", A2C), ("tests.everstep.test_objectives.Reinforce", Reinforce)):
+        file = tmp_path / "train.yaml"
+        file.write_text(
+            f"env_cls: everstep.env.DiscreteDummyEnv\nnum_envs: 4\nhorizon: 4\nobjective: {name}\n"
+            "optimizer_config: {lr_pi: 1e-4, lr_v: 1e-3}\n"
+        )
+        trainer = TrainConfig.from_file(file).build(run_dir=tmp_path / name, track=False)
+        trainer.step()
+        assert isinstance(trainer.algorithm.objective, cls)
+        again = TrainConfig.from_file(tmp_path / name / "config.yaml")
+        assert isinstance(again.build(run_dir=None).algorithm.objective, cls)
+
+
+# ---- learning rates of their own -------------------------------------------------------------
+
+
+class Shared(Model):
+    """One trunk under two heads."""
+
+    def __init__(self, observation_spec: Any, action_spec: Any, /) -> None:
+        super().__init__(observation_spec, action_spec)
+        self.trunk, self.policy, self.vf = nn.Linear(1, 4), nn.Linear(4, 2), nn.Linear(4, 1)
+
+    def forward(self, batch: TensorDict, /) -> Any:
+        self.seen = self.trunk(batch["obs"])
+        return TensorDict({"logits": self.policy(self.seen).unsqueeze(1)}, batch.batch_size)
+
+    def value_function(self) -> torch.Tensor:
+        return self.vf(self.seen)
+
+
+def test_policy_and_values_have_learning_rates_of_their_own() -> None:
+    config = AlgorithmConfig(
+        **SMALL, model_cls=Shared, objective="a2c", optimizer_config={"lr_pi": 1e-4, "lr_v": 0.0}
+    )
+    algorithm = config.build(DiscreteDummyEnv)
+    model = algorithm.policy.model
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    algorithm.collect()
+    assert algorithm.step()["coefficients/lr"] == 1e-4
+    # What both depend on belongs to the policy.
+    moved = {n.split(".")[0] for n, p in model.named_parameters() if not torch.equal(p, before[n])}
+    assert moved == {"trunk", "policy"}
+    assert [group["lr"] for group in algorithm.optimizer.param_groups] == [1e-4, 0.0]
+
+
+def test_learning_rates_of_their_own_exclude_a_schedule() -> None:
+    config = AlgorithmConfig(
+        **SMALL, optimizer_config={"lr_v": 1e-3}, lr_schedule=[(0, 1e-3), (10, 0.0)]
+    )
+    with pytest.raises(ConfigError, match="lr_v, and `lr_schedule` sets one"):
+        config.build(DiscreteDummyEnv)
+    with pytest.raises(ConfigError, match="Invalid learning rate"):
+        AlgorithmConfig(**SMALL, optimizer_config={"lr_pi": -1.0}).validate()
+
+
+# ---- terms of one's own ----------------------------------------------------------------------
+
+
+class Centred:
+    """Keeps the means of actions near 0."""
+
+    name = "centred"
+
+    def setup(self, policy: Any) -> None:
+        self.policy = policy
+
+    def __call__(
+        self, minibatch: Minibatch, distribution: Any, values: torch.Tensor
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        squares = distribution.mean.square().sum(-1, keepdim=True)
+        loss = 0.5 * weighted_sum(squares, minibatch.weight)
+        return loss, {"largest": squares.max()}
+
+
+@pytest.mark.usefixtures("float64")
+def test_added_terms_are_minimised_and_reported() -> None:
+    add_on = Centred()
+    plain = AlgorithmConfig(**SMALL).build(ContinuousDummyEnv)
+    plain.collect()
+    algorithm = AlgorithmConfig(**SMALL, policy_loss_addons=[add_on]).build(ContinuousDummyEnv)
+    algorithm.collect()
+    expected = (
+        0.5
+        * algorithm.policy.evaluate(
+            next(
+                algorithm.policy.sequences(algorithm.rollout).minibatches(
+                    64, shuffle=False, joint=False, permute=torch.randperm
+                )
+            )
+        )[0]
+        .mean.square()
+        .sum(-1)
+        .mean()
+    )
+    found, without = algorithm.step(), plain.step()
+    assert add_on.policy is algorithm.policy
+    assert found["losses/centred"] == pytest.approx(expected.item(), abs=1e-12)
+    assert found["losses/total"] == pytest.approx(without["losses/total"] + expected.item())
+    assert found["losses/centred/largest"] > found["losses/centred"]
+    assert found["monitors/grad_norm"] != without["monitors/grad_norm"]
+
+
+# ---- the whole objective, against TorchRL's --------------------------------------------------
+
+
+class Network(nn.Module):
+    """Policy and value networks whose gradients are compared."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        self.policy = nn.Sequential(nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, outputs))
+        self.value = nn.Sequential(nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, 1))
+
+
+def torchrl_loss(
+    kind: type[ActorCritic],
+    network: Network,
+    discrete: bool,
+    td: TensorDict,
+    options: Hyperparameters,
+) -> dict[str, torch.Tensor]:
+    if discrete:
+        head = TensorDictModule(network.policy, ["obs"], ["logits"])
+        keys, cls = ["logits"], torch.distributions.Categorical
+    else:
+
+        class Split(nn.Module):
+            def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+                mean, log_std = x.chunk(2, -1)
+                return mean, log_std.exp()
+
+        head = TensorDictModule(nn.Sequential(network.policy, Split()), ["obs"], ["loc", "scale"])
+        keys = ["loc", "scale"]
+
+        def independent(loc: torch.Tensor, scale: torch.Tensor) -> torch.distributions.Distribution:
+            return torch.distributions.Independent(torch.distributions.Normal(loc, scale), 1)
+
+        cls = independent
+    actor = ProbabilisticTensorDictSequential(
+        head,
+        ProbabilisticTensorDictModule(
+            in_keys=keys,
+            out_keys=["action"],
+            distribution_class=cls,
+            return_log_prob=True,
+            default_interaction_type=InteractionType.RANDOM,
+        ),
+    )
+    critic = TensorDictModule(network.value, ["obs"], ["state_value"])
+    common: dict[str, Any] = {
+        "entropy_bonus": options.entropy_coeff > 0,
+        "entropy_coeff": options.entropy_coeff,
+        "critic_coeff": options.vf_coeff,
+        "loss_critic_type": "smooth_l1" if options.vf_loss == "smooth_l1" else "l2",
+    }
+    if kind is A2C:
+        loss: Any = A2CLoss(actor, critic, **common)
+    else:
+        clipped = {"clip_epsilon": options.clip_param, "normalize_advantage": False}
+        loss = ClipPPOLoss(actor, critic, **common, **clipped)
+    loss.set_keys(advantage="advantage", value_target="value_target", sample_log_prob="logp")
+    return dict(loss(td.clone()).items())
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("kind", [PPO, A2C])
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("discrete", [True, False], ids=["discrete", "continuous"])
+@pytest.mark.parametrize("vf_loss", ["smooth_l1", "mse"])
+def test_loss_and_gradients_agree_with_torchrl(
+    kind: type[ActorCritic], seed: int, discrete: bool, vf_loss: str
+) -> None:
+    torch.manual_seed(seed)
+    rows, options = 64, 3
+    network = Network(options if discrete else 2 * options)
+    obs, advantages = torch.randn(rows, 5), torch.randn(rows, 1)
+    returns = 2 * torch.randn(rows, 1)
+    actions = torch.randint(options, (rows, 1)) if discrete else torch.randn(rows, options)
+    # TorchRL's "l2" is the squared error; ours is half of it.
+    scale = 1.0 if vf_loss == "smooth_l1" else 2.0
+    config = Hyperparameters(
+        entropy_coeff=0.03, vf_coeff=0.7, clip_param=0.15, vf_loss=vf_loss, vf_clip_param=None
+    )
+
+    def distribution(outputs: torch.Tensor) -> Distribution:
+        if discrete:
+            return Categorical({"logits": outputs.unsqueeze(1)}, None)
+        mean, log_std = outputs.chunk(2, -1)
+        return Normal({"mean": mean, "log_std": log_std}, None)
+
+    with torch.no_grad():
+        logp = distribution(network.policy(obs)).logp(actions) + 0.3 * torch.randn(rows, 1)
+    minibatch = Minibatch(
+        obs=(obs,),
+        states=(),
+        first=torch.zeros(rows, 1, 1, dtype=torch.bool),
+        actions=actions,
+        logp=logp,
+        values=torch.zeros(rows, 1),
+        advantages=advantages,
+        returns=returns,
+        weight=torch.full((rows, 1), 1 / rows),
+    )
+    objective = kind(config, entropy_coeff=torch.tensor(config.entropy_coeff))
+    losses = objective(minibatch, distribution(network.policy(obs)), network.value(obs))
+    ours = torch.autograd.grad(
+        losses["total"] + (scale - 1) * config.vf_coeff * losses["vf"], list(network.parameters())
+    )
+
+    td = TensorDict(
+        {
+            "obs": obs,
+            "action": actions.squeeze(-1) if discrete else actions,
+            "logp": logp.squeeze(-1),
+            "advantage": advantages,
+            "value_target": returns,
+        },
+        batch_size=[rows],
+    )
+    oracle = torchrl_loss(kind, network, discrete, td, config)
+    total = oracle["loss_objective"] + oracle["loss_critic"] + oracle["loss_entropy"]
+    theirs = torch.autograd.grad(total, list(network.parameters()), allow_unused=True)
+
+    assert losses["policy"].item() == pytest.approx(-oracle["loss_objective"].item(), abs=1e-9)
+    assert losses["entropy"].item() == pytest.approx(oracle["entropy"].item(), abs=1e-9)
+    for mine, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine, other, rtol=0, atol=1e-9)

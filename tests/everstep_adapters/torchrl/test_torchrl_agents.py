@@ -1,0 +1,201 @@
+"""TorchRL's multi-agent environments: agents are rows, and those that died wait."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torchrl.data import Categorical, Composite, Unbounded
+from torchrl.envs import StepCounter, TransformedEnv
+
+import everstep
+from everstep import Trainer
+from everstep.errors import AdapterError
+from everstep.testing import EnvConformance
+from everstep_adapters import TorchRLEnv
+from tests.everstep_adapters.torchrl.torchrl_toys import NEVER, Recorder, Team
+
+#: Two environments of three agents: how long each lives, and when the environments end.
+LIVES, LENGTHS = [[2, 4, NEVER], [NEVER, 3, 3]], [5, NEVER]
+
+
+def expected_rows(lives: list[list[int]], lengths: list[int], num_steps: int) -> list[Any]:
+    """Each agent's (env, agent, episode, t) and flags, from counting by hand."""
+    rows: list[Any] = [[] for _ in range(num_steps)]
+    for own, length in zip(lives, lengths, strict=True):
+        t = 0
+        for row in rows:
+            t += 1
+            all_dead = all(life <= t for life in own)
+            reset = t >= length or all_dead
+            for life in own:
+                valid = t <= life
+                terminated = t == life
+                row.append(
+                    {
+                        "valid": valid,
+                        "terminated": terminated,
+                        "truncated": valid and reset and not terminated,
+                        "first": reset,
+                        "rewards": float(t) if valid else 0.0,
+                    }
+                )
+            t = 0 if reset else t
+    return rows
+
+
+def play(env: Any, num_steps: int) -> list[Any]:
+    action = env.action_spec.zero(torch.Size([env.num_envs]))
+    env.reset()
+    return [env.step(action) for _ in range(num_steps)]
+
+
+@pytest.mark.parametrize("lengths", [LENGTHS, [3, 3], [1, 2], [NEVER, 7]])
+def test_agents_that_die_wait_for_their_environment(lengths: list[int]) -> None:
+    env = TorchRLEnv(Team(LIVES, lengths))
+    assert env.num_envs == 6
+    assert env.episode_keys == {"terminated", "truncated", "first", "final_obs", "valid"}
+    rows = play(env, 20)
+    for row, expected in zip(rows, expected_rows(LIVES, lengths, 20), strict=True):
+        for key in expected[0]:
+            assert row[key].flatten().tolist() == [agent[key] for agent in expected], key
+
+
+def test_agents_see_their_own_observation_and_what_all_share() -> None:
+    env = TorchRLEnv(Team(LIVES, LENGTHS))
+    assert list(env.observation_spec.keys()) == ["observation", "camera"]
+    assert env.action_spec == Categorical(3, shape=torch.Size([1]))
+    obs = env.reset()
+    assert obs["observation"][:, :2].tolist() == [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2]]
+    row = play(env, 3)[-1]  # the second environment's last two agents have just died
+    assert row["obs"]["camera"].tolist() == [[1, 3]] * 6
+    assert row["final_obs"]["observation"][4].tolist() == [1, 1, 1, 3]
+    only = TorchRLEnv(Team(LIVES, LENGTHS), observation_keys=[("agents", "observation")])
+    assert only.observation_spec == Unbounded(4)
+    assert "2 environments of 3 `agents`" in only.describe()["num_envs"]
+
+
+def test_agents_act_for_themselves() -> None:
+    env = TorchRLEnv(Team([[9, 9], [9, 9]], [9, 9]))
+    env.reset()
+    row = env.step(torch.tensor([[0], [1], [2], [0]]))
+    assert row["rewards"].flatten().tolist() == [1.0, 2.0, 3.0, 1.0]
+
+
+def test_a_teams_reward_is_everybodys() -> None:
+    env = TorchRLEnv(Team(LIVES, LENGTHS, team_reward=True))
+    rewards = [row["rewards"].flatten().tolist() for row in play(env, 3)]
+    assert rewards == [[3, 3, 3, 3, 3, 3], [6, 6, 6, 6, 6, 6], [0, 6, 6, 9, 9, 9]]
+
+
+def test_without_flags_of_their_own_agents_end_with_their_environment() -> None:
+    env = TorchRLEnv(Team([[NEVER] * 2] * 2, [2, 3], own_flags=False))
+    assert "valid" not in env.episode_keys
+    rows = play(env, 6)
+    truncated = [row["truncated"].flatten().tolist() for row in rows]
+    assert [ends[:2] for ends in truncated] == [[t % 2 == 0] * 2 for t in range(1, 7)]
+    assert [ends[2:] for ends in truncated] == [[t % 3 == 0] * 2 for t in range(1, 7)]
+    assert all(torch.equal(row["truncated"], row["first"]) for row in rows)
+
+
+def test_without_flags_of_their_environment_agents_are_reset_one_by_one() -> None:
+    env = TorchRLEnv(Team([[2, 3], [1, NEVER]], [NEVER] * 2, root_flags=False))
+    assert "valid" not in env.episode_keys
+    rows = play(env, 6)
+    for t, row in enumerate(rows, 1):
+        ends = [t % 2 == 0, t % 3 == 0, True, False]
+        assert row["terminated"].flatten().tolist() == ends
+        assert row["first"].flatten().tolist() == ends
+        assert row["obs"]["observation"][:, 3].tolist() == [t % 2, t % 3, 0, t]
+
+
+def test_a_clock_around_a_team_truncates_who_is_alive() -> None:
+    for env in (
+        TorchRLEnv(Team(LIVES, [NEVER] * 2), max_episode_steps=5),
+        TorchRLEnv(TransformedEnv(Team(LIVES, [NEVER] * 2), StepCounter(5))),
+    ):
+        rows = play(env, 12)
+        for row, expected in zip(rows, expected_rows(LIVES, [5, 5], 12), strict=True):
+            for key in ("terminated", "truncated", "first", "valid"):
+                assert row[key].flatten().tolist() == [agent[key] for agent in expected], key
+
+
+def test_who_died_is_forgotten_at_a_reset() -> None:
+    env = TorchRLEnv(Team(LIVES, LENGTHS))
+    assert not play(env, 3)[-1]["valid"].all()
+    assert play(env, 1)[0]["valid"].all()
+
+
+def test_rows_of_the_dead_are_not_learned_from() -> None:
+    trainer = Trainer(everstep.wrap(Team(LIVES, LENGTHS), horizon=20), run_dir=None)
+    stats = trainer.step()
+    rows = [agent for row in expected_rows(LIVES, LENGTHS, 20) for agent in row]
+    assert stats["env/steps"] == sum(agent["valid"] for agent in rows) < 20 * 6
+    ends = sum(agent["terminated"] or agent["truncated"] for agent in rows)
+    assert stats["episodes/count"] == ends
+    assert math.isfinite(stats["losses/total"])
+
+
+class TestTeamsConform(EnvConformance):
+    """Advantages of all agents against the oracle are among the rules."""
+
+    num_envs_choices = (3, 6)
+    episodes_end = True
+
+    def make_env(self, num_envs: int, horizon: int, device: Any) -> Any:
+        n = num_envs // 3
+        return TorchRLEnv(Team(LIVES[:n], LENGTHS[:n]), horizon, device=device)
+
+
+# What cannot be rows.
+
+
+def groups_of_agents() -> Recorder:
+    shape = torch.Size([2])
+
+    def group(count: int, spec: Any) -> Composite:
+        return Composite({spec[0]: spec[1](torch.Size([2, count]))}, shape=(2, count))
+
+    def both(name: str, make: Any) -> Composite:
+        return Composite(cats=group(2, (name, make)), dogs=group(3, (name, make)), shape=shape)
+
+    return Recorder(
+        both("action", lambda s: Categorical(3, shape=s)),
+        both("observation", lambda s: Unbounded((*s, 4))),
+        shape,
+        reward=both("reward", lambda s: Unbounded((*s, 1))),
+    )
+
+
+def test_of_several_groups_one_is_chosen() -> None:
+    with pytest.raises(AdapterError, match=r"has cats.action, dogs.action. Pass `action_key`"):
+        TorchRLEnv(groups_of_agents())
+    env = TorchRLEnv(groups_of_agents(), action_key=("dogs", "action"))
+    assert env.num_envs == 6
+    assert env.observation_spec == Unbounded(4)
+
+
+def test_observations_of_one_name_are_refused() -> None:
+    shape = torch.Size([2])
+    agents = Composite({"seen": Unbounded((2, 3, 1))}, shape=(2, 3))
+    action = Composite(
+        agents=Composite({"action": Categorical(2, shape=(2, 3))}, shape=(2, 3)), shape=shape
+    )
+    seen = Composite(agents=agents, seen=Unbounded((2, 4)), shape=shape)
+    with pytest.raises(AdapterError, match="both be called 'seen'"):
+        TorchRLEnv(Recorder(action, seen, shape))
+
+
+def test_parts_that_end_at_different_times_are_refused() -> None:
+    shape = torch.Size([2])
+    inner = Recorder(
+        Categorical(2, shape=shape), Composite(seen=Unbounded((2, 1)), shape=shape), shape
+    )
+    done = Categorical(2, shape=(2, 1), dtype=torch.bool)
+    parts = {name: Composite(done=done, shape=shape) for name in ("left", "right")}
+    inner.auto_complete_done_specs = False
+    inner.full_done_spec = Composite(parts, shape=shape)
+    with pytest.raises(AdapterError, match=r"different times \(left.done, .*`done_key`"):
+        TorchRLEnv(inner)
+    env = TorchRLEnv(inner, done_key=("left", "done"))
+    assert "by left.done" in env.describe()["resets"]
