@@ -23,7 +23,7 @@ def float64() -> Iterator[None]:
 def on_a_cpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a device being named tests train on a CPU, also where there is a GPU."""
     if torch.cuda.is_available() and not request.node.get_closest_marker("gpu"):
-        monkeypatch.setattr("everstep.algorithms._building._default_device", lambda: "cpu")
+        monkeypatch.setattr("everstep.resolve._default_device", lambda: "cpu")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -27,9 +27,11 @@ from torchrl.data import Bounded, Categorical, TensorSpec, Unbounded
 
 from everstep import AlgorithmConfig, DiscreteDummyEnv, RecurrentAlgorithmConfig
 from everstep.adapters import GymnasiumEnv
+from everstep.algorithms.recording import optimizer_steps
 from everstep.data import Device
 from everstep.env import Env
-from everstep.policies import make_actor
+from everstep.fused import actor, gradients
+from everstep.policies import Actor
 from everstep.rollouts import Rollout
 
 
@@ -121,15 +123,19 @@ def rollout_bytes(rollout: Rollout) -> int:
 def acting(algorithm: Any) -> None:
     """One env step's share of `collect`: the policy acts, by a copy of its weights."""
     with torch.no_grad(), algorithm.policy.keep_casts():
-        actor = make_actor(algorithm.policy, algorithm.rollout)
-        states = actor.act(0, algorithm._remembered()).states
-        actor.complete(states)
+        policy, rollout = algorithm.policy, algorithm.rollout
+        kind = actor(policy, rollout, deterministic=False)
+        acts = kind or Actor(policy, rollout, deterministic=False)
+        states = policy.memory.flatten(policy.init_states(rollout.num_envs))
+        _, states = acts.act(0, states)
+        acts.finish(states)
 
 
 def learning(algorithm: Any) -> None:
     """One chunk's share of `step`: gather, forward, backward."""
-    chunk = next(next(algorithm._optimizer_steps(algorithm.chunk_size)))
-    algorithm._gradients()(chunk)
+    chunk = next(next(optimizer_steps(algorithm.parts, algorithm.chunk_size)))
+    algorithm._fused = gradients(algorithm.policy, algorithm.objective, algorithm._fused)
+    algorithm._add_gradients(chunk)
     algorithm.updater.zero_grad()
 
 
@@ -159,7 +165,7 @@ class Budget:
         parts = [acting, *[learning] * 4]
         chunk = max(peak_of(lambda part=part: part(algorithm), device).most for part in parts)
         of_bonuses = sum(x.nbytes for bonus in algorithm.bonuses for x in bonus.kept)
-        algorithm._analytic = None
+        algorithm._fused = None
         kept = max(0, peak_of(lambda: learning(algorithm), device).left)
         return cls(rollout_bytes(algorithm.rollout) + of_bonuses, collect, step, chunk, kept)
 

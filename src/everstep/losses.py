@@ -44,7 +44,7 @@ def clipped_surrogate(
     return found
 
 
-def clipped_surrogate_and_slope(
+def clipped_surrogate_and_derivative(
     ratio: torch.Tensor, advantages: torch.Tensor, clip_param: float, dual_clip_param: None | float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`clipped_surrogate` and its derivative by ρ, A where nothing is clipped, else 0; `[B, 1]`."""
@@ -67,15 +67,15 @@ class _ClippedSurrogate(torch.autograd.Function):
     def forward(
         ctx: Any, ratio: torch.Tensor, advantages: torch.Tensor, clip: float, bound: None | float
     ) -> torch.Tensor:
-        surrogate, slope = clipped_surrogate_and_slope(ratio, advantages, clip, bound)
-        ctx.save_for_backward(slope)
+        surrogate, derivative = clipped_surrogate_and_derivative(ratio, advantages, clip, bound)
+        ctx.save_for_backward(derivative)
         return surrogate
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
-        (slope,) = ctx.saved_tensors
-        return gradient * slope, None, None, None
+        (derivative,) = ctx.saved_tensors
+        return gradient * derivative, None, None, None
 
 
 def value_errors(
@@ -108,7 +108,7 @@ def value_errors(
     return found
 
 
-def value_errors_and_slope(
+def value_errors_and_derivative(
     values: torch.Tensor,
     returns: torch.Tensor,
     previous: torch.Tensor,
@@ -119,16 +119,16 @@ def value_errors_and_slope(
     `[B, K]`.
     """
     difference = values - returns
-    slope = difference if kind == "mse" else difference.clamp(-1.0, 1.0)
+    derivative = difference if kind == "mse" else difference.clamp(-1.0, 1.0)
     distance = difference.abs()
     if vf_clip_param is not None:
         moved = values - previous
         # 0 where values are near enough: no other row is then further off by rounding.
         beyond = moved - moved.clamp(-vf_clip_param, vf_clip_param)
         clipped = (difference - beyond).abs_()
-        slope.masked_fill_(clipped > distance, 0.0)
+        derivative.masked_fill_(clipped > distance, 0.0)
         distance = torch.max(distance, clipped)
-    return _errors(distance, kind), slope
+    return _errors(distance, kind), derivative
 
 
 class _ValueErrors(torch.autograd.Function):
@@ -143,15 +143,15 @@ class _ValueErrors(torch.autograd.Function):
         kind: str,
         clip: None | float,
     ) -> torch.Tensor:
-        errors, slope = value_errors_and_slope(values, returns, previous, kind, clip)
-        ctx.save_for_backward(slope)
+        errors, derivative = value_errors_and_derivative(values, returns, previous, kind, clip)
+        ctx.save_for_backward(derivative)
         return errors
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None]:
-        (slope,) = ctx.saved_tensors
-        return gradient * slope, None, None, None, None
+        (derivative,) = ctx.saved_tensors
+        return gradient * derivative, None, None, None, None
 
 
 def _errors(distance: torch.Tensor, kind: str) -> torch.Tensor:

@@ -7,7 +7,7 @@ and returns its terms as scalars; `"total"` is minimised, the rest is reported.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -17,9 +17,7 @@ from .hyperparameters import Hyperparameters
 from .losses import (
     approximate_kl,
     clipped_surrogate,
-    clipped_surrogate_and_slope,
     value_errors,
-    value_errors_and_slope,
     weighted_sum,
 )
 from .rollouts import Minibatch
@@ -47,19 +45,6 @@ class Objective(Protocol):
 
         """
         ...
-
-
-class Slopes(NamedTuple):
-    """The terms of a loss, and the derivatives of their total."""
-
-    #: Terms, 0-d each; see `Objective`.
-    terms: dict[str, torch.Tensor]
-    #: By log-probabilities, `[B, 1]`.
-    logp: torch.Tensor
-    #: By values, `[B, K]`.
-    values: torch.Tensor
-    #: By entropies, `[B, 1]`; None where the loss has none.
-    entropy: None | torch.Tensor
 
 
 class ActorCritic(ABC):
@@ -101,10 +86,10 @@ class ActorCritic(ABC):
     ) -> dict[str, torch.Tensor]:
         """Terms of the loss; see `Objective`."""
         config, weight = self.config, minibatch.weight
-        # What an invalid row did may be impossible, and infinity times a weight of 0 is NaN.
-        out = weight == 0
-        logp = distribution.latents_logp(minibatch.actions).masked_fill(out, 0.0)
-        minibatch = replace(minibatch, logp=minibatch.logp.masked_fill(out, 0.0))
+        # The action of an invalid row may be impossible, and infinity times a weight of 0 is NaN.
+        excluded = weight == 0
+        logp = distribution.latents_logp(minibatch.actions).masked_fill(excluded, 0.0)
+        minibatch = replace(minibatch, logp=minibatch.logp.masked_fill(excluded, 0.0))
         errors = value_errors(
             values,
             minibatch.returns,
@@ -112,74 +97,23 @@ class ActorCritic(ABC):
             kind=config.vf_loss,
             vf_clip_param=config.vf_clip_param,
         )
-        policy = weighted_sum(self.gain(logp, minibatch), weight)
-        vf = weighted_sum(errors, weight)
-        total = config.vf_coeff * vf - policy
-        entropy = torch.zeros_like(policy)
-        if self.uses_entropy:
-            entropy = weighted_sum(distribution.entropy(), weight)
-            total = total - self.entropy_coeff * entropy
-        terms = {"policy": policy, "vf": vf, "entropy": entropy, "total": total}
+        terms = self.total(
+            weighted_sum(self.gain(logp, minibatch), weight),
+            weighted_sum(errors, weight),
+            weighted_sum(distribution.entropy(), weight) if self.uses_entropy else None,
+        )
         return terms | self._monitors(logp, minibatch)
 
-    def gain_and_slope(
-        self, logp: torch.Tensor, ratio: torch.Tensor, minibatch: Minibatch
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """`gain`, and its derivative by log-probabilities, a new tensor, `[B, 1]` each.
-
-        Args:
-            logp: Log-probabilities of the minibatch's actions now, `[B, 1]`.
-            ratio: Probabilities now over those when the actions were taken, `[B, 1]`.
-            minibatch: What was collected.
-
-        """
-        raise NotImplementedError
-
-    def slopes(
-        self,
-        minibatch: Minibatch,
-        logp: torch.Tensor,
-        values: torch.Tensor,
-        entropy: None | torch.Tensor,
-    ) -> Slopes:
-        """What calling the objective gives, with derivatives written out instead of tracked.
-
-        Args:
-            minibatch: What was collected; every row's action must be a possible one.
-            logp: Log-probabilities of its actions now, `[B, 1]`.
-            values: Values now, `[B, K]`.
-            entropy: Entropies now, `[B, 1]`; None where `uses_entropy` is False.
-
-        """
-        config, weight = self.config, minibatch.weight
-        log_ratio = logp - minibatch.logp
-        moved = log_ratio.expm1()
-        gain, by_logp = self.gain_and_slope(logp, log_ratio.exp(), minibatch)
-        errors, by_values = value_errors_and_slope(
-            values, minibatch.returns, minibatch.values, config.vf_loss, config.vf_clip_param
-        )
-        clipped = (moved.abs() > config.clip_param).to(logp.dtype)
-        rows = [gain, moved.sub_(log_ratio), clipped, errors.mT.reshape(-1, 1)]
-        rows = rows if entropy is None else [*rows, entropy]
-        # One product brings all weighted sums.
-        sums = torch.cat(rows).view(-1, weight.shape[0]).mv(weight.view(-1))
-        policy, kl_div, clip_fraction, vf, *others = sums.unbind()
-        columns = errors.shape[-1]
-        vf = vf if columns == 1 else sums[3 : 3 + columns].sum()
-        total, by_entropy = torch.add(policy.neg(), vf, alpha=config.vf_coeff), None
-        if entropy is not None:
-            total = total - self.entropy_coeff * others[-1]
-            by_entropy = weight * -self.entropy_coeff
-        terms = {
-            "policy": policy,
-            "vf": vf,
-            "entropy": torch.zeros_like(policy) if entropy is None else others[-1],
-            "total": total,
-            "kl_div": kl_div,
-            "clip_fraction": clip_fraction,
-        }
-        by_logp = by_logp.mul_(weight).neg_()
-        return Slopes(terms, by_logp, (by_values * weight).mul_(config.vf_coeff), by_entropy)
+    def total(
+        self, policy: torch.Tensor, vf: torch.Tensor, entropy: None | torch.Tensor
+    ) -> dict[str, torch.Tensor]:
+        """The terms, 0-d each, and their `total`, which is minimised; entropy None counts as 0."""
+        total = torch.add(policy.neg(), vf, alpha=self.config.vf_coeff)
+        if entropy is None:
+            entropy = torch.zeros_like(policy)
+        else:
+            total = total - self.entropy_coeff * entropy
+        return {"policy": policy, "vf": vf, "entropy": entropy, "total": total}
 
     @torch.no_grad()
     def _monitors(self, logp: torch.Tensor, minibatch: Minibatch) -> dict[str, torch.Tensor]:
@@ -209,14 +143,6 @@ class PPO(ActorCritic):
             dual_clip_param=self.config.dual_clip_param,
         )
 
-    def gain_and_slope(
-        self, logp: torch.Tensor, ratio: torch.Tensor, minibatch: Minibatch
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `ActorCritic.gain_and_slope`: dρ/d log π is ρ."""
-        clip, bound = self.config.clip_param, self.config.dual_clip_param
-        gain, slope = clipped_surrogate_and_slope(ratio, minibatch.advantages, clip, bound)
-        return gain, slope.mul_(ratio)
-
 
 class A2C(ActorCritic):
     """Advantage actor-critic: the policy gradient, of one epoch.
@@ -232,12 +158,6 @@ class A2C(ActorCritic):
     def gain(self, logp: torch.Tensor, minibatch: Minibatch) -> torch.Tensor:
         """A·log π, `[B, 1]`."""
         return logp * minibatch.advantages
-
-    def gain_and_slope(
-        self, logp: torch.Tensor, ratio: torch.Tensor, minibatch: Minibatch
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `ActorCritic.gain_and_slope`."""
-        return self.gain(logp, minibatch), minibatch.advantages.clone()
 
 
 class LossAddOn(Protocol):

@@ -104,7 +104,7 @@ def test_an_update_evaluates_what_was_collected(config_cls: Any) -> None:
     algorithm = config_cls(**SMALL, normalize_observations=True).build(FarAway)
     for _ in range(3):
         algorithm.collect()
-        algorithm._estimate_advantages()
+        algorithm.estimate()
         minibatch = algorithm.policy.sequences(algorithm.rollout).select(None)
         with torch.no_grad():
             distribution, values = algorithm.policy.evaluate(minibatch)

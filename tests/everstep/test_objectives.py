@@ -36,7 +36,7 @@ def test_where_the_policy_has_not_moved_ppo_has_the_gradient_of_a2c(env_cls: Any
     config = {**SMALL, "normalize_advantages": False, "entropy_coeff": 0.02}
     algorithm = AlgorithmConfig(**config).build(env_cls)
     algorithm.collect()
-    algorithm._estimate_advantages()
+    algorithm.estimate()
     (minibatch,) = algorithm.policy.sequences(algorithm.rollout).minibatches(
         64, shuffle=False, joint=False, permute=torch.randperm
     )

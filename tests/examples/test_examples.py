@@ -472,9 +472,3 @@ def test_page_faults_of_an_update_are_counted() -> None:
     ((milliseconds, faults),) = module.updates(1, torch.get_num_threads(), num_envs=4)
     assert milliseconds > 0
     assert faults >= 0
-
-
-def test_rollouts_are_measured_that_wait_and_that_do_not() -> None:
-    module = importlib.import_module("examples.benchmarks.meanwhile")
-    waiting, meanwhile = module.rollouts(module.Case(2, 4, 8, 50.0), 2)
-    assert all(milliseconds >= 200.0 for milliseconds in (*waiting, *meanwhile))  # 4 env steps

@@ -239,10 +239,10 @@ def test_an_update_stops_at_the_target_itself(kl_div: float, steps: int) -> None
         **SMALL, target_kl_div=0.1, num_sgd_iters=3, sgd_minibatch_size=8
     ).build(DiscreteDummyEnv)
     algorithm.collect()
-    gradients, taken = algorithm._gradients(), []
+    gradients, taken = algorithm._add_gradients, []
     far = lambda m: {**gradients(m), "kl_div": torch.tensor(kl_div)}  # noqa: E731
-    algorithm._gradients = lambda: far  # type: ignore[method-assign]
-    algorithm.updater.step = lambda: taken.append(1)  # type: ignore[method-assign]
+    algorithm._add_gradients = far  # type: ignore[method-assign]
+    algorithm.updater.step = lambda **_: taken.append(1)  # type: ignore[method-assign]
     algorithm.step()
     assert len(taken) == steps
 

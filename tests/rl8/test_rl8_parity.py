@@ -21,6 +21,7 @@ from everstep import (
     RecurrentAlgorithm,
     RecurrentAlgorithmConfig,
 )
+from everstep.algorithms import recording
 from everstep.data import DataKeys
 from everstep.distributions import Categorical, Distribution, Normal
 from everstep.env import Env
@@ -166,7 +167,7 @@ def replaying(base: type[Distribution], case: str) -> type[Distribution]:
 
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("case", OPTIONS)
-def test_parameters_after_three_updates(case: str) -> None:
+def test_parameters_after_three_updates(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     options = dict(OPTIONS[case])
     discrete = RECORD[f"{case}/0/actions"].dtype == np.int64
     env = Replay(case, options.pop("num_envs"), options.pop("horizon"), discrete)
@@ -179,7 +180,8 @@ def test_parameters_after_three_updates(case: str) -> None:
     # `build` would try the policy, and use up an action.
     algorithm = (RecurrentAlgorithm if recurrent else Algorithm)(env, config)
     sequences = algorithm.config.horizon // algorithm.policy.seq_len
-    algorithm._permutation = _rl8_order(env.num_envs, sequences)
+    order = _rl8_order(env.num_envs, sequences)
+    monkeypatch.setattr(recording, "permutation", lambda n, device: order(n))
     model = algorithm.policy.model
 
     def recorded(update: int) -> dict[str, torch.Tensor]:

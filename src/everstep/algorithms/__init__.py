@@ -1,11 +1,11 @@
 """Algorithms: `collect` experience, then `step` the policy with it."""
 
-from ._algorithm import OnPolicyAlgorithm
-from ._base import GenericAlgorithmBase
-from ._config import AlgorithmConfig, RecurrentAlgorithmConfig
-from ._feedforward import Algorithm
-from ._operations import WorkerOperations
-from ._recurrent import RecurrentAlgorithm
+from .algorithm import Algorithm, OnPolicyAlgorithm, RecurrentAlgorithm
+from .config import AlgorithmConfig, RecurrentAlgorithmConfig
+from .operations import WorkerOperations
+
+#: rl8's name of the base of algorithms.
+GenericAlgorithmBase = OnPolicyAlgorithm
 
 __all__ = [
     "Algorithm",

@@ -6,18 +6,28 @@ from typing import Any
 from ..errors import ConfigError
 from ._base import Bonus, Stream
 from ._rnd import RandomNetworkDistillation
+from ._streams import add_critics, streams_of, write_reward
 
-__all__ = ["BONUSES", "Bonus", "RandomNetworkDistillation", "Stream", "make_bonuses"]
+__all__ = [
+    "BONUSES",
+    "Bonus",
+    "RandomNetworkDistillation",
+    "Stream",
+    "add_critics",
+    "make_bonuses",
+    "streams_of",
+    "write_reward",
+]
 
 #: Bonuses by the names that files use.
 BONUSES: dict[str, Callable[..., Bonus]] = {"rnd": RandomNetworkDistillation}
 
 
 def make_bonuses(chosen: Sequence[Bonus | Mapping[str, Any]]) -> tuple[Bonus, ...]:
-    """The bonuses that are meant: objects as they are, `{"rnd": {…}}` and `{Class: {…}}` made.
+    """Bonuses from objects, or from descriptions such as `{"rnd": {…}}` and `{Class: {…}}`.
 
     Raises:
-        ConfigError: Where a name or an option is unknown, or two bonuses have one name.
+        ConfigError: If a name or an option is unknown, or two bonuses have one name.
 
     """
     made = tuple(one if isinstance(one, Bonus) else _make(one) for one in chosen)

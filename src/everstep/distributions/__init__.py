@@ -13,21 +13,15 @@ from ._discrete import (
     MultiCategorical,
     OneHotCategorical,
 )
-from ._draws import Draws, draws_of
-from ._slopes import Differentiated, differentiated
 
 __all__ = [
     "Bernoulli",
     "BoundedCategorical",
     "Categorical",
-    "Differentiated",
     "Distribution",
-    "Draws",
     "MultiCategorical",
     "Normal",
     "OneHotCategorical",
     "SquashedNormal",
     "TorchDistributionWrapper",
-    "differentiated",
-    "draws_of",
 ]

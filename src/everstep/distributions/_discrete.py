@@ -11,8 +11,14 @@ from torchrl.data import Bounded
 
 from ..data import DataKeys
 from ..specs import options
-from ._base import Distribution, action_dtype, as_dtype, known, sum_rows
-from ._vanishing import without_vanishing
+from ._base import (
+    Distribution,
+    action_dtype,
+    as_dtype,
+    known,
+    sum_rows,
+    without_subnormal_gradients,
+)
 
 
 class Categorical(Distribution):
@@ -25,7 +31,7 @@ class Categorical(Distribution):
     def __init__(self, features: Mapping[str, torch.Tensor] | TensorDict, model: Any, /) -> None:
         super().__init__(features, model)
         #: Normalised log-probabilities `[B, …, n]`.
-        self.log_probs = without_vanishing(_masked(features)).log_softmax(-1)
+        self.log_probs = without_subnormal_gradients(_masked(features)).log_softmax(-1)
         self._dtype = action_dtype(model, torch.int64)
 
     @property
@@ -150,7 +156,7 @@ class Bernoulli(Distribution):
     def __init__(self, features: Mapping[str, torch.Tensor] | TensorDict, model: Any, /) -> None:
         super().__init__(features, model)
         #: Logarithms of the odds of 1, `[B, …]`.
-        self.logits = without_vanishing(_masked(features))
+        self.logits = without_subnormal_gradients(_masked(features))
         self._dtype = action_dtype(model, self.logits.dtype)
 
     def deterministic_sample(self) -> torch.Tensor:

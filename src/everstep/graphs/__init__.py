@@ -1,12 +1,20 @@
-"""Work that is recorded once and replayed: CUDA graphs, and their likeness on any device.
+"""Recording and replaying work: CUDA graphs, and a tape with the same rules on any device.
 
-What is recorded is operations and addresses. Python values, shapes and decisions of the host stay
-what they were then, so whatever changes lives in tensors that are filled in place.
+A recording holds operations and addresses. Python values, shapes and decisions of the host are
+those of the recording, so everything that changes is in tensors that are written in place.
 """
 
 from ._base import CaptureError, Graph, is_static, static_shapes, waits
 from ._cuda import CUDAGraph
-from ._replayed import Key, Replayed, Same, random_state
+from ._dependencies import (
+    generators_of,
+    is_compiled,
+    key_of,
+    undo_object,
+    undo_random,
+    undo_tensors,
+)
+from ._replayed import Key, Replayed, Same
 from ._tape import Tape
 
 __all__ = [
@@ -17,8 +25,13 @@ __all__ = [
     "Replayed",
     "Same",
     "Tape",
+    "generators_of",
+    "is_compiled",
     "is_static",
-    "random_state",
+    "key_of",
     "static_shapes",
+    "undo_object",
+    "undo_random",
+    "undo_tensors",
     "waits",
 ]

@@ -1,4 +1,4 @@
-"""What a graph is, and what no graph can hold."""
+"""Base of graphs, and the operations that cannot be recorded."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,17 +24,17 @@ _SYNCHRONISING = frozenset(
     }
 )
 
-#: What reads a tensor's memory without an operation, on a CPU.
+#: Functions that read a tensor's memory without an operation, on a CPU.
 _READING = (torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__)
 
-#: What copies numbers of Python to the device, which waits for them.
+#: Functions that copy numbers of Python to the device, which waits for them.
 _MAKING = (torch.tensor, torch.as_tensor, torch.asarray, torch.from_numpy, torch.Tensor.new_tensor)
 
 _STATIC: ContextVar[bool] = ContextVar("static", default=False)
 
 
 class CaptureError(EverstepError, RuntimeError):
-    """Work does what no graph can hold: it waits for the device, or moves what it works on."""
+    """Work cannot be recorded: it waits for the device, or moves tensors that it uses."""
 
 
 def is_static() -> bool:
@@ -44,7 +44,7 @@ def is_static() -> bool:
 
 @contextmanager
 def static_shapes() -> Iterator[None]:
-    """Work in here takes the same course whatever the data."""
+    """Shapes and decisions in the block do not depend on data."""
     token = _STATIC.set(True)
     try:
         yield
@@ -86,7 +86,7 @@ def tensors_of(tree: Any) -> list[torch.Tensor]:
 
 @contextmanager
 def watching(device_type: None | str, found: Callable[[str], None]) -> Iterator[None]:
-    """Hand the names of what no graph can hold to `found`, each before it is done.
+    """Pass the names of operations that cannot be recorded to `found`, before each is done.
 
     Args:
         device_type: Devices that are watched; None for all.
@@ -98,7 +98,7 @@ def watching(device_type: None | str, found: Callable[[str], None]) -> Iterator[
 
 
 def refuse(name: str) -> None:
-    """Raise, for an operation that no graph can hold."""
+    """Raise an error for an operation that cannot be recorded."""
     raise CaptureError(
         f"{name} brings numbers to the host, or from it. Keep them in tensors on the device, use "
         "`torch.where` rather than `if`, or set `cuda_graphs` to False."
@@ -106,7 +106,7 @@ def refuse(name: str) -> None:
 
 
 class _Looking:
-    """A mode that looks at one kind of devices, and hands what it finds to `found`."""
+    """A mode that watches one type of device, and passes names to `found`."""
 
     def __init__(self, device_type: None | str, found: Callable[[str], None]) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class _Looking:
 
 
 class _Watching(_Looking, TorchDispatchMode):
-    """Hands the names of operations that no graph can hold to `found`; see `watching`."""
+    """Passes names of operations that cannot be recorded to `found`; see `watching`."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: None | dict[str, Any] = None
@@ -125,7 +125,7 @@ class _Watching(_Looking, TorchDispatchMode):
 
 
 class AtTheHost(_Looking, TorchFunctionMode):
-    """Hands the names of functions that go past the dispatcher to `found`; see `watching`."""
+    """Passes names of functions that bypass the dispatcher to `found`; see `watching`."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: None | dict[str, Any] = None
@@ -178,7 +178,7 @@ class Graph(ABC):
 
     @abstractmethod
     def capture(self, function: Callable[[], _T]) -> _T:
-        """Do the work once and record it; every replay fills the tensors in what comes back.
+        """Do the work once and record it; every replay fills the tensors of the result.
 
         Raises:
             CaptureError: Where the work waits for the device; part of it may be done then.
@@ -196,7 +196,7 @@ class Graph(ABC):
 
     @classmethod
     def warm_up(cls, function: Callable[[], _T], *, watched: bool = True) -> tuple[_T, list[str]]:
-        """Do the work as it will be recorded, without recording; operations no graph can hold."""
+        """Do the work as it will be recorded; its result and operations that cannot be recorded."""
         found: list[str] = []
         looking = watching(cls.device_type, found.append) if watched else nullcontext()
         with static_shapes(), looking:

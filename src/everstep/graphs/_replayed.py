@@ -1,4 +1,4 @@
-"""When work is done eagerly, when it is recorded, and when it is replayed."""
+"""Work that is done eagerly first, then recorded, then replayed."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -14,12 +14,12 @@ _log = logging.getLogger(__name__)
 #: Calls in a row that find what they work on changed, before nothing is recorded any more.
 PATIENCE = 4
 
-#: What work depends on, by name: addresses, and numbers that are looked at while it is recorded.
+#: Dependencies of recorded work by name: addresses, and numbers read while recording.
 Key = Mapping[str, Any]
 
 
 class Same:
-    """Equal to what holds the very same object."""
+    """Equal to another `Same` of the identical object."""
 
     def __init__(self, it: object) -> None:
         self.it = it
@@ -31,14 +31,14 @@ class Same:
 
 
 class Replayed:
-    """Work that is done eagerly once, recorded then, and replayed for as long as it can be.
+    """Work that is done eagerly once, then recorded, then replayed while its key stays the same.
 
-    Where anything it depends on has changed, it begins anew. Where it cannot be recorded, that is
-    logged once, in `refused`, and it is left to the caller.
+    When the key changes it starts over. If the work cannot be recorded, the reason is logged once
+    and stored in `refused`, and the work stays eager.
 
     Args:
-        name: What the work is called in logs.
-        graph_cls: What records it.
+        name: Name of the work in logs.
+        graph_cls: Kind of graph.
         pool: See `Graph`.
 
     """
@@ -82,21 +82,21 @@ class Replayed:
         function: Callable[[], _T],
         *,
         key: Callable[[], Key],
-        keep: Callable[[], Callable[[], None]],
+        undo: Callable[[], Callable[[], None]],
         generators: Callable[[], Sequence[torch.Generator]] = tuple,
     ) -> _T:
-        """Do the work; what comes back is the same tensors each time, once it is recorded.
+        """Do the work; once it is recorded, the result is the same tensors each time.
 
         Args:
             function: The work.
-            key: What it depends on now.
-            keep: Keeps what the work changes, and returns what puts that back.
-            generators: Its own generators of random numbers.
+            key: Its dependencies now.
+            undo: Makes a function that undoes the work, before it is done.
+            generators: Its own random generators.
 
         """
         if self.refused is None and self._key is not None and self._key == key():
             if self._graph is None:
-                return self._capture(function, key, keep, generators())
+                return self._capture(function, key, undo, generators())
             self._misses, self.replays = 0, self.replays + 1
             self._graph.replay()
             return self._result  # type: ignore[no-any-return]
@@ -122,19 +122,19 @@ class Replayed:
         self,
         function: Callable[[], _T],
         key: Callable[[], Key],
-        keep: Callable[[], Callable[[], None]],
+        undo: Callable[[], Callable[[], None]],
         generators: Sequence[torch.Generator],
     ) -> _T:
         assert self._key is not None
-        put_back = keep()
+        undone = undo()
         graph = self.graph_cls(self.pool, generators, watched=self.watched)
         try:
             self._result = graph.capture(function)
             changed = changes(self._key, key())
             if changed:
                 raise CaptureError(f"it changes {', '.join(changed)} other than in place")
-        except Exception as error:  # whatever it is: done eagerly it shows again, if it is a fault
-            put_back()
+        except Exception as error:  # a fault of the work shows again when it is done eagerly
+            undone()
             self.has_failed = True
             self.refuse(f"{type(error).__name__}: {error}")
             return self._warm_up(function, key)
@@ -147,16 +147,3 @@ def changes(before: Key, after: Key) -> list[str]:
     gone = Same(None)
     names = dict.fromkeys([*before, *after])
     return [name for name in names if before.get(name, gone) != after.get(name, gone)]
-
-
-def random_state(device: torch.device) -> Callable[[], None]:
-    """What puts the random numbers of the host and of a device back to where they are now."""
-    on_host = torch.get_rng_state()
-    on_device = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-
-    def put_back() -> None:
-        torch.set_rng_state(on_host)
-        if on_device is not None:
-            torch.cuda.set_rng_state(on_device, device)
-
-    return put_back

@@ -57,27 +57,3 @@ class GenericModelBase(nn.Module, Generic[_P, _T]):
     @abstractmethod
     def value_function(self) -> torch.Tensor:
         """Values `[B, K]` of the observations of the last `forward`."""
-
-
-class KeepsValues(nn.Module):
-    """A model that keeps the values of its last `forward` in `_values`."""
-
-    _values: None | torch.Tensor = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        """The model without those values, for copies and pickles."""
-        state: dict[str, Any] = super().__getstate__()  # type: ignore[no-untyped-call]
-        return {**state, "_values": None}
-
-    def forget_values(self) -> None:
-        """Let go of the values of the last `forward`, and of the operations that led to them.
-
-        Those remember on which stream of a GPU they were done, which is another when work is
-        recorded.
-        """
-        self._values = None
-
-    def value_function(self) -> torch.Tensor:
-        """Values `[B, K]` of the observations of the last `forward`."""
-        assert self._values is not None, "`forward` comes before `value_function`"
-        return self._values

@@ -10,10 +10,18 @@ from torchrl.data import Composite, TensorSpec, Unbounded
 
 from ..data import DataKeys
 from ..nn import Head
-from ._base import KeepsValues
-from ._defaults import has_mask, initialize, no_default
+from ._defaults import (
+    Gaussian,
+    KeepsValues,
+    Logits,
+    Outputs,
+    has_mask,
+    initialize,
+    is_continuous,
+    is_discrete,
+    no_default,
+)
 from ._encoders import ACTION_MASK, ObservationEncoder, encoder_of
-from ._outputs import Gaussian, Logits, Outputs, is_continuous, is_discrete
 from ._recurrent import RecurrentModel
 
 

@@ -1,21 +1,162 @@
 """Default feedforward models, for the specs that environments have."""
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from tensordict import TensorDict
 from torch import nn
-from torchrl.data import TensorSpec
+from torchrl.data import Binary, Bounded, Categorical, MultiCategorical, TensorSpec, Unbounded
 
 from ..data import DataKeys
 from ..nn import MLP, Head, get_activation
-from ..specs import leaf_specs
-from ._base import KeepsValues
-from ._chains import as_vectors, is_chain, is_own, is_watched
+from ..specs import leaf_specs, options
 from ._encoders import ACTION_MASK, ObservationEncoder, encoder_of, image_layout
 from ._feedforward import Model
-from ._outputs import Gaussian, Logits, Outputs, is_continuous, is_discrete
+
+
+class KeepsValues(nn.Module):
+    """A model that stores the values of its last `forward`."""
+
+    _values: None | torch.Tensor = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """State for copies and pickles, without those values."""
+        state: dict[str, Any] = super().__getstate__()  # type: ignore[no-untyped-call]
+        return {**state, "_values": None}
+
+    def forget_values(self) -> None:
+        """Drop the values of the last `forward` and their autograd graph.
+
+        The graph is bound to a stream of a GPU, and recording uses another one.
+        """
+        self._values = None
+
+    def value_function(self) -> torch.Tensor:
+        """Values `[B, K]` of the observations of the last `forward`."""
+        assert self._values is not None, "`forward` comes before `value_function`"
+        return self._values
+
+
+class Outputs(nn.Module):
+    """Base: outputs `[B, width]` of the policy's network to features of the distribution.
+
+    Args:
+        action_spec: Spec of one action.
+        width: Outputs that the network has.
+
+    """
+
+    #: Options that the model reports in its own `config`.
+    config: dict[str, Any]
+
+    #: Outputs that the network has.
+    width: int
+
+    #: Whether features are views of the outputs.
+    are_views: bool = True
+
+    #: Elements of an action mask; 0 if actions cannot be masked.
+    maskable: int = 0
+
+    def __init__(self, action_spec: TensorSpec, width: int) -> None:
+        super().__init__()
+        self.width = width
+        self.config: dict[str, Any] = {}
+        self.shape = action_spec.shape
+
+    @abstractmethod
+    def forward(self, outputs: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Features `[B, …]`, of outputs `[B, width]`."""
+
+    def prepare(self, network: nn.Sequential) -> None:
+        """Change the network's last layer, once it is initialised."""
+
+
+class Logits(Outputs):
+    """One output an option: `logits` `[B, *shape, n]` of `Categorical`, `[B, *shape]` of `Binary`,
+    and of all others `[B, Σ n]`, choice by choice.
+    """
+
+    def __init__(self, action_spec: TensorSpec) -> None:
+        self.logits: tuple[int, ...]
+        counts = options(action_spec)
+        if isinstance(action_spec, Binary):
+            super().__init__(action_spec, len(counts))
+            self.logits = tuple(action_spec.shape)
+        else:
+            super().__init__(action_spec, sum(counts))
+            alike = isinstance(action_spec, Categorical)
+            alike = alike and not isinstance(action_spec, MultiCategorical)
+            self.logits = (*action_spec.shape, counts[0]) if alike else (self.width,)
+        self.maskable = self.width
+
+    def forward(self, outputs: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Logits."""
+        return {"logits": outputs.unflatten(-1, self.logits)}
+
+
+class Gaussian(Outputs):
+    """`mean` and `log_std`, `[B, *shape]`.
+
+    The standard deviation is a parameter of its own, independent of the observation; with
+    `state_dependent_std` the policy's network gives it.
+
+    Args:
+        action_spec: Spec of one action.
+        log_std_init: Natural logarithm of the initial standard deviation.
+        state_dependent_std: Whether the standard deviation depends on the observation.
+
+    """
+
+    #: Natural logarithm of the standard deviations; None where they depend on the observation.
+    log_std: None | nn.Parameter
+
+    def __init__(
+        self, action_spec: TensorSpec, log_std_init: float, *, state_dependent_std: bool
+    ) -> None:
+        super().__init__(action_spec, action_spec.shape.numel())
+        log_std_init = float(log_std_init)  # files write 0 and -1
+        self.config = {"log_std_init": log_std_init, "state_dependent_std": state_dependent_std}
+        if state_dependent_std:
+            self.register_parameter("log_std", None)
+            self.are_views = False
+        else:
+            self.log_std = nn.Parameter(torch.full(action_spec.shape, log_std_init))
+
+    def prepare(self, network: nn.Sequential) -> None:
+        """Widen the last layer where it gives standard deviations too."""
+        if self.log_std is not None:
+            return
+        head = network[-1]
+        assert isinstance(head, nn.Linear)
+        wide = Head(head.in_features, 2 * head.out_features)
+        nn.init.orthogonal_(wide.weight, 0.01)
+        nn.init.zeros_(wide.bias)
+        with torch.no_grad():
+            wide.weight[: head.out_features] = head.weight
+            wide.bias[head.out_features :] = self.config["log_std_init"]
+        network[-1] = wide
+
+    def forward(self, outputs: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Means and logarithms of the standard deviations."""
+        shape = (-1, *self.shape)
+        if self.log_std is None:
+            mean, log_std = outputs.chunk(2, -1)
+            return {"mean": mean.reshape(shape), "log_std": log_std.reshape(shape)}
+        mean = outputs.reshape(shape)
+        return {"mean": mean, "log_std": self.log_std.expand_as(mean)}
+
+
+def is_discrete(action_spec: TensorSpec) -> bool:
+    """Whether actions are choices among options."""
+    return bool(options(action_spec))
+
+
+def is_continuous(action_spec: TensorSpec) -> bool:
+    """Whether actions are numbers."""
+    return isinstance(action_spec, Unbounded | Bounded) and action_spec.dtype.is_floating_point
 
 
 def default_model_cls(observation_spec: TensorSpec, action_spec: TensorSpec, /) -> type[Model]:
@@ -33,7 +174,7 @@ def default_model_cls(observation_spec: TensorSpec, action_spec: TensorSpec, /) 
 
 
 def no_default(action_spec: TensorSpec) -> str:
-    """What to say where no default model fits the actions."""
+    """Error message for actions without a default model."""
     return (
         f"There is no default model for actions of {type(action_spec).__name__} "
         f"{list(action_spec.shape)} ({action_spec.dtype}): set `model_cls`."
@@ -52,7 +193,7 @@ class DefaultModel(KeepsValues, Model):
     Args:
         observation_spec: Spec of one observation, any shape and dtype.
         action_spec: Spec of one action.
-        outputs: What the policy's outputs are to the action distribution.
+        outputs: Maps the policy network's outputs to features of the action distribution.
         hiddens: Widths of the hidden layers; None for (256, 256), or for none behind an image.
         activation_fn: Name of their activation.
         bias: Whether hidden layers have biases.
@@ -103,7 +244,7 @@ class DefaultModel(KeepsValues, Model):
                 initialize(perceptron, 2**0.5)
             head = Head(hiddens[-1] if hiddens else width, columns)
             initialize(head, gain)
-            # One flat chain of layers: every nested call costs a microsecond a step.
+            # One flat Sequential: every nested call costs a microsecond an env step.
             return nn.Sequential(*hidden, head)
 
         self.policy = perceptron(outputs.width, gain=0.01)
@@ -115,31 +256,13 @@ class DefaultModel(KeepsValues, Model):
         """Features `[B, …]` for the action distribution."""
         self.forget_values()
         obs = batch[DataKeys.OBS]
-        x = as_vectors(obs if self.encoder is None else self.encoder(obs), self._dtype())
+        x = obs.flatten(1) if self.encoder is None else self.encoder(obs)
+        x = x.to(self.vf_model[-1].weight.dtype)
         self._values = self.vf_model(x)
         features: dict[str, torch.Tensor] = self.outputs(self.policy(x))
         if self.has_mask:
             features[ACTION_MASK] = obs[ACTION_MASK]
         return features
-
-    def _dtype(self) -> torch.dtype:
-        head = self.vf_model[-1]
-        assert isinstance(head, nn.Linear)
-        return head.weight.dtype
-
-    def are_chains(self) -> bool:
-        """Whether all that the model does is what its two networks do, and both are chains."""
-        return (
-            self.encoder is None
-            and not self.has_mask
-            and is_own(self, "forward", DefaultModel)
-            and is_own(self, "value_function", KeepsValues)
-            and self._compiled_call_impl is None
-            and not is_watched(self)
-            and not is_watched(self.outputs)
-            and is_chain(self.policy)
-            and is_chain(self.vf_model)
-        )
 
 
 class DefaultDiscreteModel(DefaultModel):

@@ -1,12 +1,12 @@
-"""Policies: a model and an action distribution, and all that differs between kinds of policy."""
+"""Policies: a model and an action distribution, feedforward, windowed or recurrent."""
 
 import os
 from typing import TYPE_CHECKING, Any
 
 from ..data import Device
 from . import _saving
-from ._actors import Actor, make_actor
-from ._base import GenericPolicyBase, Sample, model_mode
+from ._base import Actor, GenericPolicyBase, Sample, model_mode
+from ._build import check_history, check_policy, make_policy
 from ._feedforward import Policy
 from ._recurrent import RecurrentPolicy
 from ._saving import save as save_policy
@@ -22,8 +22,10 @@ __all__ = [
     "Policy",
     "RecurrentPolicy",
     "Sample",
+    "check_history",
+    "check_policy",
     "load_policy",
-    "make_actor",
+    "make_policy",
     "model_mode",
     "save_policy",
 ]

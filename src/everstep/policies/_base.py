@@ -1,4 +1,4 @@
-"""What every policy offers to collection, update and whoever deploys it."""
+"""Base of policies: acting, evaluating minibatches, saving."""
 
 import os
 from abc import ABC, abstractmethod
@@ -25,9 +25,9 @@ _Model = TypeVar("_Model", bound=GenericModelBase[..., Any])
 
 
 class Sample(NamedTuple):
-    """What a policy does in one env step."""
+    """Actions of one env step, with what is stored beside them."""
 
-    #: Actions `[N, …]` as they were drawn: what is stored and learned from.
+    #: Actions `[N, …]` as they were sampled; these are stored and learned from.
     latents: Leaves
     #: Actions `[N, …]` as the environment executes them.
     actions: Leaves
@@ -35,16 +35,16 @@ class Sample(NamedTuple):
     logp: torch.Tensor
     #: Values `[N, K]`.
     values: torch.Tensor
-    #: What the policy remembers `[N, …]`, before it is known whether an episode ended.
+    #: Recurrent states `[N, …]` after the observation, not reset where an episode ends.
     states: Leaves
 
 
 class GenericPolicyBase(ABC, Generic[_Model]):
-    """Base of policies: a model, an action distribution, and what lies between them and a rollout.
+    """Base of policies: a model and an action distribution, and their interface to a rollout.
 
-    `collect` and `step` exist once; a kind of policy says here how much of the past it sees
-    (`history`), what it remembers (`memory`, `init_states`, `next_states`), how a rollout is cut
-    for it (`seq_len`, `sequences`) and how a minibatch is evaluated (`evaluate`).
+    `Algorithm.collect` and `step` exist once. A kind of policy defines the past observations it
+    sees (`history`), its recurrent state (`memory`, `init_states`, `next_states`), the sequences of
+    a rollout (`seq_len`, `sequences`) and the evaluation of a minibatch (`evaluate`).
 
     Args:
         observation_spec: Spec of one observation.
@@ -58,18 +58,19 @@ class GenericPolicyBase(ABC, Generic[_Model]):
         autocast: Context that models run in.
 
     Raises:
-        ConfigError: Where `model` and `model_cls` are both given, or there is no default.
+        ConfigError: If `model` and `model_cls` are both given, there is no default, or the model
+            has no parameters.
 
     """
 
-    #: Values of further reward streams `[B, …]`, of normalised observations, where the model has
+    #: Values of the bonuses' reward streams `[B, …]` from normalised observations, if the model has
     #: none.
     critic: None | nn.Module = None
 
-    #: Past observations that are kept beside the present one.
+    #: Past observations in a window, beside the present one.
     history: int = 0
 
-    #: Structure of what the policy remembers of one environment.
+    #: Structure of one environment's recurrent state.
     memory: Structure = EMPTY
 
     #: Env steps a sequence.
@@ -77,6 +78,9 @@ class GenericPolicyBase(ABC, Generic[_Model]):
 
     #: Action distribution.
     distribution_cls: type[Distribution]
+
+    #: Dtype of values and log-probabilities in a rollout: PyTorch's default when this was made.
+    dtype: torch.dtype
 
     #: From observations to features and values.
     model: _Model
@@ -110,7 +114,13 @@ class GenericPolicyBase(ABC, Generic[_Model]):
             except TypeError as error:
                 raise ConfigError(str(error)) from None
             model = _make_model(model_cls, observation_spec, action_spec, self.model_config)
+        if not any(True for _ in model.parameters()):
+            raise ConfigError(
+                f"{type(model).__name__} has no parameters, so there is nothing to train: give the "
+                "model at least one."
+            )
         self.model = model.to(device)  # type: ignore[assignment]
+        self.dtype = torch.get_default_dtype()
         self.distribution_cls = distribution_cls or Distribution.default_dist_cls(action_spec)
         self.normalizer = None if normalizer is None else normalizer.to(device)
         self._observation = Structure.of(observation_spec)
@@ -164,14 +174,14 @@ class GenericPolicyBase(ABC, Generic[_Model]):
 
     @abstractmethod
     def init_states(self, n: int, /) -> TensorDict:
-        """What `n` environments remember when an episode opens, batch `[n]`."""
+        """Recurrent states at the start of `n` episodes, batch `[n]`."""
 
     def act(self, obs: Leaves, states: Leaves, *, deterministic: bool = False) -> Sample:
         """Actions of one env step.
 
         Args:
             obs: Observations `[N, …]`; windows `[N, history + 1, …]` where there is a history.
-            states: What the policy remembers, `[N, …]`.
+            states: Recurrent states before the observation, `[N, …]`.
             deterministic: Whether to take the distribution's mode rather than a sample.
 
         """
@@ -187,7 +197,7 @@ class GenericPolicyBase(ABC, Generic[_Model]):
         )
 
     def values(self, obs: Leaves, states: Leaves) -> torch.Tensor:
-        """Values `[N, K]` of observations (see `act`) after what is remembered."""
+        """Values `[N, K]` of observations, given the recurrent states before them; see `act`."""
         return self._respond(obs, states)[1]
 
     @abstractmethod
@@ -196,11 +206,11 @@ class GenericPolicyBase(ABC, Generic[_Model]):
 
     @abstractmethod
     def next_states(self, states: Leaves, first: torch.Tensor) -> Leaves:
-        """What is remembered `[N, …]`, started anew where an episode opens.
+        """Recurrent states `[N, …]`, reset where an episode starts.
 
         Args:
-            states: What was remembered after the env step.
-            first: Whether the new observation opens an episode, bool `[N, 1]`.
+            states: States after the env step.
+            first: Whether the new observation is the first of an episode, bool `[N, 1]`.
 
         """
 
@@ -210,7 +220,7 @@ class GenericPolicyBase(ABC, Generic[_Model]):
         """The policy as a module of TensorDicts, for TorchRL's collectors and rollouts.
 
         It reads the observation and writes `"action"`, the action's log-probability under the key
-        that TorchRL's losses read, and `"state_value"`. A policy that remembers also reads and
+        that TorchRL's losses read, and `"state_value"`. A recurrent policy also reads and
         writes `"states"`, and reads `"is_init"`: append torchrl's `InitTracker()` and what
         `make_tensordict_primer()` of the module returns to the environment.
 
@@ -231,18 +241,18 @@ class GenericPolicyBase(ABC, Generic[_Model]):
     # ---- learning -----------------------------------------------------------------------------
 
     def learnable(self, rollout: Rollout) -> torch.Tensor:
-        """Rows that the losses see, bool `[T, N, 1]`."""
+        """Rows that enter the losses, bool `[T, N, 1]`."""
         return rollout.known & rollout.valid
 
     def sequences(self, rollout: Rollout, *, kept: None | Mapping[str, Leaves] = None) -> Sequences:
-        """The rollout, cut into what one minibatch is made of.
+        """The rollout cut into the sequences that minibatches are gathered from.
 
         Args:
-            rollout: Complete, with advantages.
-            kept: What bonuses have kept of each row; see `Sequences`.
+            rollout: Complete rollout, with advantages.
+            kept: Data that bonuses stored for each row; see `Sequences`.
 
         """
-        return rollout.sequences(self.learnable(rollout), kept=kept)
+        return Sequences(rollout, self.learnable(rollout), kept=kept)
 
     @abstractmethod
     def evaluate(self, minibatch: Minibatch) -> tuple[Distribution, torch.Tensor]:
@@ -319,10 +329,10 @@ class GenericPolicyBase(ABC, Generic[_Model]):
         """Write a directory that `mlflow models serve` serves where Everstep is not installed.
 
         Inputs are arrays `[B, …]`: `"obs"`, or one `"obs.<key>"` for each tensor of a mapping, and
-        one for each thing that the policy remembers, such as `"hidden_states"`. Observations are
+        one for each recurrent state, such as `"hidden_states"`. Observations are
         `[B, history + 1, …]` where the model sees past ones. Outputs are `"actions"` as an
-        environment executes them, the likeliest; `"logp"`, `"values"`, and what the policy
-        remembers then: the next env step's input.
+        environment executes them, the distribution's mode; `"logp"`, `"values"`, and the recurrent
+        states for the next env step.
 
         Args:
             path: Directory to create.
@@ -369,6 +379,41 @@ class GenericPolicyBase(ABC, Generic[_Model]):
             distribution_cls=distribution_cls,
             device=device,
         )
+
+
+class Actor:
+    """Acts through one rollout, and stores actions, log-probabilities and values in it.
+
+    Args:
+        policy: The policy, whose weights must not change meanwhile.
+        rollout: Storage that observations are read from, and the rest is written to.
+        deterministic: Whether actions are the distribution's mode.
+
+    """
+
+    def __init__(
+        self, policy: GenericPolicyBase[Any], rollout: Rollout, *, deterministic: bool
+    ) -> None:
+        self.policy, self.rollout, self.deterministic = policy, rollout, deterministic
+
+    def act(self, t: int, states: Leaves) -> tuple[Leaves, Leaves]:
+        """Actions of env step `t` for the environment, and the recurrent states after it.
+
+        Args:
+            t: Env step.
+            states: Recurrent states before it, `[N, …]`.
+
+        """
+        obs = self.rollout.obs_at(t)
+        sample = self.policy.act(obs, states, deterministic=self.deterministic)
+        # Stored before the environment sees them: it may work in place.
+        self.rollout.write_sample(t, sample.latents, sample.logp, sample.values)
+        return sample.actions, sample.states
+
+    def finish(self, states: Leaves) -> None:
+        """Store the values of the last observations, given the recurrent states before them."""
+        rollout = self.rollout
+        rollout.values[-1].copy_(self.policy.values(rollout.obs_at(rollout.horizon), states))
 
 
 def _make_model(

@@ -4,7 +4,6 @@ Row `t` of everything but observations and values belongs to action `t`; observa
 that action was chosen from. Rows are ordered `t·N + n`.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,11 +13,49 @@ from ..data import DataKeys
 from ..env import Env
 from ..errors import EnvError, NonFiniteError
 from ..specs import EMPTY, Leaves, Structure
-from ._expected import Expected, mismatch
-from ._sequences import Sequences, before_reset
 
 #: Observation or action rows, prebuilt: indexing costs more than copying a small row.
 Rows = list[Leaves]
+
+
+class _Expected:
+    """Shape, dtype and device of a tensor; copying into storage would broadcast and cast silently.
+
+    Args:
+        name: Key, and path within it.
+        row: Storage of one env step.
+        any_float: Whether any floating-point dtype is accepted.
+
+    """
+
+    def __init__(self, name: str, row: torch.Tensor, *, any_float: bool = False) -> None:
+        self.name, self.any_float = name, any_float
+        self._shape, self._dtype, self._device = row.shape, row.dtype, row.device
+
+    def check(self, x: Any) -> None:
+        """Check a tensor.
+
+        Raises:
+            EnvError: If type, shape, dtype or device differ.
+
+        """
+        if not isinstance(x, torch.Tensor):
+            raise _mismatch(self.name, "type", "a tensor", type(x).__name__)
+        if x.shape != self._shape:
+            raise _mismatch(self.name, "shape", list(self._shape), list(x.shape))
+        if x.dtype != self._dtype and not (self.any_float and x.is_floating_point()):
+            expected = "a floating point type" if self.any_float else self._dtype
+            raise _mismatch(self.name, "dtype", expected, x.dtype)
+        if x.device != self._device:
+            raise _mismatch(self.name, "device", self._device, x.device)
+
+
+def _mismatch(name: str, what: str, expected: Any, received: Any) -> EnvError:
+    """Error for a tensor that an environment returned."""
+    return EnvError(
+        f"The environment returned `{name}` with {what} {received}; expected {expected}. "
+        "Fix what it returns, or the spec that describes it."
+    )
 
 
 class Rollout:
@@ -29,10 +66,10 @@ class Rollout:
         horizon: T.
         observation: Structure of one observation.
         action: Structure of one action.
-        memory: Structure of what the policy remembers of one environment.
+        memory: Structure of the recurrent state of one environment.
         episode_keys: Episode keys that the environment returns.
         seq_len: Env steps a sequence.
-        history: H, observations before the first one that are kept for the policy's windows.
+        history: H, past observations that the policy's windows hold beside the present one.
         num_streams: K, reward streams.
         dtype: Of rewards, values and everything computed from them.
         device: Where everything lives.
@@ -68,7 +105,7 @@ class Rollout:
         # One row more than the horizon: observations and values have it, the rest has it so that
         # the documented `[N, T + 1]` buffer is a view.
         self._observed = observation.zeros(history + horizon + 1, num_envs, device=device)
-        #: Observations `[T + 1, N, …]`: the rows of the storage behind the history.
+        #: Observations `[T + 1, N, …]`, without the history.
         self.obs = tuple(leaf[history:] for leaf in self._observed)
         self.actions = action.zeros(horizon + 1, num_envs, device=device)
         self.logp, self.advantages = floats(1), floats(1)
@@ -77,7 +114,8 @@ class Rollout:
         self.states = memory.zeros(horizon // seq_len, num_envs, device=device)
         self.terminated, self.truncated, self.first = flags(), flags(), flags()
         self.valid = ~flags()
-        #: Rows whose final observation is not `obs_{t+1}`, its value, and whether it is known.
+        #: Rows whose final observation is not `obs_{t+1}`, its value, and rows whose bootstrap
+        #: value is known.
         self.final, self.final_values, self.known = flags(), floats(num_streams)[:-1], ~flags()
         has_final = DataKeys.FINAL_OBS in episode_keys
         self.final_obs = observation.zeros(horizon, num_envs, device=device) if has_final else ()
@@ -91,12 +129,12 @@ class Rollout:
             key: [".".join((key, *path)) for path in observation.paths]
             for key in (DataKeys.OBS, DataKeys.FINAL_OBS)
         }
-        #: Where an env step's outcome goes, and what it must be.
+        #: Storage rows of each env step's outcome, and the tensors that they accept.
         self._flag_keys = sorted(episode_keys - {DataKeys.FINAL_OBS})
         self._outcomes, self._expected = self._outcome_rows()
 
-    def _outcome_rows(self) -> tuple[list[list[torch.Tensor]], list[Expected]]:
-        """Storage of each env step's outcome, and what it must be, in the same order."""
+    def _outcome_rows(self) -> tuple[list[list[torch.Tensor]], list[_Expected]]:
+        """Storage rows of each env step's outcome, and the tensors they accept, in one order."""
         final_names = self._names[DataKeys.FINAL_OBS] if self.final_obs else []
         names = [*self._names[DataKeys.OBS], DataKeys.REWARDS, *self._flag_keys, *final_names]
         flags = (getattr(self, key) for key in self._flag_keys)
@@ -104,7 +142,7 @@ class Rollout:
         storage = [*following, self.rewards[:-1, :, :1], *flags, *self.final_obs]
         rows = [list(row) for row in zip(*(x.unbind(0) for x in storage), strict=True)]
         expected = [
-            Expected(name, row, any_float=name == DataKeys.REWARDS)
+            _Expected(name, row, any_float=name == DataKeys.REWARDS)
             for name, row in zip(names, rows[0], strict=True)
         ]
         return rows, expected
@@ -112,13 +150,11 @@ class Rollout:
     # ---- one env step -------------------------------------------------------------------------
 
     def obs_at(self, t: int) -> Leaves:
-        """What action `t` is chosen from: observation `t`, `[N, …]`, or the window of history and
-        observation that ends in it, `[N, H + 1, …]`.
-        """
+        """Observation `t`, `[N, …]`; with a history the window that ends in it, `[N, H + 1, …]`."""
         return self._seen[t]
 
     def final_obs_at(self, t: int, rows: torch.Tensor | slice) -> Leaves:
-        """What the final observations of row `t` are valued by, as `obs_at` has it, `[R, …]`.
+        """Final observations of row `t`, `[R, …]`; with a history the windows that end in them.
 
         Args:
             t: Env step.
@@ -144,10 +180,10 @@ class Rollout:
         return self.first[t]
 
     def open(self, obs: torch.Tensor | TensorDict) -> None:
-        """Start with the observations of a reset.
+        """Start a rollout with the observations of a reset.
 
         Raises:
-            EnvError: Where they do not fit the observation spec.
+            EnvError: If they do not fit the observation spec.
 
         """
         for leaf in self._observed:
@@ -156,44 +192,44 @@ class Rollout:
         self.reversed_returns[0].zero_()
 
     def carry(self) -> None:
-        """Start where the last rollout ended."""
+        """Start a rollout where the last one ended."""
         overlap = self.horizon <= self.history
         for storage, last in zip(self._observed, self.last_obs(), strict=True):
             storage[: self.history + 1].copy_(last.clone() if overlap else last)
         self.reversed_returns[0].copy_(self.reversed_returns[-1].masked_fill(self.done[-1], 0.0))
 
     def last_obs(self) -> Leaves:
-        """What the next rollout starts with: history and last observation, `[H + 1, N, …]`."""
+        """History and last observation, `[H + 1, N, …]`: where the next rollout starts."""
         return tuple(leaf[-1 - self.history :] for leaf in self._observed)
 
     def put_last_obs(self, leaves: Leaves) -> None:
-        """Put history and last observation, `[H + 1, N, …]`, where `carry` takes them from."""
+        """Write history and last observation, `[H + 1, N, …]`, for the next `carry`."""
         for storage, leaf in zip(self.last_obs(), leaves, strict=True):
             storage.copy_(leaf)
 
     def write_states(self, sequence: int, states: Leaves) -> None:
-        """Keep what is remembered, `[N, …]`, before a sequence's first env step."""
+        """Write the recurrent states, `[N, …]`, before a sequence's first env step."""
         for storage, state in zip(self.states, states, strict=True):
             storage[sequence].copy_(state)
 
     def write_sample(
         self, t: int, actions: Leaves, logp: torch.Tensor, values: torch.Tensor
     ) -> None:
-        """Keep what the policy did in env step `t`."""
+        """Write actions, log-probabilities and values of env step `t`."""
         self.write_actions(t, actions)
         self._logp[t].copy_(logp)
         self._values[t].copy_(values)
 
     def write_actions(self, t: int, actions: Leaves) -> None:
-        """Keep the actions of env step `t`, as they were drawn."""
+        """Write the actions of env step `t`, as they were sampled."""
         for row, leaf in zip(self._actions[t], actions, strict=True):
             row.copy_(leaf)
 
     def write_outcome(self, t: int, outcome: TensorDict) -> None:
-        """Keep what action `t` caused.
+        """Write the outcome of env step `t`.
 
         Raises:
-            EnvError: Where a key is missing, or a tensor is not what it is declared to be.
+            EnvError: If a key is missing, or a tensor does not fit its spec.
 
         """
         if not hasattr(outcome, "items"):
@@ -201,7 +237,7 @@ class Rollout:
                 f"`Env.step` must return a TensorDict; got {type(outcome).__name__}. "
                 "Put observations and rewards into one."
             )
-        found = dict(outcome.items())  # one look: each one into a TensorDict costs 2 microseconds
+        found = dict(outcome.items())  # each look-up in a TensorDict costs 2 microseconds
         try:
             leaves = [*self._leaves(DataKeys.OBS, found[DataKeys.OBS]), found[DataKeys.REWARDS]]
             leaves += [found[key] for key in self._flag_keys]
@@ -212,7 +248,7 @@ class Rollout:
         for x, expected in zip(leaves, self._expected, strict=True):
             expected.check(x)
         rows = self._outcomes[t]
-        if self.device.type == "cuda":  # older PyTorch takes all to have the first row's dtype
+        if self.device.type == "cuda":  # older PyTorch assumes the first row's dtype for all
             leaves = [x.to(row.dtype) for x, row in zip(leaves, rows, strict=True)]
         torch._foreach_copy_(rows, leaves)  # one call instead of one a tensor
 
@@ -224,10 +260,10 @@ class Rollout:
             row.copy_(leaf)
 
     def _leaves(self, key: str, obs: torch.Tensor | TensorDict) -> Leaves:
-        """Leaves of what the environment observed."""
+        """Leaves of an observation."""
         if self.observation.is_plain is not isinstance(obs, torch.Tensor):
             expected = "a tensor" if self.observation.is_plain else "a TensorDict"
-            raise mismatch(key, "type", expected, type(obs).__name__)
+            raise _mismatch(key, "type", expected, type(obs).__name__)
         try:
             return self.observation.flatten(obs)
         except KeyError as error:
@@ -252,7 +288,7 @@ class Rollout:
         return self.terminated | self.truncated
 
     def close_rows(self) -> None:
-        """Clear what invalid rows must not carry: rewards and the ends of episodes."""
+        """Set rewards and done flags of invalid rows to 0."""
         if DataKeys.VALID in self.episode_keys:
             invalid = ~self.valid
             self.rewards[:-1].masked_fill_(invalid, 0.0)
@@ -268,10 +304,10 @@ class Rollout:
         return torch.stack([s.double() for s in sums]).sum().isfinite()
 
     def find_non_finite(self) -> None:
-        """Look for the first number that is not finite.
+        """Raise an error for the first number that is not finite, if there is one.
 
         Raises:
-            NonFiniteError: Names key, environment and env step, where there is one.
+            NonFiniteError: Names key, environment and env step.
 
         """
         names = [(DataKeys.REWARDS, self.rewards[:-1], 0)]
@@ -285,7 +321,7 @@ class Rollout:
                 raise NonFiniteError(
                     f"`{name}` of environment {env} is not finite at {when}: "
                     f"{value[~value.isfinite()][0].item()} ({len(bad)} rows in all). "
-                    "The policy was not changed; mend the environment, or bound what it returns."
+                    "The policy was not changed; fix the environment, or bound what it returns."
                 )
 
     @property
@@ -295,7 +331,7 @@ class Rollout:
 
     @property
     def next_known(self) -> torch.Tensor:
-        """Rows of which it is known what the action led to, bool `[T, N, 1]`."""
+        """Rows whose next observation, before any reset, is known, bool `[T, N, 1]`."""
         found = ~self.ends if not self.final_obs else torch.ones_like(self.valid)
         for leaf in self.final_obs:
             if leaf.is_floating_point():
@@ -305,24 +341,12 @@ class Rollout:
         return found & self.valid
 
     def next_obs(self, start: int, end: int) -> Leaves:
-        """What the actions of env steps `start` to `end` led to, `[(end − start)·N, …]`."""
+        """Observations after the actions of env steps `start` to `end`, `[(end − start)·N, …]`."""
         return before_reset(
             tuple(leaf[start + 1 : end + 1].flatten(0, 1) for leaf in self.obs),
             tuple(leaf[start:end].flatten(0, 1) for leaf in self.final_obs),
             self.ends[start:end].flatten(0, 1),
         )
-
-    def sequences(
-        self, learnable: torch.Tensor, *, kept: None | Mapping[str, Leaves] = None
-    ) -> Sequences:
-        """The rollout as sequences of `seq_len` env steps.
-
-        Args:
-            learnable: Rows that the losses see, bool `[T, N, 1]`.
-            kept: What bonuses have kept of each row; see `Sequences`.
-
-        """
-        return Sequences(self, learnable, kept=kept)
 
     def view(self) -> TensorDict:
         """Zero-copy view `[num_envs, horizon + 1]` of the storage."""
@@ -338,7 +362,7 @@ class Rollout:
 
 
 def episode_keys_of(env: Env) -> frozenset[str]:
-    """The episode keys that an environment declares; none where it knows of none, as rl8's."""
+    """The episode keys that an environment declares; none for rl8's environments."""
     return frozenset(getattr(env, "episode_keys", ()))
 
 
@@ -348,3 +372,20 @@ def _rows(leaves: Leaves) -> Rows:
 
 def _batch_first(leaves: Leaves) -> Leaves:
     return tuple(leaf.transpose(0, 1) for leaf in leaves)
+
+
+def before_reset(next_obs: Leaves, final_obs: Leaves, ends: torch.Tensor) -> Leaves:
+    """Observations after the actions, `[R, …]`: the final one where the environment was reset.
+
+    Args:
+        next_obs: Next observations in storage, `[R, …]`.
+        final_obs: Final observations, `[R, …]`; may be empty.
+        ends: Rows that were reset, bool `[R, 1]`.
+
+    """
+    if not final_obs:
+        return next_obs
+    return tuple(
+        torch.where(ends.view(-1, *(1,) * (x.ndim - 1)), final, x)
+        for x, final in zip(next_obs, final_obs, strict=True)
+    )

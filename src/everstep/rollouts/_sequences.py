@@ -1,18 +1,16 @@
-"""A rollout, cut into the sequences that minibatches are made of."""
+"""Sequences of a rollout, and the minibatches gathered from them."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from tensordict import TensorDict
 
 from ..data import DataKeys
 from ..specs import Leaves
-
-if TYPE_CHECKING:
-    from ._rollout import Rollout
+from ._rollout import Rollout, before_reset
 
 #: Largest rollout that is copied in the order of an epoch, rather than minibatch by minibatch.
 GATHERED_BYTES = 2**21
@@ -25,12 +23,12 @@ Index = None | slice | torch.Tensor
 class Minibatch:
     """`B` sequences of `L` env steps; rows are `B·L` transitions. `L` is 1 without recurrence."""
 
-    #: Observations `[B, L, …]`; windows `[B, history + 1, …]` where there is a history.
+    #: Observations `[B, L, …]`; windows `[B, history + 1, …]` for policies with a history.
     obs: Leaves
-    #: What the policy remembers before each sequence's first step, `[B, …]`.
+    #: Recurrent states before each sequence's first step, `[B, …]`.
     states: Leaves
-    #: Whether a step's observation opens an episode, so that states start anew, bool `[B, L, 1]`;
-    #: None where episodes never end.
+    #: Whether a step's observation is the first of an episode, so that states are reset, bool
+    #: `[B, L, 1]`; None if episodes never end.
     first: None | torch.Tensor
     #: Actions `[B·L, …]`, as distributions take them.
     actions: torch.Tensor | TensorDict
@@ -42,17 +40,19 @@ class Minibatch:
     advantages: torch.Tensor
     #: Targets of the values, `[B·L, K]`.
     returns: torch.Tensor
-    #: Each row's share of the loss, 0 where it is left out, `[B·L, 1]`.
+    #: Each row's share of the loss, 0 if it is excluded, `[B·L, 1]`.
     weight: torch.Tensor
-    #: What each action led to, before any reset, `[B·L, …]`; empty unless a bonus asks for it.
+    #: Whether rows may be excluded, so that what they hold must not reach the loss.
+    has_excluded: bool = True
+    #: Observations after the actions, before any reset, `[B·L, …]`; empty without bonuses.
     next_obs: Leaves = ()
-    #: Whether that is known, bool `[B·L, 1]`; None unless a bonus asks for it.
+    #: Whether those are known, bool `[B·L, 1]`; None without bonuses.
     next_known: None | torch.Tensor = None
-    #: What bonuses have kept of each row, `[B·L, …]`, by their names.
+    #: Data that bonuses stored for each row, `[B·L, …]`, by their names.
     kept: Mapping[str, Leaves] = field(default_factory=dict)
 
     def split(self, size: int) -> "list[Minibatch]":
-        """Views of `size` sequences each, the last one of what is left."""
+        """Views of `size` sequences each; the last one may be smaller."""
         count, rows = self.obs[0].shape[0], self.logp.shape[0]
         if count <= size:
             return [self]
@@ -78,29 +78,27 @@ class Minibatch:
         return self.map(put_in_order)
 
     def map(self, function: Callable[[Any], Any]) -> "Minibatch":
-        """One whose tensors are what the function makes of these."""
+        """A minibatch of the results of a function of each tensor."""
 
         def mapped(x: Any) -> Any:
-            """A field: a tensor, a tuple or a mapping of fields, or None."""
+            """A field: a tensor, a tuple or a mapping of fields, a flag, or None."""
             if isinstance(x, tuple):
                 return tuple(map(mapped, x))
             if isinstance(x, dict):
                 return {name: mapped(leaves) for name, leaves in x.items()}
-            return None if x is None else function(x)
+            return x if x is None or isinstance(x, bool) else function(x)
 
         return Minibatch(**{name: mapped(x) for name, x in vars(self).items()})
 
 
 class Sequences:
-    """A rollout cut into `S·N` sequences of `L` env steps, ready to be gathered.
-
-    Nothing is copied here: fields are views `[S, N, L, …]`.
+    """A rollout cut into `S·N` sequences of `L` env steps; fields are views `[S, N, L, …]`.
 
     Args:
-        rollout: The rollout.
-        learnable: Rows that the losses see, bool `[T, N, 1]`.
-        kept: What bonuses have kept of each row, `[T, N, …]`, by their names; minibatches hold
-            it, and what each action led to. None where there are no bonuses.
+        rollout: Complete rollout, with advantages.
+        learnable: Rows that enter the losses, bool `[T, N, 1]`.
+        kept: Data that bonuses stored for each row, `[T, N, …]`, by their names; minibatches then
+            hold it, and the observations after the actions. None without bonuses.
 
     """
 
@@ -109,7 +107,7 @@ class Sequences:
 
     def __init__(
         self,
-        rollout: "Rollout",
+        rollout: Rollout,
         learnable: torch.Tensor,
         *,
         kept: None | Mapping[str, Leaves] = None,
@@ -120,8 +118,9 @@ class Sequences:
         self.learnable = learnable.sum()
         self._all: None | Minibatch = None
         self._action = rollout.action
+        self._has_excluded = bool(rollout.episode_keys) or rollout.history > 0
         self._has_invalid = DataKeys.VALID in rollout.episode_keys
-        # A mask of zeros would forbid what was done.
+        # An action mask of zeros would forbid the action that was taken.
         self._is_mask = [path == (DataKeys.ACTION_MASK,) for path in rollout.observation.paths]
         horizon = rollout.horizon
         if rollout.history:
@@ -158,7 +157,7 @@ class Sequences:
     def minibatches(
         self, size: int, *, shuffle: bool, joint: bool, permute: Callable[[int], torch.Tensor]
     ) -> Iterator[Minibatch]:
-        """Minibatches of `size` sequences that cover the rollout once.
+        """Minibatches of `size` sequences that cover the rollout once: one epoch.
 
         A full batch is neither gathered nor shuffled: its order does not matter.
 
@@ -181,7 +180,7 @@ class Sequences:
         joint: bool,
         permute: Callable[[int], torch.Tensor],
     ) -> Iterator[Iterator[Minibatch]]:
-        """What each optimizer step of an epoch sees: minibatches whose weights sum to 1.
+        """Minibatches of each optimizer step of an epoch; their weights sum to 1 in each.
 
         Args:
             size: Sequences a minibatch.
@@ -207,7 +206,7 @@ class Sequences:
         return sum(x.nbytes for leaves in self._fields.values() for x in leaves)
 
     def _whole(self) -> Minibatch:
-        """All sequences, with a weight of 1 a row, made once; copied where rows are invalid."""
+        """All sequences with weight 1 for each learnable row, built once."""
         if self._all is None:
             self._all = self.select(None, torch.ones_like(self.learnable))
         return self._all
@@ -219,13 +218,13 @@ class Sequences:
         return replace(whole, weight=(weight / total.clamp(min=1)).view_as(whole.weight))
 
     def step(self, indices: list[Index], chunk: None | int, *, joint: bool) -> Iterator[Minibatch]:
-        """What one optimizer step sees: the minibatches of these sequences, in chunks."""
+        """Minibatches of one optimizer step, in chunks, from indices of sequences."""
         return self._chunks(indices, chunk, self.learnable if joint else None)
 
     def indices(
         self, size: int, shuffle: bool, permute: Callable[[int], torch.Tensor]
     ) -> Iterator[Index]:
-        """Which sequences each minibatch holds."""
+        """Indices of the sequences of each minibatch of an epoch."""
         if size == self.count:
             yield None
         elif shuffle:
@@ -263,8 +262,8 @@ class Sequences:
         mask = mask.flatten(0, 1)
         total = mask.sum() if total is None else total
         if self._has_invalid:
-            # What an invalid row saw must not reach a gradient, not even as 0 · NaN; but within a
-            # sequence it is remembered, as it was when the rows behind it were collected.
+            # The observation of an invalid row must not reach a gradient, not even as 0 · NaN. In a
+            # sequence it stays: the recurrent states of the rows after it depend on it.
             if self.length == 1:
                 seen = mask.view(-1, self.length, 1)
                 obs = tuple(
@@ -284,6 +283,7 @@ class Sequences:
             advantages=advantages,
             returns=returns,
             weight=mask.to(logp.dtype) / total.clamp(min=1),
+            has_excluded=self._has_excluded,
             **_next(taken, self._kept),
         )
 
@@ -300,7 +300,7 @@ class Sequences:
 
 
 def _select(x: Any, index: torch.Tensor) -> Any:
-    """What a tensor or TensorDict holds at these indices, `[len(index), …]`."""
+    """Rows of a tensor or TensorDict at these indices, `[len(index), …]`."""
     if isinstance(x, torch.Tensor) and x.numel() == x.shape[0]:
         # Several times faster without the dimensions of 1.
         return x.view(-1).index_select(0, index).view(-1, *x.shape[1:])
@@ -318,7 +318,7 @@ def _split(index: Index, size: int, count: int) -> list[Index]:
 
 
 def _next(taken: dict[str, Leaves], names: tuple[str, ...]) -> dict[str, Any]:
-    """What actions led to and bonuses kept, from the fields of a minibatch that hold it."""
+    """The fields of a minibatch that bonuses use; empty without bonuses."""
     if "next" not in taken:
         return {}
     ends, known = (x.flatten(0, 1) for x in taken["ends"])
@@ -328,23 +328,6 @@ def _next(taken: dict[str, Leaves], names: tuple[str, ...]) -> dict[str, Any]:
         "next_known": known,
         "kept": {name: tuple(x.flatten(0, 1) for x in taken[f"kept by {name}"]) for name in names},
     }
-
-
-def before_reset(next_obs: Leaves, final_obs: Leaves, ends: torch.Tensor) -> Leaves:
-    """What actions led to, `[R, …]`: the final observation where one replaces the next.
-
-    Args:
-        next_obs: Observations after the action, `[R, …]`.
-        final_obs: Those before a reset, `[R, …]`; may be empty.
-        ends: Rows that were reset, bool `[R, 1]`.
-
-    """
-    if not final_obs:
-        return next_obs
-    return tuple(
-        torch.where(ends.view(-1, *(1,) * (x.ndim - 1)), final, x)
-        for x, final in zip(next_obs, final_obs, strict=True)
-    )
 
 
 def _like(mask: torch.Tensor, x: torch.Tensor) -> torch.Tensor:

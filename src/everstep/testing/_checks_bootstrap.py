@@ -35,7 +35,7 @@ def check_bootstrap(subject: Subject) -> None:
                 env.rows.clear()
                 _attempt(algorithm.collect)
                 with torch.no_grad():
-                    algorithm._estimate_advantages()
+                    algorithm.estimate()
                 _compare(algorithm, env.rows)
 
 

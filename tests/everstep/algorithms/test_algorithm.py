@@ -30,6 +30,7 @@ from everstep.errors import (
     NotBufferedError,
 )
 from everstep.models import DefaultDiscreteModel, Model
+from everstep.rollouts import Sequences
 from everstep_adapters.gymnasium import GymnasiumEnv
 from tests.toys import TERMINATED, TRUNCATED, ConstantEnv, Episode, KnownValue, scripted_vector_env
 
@@ -214,7 +215,7 @@ def test_the_first_minibatch_after_a_rollout_has_ratio_1(spec: Any) -> None:
     algorithm = AlgorithmConfig(**SMALL, sgd_minibatch_size=32).build(cls)
     for _ in range(3):
         algorithm.collect()
-        algorithm._estimate_advantages()
+        algorithm.estimate()
         sequences = algorithm.policy.sequences(algorithm.rollout)
         for minibatch in sequences.minibatches(
             32, shuffle=True, joint=False, permute=torch.randperm
@@ -316,7 +317,7 @@ def test_every_column_of_a_minibatch_is_from_the_same_row() -> None:
     for x in (rollout.obs[0], rollout.values, rollout.logp, rollout.advantages, rollout.returns):
         x.copy_(code)
     rollout.actions[0].copy_(code)
-    sequences = rollout.sequences(rollout.valid)
+    sequences = Sequences(rollout, rollout.valid)
     for shuffle in (False, True):
         seen = []
         for minibatch in sequences.minibatches(
@@ -362,12 +363,12 @@ def test_a_kl_target_stops_the_update_before_the_step_that_would_follow() -> Non
         ).build(ContinuousDummyEnv)
         algorithm.collect()
         steps, divergences = 0, []
-        original, losses = algorithm.updater.step, algorithm._gradients()
+        original, losses = algorithm.updater.step, algorithm._add_gradients
 
-        def counting() -> None:
+        def counting(**options: Any) -> None:
             nonlocal steps
             steps += 1
-            original()
+            original(**options)
 
         def watching(minibatch: Any) -> Any:
             found = losses(minibatch)
@@ -375,7 +376,7 @@ def test_a_kl_target_stops_the_update_before_the_step_that_would_follow() -> Non
             return found
 
         algorithm.updater.step = counting  # type: ignore[method-assign]
-        algorithm._gradients = lambda: watching  # type: ignore[method-assign]
+        algorithm._add_gradients = watching  # type: ignore[method-assign]
         algorithm.step()
         if steps < 50:
             assert divergences[-1] > options["target_kl_div"] >= max(divergences[:-1])
@@ -419,7 +420,7 @@ def test_what_invalid_rows_did_under_a_mask_is_no_divergence(seq_len: None | int
     algorithm = config.build(Switches)
     for _ in range(2):
         algorithm.collect()
-        algorithm._estimate_advantages()
+        algorithm.estimate()
         minibatch = algorithm.policy.sequences(algorithm.rollout).select(None)
         distribution, _ = algorithm.policy.evaluate(minibatch)
         assert distribution.latents_logp(minibatch.actions).isfinite().all()
@@ -433,7 +434,7 @@ def test_what_weighs_nothing_may_be_impossible() -> None:
     """Whatever a policy of one's own makes of an invalid row, losses and gradients are finite."""
     algorithm = AlgorithmConfig(**SMALL).build(DiscreteDummyEnv)
     algorithm.collect()
-    algorithm._estimate_advantages()
+    algorithm.estimate()
     minibatch = algorithm.policy.sequences(algorithm.rollout).select(None)
     expected = algorithm._losses(minibatch)
     minibatch.weight[:3] = 0.0
@@ -451,7 +452,7 @@ def test_a_divergence_that_is_not_a_number_stops_the_update(at: int) -> None:
         **SMALL, sgd_minibatch_size=16, num_sgd_iters=1, target_kl_div=1e9
     ).build(DiscreteDummyEnv)
     algorithm.collect()
-    original, calls = algorithm._gradients(), 0
+    original, calls = algorithm._add_gradients, 0
 
     def broken(minibatch: Any) -> Any:
         nonlocal calls
@@ -459,7 +460,7 @@ def test_a_divergence_that_is_not_a_number_stops_the_update(at: int) -> None:
         found = original(minibatch)
         return found | {"kl_div": found["kl_div"] + (math.nan if calls > at else 0.0)}
 
-    algorithm._gradients = lambda: broken  # type: ignore[method-assign]
+    algorithm._add_gradients = broken  # type: ignore[method-assign]
     before = weights(algorithm)
     if at == 0:
         with pytest.raises(DivergedError, match="weights are as before"):
@@ -483,10 +484,10 @@ def test_a_divergence_that_is_not_a_number_is_too_large_for_the_learning_rate() 
     algorithm.collect()
     # Two minibatches, and before the first the policy has not moved.
     assert algorithm.step()["coefficients/lr"] == pytest.approx(1.5e-3)
-    original = algorithm._gradients()
+    original = algorithm._add_gradients
     nan = {"kl_div": torch.tensor(math.nan)}
     broken = lambda minibatch: original(minibatch) | nan  # noqa: E731
-    algorithm._gradients = lambda: broken  # type: ignore[method-assign]
+    algorithm._add_gradients = broken  # type: ignore[method-assign]
     algorithm.collect()
     assert algorithm.step()["coefficients/lr"] == pytest.approx(1e-3)
 

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from everstep import AlgorithmConfig, DiscreteDummyEnv, RecurrentAlgorithmConfig
 from everstep.adapters import GymnasiumEnv
-from everstep.algorithms._building import CHUNK_ROWS
+from everstep.algorithms.build import CHUNK_ROWS
 from everstep.models import DefaultDiscreteModel
 from everstep.objectives import A2C, PPO
 from tests.toys import TRUNCATED, Episode, scripted_vector_env

@@ -27,8 +27,8 @@ BOUND = 1.15
 def memory(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The benchmark that measures this, with chunks of 128 rows."""
     monkeypatch.syspath_prepend(str(ROOT))
-    monkeypatch.setattr("everstep.algorithms._building.CHUNK_ROWS", 128)
-    monkeypatch.setattr("everstep.algorithms._final_values.CHUNK", 128)
+    monkeypatch.setattr("everstep.algorithms.build.CHUNK_ROWS", 128)
+    monkeypatch.setattr("everstep.algorithms.estimates.FINAL_ROWS", 128)
     monkeypatch.setattr(_rnd, "CHUNK", 128)
     return importlib.import_module("examples.benchmarks.memory")
 

@@ -15,7 +15,6 @@ from torchrl.data import Bounded, Categorical, Composite, Unbounded
 
 from everstep import AlgorithmConfig, DiscreteDummyEnv, RecurrentAlgorithmConfig, TrainConfig
 from everstep.advantages import gae, values_beyond
-from everstep.algorithms._bonuses import kept_by
 from everstep.bonuses import Bonus, RandomNetworkDistillation, Stream
 from everstep.env import Env
 from everstep.errors import CheckpointError, ConfigError, NonFiniteError
@@ -73,6 +72,10 @@ class TwoValues(Model):
 
 
 # ---- streams ---------------------------------------------------------------------------------
+
+
+def kept_by(bonuses: Any) -> dict[str, Any]:
+    return {bonus.name: bonus.kept for bonus in bonuses}
 
 
 @pytest.mark.usefixtures("float64")
@@ -162,7 +165,7 @@ def test_without_extrinsic_rewards_there_is_no_extrinsic_advantage() -> None:
         bonus = RandomNetworkDistillation(**FEW, **options)
         algorithm = AlgorithmConfig(**SMALL, bonuses=[bonus], model_cls=ZeroValues).build(Nothing)
         algorithm.collect()
-        algorithm._estimate_advantages()
+        algorithm.estimate()
         return algorithm.rollout.advantages.clone()
 
     # Not even normalising makes noise of nothing: a thousandfold weight changes nothing.
@@ -347,7 +350,7 @@ class Losing(DiscreteDummyEnv):
 def test_the_predictor_learns_from_a_share_of_the_rows() -> None:
     algorithm, bonus = distilling(predictor_proportion=0.25)
     algorithm.collect()
-    algorithm._estimate_advantages()
+    algorithm.estimate()
     (minibatch,) = algorithm.policy.sequences(
         algorithm.rollout, kept=kept_by(algorithm.bonuses)
     ).minibatches(48, shuffle=False, joint=False, permute=torch.randperm)
@@ -385,7 +388,7 @@ def test_what_the_predictor_does_not_learn_from_costs_nothing(proportion: float,
 def test_the_losses_of_chunks_add_up() -> None:
     algorithm, bonus = distilling(Losing, predictor_proportion=1.0)
     algorithm.collect()
-    algorithm._estimate_advantages()
+    algorithm.estimate()
     sequences = algorithm.policy.sequences(algorithm.rollout, kept=kept_by(algorithm.bonuses))
     whole = bonus.losses(sequences.select(None))
     cuts = [slice(0, 7), slice(7, 30), slice(30, 48)]

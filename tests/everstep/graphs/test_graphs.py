@@ -23,13 +23,11 @@ from everstep import (
     DiscreteDummyEnv,
     RecurrentAlgorithmConfig,
 )
-from everstep.algorithms import _captured, _learning
-from everstep.algorithms._captured import Graphs
+from everstep.algorithms import recording
+from everstep.algorithms.recording import Executor
 from everstep.errors import ConfigError
-from everstep.graphs import CaptureError, CUDAGraph, Replayed, Tape
+from everstep.graphs import CaptureError, CUDAGraph, Replayed, Tape, is_compiled
 from everstep.graphs._base import refuse, watching
-from everstep.models._chains import is_compiled
-from everstep.policies import Actor
 from tests.everstep.graphs.graph_toys import Counting, Late, Looking, Losing, Moving, Seeing, Walk
 
 on_every_device = pytest.mark.parametrize(
@@ -50,8 +48,8 @@ MINIBATCHES: dict[str, Any] = {"sgd_minibatch_size": 32, "num_sgd_iters": 2}
 
 @pytest.fixture
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rollouts are acted in by what acts on GPUs, and not by NumPy: a tape stands for theirs."""
-    monkeypatch.setattr("everstep.algorithms._algorithm.make_actor", Actor)
+    """No rollout is acted in blocks: a tape takes the place of a CUDA graph."""
+    monkeypatch.setattr("everstep.algorithms.algorithm.actor", lambda *_, **__: None)
 
 
 def build(env_cls: Any, device: str, graph_cls: Any, config: Any, **options: Any) -> Any:
@@ -62,7 +60,7 @@ def build(env_cls: Any, device: str, graph_cls: Any, config: Any, **options: Any
         small["model_config"] = {"hidden_size": 16}
     small |= {"device": device, "cuda_graphs": False, **options}
     algorithm = config(**small).build(env_cls)
-    algorithm.graphs = Graphs(graph_cls)
+    algorithm.executor = Executor(graph_cls)
     return algorithm
 
 
@@ -263,15 +261,15 @@ def test_compiled_models_are_compiled_before_they_are_recorded() -> None:
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     algorithm = build(DiscreteDummyEnv, "cpu", Tape, AlgorithmConfig, compile="eager")
-    algorithm.graphs._check(algorithm)
-    assert not any(work.watched for work in algorithm.graphs._works())
+    algorithm.executor.check(algorithm.parts)
+    assert not any(work.watched for work in algorithm.executor.graphs)
     torch._dynamo.reset()  # what the check has compiled
     torch._dynamo.utils.counters.clear()
     algorithm.collect()
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0
     plain = build(DiscreteDummyEnv, "cpu", Tape, AlgorithmConfig)
     plain.collect()
-    assert all(work.watched for work in plain.graphs._works())
+    assert all(work.watched for work in plain.executor.graphs)
 
 
 def test_scripted_parts_of_a_model_are_not_compiled_ones() -> None:
@@ -340,11 +338,11 @@ class Work:
         self.work = Replayed("work", graph_cls)
 
     def __call__(self) -> torch.Tensor:
-        def keep() -> Callable[[], None]:
+        def undo() -> Callable[[], None]:
             before = self.total.clone()
             return lambda: self.total.copy_(before)  # type: ignore[return-value]
 
-        return self.work(self._add, key=lambda: dict(self.key), keep=keep)
+        return self.work(self._add, key=lambda: dict(self.key), undo=undo)
 
     def _add(self) -> torch.Tensor:
         self.calls += 1
@@ -418,9 +416,9 @@ def test_twenty_updates_of_which_most_are_replayed_are_eager_ones(
     env_cls: Any, options: dict[str, Any], device: str, graph_cls: Any
 ) -> None:
     graphed = check_replayed_is_eager(env_cls, device, graph_cls, iterations=20, **options)
-    assert graphed.graphs.update.replays == 18
-    assert graphed.graphs.estimates.replays == 18
-    assert graphed.graphs.collection.replays == 18
+    assert graphed.executor.update.replays == 18
+    assert graphed.executor.estimates.replays == 18
+    assert graphed.executor.collection.replays == 18
 
 
 @on_every_device
@@ -442,7 +440,7 @@ def test_replayed_updates_are_eager_ones(
     env_cls: Any, options: dict[str, Any], device: str, graph_cls: Any
 ) -> None:
     graphed = check_replayed_is_eager(env_cls, device, graph_cls, iterations=5, **options)
-    assert graphed.graphs.update.replays == 3
+    assert graphed.executor.update.replays == 3
 
 
 @on_every_device
@@ -460,11 +458,11 @@ def test_replayed_updates_are_eager_ones(
 def test_long_updates_replay_a_graph_for_each_optimizer_step(
     options: dict[str, Any], device: str, graph_cls: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_learning, "MAX_STEPS", 3)
+    monkeypatch.setattr(recording, "MAX_STEPS", 3)
     options = {"num_sgd_iters": 4, **options}
     graphed = check_replayed_is_eager(Walk, device, graph_cls, **options)
     per_epoch = 1 if "accumulate_grads" in options else graphed.hparams.num_minibatches
-    assert graphed.graphs.update.replays == 6 * 4 * per_epoch - 2
+    assert graphed.executor.update.replays == 6 * 4 * per_epoch - 2
 
 
 def test_updates_have_stopped_early_and_learning_rates_adapted() -> None:
@@ -475,7 +473,7 @@ def test_updates_have_stopped_early_and_learning_rates_adapted() -> None:
     for _ in range(6):
         stopping.collect()
         stopping.step()
-        skipped.append(4 - float(stopping.graphs._learning.totals()["steps"]))
+        skipped.append(4 - float(stopping.executor._control.sums()["steps"]))
     assert max(skipped) > 0
     options = {**MINIBATCHES, "target_kl_div": 3e-3, "lr_schedule_kind": "adaptive"}
     rates = train(build(DiscreteDummyEnv, "cpu", Tape, AlgorithmConfig, **options))
@@ -493,7 +491,7 @@ def test_a_replayed_update_skips_what_is_not_finite(device: str, graph_cls: Any)
         algorithm.step()
     for p, weight in zip(algorithm.policy.model.parameters(), before, strict=True):
         assert torch.equal(p, weight)
-    assert algorithm.graphs.update.replays == 2
+    assert algorithm.executor.update.replays == 2
 
 
 @on_every_device
@@ -510,7 +508,7 @@ def test_half_precision_is_recorded_with_its_casts(device: str, graph_cls: Any) 
         torch.cat([p.detach().flatten() for p in algorithm.policy.model.parameters()])
         for algorithm in (eager, graphed)
     ]
-    assert graphed.graphs.update.replays == 4
+    assert graphed.executor.update.replays == 4
     tolerance = 1e-2 * (after[0] - before).norm()
     assert (after[0] - after[1]).norm() <= tolerance, (expected[-1], found[-1])
 
@@ -522,7 +520,7 @@ def test_add_ons_are_part_of_the_graph() -> None:
 
     spread.name = "spread"  # type: ignore[attr-defined]
     graphed = check_replayed_is_eager(Walk, "cpu", Tape, policy_loss_addons=[spread], **MINIBATCHES)
-    assert graphed.graphs.update.replays == 4
+    assert graphed.executor.update.replays == 4
 
 
 # The collection.
@@ -547,7 +545,7 @@ def test_replayed_rollouts_are_eager_ones(
     env_cls: Any, options: dict[str, Any], config: Any, device: str, graph_cls: Any
 ) -> None:
     graphed = check_replayed_is_eager(env_cls, device, graph_cls, config=config, **options)
-    assert graphed.graphs.collection.replays == 4
+    assert graphed.executor.collection.replays == 4
     assert graphed.state.horizons == 6
 
 
@@ -555,7 +553,7 @@ def test_replayed_rollouts_are_eager_ones(
 def test_windows_are_replayed(device: str, graph_cls: Any) -> None:
     graphed = check_replayed_is_eager(Walk, device, graph_cls, model_cls=Seeing, model_config={})
     assert graphed.policy.history == 2
-    assert graphed.graphs.collection.replays == 4
+    assert graphed.executor.collection.replays == 4
 
 
 @pytest.mark.parametrize(
@@ -572,10 +570,10 @@ def test_graphs_stay_small(env_cls: Any, config: Any, env_step: int, optimizer_s
     short, long = (build(env_cls, "cpu", Tape, config, horizon=horizon) for horizon in (8, 16))
     for algorithm in (short, long):
         train(algorithm, 2)
-    held = [len(algorithm.graphs.collection._graph.calls) for algorithm in (short, long)]
+    held = [len(algorithm.executor.collection._graph.calls) for algorithm in (short, long)]
     assert (held[1] - held[0]) / 8 <= env_step
-    assert len(long.graphs.update._graph.calls) / 4 <= optimizer_step
-    assert len(long.graphs.estimates._graph.calls) <= 113
+    assert len(long.executor.update._graph.calls) / 4 <= optimizer_step
+    assert len(long.executor.estimates._graph.calls) <= 113
 
 
 def test_recurrent_states_that_start_anew_are_counted_in_replays() -> None:
@@ -583,7 +581,7 @@ def test_recurrent_states_that_start_anew_are_counted_in_replays() -> None:
     graphed = check_replayed_is_eager(
         DiscreteDummyEnv, "cpu", Tape, config=RecurrentAlgorithmConfig, **options
     )
-    assert graphed.graphs.collection.replays == 4
+    assert graphed.executor.collection.replays == 4
     assert graphed.state.seqs == 6 * 2
 
 
@@ -592,7 +590,7 @@ def test_a_pattern_that_is_another_in_every_rollout_is_not_recorded() -> None:
     graphed = check_replayed_is_eager(
         DiscreteDummyEnv, "cpu", Tape, config=RecurrentAlgorithmConfig, **options
     )
-    assert graphed.graphs.collection.refused == "phase changed before every one of some calls"
+    assert graphed.executor.collection.refused == "phase changed before every one of some calls"
 
 
 @pytest.mark.parametrize(
@@ -601,10 +599,10 @@ def test_a_pattern_that_is_another_in_every_rollout_is_not_recorded() -> None:
 def test_an_environment_that_is_not_capturable_is_found_out(env_cls: Any, name: str) -> None:
     """And put back to where it was, so that nothing is lost."""
     graphed = check_replayed_is_eager(env_cls, "cpu", Tape)
-    assert graphed.graphs.collection.refused == (
+    assert graphed.executor.collection.refused == (
         f"CaptureError: it changes {name} other than in place"
     )
-    assert graphed.graphs.update.replays > 0
+    assert graphed.executor.update.replays > 0
 
 
 @on_every_device
@@ -615,7 +613,7 @@ def test_evaluations_in_between_are_eager_and_leave_no_trace(device: str, graph_
 
     for config in (AlgorithmConfig, RecurrentAlgorithmConfig):
         graphed = check_replayed_is_eager(Walk, device, graph_cls, config=config, change=look)
-        assert graphed.graphs.collection.replays == 4
+        assert graphed.executor.collection.replays == 4
 
 
 def test_other_environments_are_stepped_eagerly_without_a_word(
@@ -623,7 +621,7 @@ def test_other_environments_are_stepped_eagerly_without_a_word(
 ) -> None:
     monkeypatch.setattr(Walk, "capturable", False)
     graphed = check_replayed_is_eager(Walk, "cpu", Tape)
-    assert graphed.graphs.update.replays == 4
+    assert graphed.executor.update.replays == 4
     assert not caplog.records
 
 
@@ -644,7 +642,7 @@ def test_a_checkpoint_is_loaded_in_between(device: str, graph_cls: Any) -> None:
 
     options = {"iterations": 8, "lr_schedule": [(0, 1e-2), (800, 1e-4)], **MINIBATCHES}
     graphed = check_replayed_is_eager(Walk, device, graph_cls, change=save_and_load, **options)
-    assert graphed.graphs.update.replays == 3 + 1
+    assert graphed.executor.update.replays == 3 + 1
 
 
 @on_every_device
@@ -667,7 +665,7 @@ def test_weights_are_set_in_between(device: str, graph_cls: Any) -> None:
             algorithm.set_weights(halved)
 
     graphed = check_replayed_is_eager(Walk, device, graph_cls, change=halve)
-    assert graphed.graphs.update.replays == 4
+    assert graphed.executor.update.replays == 4
 
 
 @on_every_device
@@ -695,8 +693,8 @@ def test_hyperparameters_are_changed_in_between(
     graphed = check_replayed_is_eager(
         Losing, device, graph_cls, change=change, iterations=7, **MINIBATCHES
     )
-    assert graphed.graphs.update.replays > 2
-    assert graphed.graphs.collection.replays > 2
+    assert graphed.executor.update.replays > 2
+    assert graphed.executor.collection.replays > 2
 
 
 @on_every_device
@@ -708,7 +706,7 @@ def test_a_learning_rate_that_somebody_writes_into_the_optimizer_is_followed(
             algorithm.optimizer.param_groups[0]["lr"] = 1e-2
 
     graphed = check_replayed_is_eager(Walk, device, graph_cls, change=write)
-    assert graphed.graphs.update.replays == 4  # filled where the graph reads it
+    assert graphed.executor.update.replays == 4  # filled where the graph reads it
 
 
 @on_every_device
@@ -721,7 +719,7 @@ def test_the_environment_is_configured_in_between(device: str, graph_cls: Any) -
         algorithm.step()
         train(algorithm, 3)
     torch.testing.assert_close(graphed.rollout.rewards, eager.rollout.rewards)
-    assert graphed.graphs.collection.replays == 1 + 2
+    assert graphed.executor.collection.replays == 1 + 2
 
 
 @on_every_device
@@ -762,7 +760,7 @@ def test_a_model_that_waits_is_trained_eagerly(
     caplog.set_level(logging.WARNING)
     graphed = check_replayed_is_eager(Walk, device, graph_cls, model_cls=Looking, model_config={})
     reason = "_local_scalar_dense would wait for the device"
-    assert graphed.graphs.collection.refused == graphed.graphs.update.refused == reason
+    assert graphed.executor.collection.refused == graphed.executor.update.refused == reason
     assert [record.getMessage() for record in caplog.records] == [
         f"No graph of the collection, which goes on eagerly: {reason}",
         f"No graph of the update, which goes on eagerly: {reason}",
@@ -774,8 +772,8 @@ def test_a_capture_that_fails_leaves_weights_moments_and_random_numbers_untouche
     device: str, graph_cls: Any
 ) -> None:
     graphed = check_replayed_is_eager(Walk, device, graph_cls, model_cls=Late, model_config={})
-    assert graphed.graphs.update.refused is not None
-    assert graphed.graphs.collection.replays > 0
+    assert graphed.executor.update.refused is not None
+    assert graphed.executor.collection.replays > 0
 
 
 @pytest.mark.parametrize(
@@ -794,14 +792,14 @@ def test_what_is_known_to_be_impossible_is_not_tried(
 ) -> None:
     algorithm = build(Walk, "cpu", Tape, AlgorithmConfig, **options)
     train(algorithm, 3)
-    assert reason in getattr(algorithm.graphs, what).refused
+    assert reason in getattr(algorithm.executor, what).refused
     assert reason in caplog.text
 
 
 def test_a_long_rollout_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_captured, "MAX_ENV_STEPS", 7)
+    monkeypatch.setattr(recording, "MAX_ENV_STEPS", 7)
     graphed = check_replayed_is_eager(Walk, "cpu", Tape)
-    assert "`horizon` is 8" in graphed.graphs.collection.refused
+    assert "`horizon` is 8" in graphed.executor.collection.refused
 
 
 # Configuration.
@@ -822,7 +820,7 @@ def test_graphs_are_what_cuda_has() -> None:
     algorithm = AlgorithmConfig(num_envs=64, horizon=16, device="cuda").build(DiscreteDummyEnv)
     assert algorithm.hparams.cuda_graphs is True
     train(algorithm)
-    assert algorithm.graphs.update.replays == algorithm.graphs.collection.replays == 4
+    assert algorithm.executor.update.replays == algorithm.executor.collection.replays == 4
 
 
 def test_matrices_are_multiplied_as_the_config_says() -> None:

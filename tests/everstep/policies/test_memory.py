@@ -159,7 +159,7 @@ def test_advantages_equal_the_oracle(scripts: list[Script], mode: AutoresetMode,
 
 def assert_first_ratio_is_1(algorithm: Any) -> None:
     """What was collected is evaluated again: same probabilities, same values."""
-    algorithm._estimate_advantages()
+    algorithm.estimate()
     minibatch = algorithm.policy.sequences(algorithm.rollout).select(None)
     with torch.no_grad():
         distribution, values = algorithm.policy.evaluate(minibatch)

@@ -364,7 +364,7 @@ def test_the_oracle_needs_what_it_compares() -> None:
         return advantages.bootstrap_values(*arguments, **options).roll(1, 0)
 
     advantages = importlib.import_module("everstep.advantages")
-    estimates = importlib.import_module("everstep.algorithms._estimates")
+    estimates = importlib.import_module("everstep.algorithms.estimates")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(estimates, "bootstrap_values", shifted)
         found = results(made_by(Walk), num_envs_choices=(2,), num_steps=4)

@@ -178,7 +178,7 @@ def check_advantages(algorithm: Any, scripts: list[Script], value_of: Any) -> No
     streams = [stream(s, HORIZON * ROLLOUTS, with_reset_rows=False) for s in scripts]
     for rollout in range(ROLLOUTS):
         algorithm.collect()
-        algorithm._estimate_advantages()
+        algorithm.estimate()
         window = slice(rollout * HORIZON, (rollout + 1) * HORIZON)
         for n, script in enumerate(scripts):
             expected = torch.tensor(

@@ -3,10 +3,11 @@
 from typing import Any
 
 import torch
-from rl8 import AlgorithmConfig, RecurrentAlgorithmConfig
 from rl8.env import ContinuousDummyEnv, DiscreteDummyEnv, Env
 from tensordict import TensorDict
 from torchrl.data import Categorical, Unbounded
+
+from rl8 import AlgorithmConfig, RecurrentAlgorithmConfig
 
 from ._serving import Iteration, Stopwatch, serve
 from ._worlds import Pole

@@ -1,0 +1,419 @@
+"""PPO and A2C in the order in which they run: collect, estimate, learn, step."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Generic, TypeVar, cast
+
+import torch
+
+from ..data import (
+    AlgorithmHparams,
+    AlgorithmState,
+    CollectStats,
+    DataKeys,
+    RecurrentAlgorithmHparams,
+    RecurrentAlgorithmState,
+    StepStats,
+)
+from ..env import Env, EnvFactory
+from ..episodes import to_floats
+from ..errors import DivergedError, EnvError, NotBufferedError
+from ..fused import MinibatchGradients, actor, gradients
+from ..graphs import CUDAGraph
+from ..hyperparameters import Hyperparameters, RecurrentHyperparameters
+from ..objectives import add_ons
+from ..policies import Actor, GenericPolicyBase, Policy, RecurrentPolicy, check_policy, model_mode
+from ..resolve import build_env, closed_on_error
+from ..rollouts import Minibatch
+from ..specs import Leaves
+from ..updates import Control, sum_of
+from . import estimates
+from . import snapshot as snapshots
+from .build import build_parts
+from .estimates import stopwatch, update_statistics
+from .operations import WorkerOperations
+from .recording import Collected, Executor
+from .snapshot import matmul_precision, undone_on_error
+
+_Hparams = TypeVar("_Hparams", bound=AlgorithmHparams)
+_State = TypeVar("_State", bound=AlgorithmState)
+_Policy = TypeVar("_Policy", bound=GenericPolicyBase[Any])
+
+
+class OnPolicyAlgorithm(
+    WorkerOperations[_Hparams, _State, _Policy], Generic[_Hparams, _State, _Policy]
+):
+    """On-policy training of any kind of policy: PPO by default, A2C, or another objective.
+
+    Args:
+        env_cls: Environment class, factory, or an environment already made.
+        config: Hyperparameters; defaults if None.
+
+    Raises:
+        ConfigError: Lists every hyperparameter that breaks a rule.
+        EnvError: If the environment's specs cannot be used.
+
+    """
+
+    def __init__(self, env_cls: EnvFactory | Env, /, config: None | Hyperparameters = None) -> None:
+        config = (config or self.config_cls()).validate()
+        self._check_kind(config)
+        if config.seed is not None:
+            torch.manual_seed(config.seed)
+        env, config = build_env(env_cls, config)
+        with closed_on_error(env, unless=env_cls):
+            self.parts = build_parts(
+                env, config, policy_cls=self.policy_cls, hparams_cls=self.hparams_cls
+            )
+        self.state = self.state_cls()
+        self.executor = Executor(CUDAGraph if self.config.cuda_graphs else None)
+        #: Recurrent states `[N, …]` after the last env step; None at the start of episodes.
+        self.states: None | Leaves = None
+        #: Whether the environment is where the last rollout ended.
+        self.continues = False
+        self.is_evaluating = False
+        #: Whether bonuses have seen the environment.
+        self.is_prepared = not self.bonuses
+        self._reward_scale: None | torch.Tensor = None
+        self._rows_to_learn = 0
+        self._fused: None | MinibatchGradients = None
+
+    # ---- collect ------------------------------------------------------------------------------
+
+    def collect(
+        self, *, env_config: None | dict[str, Any] = None, deterministic: bool = False
+    ) -> CollectStats:
+        """Fill the buffer with a rollout, and return its statistics.
+
+        Environments are reset first if `horizons_per_env_reset` says so, or if the last call
+        failed; otherwise they continue.
+
+        Args:
+            env_config: Passed to the environment's reset, if there is one.
+            deterministic: Whether actions are the distribution's mode rather than samples; the
+                model is in eval mode then.
+
+        Raises:
+            EnvError: If the environment breaks its protocol.
+            NonFiniteError: If it returns NaN or infinity; the policy is unchanged.
+
+        """
+        elapsed_ms = stopwatch()
+        self._prepare()
+        with undone_on_error(self.parts), matmul_precision(self.config.matmul_precision):
+            mode = model_mode(self.policy.model, training=not deterministic)
+            with torch.no_grad(), mode:
+                was_reset = self._begin(env_config)
+                collected = self.executor.collect(
+                    self.parts,
+                    lambda states: self._roll_out(states, deterministic=deterministic),
+                    self._initial_states() if self.states is None else self.states,
+                    phase=self._first_sequence() % max(1, self._sequences_per_reset()),
+                    eager=deterministic or self.is_evaluating,
+                )
+            # NaN marks a statistic that does not exist, such as a mean without an episode.
+            stats = {k: x for k, x in to_floats(collected.statistics).items() if x == x}
+            self._check_rollout(finite=bool(stats.pop("finite")), lost=int(stats.pop("lost")))
+        self.states, self._reward_scale = collected.states, collected.reward_scale
+        self._rows_to_learn = int(stats["env/steps"])
+        self.state.reward_scale = stats.pop("reward_scale", 1.0)
+        self.state.horizons += 1
+        if isinstance(self.state, RecurrentAlgorithmState):
+            self.state.seqs = self._first_sequence()
+        self.state.buffered = self.continues = True
+        counts: dict[str, Any] = {
+            "env/steps": self._rows_to_learn,
+            "env/resets": self.rollout.num_envs * was_reset,
+        }
+        if "episodes/count" in stats:
+            counts["episodes/count"] = int(stats["episodes/count"])
+        return cast(CollectStats, {**stats, **counts, "profiling/collect_ms": elapsed_ms()})
+
+    def _prepare(self) -> None:
+        """Let bonuses look at the environment, once, before the first rollout to learn from."""
+        if not self.is_prepared and not self.is_evaluating:
+            self.continues = False
+            for bonus in self.bonuses:
+                bonus.prepare(self.env)
+            self.is_prepared = True
+
+    def _begin(self, env_config: None | dict[str, Any]) -> bool:
+        """Write the first observations; whether the environments were reset."""
+        every = int(self.config.horizons_per_env_reset)
+        due = self.state.horizons % every == 0 if every > 0 else self.state.horizons == 0
+        reset = due or not self.continues
+        self.state.buffered = self.continues = False
+        if reset:
+            self.rollout.open(self.env.reset(config=env_config))
+            self.states = None
+            self.episodes.reset()
+        else:
+            self.rollout.carry()
+        return reset
+
+    def _roll_out(self, states: Leaves, *, deterministic: bool) -> Collected:
+        """Act, step and write until the rollout is full.
+
+        Args:
+            states: Recurrent states before the first env step, `[N, …]`.
+            deterministic: Whether actions are the distribution's mode.
+
+        """
+        policy, rollout, env = self.policy, self.rollout, self.env
+        has_episodes = bool(states) and DataKeys.FIRST in rollout.episode_keys
+        with policy.keep_casts():
+            acts = actor(policy, rollout, deterministic=deterministic) or Actor(
+                policy, rollout, deterministic=deterministic
+            )
+            for t in range(rollout.horizon):
+                if t % rollout.seq_len == 0:
+                    states = self._begin_sequence(t // rollout.seq_len, states)
+                actions, states = acts.act(t, states)
+                outcome = env.step(rollout.action.unflatten(actions, [rollout.num_envs]))
+                rollout.write_outcome(t, outcome)
+                if has_episodes:
+                    if rollout.final_obs:
+                        estimates.value_final_row(policy, rollout, t, states)
+                    states = policy.next_states(states, rollout.first_at(t))
+            acts.finish(states)
+            statistics, scale = estimates.complete(self.parts, evaluating=self.is_evaluating)
+            return Collected(statistics, states, scale)
+
+    def _begin_sequence(self, sequence: int, states: Leaves) -> Leaves:
+        """Store the recurrent states of a sequence, which are reset first if that is due."""
+        every = self._sequences_per_reset()
+        if every > 0 and (self._first_sequence() + sequence) % every == 0:
+            states = self._initial_states()
+        self.rollout.write_states(sequence, states)
+        return states
+
+    def _sequences_per_reset(self) -> int:
+        """Sequences between resets of all recurrent states; negative for none."""
+        return cast(int, getattr(self.config, "seqs_per_state_reset", -1))
+
+    def _first_sequence(self) -> int:
+        """Sequences before this rollout."""
+        return self.state.horizons * (self.rollout.horizon // self.rollout.seq_len)
+
+    def _initial_states(self) -> Leaves:
+        policy = self.policy
+        return policy.memory.flatten(policy.init_states(self.rollout.num_envs))
+
+    def _check_rollout(self, *, finite: bool, lost: int) -> None:
+        """Raise an error if a rollout cannot be learned from."""
+        if not finite:
+            self.rollout.find_non_finite()
+        if self.config.on_missing_final == "error" and lost:
+            raise EnvError(
+                f"{lost} truncated rows have no final observation to bootstrap from. "
+                "Let the environment return `final_obs`, or set `on_missing_final`."
+            )
+
+    # ---- estimate, learn, step ----------------------------------------------------------------
+
+    def estimate(self, reward_scale: None | torch.Tensor = None) -> torch.Tensor:
+        """Fill in advantages and returns; the explained variance of the values, 0-d.
+
+        Args:
+            reward_scale: Divisor of the environment's rewards, 0-d; None for the rollout's own.
+
+        """
+        scale = self._reward_scale if reward_scale is None else reward_scale
+        learnable = self.policy.learnable(self.rollout)
+        return estimates.estimate_advantages(
+            self.rollout, self.config, self.streams, learnable, scale
+        )
+
+    def learn(self, steps: Iterable[Iterator[Minibatch]], control: Control) -> None:
+        """Take optimizer steps.
+
+        Args:
+            steps: Minibatches of each, in chunks.
+            control: Sums the terms of the loss, and may end the update.
+
+        """
+        needs_autograd = self.config.policy_loss_addons or self.grad_scaler.is_enabled()
+        fused = None if needs_autograd else gradients(self.policy, self.objective, self._fused)
+        self._fused = fused
+        for chunks in steps:
+            sums: dict[str, list[torch.Tensor]] = {}
+            with self.policy.keep_casts():
+                for chunk in chunks:
+                    for name, term in self._add_gradients(chunk).items():
+                        sums.setdefault(name, []).append(term.detach())
+            self.updater.pending = True
+            terms = {name: sum_of(parts) for name, parts in sums.items()}
+            if not control.admits(terms, self.updater):
+                break
+            self.updater.step(stopped=control.stopped)
+
+    def _add_gradients(self, minibatch: Minibatch) -> dict[str, torch.Tensor]:
+        """Add a minibatch's gradients to those of the parameters; the terms of its loss."""
+        if self._fused is None:
+            terms = self._losses(minibatch)
+        else:
+            terms = self._add_bonuses(minibatch, self._fused(minibatch))
+        if terms["total"].requires_grad:
+            self.updater.backward(terms["total"])
+        return terms
+
+    def _losses(self, minibatch: Minibatch) -> dict[str, torch.Tensor]:
+        """Terms of the loss, 0-d each."""
+        distribution, values = self.policy.evaluate(minibatch)
+        terms = self.objective(minibatch, distribution, values)
+        terms = add_ons(self.config.policy_loss_addons, minibatch, distribution, values, terms)
+        return self._add_bonuses(minibatch, terms)
+
+    def _add_bonuses(
+        self, minibatch: Minibatch, terms: dict[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        for bonus in self.bonuses:
+            loss = bonus.losses(minibatch)
+            terms = {**terms, bonus.name: loss, "total": terms["total"] + loss}
+        return terms
+
+    def step(self) -> StepStats:
+        """Update the policy with the rollout, and return the update's statistics.
+
+        Raises:
+            NotBufferedError: If `collect` was not called before.
+            DivergedError: If no minibatch had finite gradients; the policy is unchanged.
+
+        """
+        elapsed_ms = stopwatch()
+        self._take_rollout("step")
+        mode = model_mode(self.policy.model, training=True)
+        precision = matmul_precision(self.config.matmul_precision)
+        with undone_on_error(self.parts, "model"), torch.enable_grad(), mode, precision:
+            sums, counts = self.executor.learn(
+                self.parts, self.estimate, self.learn, self._reward_scale
+            )
+            stats = to_floats(sums) | counts
+            # Gradient scaling skips steps until it has found its scale.
+            if stats["skipped"] == stats["steps"] and not self.grad_scaler.is_enabled():
+                raise DivergedError(
+                    "No minibatch of this update had finite gradients, so the weights are as "
+                    "before. Lower the learning rate, or bound rewards and observations."
+                )
+        coefficients = {
+            "coefficients/entropy": self.entropy_scheduler.coeff,
+            "coefficients/vf": self.config.vf_coeff,
+            "coefficients/lr": float(self.optimizer.param_groups[0]["lr"]),
+        }
+        self._end_update()
+        return cast(
+            StepStats,
+            coefficients | update_statistics(stats) | {"profiling/step_ms": elapsed_ms()},
+        )
+
+    def _take_rollout(self, caller: str) -> None:
+        """Use the rollout for an update, which can be done once."""
+        if not self.state.buffered:
+            raise NotBufferedError(
+                f"{type(self).__name__} is not buffered: call `collect` before `{caller}`."
+            )
+        self.state.buffered = False
+
+    def _end_update(self) -> None:
+        """Update statistics of observations and bonuses, count transitions, move schedules on."""
+        rollout = self.rollout
+        if self.policy.normalizer is not None:
+            obs = tuple(leaf[:-1].flatten(0, 1) for leaf in rollout.obs)
+            self.policy.normalizer.update(obs, rollout.valid.flatten())
+        for bonus in self.bonuses:
+            bonus.update(rollout)
+        self.state.env_steps += self._rows_to_learn
+        self.follow_schedules()
+
+    def follow_schedules(self) -> None:
+        """Set learning rate and entropy weight to their values after the transitions so far."""
+        self.lr_scheduler.step(self.state.env_steps)
+        self.objective.entropy_coeff.fill_(self.entropy_scheduler.step(self.state.env_steps))
+
+    # ---- checks and state ---------------------------------------------------------------------
+
+    def validate(self) -> None:
+        """Try the policy on an observation of zeros, without touching the environment.
+
+        Raises:
+            ConfigError: If actions, log-probabilities or values do not have the shapes that the
+                environment's specs ask for.
+
+        """
+        check_policy(self.policy, self.rollout, self.config)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Collect in the block without changing statistics, counters' episodes or training data.
+
+        The environment itself moves on, and episodes that are open in it with it.
+        """
+        parts, rollout = self.parts, self.rollout
+        saved = snapshots.snapshot(parts)
+        returns = rollout.reversed_returns[-1].clone()
+        reward_scale = self.state.reward_scale
+        self.episodes.finished.zero_()
+        self.is_evaluating = True
+        try:
+            yield
+        finally:
+            self.is_evaluating = False
+            saved["episodes"]["open"] = self.episodes.open.clone()
+            snapshots.put_back(parts, saved)
+            rollout.reversed_returns[-1].copy_(returns)
+            self.state.reward_scale = reward_scale
+            self.state.buffered = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that training continues from: weights, moments, counters, generators, and
+        the environment's state if it has `state_dict`.
+        """
+        return snapshots.state_of(self.parts, self.state, self.states, continues=self.continues)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict`; exactly, if the environment's state is in it.
+
+        Otherwise the next `collect` resets the environments.
+
+        Raises:
+            CheckpointError: If the state does not fit; nothing is changed then.
+
+        """
+        snapshots.check_state(self.parts, self.state, state)
+        snapshots.load_state(self.parts, state)
+        memory, device = state["memory"], self.rollout.device
+        self.state = type(self.state)(**{**state["counters"], "buffered": False})
+        self.states = None if memory is None else tuple(x.to(device) for x in memory)
+        self.continues = state["continues"] and state["env"] is not None
+        self.is_prepared = True
+        self.follow_schedules()
+
+
+class Algorithm(OnPolicyAlgorithm[AlgorithmHparams, AlgorithmState, Policy]):
+    """PPO with a feedforward policy, of the present observation or of windows that end in it.
+
+    See `OnPolicyAlgorithm` for arguments and errors.
+    """
+
+    config_cls = Hyperparameters
+    hparams_cls = AlgorithmHparams
+    policy_cls = Policy
+    state_cls = AlgorithmState
+
+
+class RecurrentAlgorithm(
+    OnPolicyAlgorithm[RecurrentAlgorithmHparams, RecurrentAlgorithmState, RecurrentPolicy]
+):
+    """PPO with a recurrent policy; its config is a `RecurrentAlgorithmConfig`.
+
+    Gradients flow back through the `seq_len` env steps of a sequence, to the states that were
+    stored when it was collected. States are reset with every episode, with every reset of the
+    environments, and after `seqs_per_state_reset` sequences.
+
+    See `OnPolicyAlgorithm` for arguments and errors.
+    """
+
+    config_cls = RecurrentHyperparameters
+    hparams_cls = RecurrentAlgorithmHparams
+    policy_cls = RecurrentPolicy
+    state_cls = RecurrentAlgorithmState

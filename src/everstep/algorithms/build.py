@@ -1,0 +1,248 @@
+"""From a config and an environment to the frozen parts of an algorithm, every `"auto"` resolved."""
+
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar, cast
+
+import torch
+from tensordict import TensorDict
+from torch import nn, optim
+from torch.amp.grad_scaler import GradScaler
+from torch.nn.modules.batchnorm import _BatchNorm
+from torchrl.data import Composite, Unbounded
+
+from ..bonuses import Bonus, Stream, add_critics, make_bonuses, streams_of
+from ..data import AlgorithmHparams, DataKeys
+from ..env import Env
+from ..episodes import EpisodeTracker
+from ..errors import ConfigError
+from ..hyperparameters import Hyperparameters
+from ..normalizers import RunningMoments
+from ..objectives import Objective, find_objective
+from ..policies import GenericPolicyBase, check_history, make_policy
+from ..resolve import resolve_graphs, resolve_sequences, resolve_update
+from ..rollouts import Rollout, episode_keys_of
+from ..schedulers import EntropyScheduler, LRScheduler
+from ..specs import Structure
+from ..updates import Updater, parameter_groups
+
+C = TypeVar("C", bound=Hyperparameters)
+
+#: Rows of a forward pass in an update on a CPU: the layers' outputs then stay in the cache.
+CHUNK_ROWS = 4096
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The parts of an algorithm; a change of hyperparameters replaces them."""
+
+    #: Hyperparameters, resolved.
+    config: Hyperparameters
+    #: Read-only view of the hyperparameters.
+    hparams: Any
+    #: Environment that experience is collected from.
+    env: Env
+    #: Policy that acts in `collect` and learns in `step`.
+    policy: Any
+    #: Intrinsic rewards.
+    bonuses: tuple[Bonus, ...]
+    #: Columns of rewards, values and advantages: the environment's, and one for each bonus.
+    streams: tuple[Stream, ...]
+    #: Storage of the rollout.
+    rollout: Rollout
+    #: Zero-copy view of the rollout, `[num_envs, horizon + 1]`; it holds it after `step`, too.
+    buffer: TensorDict
+    #: Spec of the buffer's elements, without the batch dimensions.
+    buffer_spec: Composite
+    #: Gradients, clipping and optimizer steps.
+    updater: Updater
+    #: Optimizer of the policy's model and of the bonuses.
+    optimizer: optim.Optimizer
+    #: Gradient scaling of float16 training; disabled otherwise.
+    grad_scaler: GradScaler
+    #: Loss that an update minimises.
+    objective: Objective
+    #: Learning rate, over environment transitions learned from.
+    lr_scheduler: LRScheduler
+    #: Weight of the entropy bonus, over environment transitions learned from.
+    entropy_scheduler: EntropyScheduler
+    #: Sequences of a forward pass in an update; None for a whole minibatch.
+    chunk_size: None | int
+    #: Sequences a minibatch.
+    minibatch_size: int
+    #: Sequences a rollout.
+    sequences_per_rollout: int
+    #: Returns and lengths of episodes.
+    episodes: EpisodeTracker
+    #: Moments of discounted sums of rewards, for `normalize_rewards="running"`.
+    discounted_returns: RunningMoments
+
+
+def build_parts(
+    env: Env,
+    config: Hyperparameters,
+    *,
+    policy_cls: type[GenericPolicyBase[Any]],
+    hparams_cls: type[AlgorithmHparams],
+) -> Parts:
+    """The parts of an algorithm, for an environment and a config that `build_env` resolved.
+
+    Raises:
+        ConfigError: If the config does not fit the environment or the model.
+
+    """
+    if config.seed is not None and hasattr(env, "seed"):
+        env.seed(config.seed)
+    device = torch.device(config.device)
+    config, seq_len = resolve_sequences(resolve_graphs(config, device), env)
+    num_envs, horizon = cast(int, config.num_envs), cast(int, config.horizon)
+    sequences = num_envs * horizon // seq_len
+    config = resolve_update(config, sequences=sequences)
+    bonuses = make_bonuses(config.bonuses)
+    streams = streams_of(config, bonuses)
+    policy = make_policy(policy_cls, env, config, device, len(streams))
+    policy.seq_len = seq_len
+    check_history(policy, config, env)
+    for bonus in bonuses:
+        bonus.build(env.observation_spec, env.num_envs, device)
+    add_critics(policy, bonuses, env.observation_spec)
+    rollout = Rollout(
+        num_envs,
+        horizon,
+        observation=Structure.of(env.observation_spec),
+        action=Structure.of(env.action_spec),
+        memory=policy.memory,
+        episode_keys=episode_keys_of(env),
+        seq_len=seq_len,
+        history=policy.history,
+        num_streams=len(streams),
+        dtype=policy.dtype,
+        device=device,
+    )
+    is_scaled = config.enable_amp and config.amp_dtype == "float16"
+    updater = Updater(
+        parameter_groups(policy, rollout, config, bonuses),
+        optimizer_cls=config.optimizer_cls,
+        optimizer_config=config.optimizer_options()[0],
+        max_grad_norm=config.max_grad_norm,
+        grad_scaler=GradScaler(device.type, enabled=is_scaled),
+    )
+    for add_on in config.policy_loss_addons:
+        if hasattr(add_on, "setup"):
+            add_on.setup(policy)
+    objective, lr_scheduler, entropy_scheduler = make_objective(config, updater.optimizer, device)
+    return Parts(
+        config=config,
+        hparams=hparams_cls(config, num_minibatches=_num_minibatches(config, sequences)),
+        env=env,
+        policy=policy,
+        bonuses=bonuses,
+        streams=streams,
+        rollout=rollout,
+        buffer=rollout.view(),
+        buffer_spec=_buffer_spec(rollout, env),
+        updater=updater,
+        optimizer=updater.optimizer,
+        grad_scaler=updater.grad_scaler,
+        objective=objective,
+        lr_scheduler=lr_scheduler,
+        entropy_scheduler=entropy_scheduler,
+        chunk_size=_chunk_size(config, policy, objective, bonuses, device),
+        minibatch_size=cast(int, config.sgd_minibatch_size),
+        sequences_per_rollout=sequences,
+        episodes=EpisodeTracker(num_envs, device=device),
+        discounted_returns=RunningMoments().to(device),
+    )
+
+
+def changed_parts(parts: Parts, config: Hyperparameters, *, rates: bool) -> Parts:
+    """The parts with other values of hyperparameters that need no new model or storage.
+
+    Args:
+        parts: The parts; they are not changed if this raises.
+        config: Validated config.
+        rates: Whether learning rates are set anew.
+
+    Raises:
+        ConfigError: If the config does not fit the parts.
+
+    """
+    updater, rollout = parts.updater, parts.rollout
+    config = resolve_update(config, sequences=parts.sequences_per_rollout)
+    groups: list[dict[str, Any]] = []
+    if rates:
+        groups = parameter_groups(parts.policy, rollout, config, parts.bonuses)
+        if len(groups) != len(updater.optimizer.param_groups):
+            raise ConfigError(
+                "`lr_pi` and `lr_v` are parameter groups of the optimizer: set them in the config, "
+                "and build a new algorithm."
+            )
+    options, _ = config.optimizer_options()
+    for group, new in zip(updater.optimizer.param_groups, groups, strict=False):
+        group["lr"] = new.get("lr", options.get("lr", updater.optimizer.defaults["lr"]))
+    updater.max_grad_norm = config.max_grad_norm
+    made = make_objective(config, updater.optimizer, rollout.device)
+    objective, lr_scheduler, entropy_scheduler = made
+    num_minibatches = _num_minibatches(config, parts.sequences_per_rollout)
+    return replace(
+        parts,
+        config=config,
+        hparams=type(parts.hparams)(config, num_minibatches=num_minibatches),
+        minibatch_size=cast(int, config.sgd_minibatch_size),
+        streams=streams_of(config, parts.bonuses),
+        objective=objective,
+        lr_scheduler=lr_scheduler,
+        entropy_scheduler=entropy_scheduler,
+    )
+
+
+def make_objective(
+    config: Hyperparameters, optimizer: optim.Optimizer, device: torch.device
+) -> tuple[Objective, LRScheduler, EntropyScheduler]:
+    """The loss, and the schedules of learning rate and entropy weight."""
+    lr_scheduler = LRScheduler(optimizer, schedule=config.lr_schedule, kind=config.lr_schedule_kind)
+    entropy_scheduler = EntropyScheduler(
+        config.entropy_coeff,
+        schedule=config.entropy_coeff_schedule,
+        kind=config.entropy_coeff_schedule_kind,
+    )
+    coeff = torch.tensor(entropy_scheduler.coeff, device=device)
+    objective = find_objective(config.objective)(config, entropy_coeff=coeff)
+    return objective, lr_scheduler, entropy_scheduler
+
+
+def _num_minibatches(config: Hyperparameters, sequences: int) -> int:
+    return sequences // cast(int, config.sgd_minibatch_size)
+
+
+def _buffer_spec(rollout: Rollout, env: Env) -> Composite:
+    """Spec of the buffer's elements, without the batch dimensions."""
+    one = Unbounded(1, device=rollout.device)
+    spec = {DataKeys.OBS: env.observation_spec, DataKeys.ACTIONS: env.action_spec}
+    return Composite(
+        {k: spec.get(k, one) for k in sorted(rollout.view().keys())}, device=one.device
+    )
+
+
+def _chunk_size(
+    config: Hyperparameters,
+    policy: GenericPolicyBase[Any],
+    objective: Objective,
+    bonuses: tuple[Bonus, ...],
+    device: torch.device,
+) -> None | int:
+    """Sequences of a forward pass in an update; None for a whole minibatch.
+
+    The gradients of chunks add up exactly if each row's share of the loss depends on that row
+    alone.
+    """
+    terms = [objective, *bonuses, *config.policy_loss_addons]
+    sums_rows = all(getattr(term, "sums_rows", False) for term in terms)
+    if device.type != "cpu" or mixes_rows(policy.model, *bonuses) or not sums_rows:
+        return None
+    return max(1, CHUNK_ROWS // policy.seq_len)
+
+
+def mixes_rows(*models: nn.Module) -> bool:
+    """Whether a model's output for a row depends on other rows, as with BatchNorm."""
+    modules = [module for model in models for module in model.modules()]
+    return any(isinstance(m, _BatchNorm) or getattr(m, "mixes_rows", False) for m in modules)

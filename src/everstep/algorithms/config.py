@@ -1,0 +1,53 @@
+"""Configs that build algorithms."""
+
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from ..env import Env, EnvFactory
+from ..hyperparameters import Hyperparameters, RecurrentHyperparameters
+from ..resolve import closed_on_error
+from .algorithm import Algorithm, OnPolicyAlgorithm, RecurrentAlgorithm
+
+A = TypeVar("A", bound=OnPolicyAlgorithm[Any, Any, Any])
+
+
+@dataclass
+class AlgorithmConfig(Hyperparameters):
+    """Config of PPO with a feedforward policy.
+
+    Fields that say `"auto"` are resolved when the algorithm is built, from the environment;
+    `Algorithm.hparams` shows the result. Nothing is checked before `validate` or `build`.
+    """
+
+    def build(self, env_cls: EnvFactory | Env) -> Algorithm:
+        """A validated algorithm.
+
+        Args:
+            env_cls: Environment class, factory, or an environment already made.
+
+        Raises:
+            ConfigError: Lists every hyperparameter that breaks a rule.
+            EnvError: If the environment's specs cannot be used.
+
+        """
+        return _build(Algorithm, env_cls, self)
+
+
+@dataclass
+class RecurrentAlgorithmConfig(RecurrentHyperparameters):
+    """Config of PPO with a recurrent policy.
+
+    Fields that say `"auto"` are resolved when the algorithm is built, from the environment;
+    `RecurrentAlgorithm.hparams` shows the result. Nothing is checked before `validate` or `build`.
+    """
+
+    def build(self, env_cls: EnvFactory | Env) -> RecurrentAlgorithm:
+        """A validated algorithm; see `AlgorithmConfig.build`."""
+        return _build(RecurrentAlgorithm, env_cls, self)
+
+
+def _build(cls: type[A], env_cls: EnvFactory | Env, config: Hyperparameters) -> A:
+    algorithm = cls(env_cls, config)
+    with closed_on_error(algorithm.env, unless=env_cls):
+        algorithm.validate()
+    return algorithm

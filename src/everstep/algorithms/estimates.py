@@ -1,0 +1,287 @@
+"""Values of final observations, the scale of rewards, advantages and returns of a rollout."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ..advantages import (
+    bootstrap_values,
+    gae,
+    masked_moments,
+    reversed_discounted_returns,
+    standardize,
+    values_beyond,
+    vanishes,
+)
+from ..bonuses import Stream, write_reward
+from ..episodes import reward_statistics
+from ..graphs import is_static
+from ..hyperparameters import Hyperparameters
+from ..normalizers import RunningMoments
+from ..policies import GenericPolicyBase
+from ..rollouts import Rollout
+from ..specs import Leaves
+from .build import Parts
+
+#: Terms of the loss that are reported as monitors.
+_MONITORS = ("kl_div", "clip_fraction", "grad_norm")
+
+#: Final observations valued at a time, if only truncated rows are.
+FINAL_ROWS = 2048
+
+#: The same if all rows are valued, on devices that are fast with many.
+DENSE_FINAL_ROWS = 65536
+
+
+# ---- values of final observations -------------------------------------------------------------
+
+
+def value_final_obs(
+    policy: GenericPolicyBase[Any], rollout: Rollout, on_missing_final: str
+) -> torch.Tensor:
+    """Fill in `final`, `final_values` and `known`; the number of lost final observations, 0-d.
+
+    Args:
+        policy: Policy whose values bootstrap.
+        rollout: Complete rollout.
+        on_missing_final: The hyperparameter: how to treat lost final observations.
+
+    """
+    rollout.final.copy_(rollout.truncated & rollout.first & ~rollout.terminated)
+    rollout.known.fill_(True)
+    if not rollout.episode_keys:
+        return rollout.final.sum()
+    if is_static():
+        return _value_all_rows(policy, rollout, on_missing_final)
+    # One sync a rollout: only the few truncated rows are valued.
+    t, n = rollout.final.squeeze(-1).nonzero(as_tuple=True)
+    if not len(t):
+        return rollout.final.sum()  # 0
+    parts = zip(t.split(FINAL_ROWS), n.split(FINAL_ROWS), strict=True)
+    present = torch.cat([_value_rows(policy, rollout, *part) for part in parts])
+    lost = t[~present], n[~present]
+    instead = rollout.values[lost] if on_missing_final == "approximate" else 0.0
+    rollout.final_values[lost] = instead
+    rollout.known[lost] = on_missing_final != "mask"
+    return (~present).sum()
+
+
+def _value_rows(
+    policy: GenericPolicyBase[Any], rollout: Rollout, t: torch.Tensor, n: torch.Tensor
+) -> torch.Tensor:
+    """Fill in `final_values` of rows `(t, n)`; whether they have final observations, bool `[R]`."""
+    final_obs = tuple(leaf[t, n] for leaf in rollout.final_obs)
+    present = _finite_rows(final_obs, len(t), rollout.device)
+    if not policy.memory.paths:  # else `value_final_row` has valued them in their env steps
+        rows = present.nonzero().squeeze(-1)
+        if len(rows):
+            values = policy.values(tuple(leaf[rows] for leaf in final_obs), ())
+            rollout.final_values[t[rows], n[rows]] = values
+    return present
+
+
+def _value_all_rows(
+    policy: GenericPolicyBase[Any], rollout: Rollout, on_missing_final: str
+) -> torch.Tensor:
+    """`value_final_obs` with static shapes: every row is valued."""
+    flat = tuple(leaf.flatten(0, 1) for leaf in rollout.final_obs)
+    rows = len(rollout.final.flatten())
+    finite = _finite_rows(flat, rows, rollout.device).view_as(rollout.final)
+    present, lost = rollout.final & finite, rollout.final & ~finite
+    values = rollout.final_values
+    if flat and not policy.memory.paths:
+        is_present = present.flatten()
+        zeroed = tuple(  # other rows may hold anything
+            x.where(is_present.view(-1, *(1,) * (x.ndim - 1)), torch.zeros_like(x[:1]))
+            for x in flat
+        )
+        parts = zip(*(leaf.split(DENSE_FINAL_ROWS) for leaf in zeroed), strict=True)
+        values = torch.cat([policy.values(part, ()) for part in parts]).view_as(values)
+    instead = rollout.values[:-1] if on_missing_final == "approximate" else 0.0
+    rollout.final_values.copy_(torch.where(present, values, torch.where(lost, instead, 0.0)))
+    if on_missing_final == "mask":
+        rollout.known.copy_(~lost)
+    return lost.sum()
+
+
+def value_final_row(
+    policy: GenericPolicyBase[Any], rollout: Rollout, t: int, states: Leaves
+) -> None:
+    """Fill in `final_values` of env step `t` for a recurrent policy.
+
+    Args:
+        policy: Policy whose values bootstrap.
+        rollout: Rollout, complete up to this env step.
+        t: Env step.
+        states: Recurrent states after it, `[N, …]`, before they are reset.
+
+    """
+    final = rollout.truncated[t] & rollout.first[t] & ~rollout.terminated[t]
+    if is_static():
+        values = policy.values(rollout.final_obs_at(t, slice(None)), states)
+        rollout.final_values[t] = torch.where(final, values, 0.0)
+        return
+    rows = final.squeeze(-1).nonzero().squeeze(-1)  # one sync an env step
+    if len(rows):
+        obs = rollout.final_obs_at(t, rows)
+        rollout.final_values[t, rows] = policy.values(obs, tuple(x[rows] for x in states))
+
+
+def _finite_rows(leaves: Leaves, count: int, device: torch.device) -> torch.Tensor:
+    """Rows whose leaves are finite, bool `[count]`; none if there are no leaves."""
+    finite = torch.full((count,), bool(leaves), dtype=torch.bool, device=device)
+    for leaf in leaves:
+        finite &= leaf.isfinite().flatten(1).all(-1)
+    return finite
+
+
+# ---- advantages and returns -------------------------------------------------------------------
+
+
+def scale_rewards(rollout: Rollout, running: None | RunningMoments) -> torch.Tensor:
+    """Standard deviation of discounted sums of rewards, 0-d: the scale of rewards.
+
+    Args:
+        rollout: Rollout whose `reversed_returns` are filled in.
+        running: Moments of all rollouts' sums, which this one's are added to; None for the
+            deviation within this rollout.
+
+    """
+    returns, valid = rollout.reversed_returns[1:], rollout.valid
+    if running is None:
+        _, scale = masked_moments(returns, valid)
+    else:
+        running.update(returns.flatten(), valid.flatten())
+        scale = running.std.to(returns.dtype)
+    return torch.where(vanishes(scale, returns.abs().max()), 1.0, scale)
+
+
+@torch.no_grad()
+def estimate_advantages(
+    rollout: Rollout,
+    config: Hyperparameters,
+    streams: Sequence[Stream],
+    learnable: torch.Tensor,
+    reward_scale: None | torch.Tensor,
+) -> torch.Tensor:
+    """Fill in advantages and returns; the values' explained variance of the returns, 0-d.
+
+    Args:
+        rollout: Complete rollout.
+        config: Hyperparameters.
+        streams: Columns of rewards and values.
+        learnable: Rows that enter the losses, bool `[T, N, 1]`.
+        reward_scale: Divisor of the environment's rewards, 0-d; None for none.
+
+    """
+    values = rollout.values[:-1]
+    advantages = _advantages(rollout, config, streams, _scaled(rollout, reward_scale))
+    rollout.returns[:-1] = advantages + values
+    weights = _filled([stream.weight for stream in streams], rollout.values)
+    combined = (advantages * weights).sum(-1, keepdim=True)
+    if config.normalize_advantages:
+        combined = standardize(combined, learnable)
+    rollout.advantages[:-1] = combined
+    _, error = masked_moments(advantages[..., :1], learnable)
+    _, spread = masked_moments(rollout.returns[:-1, :, :1], learnable)
+    return 1 - error.square() / spread.square().clamp(min=1e-12)
+
+
+def _filled(numbers: list[float], like: torch.Tensor) -> torch.Tensor:
+    """A tensor of numbers, filled on the device: a copy from the host would synchronise."""
+    return torch.cat([like.new_full((1,), number) for number in numbers])
+
+
+def _scaled(rollout: Rollout, scale: None | torch.Tensor) -> torch.Tensor:
+    """Rewards `[T, N, K]`, the environment's divided by `scale`."""
+    rewards = rollout.rewards[:-1]
+    if scale is None:
+        return rewards
+    scaled = rewards[..., :1] / (scale + 1e-8)
+    return scaled if rewards.shape[-1] == 1 else torch.cat([scaled, rewards[..., 1:]], -1)
+
+
+def _advantages(
+    rollout: Rollout, config: Hyperparameters, streams: Sequence[Stream], rewards: torch.Tensor
+) -> torch.Tensor:
+    """Advantages of every stream, `[T, N, K]`."""
+    next_values = bootstrap_values(
+        rollout.values[1:], rollout.terminated, rollout.final, rollout.final_values
+    )
+    done, known, passed = rollout.done, rollout.known & rollout.valid, None
+    gamma: float | torch.Tensor = config.gamma
+    if len(streams) > 1:
+        gamma = _filled([stream.gamma for stream in streams], rewards)
+        episodic = _filled([stream.episodic for stream in streams], done)
+        beyond = values_beyond(rollout.values, rollout.valid)
+        next_values = torch.where(episodic, next_values, beyond)
+        done, known = done & episodic, known | ~episodic
+        passed = ~rollout.valid & ~episodic
+    return gae(
+        rewards,
+        rollout.values[:-1],
+        next_values,
+        done,
+        gamma=gamma,
+        gae_lambda=config.gae_lambda,
+        known=known,
+        passed=passed,
+    )
+
+
+def complete(
+    parts: Parts, *, evaluating: bool
+) -> tuple[dict[str, torch.Tensor], None | torch.Tensor]:
+    """Fill in final values and intrinsic rewards; statistics of a rollout, and its reward scale."""
+    rollout, config = parts.rollout, parts.config
+    rollout.close_rows()
+    lost = value_final_obs(parts.policy, rollout, config.on_missing_final)
+    means = {}
+    if not evaluating:
+        for column, bonus in enumerate(parts.bonuses, start=1):
+            means[f"bonuses/{bonus.name}_mean"] = write_reward(bonus, column, rollout)
+    rewards = rollout.rewards[:-1, :, :1]
+    statistics = {
+        "finite": rollout.is_finite(),
+        "lost": lost,
+        **reward_statistics(rewards, rollout.valid),
+        **means,
+    }
+    if rollout.episode_keys:
+        statistics |= parts.episodes.update(rewards, rollout.valid, rollout.done)
+    if not config.normalize_rewards:
+        return statistics, None
+    rollout.reversed_returns[1:] = reversed_discounted_returns(
+        rewards, rollout.reversed_returns[0], rollout.done, gamma=config.gamma
+    )
+    running = parts.discounted_returns if config.normalize_rewards == "running" else None
+    scale = scale_rewards(rollout, running)
+    return {**statistics, "reward_scale": scale}, scale
+
+
+# ---- statistics -------------------------------------------------------------------------------
+
+
+def stopwatch() -> Callable[[], float]:
+    """A function that returns the milliseconds since this call."""
+    start = time.perf_counter_ns()
+    return lambda: (time.perf_counter_ns() - start) / 1e6
+
+
+def statistic(term: str) -> str:
+    """Name under which a term of the loss is reported: `losses/vf`."""
+    return f"{'monitors' if term in _MONITORS else 'losses'}/{term}"
+
+
+def update_statistics(stats: dict[str, float]) -> dict[str, float | int]:
+    """Statistics of an update, from sums over its optimizer steps and their counts."""
+    steps, refused, skipped = (stats.pop(name) for name in ("steps", "refused", "skipped"))
+    taken = max(1, steps - refused - skipped)
+    found: dict[str, float | int] = {
+        "monitors/explained_variance": stats.pop("explained_variance"),
+        "monitors/skipped_updates": int(skipped),
+        "monitors/grad_norm": stats.pop("grad_norm") / taken,
+    }
+    return found | {statistic(name): total / steps for name, total in stats.items()}

@@ -1,0 +1,357 @@
+"""The parts of an algorithm as attributes, and the parts of an update as single operations."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, replace
+from itertools import chain
+from operator import attrgetter
+from typing import Any, Generic, TypeVar
+
+import psutil
+import torch
+from tensordict import TensorDict
+from torch import nn, optim
+from torch.amp.grad_scaler import GradScaler
+from torchrl.data import Composite
+
+from ..bonuses import Bonus, Stream
+from ..data import AlgorithmHparams, AlgorithmState, CollectStats, MemoryStats, StepStats
+from ..env import Env
+from ..episodes import EpisodeTracker, to_floats
+from ..errors import ConfigError, DivergedError
+from ..fused import eligible
+from ..hyperparameters import Hyperparameters, RecurrentHyperparameters
+from ..normalizers import RunningMoments
+from ..objectives import PPO, Objective
+from ..policies import GenericPolicyBase, model_mode
+from ..rollouts import Minibatch, Rollout
+from ..schedulers import EntropyScheduler, LRScheduler
+from ..updates import Updater
+from .estimates import statistic
+from .pytorchrl import PytorchrlOperations
+from .recording import optimizer_steps
+from .snapshot import Numbers, as_tensor, buffers_of, copies, merge, moments_of, replace_numbers
+
+_Hparams = TypeVar("_Hparams", bound=AlgorithmHparams)
+_State = TypeVar("_State", bound=AlgorithmState)
+_Policy = TypeVar("_Policy", bound=GenericPolicyBase[Any])
+
+
+def _part(name: str) -> Any:
+    """A part as an attribute; setting it replaces the parts."""
+
+    def write(self: "WorkerOperations[Any, Any, Any]", value: Any) -> None:
+        self.parts = replace(self.parts, **{name: value})
+
+    return property(attrgetter(f"parts.{name}"), write)
+
+
+class WorkerOperations(PytorchrlOperations, ABC, Generic[_Hparams, _State, _Policy]):
+    """Operations of a parameter server or a pool of workers, in place of `step`.
+
+    Workers call `collect`, then `compute_gradients` for each of `minibatches`. The server calls
+    `apply_gradients`, then sends `get_weights` to everybody's `set_weights`.
+    """
+
+    #: Classes of hyperparameters, policy and counters of this kind of algorithm.
+    config_cls: type[Hyperparameters] = Hyperparameters
+    hparams_cls: type[_Hparams]
+    policy_cls: type[_Policy]
+    state_cls: type[_State]
+
+    #: Counters.
+    state: _State
+
+    # The parts are described in `Parts`.
+    bonuses: tuple[Bonus, ...] = _part("bonuses")
+    buffer: TensorDict = _part("buffer")
+    buffer_spec: Composite = _part("buffer_spec")
+    chunk_size: None | int = _part("chunk_size")
+    config: Hyperparameters = _part("config")
+    discounted_returns: RunningMoments = _part("discounted_returns")
+    entropy_scheduler: EntropyScheduler = _part("entropy_scheduler")
+    env: Env = _part("env")
+    episodes: EpisodeTracker = _part("episodes")
+    grad_scaler: GradScaler = _part("grad_scaler")
+    hparams: _Hparams = _part("hparams")
+    lr_scheduler: LRScheduler = _part("lr_scheduler")
+    minibatch_size: int = _part("minibatch_size")
+    objective: Objective = _part("objective")
+    optimizer: optim.Optimizer = _part("optimizer")
+    policy: _Policy = _part("policy")
+    rollout: Rollout = _part("rollout")
+    streams: tuple[Stream, ...] = _part("streams")
+    updater: Updater = _part("updater")
+
+    _rows_to_learn: int
+
+    @abstractmethod
+    def collect(
+        self, *, env_config: None | dict[str, Any] = None, deterministic: bool = False
+    ) -> CollectStats:
+        """Fill the buffer with a rollout, and return its statistics."""
+
+    @abstractmethod
+    def estimate(self, reward_scale: None | torch.Tensor = None) -> torch.Tensor:
+        """Fill in advantages and returns; the explained variance of the values, 0-d."""
+
+    @abstractmethod
+    def step(self) -> StepStats:
+        """Update the policy with the rollout, and return the update's statistics."""
+
+    @abstractmethod
+    def _take_rollout(self, caller: str) -> None:
+        """Use the rollout for an update, which can be done once."""
+
+    @abstractmethod
+    def _end_update(self) -> None:
+        """Update statistics, count transitions, move schedules on."""
+
+    @abstractmethod
+    def _losses(self, minibatch: Minibatch) -> dict[str, torch.Tensor]:
+        """Terms of the loss, 0-d each."""
+
+    # ---- the record ---------------------------------------------------------------------------
+
+    @property
+    def horizons_per_env_reset(self) -> int:
+        """Rollouts between resets of all environments; negative resets once."""
+        return int(self.config.horizons_per_env_reset)
+
+    def memory_stats(self) -> MemoryStats:
+        """Memory of the device, in bytes and percent."""
+        if self.hparams.device_type == "cuda":
+            free, total = torch.cuda.mem_get_info(self.hparams.device)
+        else:
+            memory = psutil.virtual_memory()
+            free, total = memory.available, memory.total
+        return {
+            "memory/free": free,
+            "memory/total": total,
+            "memory/percent": 100 * (total - free) / total,
+        }
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """Everything that a record of this training should name, by name."""
+        classes = {
+            "env_cls": type(self.env).__name__,
+            "model_cls": type(self.policy.model).__name__,
+            "distribution_cls": self.policy.distribution_cls.__name__,
+            "optimizer_cls": type(self.optimizer).__name__,
+        }
+        config = self.hparams._config
+        values = {field.name: getattr(config, field.name) for field in fields(config)}
+        return values | {"model": None, "fused": self.general_way or True} | classes
+
+    @property
+    def general_way(self) -> None | str:
+        """Reason why training does not take the fused ways; None if it does."""
+        if self.config.policy_loss_addons:
+            return "`policy_loss_addons` are differentiated by autograd"
+        if self.grad_scaler.is_enabled():
+            return "gradient scaling of float16 needs autograd"
+        return eligible(self.policy, self.objective, self.optimizer)
+
+    # ---- gradients ----------------------------------------------------------------------------
+
+    def parameters(self) -> list[nn.Parameter]:
+        """The model's parameters, then those of bonuses: the order of lists of gradients."""
+        bonuses = [p for bonus in self.bonuses for p in bonus.parameters()]
+        return [*self.policy.model.parameters(), *bonuses]
+
+    def minibatches(self) -> Iterator[Minibatch]:
+        """The minibatches of an update, epoch by epoch, in the order of `step`.
+
+        Advantages are estimated when the first one is asked for, and normalised over the rollout.
+        When the iterator ends, also if a loop is left early, the update does: transitions are
+        counted, schedules and statistics move on. `target_kl_div` is not applied.
+
+        With `accumulate_grads`, the gradients of one epoch's minibatches add up to one step's.
+
+        Raises:
+            NotBufferedError: If `collect` was not called before.
+
+        """
+        if not self.state.buffered:
+            self._take_rollout("minibatches")  # raises now, rather than in the first iteration
+        return self._minibatches()
+
+    def _minibatches(self) -> Iterator[Minibatch]:
+        self._take_rollout("minibatches")
+        self.estimate()
+        state, horizons = self.state, self.state.horizons
+        try:
+            yield from chain.from_iterable(optimizer_steps(self.parts, chunk=None))
+        finally:
+            # Not if there is another rollout by now, or training continued from a checkpoint.
+            if self.state is state and state.horizons == horizons:
+                self._end_update()
+
+    def compute_loss(self, batch: Minibatch) -> Any:
+        """The loss of a minibatch, for `backward`; nothing is changed.
+
+        Args:
+            batch: One of `minibatches`.
+
+        Returns:
+            With PPO: value loss, policy loss, entropy and the loss, 0-d each: loss = value_loss +
+            action_loss − entropy coefficient · dist_entropy, plus the terms of bonuses and add-ons.
+            The entropy is 0 if it has no weight.
+            With A2C or another objective: the loss, 0-d.
+
+        """
+        terms = self._terms(batch)
+        if not isinstance(self.objective, PPO):
+            return terms["total"]
+        value_loss, action_loss = self.config.vf_coeff * terms["vf"], -terms["policy"]
+        return value_loss, action_loss, terms["entropy"], terms["total"]
+
+    def _terms(self, batch: Minibatch) -> dict[str, torch.Tensor]:
+        with torch.enable_grad(), model_mode(self.policy.model, training=True):
+            return self._losses(batch)
+
+    def compute_gradients(
+        self, batch: Minibatch, grads_to_cpu: bool = True
+    ) -> tuple[list[None | torch.Tensor], dict[str, float]]:
+        """Gradients of a minibatch's loss, not clipped, and its statistics; no step is taken.
+
+        They are also stored for `apply_gradients`.
+
+        Args:
+            batch: One of `minibatches`.
+            grads_to_cpu: Whether the gradients are moved to the CPU, for other processes.
+
+        Returns:
+            A gradient for each of `parameters()`, None if the loss does not depend on it; and
+            `losses/*` and `monitors/*` as `step` reports them.
+
+        """
+        terms = self._terms(batch)
+        gradients = self.updater.gradients(terms["total"], self.parameters())
+        self.updater.put(self._by_parameter(gradients))
+        if grads_to_cpu:
+            gradients = [None if g is None else g.cpu() for g in gradients]
+        return gradients, to_floats({statistic(name): x.detach() for name, x in terms.items()})
+
+    def apply_gradients(self, gradients: None | Sequence[None | Numbers] = None) -> None:
+        """Clip, and take an optimizer step.
+
+        Args:
+            gradients: For each of `parameters()` a tensor, of any device, or an array; None counts
+                as zeros. Without it, those of the last `compute_gradients`.
+
+        Raises:
+            DivergedError: If a gradient is not finite; the weights are unchanged.
+            ValueError: If gradients do not fit the parameters, or there are none.
+
+        """
+        if gradients is not None:
+            self.updater.put(self._by_parameter(gradients))
+        if not self.updater.pending:
+            raise ValueError(
+                "There are no gradients to apply: call `compute_gradients` before, or pass them."
+            )
+        self.updater.step()
+        # Gradient scaling skips steps on purpose. One sync: gradients come one at a time here.
+        if not self.grad_scaler.is_enabled() and bool(self.updater.skipped):
+            raise DivergedError(
+                "The gradients are not finite, so the weights are as before. Lower the learning "
+                "rate, or bound rewards and observations."
+            )
+
+    def _by_parameter(
+        self, gradients: Sequence[None | Numbers]
+    ) -> dict[nn.Parameter, torch.Tensor]:
+        parameters = self.parameters()
+        if len(gradients) != len(parameters):
+            raise ValueError(
+                f"There are {len(parameters)} parameters; got {len(gradients)} gradients. Pass one "
+                "for each of `parameters()`, None if there is none."
+            )
+        by_parameter = {}
+        for i, (p, gradient) in enumerate(zip(parameters, gradients, strict=True)):
+            if gradient is None:
+                continue
+            if gradient.shape != p.shape:
+                raise ValueError(
+                    f"Parameter {i} has shape {list(p.shape)}; its gradient has "
+                    f"{list(gradient.shape)}. Pass them in the order of `parameters()`."
+                )
+            by_parameter[p] = as_tensor(gradient)
+        return by_parameter
+
+    # ---- weights and moments ------------------------------------------------------------------
+
+    def get_weights(self) -> dict[str, torch.Tensor]:
+        """A copy of the model's weights and of those of bonuses, by name, on the CPU."""
+        return copies(self._weights())
+
+    def set_weights(self, weights: Mapping[str, Numbers]) -> None:
+        """Replace weights, in place; the optimizer continues with them.
+
+        Args:
+            weights: Result of `get_weights`, or `policy.model.state_dict()` without bonuses;
+                tensors, of any device, or arrays.
+
+        Raises:
+            CheckpointError: If names or shapes differ; nothing is changed then.
+
+        """
+        replace_numbers(self._weights(), weights, "The weights do not fit the model")
+
+    def _weights(self) -> dict[str, torch.Tensor]:
+        """The weights themselves; statistics of bonuses are not among them."""
+        named = [(f"bonuses.{bonus.name}", bonus) for bonus in self.bonuses]
+        return dict(self.policy.model.state_dict()) | {
+            f"{prefix}.{name}": p for prefix, bonus in named for name, p in bonus.named_parameters()
+        }
+
+    def get_moments(self) -> dict[str, torch.Tensor]:
+        """A copy of the moments that observations and rewards are normalised by, on the CPU.
+
+        These are the moments of `normalize_observations`, of `normalize_rewards="running"`, and of
+        bonuses: numbers of rows, means and variances, by name.
+        """
+        return copies(buffers_of(moments_of(self.parts)))
+
+    def set_moments(self, moments: Mapping[str, Numbers]) -> None:
+        """Replace moments, in place.
+
+        Args:
+            moments: Result of `get_moments`; tensors, of any device, or arrays.
+
+        Raises:
+            CheckpointError: If names or shapes differ; nothing is changed then.
+
+        """
+        own = buffers_of(moments_of(self.parts))
+        replace_numbers(own, moments, "The moments do not fit this algorithm's")
+
+    def merge_moments(self, found: Sequence[Mapping[str, Numbers]]) -> None:
+        """Merge the moments of workers into this algorithm's, in place.
+
+        The moments are then those of all rows of all workers.
+
+        Args:
+            found: `get_moments` of each worker; it must have begun with this algorithm's moments,
+                or with none.
+
+        Raises:
+            CheckpointError: If names or shapes differ, or a worker has fewer rows than this
+                algorithm; nothing is changed then.
+
+        """
+        merge(moments_of(self.parts), found)
+
+    def _check_kind(self, config: Hyperparameters) -> None:
+        """Raise an error if a config is for the other kind of policy."""
+        given, wanted = (
+            issubclass(cls, RecurrentHyperparameters) for cls in (type(config), self.config_cls)
+        )
+        if given is not wanted:
+            raise ConfigError(
+                f"{type(config).__name__} is for {'recurrent' if given else 'feedforward'} "
+                f"policies: pass {'RecurrentAlgorithmConfig' if wanted else 'AlgorithmConfig'}, or "
+                "call `build`."
+            )

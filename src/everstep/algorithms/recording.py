@@ -1,0 +1,352 @@
+"""Collection and update behind one `Executor`: eager, or recorded as graphs and replayed.
+
+Graphs get recurrent states and reward scales as arguments and return them. They hold operations and
+addresses, so everything that changes is in tensors that are written in place.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext, suppress
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from ..errors import ConfigError
+from ..graphs import (
+    Graph,
+    Replayed,
+    Same,
+    generators_of,
+    is_compiled,
+    key_of,
+    undo_object,
+    undo_random,
+    undo_tensors,
+)
+from ..policies import check_policy
+from ..rollouts import Minibatch, Sequences
+from ..specs import Leaves
+from ..updates import Control, DeviceControl, HostControl
+from .build import Parts, mixes_rows
+from .snapshot import put_back, snapshot
+
+#: Most env steps of a recorded rollout: each has 20 to 90 nodes, which take time to capture.
+MAX_ENV_STEPS = 512
+
+#: Most optimizer steps of an update that is one graph, of 120 to 350 nodes each; longer updates
+#: replay a graph of a single optimizer step.
+MAX_STEPS = 32
+
+
+class Collected(NamedTuple):
+    """Results of a rollout, still on the device."""
+
+    #: Statistics, 0-d each.
+    statistics: dict[str, torch.Tensor]
+    #: Recurrent states after the last env step, `[N, …]`.
+    states: Leaves
+    #: Divisor of the environment's rewards, 0-d; None for none.
+    reward_scale: None | torch.Tensor
+
+
+# ---- execution --------------------------------------------------------------------------------
+
+RollOut = Callable[[Leaves], Collected]
+Estimate = Callable[[None | torch.Tensor], torch.Tensor]
+Learn = Callable[[Iterable[Iterator[Minibatch]], Control], None]
+
+
+class Executor:
+    """Runs collection and updates eagerly, or records them and replays the recording.
+
+    Args:
+        graph_cls: Kind of graph; None to record nothing.
+
+    """
+
+    def __init__(self, graph_cls: None | type[Graph] = None) -> None:
+        cls, pool = graph_cls or Graph, None if graph_cls is None else graph_cls.shared_pool()
+        self.collection = Replayed("collection", cls, pool)
+        self.estimates = Replayed("estimate of advantages", cls, pool)
+        self.update = Replayed("update", cls, pool)
+        self._is_checked = graph_cls is None
+        if graph_cls is None:
+            self.collection.refused = self.update.refused = "nothing is recorded"
+        # Arguments of the graphs: recurrent states, reward scale, order of the sequences.
+        self._states: Leaves = ()
+        self._scale: None | torch.Tensor = None
+        self._order: None | torch.Tensor = None
+        self._control: None | DeviceControl = None
+
+    @property
+    def graphs(self) -> tuple[Replayed, ...]:
+        """Everything that is recorded."""
+        return self.collection, self.estimates, self.update
+
+    def collect(
+        self, parts: Parts, roll_out: RollOut, states: Leaves, *, phase: int, eager: bool
+    ) -> Collected:
+        """Run a rollout.
+
+        Args:
+            parts: The algorithm's parts.
+            roll_out: The rollout, given recurrent states.
+            states: Recurrent states before the first env step, `[N, …]`.
+            phase: Which of its sequences reset the states: the same ones for the same number.
+            eager: Whether not to record.
+
+        """
+        self.check(parts)
+        if eager or self.collection.refused is not None:
+            return roll_out(states)
+        if not self._states:
+            self._states = tuple(x.clone() for x in states)
+        for own, x in zip(self._states, states, strict=True):
+            own.copy_(x)
+
+        def work() -> tuple[dict[str, torch.Tensor], None | torch.Tensor]:
+            collected = roll_out(self._states)
+            for own, x in zip(self._states, collected.states, strict=True):
+                own.copy_(x)
+            return collected.statistics, collected.reward_scale
+
+        with _on(parts.rollout.device):
+            statistics, reward_scale = self.collection(
+                work,
+                key=lambda: {"phase": phase, **_key_of_both(parts), **key_of(parts.env, "env")},
+                undo=lambda: _undo_collection(parts, self._states),
+                generators=lambda: generators_of(parts.env),
+            )
+        self._forget_all_after_failure()
+        return Collected(statistics, self._states, reward_scale)
+
+    def learn(
+        self, parts: Parts, estimate: Estimate, learn: Learn, reward_scale: None | torch.Tensor
+    ) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
+        """Run an update; sums of its statistics, on the device and on the host.
+
+        Args:
+            parts: The algorithm's parts.
+            estimate: Fills in advantages, given the reward scale; the explained variance.
+            learn: Takes optimizer steps, given their minibatches and a control.
+            reward_scale: Divisor of the environment's rewards, 0-d; None for none.
+
+        """
+        self.check(parts)
+        config, updater = parts.config, parts.updater
+        adapted = parts.lr_scheduler if config.lr_schedule_kind == "adaptive" else None
+        if self.update.refused is not None:
+            explained_variance = estimate(reward_scale)
+            updater.begin()
+            host = HostControl(config.target_kl_div, adapted)
+            learn(optimizer_steps(parts, parts.chunk_size), host)
+            sums = host.sums() | updater.totals() | {"explained_variance": explained_variance}
+            return sums, host.counts
+        with _on(parts.rollout.device):
+            control = self._control = self._control or DeviceControl(parts.rollout.device)
+            updater.hold_rates()
+            updater.begin()
+            control.begin(config.target_kl_div, adapted)
+            if reward_scale is not None:
+                self._scale = torch.empty_like(reward_scale) if self._scale is None else self._scale
+                reward_scale = self._scale.copy_(reward_scale)
+            explained_variance = self.estimates(
+                lambda: estimate(reward_scale),
+                key=lambda: {"config": Same(config), "streams": parts.streams},
+                undo=lambda: lambda: None,  # estimates are written whole
+            )
+            for count in self._recorded_orders(parts):
+                self.update(
+                    lambda count=count: learn(self._recorded_steps(parts, count), control),
+                    key=lambda: _key_of_update(parts),
+                    undo=lambda: _undo_update(parts, control.tensors()),
+                )
+        self._forget_all_after_failure()
+        sums = control.sums() | updater.totals() | {"explained_variance": explained_variance}
+        return sums, {}
+
+    def _recorded_orders(self, parts: Parts) -> Iterator[int]:
+        """Optimizer steps of a graph, for each replay, with the order of its sequences in place."""
+        config, count = parts.config, parts.sequences_per_rollout
+        steps = _steps_of_update(parts)
+        each = steps if steps <= MAX_STEPS else 1
+        if parts.minibatch_size == count or (each == steps and not config.shuffle_minibatches):
+            self._order = None
+            for _ in range(steps // each):
+                yield each
+            return
+        device = parts.rollout.device
+        draw: Any = permutation if config.shuffle_minibatches else _in_order
+        orders = [draw(count, device) for _ in range(int(config.num_sgd_iters))]
+        for order in torch.cat(orders).view(steps, -1).split(each):
+            if self._order is None or self._order.shape != order.shape:
+                self._order = torch.empty_like(order)
+            self._order.copy_(order)
+            yield each
+
+    def _recorded_steps(self, parts: Parts, steps: int) -> Iterator[Iterator[Minibatch]]:
+        """Minibatches of the optimizer steps of a graph, gathered in the order that is in place."""
+        sequences, size = sequences_of(parts), parts.minibatch_size
+        joint = parts.config.accumulate_grads
+        for i in range(steps):
+            if self._order is not None:
+                indices: list[Any] = list(self._order[i].split(size))
+            elif size == sequences.count:
+                indices = [None]
+            else:
+                parts_of_epoch = [
+                    slice(start, start + size) for start in range(0, sequences.count, size)
+                ]
+                own = parts_of_epoch[i % len(parts_of_epoch)]
+                indices = parts_of_epoch if joint else [own]
+            yield sequences.step(indices, parts.chunk_size, joint=joint)
+
+    def check(self, parts: Parts) -> None:
+        """Refuse, once, what is known to be impossible."""
+        if self._is_checked:
+            return
+        self._is_checked = True
+        with suppress(ConfigError):  # what distributions look up once, they look up here
+            check_policy(parts.policy, parts.rollout, parts.config)
+        for work in self.graphs:
+            work.watched = not is_compiled(parts.policy.model)
+        both = ["`bonuses` store data outside of the graph"] if parts.bonuses else []
+        if getattr(parts.env, "capturable", False):
+            self.collection.refuse_for(both + _against_collection(parts))
+        else:  # as most environments: no warning
+            self.collection.refused = "the environment is not `capturable`"
+        self.update.refuse_for(both + _against_update(parts))
+
+    def _forget_all_after_failure(self) -> None:
+        """A failed capture may leave the other graphs with outdated random generators."""
+        if any(work.has_failed for work in self.graphs):
+            for work in self.graphs:
+                work.forget()
+                work.has_failed = False
+
+
+def sequences_of(parts: Parts) -> Sequences:
+    """The rollout as sequences, with the data of bonuses."""
+    kept = {bonus.name: bonus.kept for bonus in parts.bonuses} or None
+    sequences: Sequences = parts.policy.sequences(parts.rollout, kept=kept)
+    return sequences
+
+
+def optimizer_steps(parts: Parts, chunk: None | int) -> Iterator[Iterator[Minibatch]]:
+    """Minibatches of each optimizer step of an update, epoch by epoch, in chunks of sequences."""
+    config, sequences, device = parts.config, sequences_of(parts), parts.rollout.device
+    for _ in range(int(config.num_sgd_iters)):
+        yield from sequences.steps(
+            parts.minibatch_size,
+            chunk=chunk,
+            shuffle=config.shuffle_minibatches,
+            joint=config.accumulate_grads,
+            permute=lambda n: permutation(n, device),
+        )
+
+
+def _in_order(n: int, device: torch.device) -> torch.Tensor:
+    return torch.arange(n, device=device)
+
+
+def permutation(n: int, device: torch.device) -> torch.Tensor:
+    """A random order of `n` sequences."""
+    return torch.randperm(n, device=device)
+
+
+def _steps_of_update(parts: Parts) -> int:
+    minibatches = parts.sequences_per_rollout // parts.minibatch_size
+    return int(parts.config.num_sgd_iters) * (1 if parts.config.accumulate_grads else minibatches)
+
+
+def _on(device: torch.device) -> Any:
+    """Context in which streams and generators are those of the device."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def _against_collection(parts: Parts) -> list[str]:
+    """Reasons why the collection cannot be recorded."""
+    rollout, reasons = parts.rollout, []
+    if rollout.horizon > MAX_ENV_STEPS:
+        reasons.append(f"`horizon` is {rollout.horizon}, and graphs have {MAX_ENV_STEPS} env steps")
+    if rollout.final_obs and mixes_rows(parts.policy.model):
+        reasons.append("final observations would be valued together with other rows")
+    return reasons
+
+
+def _against_update(parts: Parts) -> list[str]:
+    """Reasons why the update cannot be recorded."""
+    if parts.grad_scaler.is_enabled():
+        return ["gradient scaling of float16 asks the host whether to take a step"]
+    if parts.updater.skips_on_device:
+        return []
+    name = type(parts.optimizer).__name__
+    return [f"{name} without `fused` asks the host whether gradients are finite"]
+
+
+# ---- keys and undo ----------------------------------------------------------------------------
+
+
+def _modules(parts: Parts) -> dict[str, nn.Module]:
+    policy = parts.policy
+    modules = {"model": policy.model, "normalizer": policy.normalizer, "critic": policy.critic}
+    return {name: module for name, module in modules.items() if module is not None}
+
+
+def _key_of_both(parts: Parts) -> dict[str, Any]:
+    """Addresses of weights, and everything that is configured."""
+    key: dict[str, Any] = {
+        "config": Same(parts.config),
+        "matmul_precision": torch.get_float32_matmul_precision(),
+    }
+    for prefix, module in _modules(parts).items():
+        for name, x in (*module.named_parameters(), *module.named_buffers()):
+            gradient = None if x.grad is None else x.grad.data_ptr()
+            key[f"{prefix}.{name}"] = (x.data_ptr(), x.requires_grad, gradient)
+        key[f"{prefix}.training"] = tuple(m.training for m in module.modules())
+    return key
+
+
+def _undo_collection(parts: Parts, states: Leaves) -> Callable[[], None]:
+    """A function that undoes a rollout."""
+    statistics = snapshot(parts)
+    steps = undo_tensors(states), undo_object(parts.env), undo_random(parts.rollout.device)
+
+    def undo() -> None:
+        put_back(parts, statistics)
+        for step in steps:
+            step()
+
+    return undo
+
+
+def _key_of_update(parts: Parts) -> dict[str, Any]:
+    """Everything that an update depends on, beside numbers in tensors."""
+    key = {"objective": Same(parts.objective), "chunk_size": parts.chunk_size}
+    optimizer = parts.optimizer
+    groups = [{k: x for k, x in g.items() if k != "params"} for g in optimizer.param_groups]
+    for i, values in enumerate([*groups, *optimizer.state.values()]):
+        for name, value in values.items():
+            is_tensor = isinstance(value, torch.Tensor)
+            key[f"optimizer.{i}.{name}"] = value.data_ptr() if is_tensor else value
+    return key | _key_of_both(parts)
+
+
+def _undo_update(parts: Parts, counted: list[torch.Tensor]) -> Callable[[], None]:
+    """A function that undoes optimizer steps: weights, moments, learning rates, counters."""
+    optimizer = parts.optimizer
+    tensors = [x for group in optimizer.param_groups for x in (*group["params"], group["lr"])]
+    tensors += [x for module in _modules(parts).values() for x in module.buffers()]
+    tensors += [x for state in optimizer.state.values() for x in state.values()]
+    tensors += [*counted, *parts.updater.totals().values()]
+    steps = (
+        undo_tensors(x for x in tensors if isinstance(x, torch.Tensor)),
+        undo_random(parts.rollout.device),
+        parts.updater.zero_grad,
+    )
+
+    def undo() -> None:
+        for step in steps:
+            step()
+
+    return undo

@@ -1,0 +1,305 @@
+"""Snapshots of an algorithm's state: undone errors and evaluations, checkpoints, other processes.
+
+A state is compared with the algorithm's own as a whole before anything is written.
+"""
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from ..data import AlgorithmState
+from ..errors import CheckpointError
+from ..normalizers import RunningMoments
+from ..specs import Leaves
+from .build import Parts
+
+#: Gradients, weights or moments, also of another process.
+Numbers = torch.Tensor | np.ndarray[Any, Any]
+
+#: Tensors by owner and name.
+Snapshot = dict[str, dict[str, torch.Tensor]]
+
+
+# ---- errors and evaluations -------------------------------------------------------------------
+
+
+def running_statistics(parts: Parts) -> Snapshot:
+    """The tensors, besides the rollout, that collecting changes: statistics and model buffers."""
+    modules: dict[str, None | nn.Module] = {
+        "model": parts.policy.model,
+        "normalizer": parts.policy.normalizer,
+        "discounted_returns": parts.discounted_returns,
+        **{f"bonuses.{bonus.name}": bonus for bonus in parts.bonuses},
+    }
+    buffers = {name: dict(m.named_buffers()) for name, m in modules.items() if m is not None}
+    return {"episodes": parts.episodes.state_dict(), **buffers}
+
+
+def snapshot(parts: Parts, owner: None | str = None) -> Snapshot:
+    """A copy of `running_statistics`, or of those of one owner."""
+    return {
+        key: {name: x.clone() for name, x in tensors.items()}
+        for key, tensors in running_statistics(parts).items()
+        if owner in (None, key)
+    }
+
+
+@torch.no_grad()
+def put_back(parts: Parts, saved: Snapshot) -> None:
+    """Write a `snapshot` back, in place."""
+    own = running_statistics(parts)
+    for owner, tensors in saved.items():
+        for name, x in tensors.items():
+            own[owner][name].copy_(x)
+
+
+@contextmanager
+def undone_on_error(parts: Parts, owner: None | str = None) -> Iterator[None]:
+    """Restore `running_statistics`, or those of one owner, if the block raises."""
+    saved = snapshot(parts, owner)
+    try:
+        yield
+    except BaseException:
+        put_back(parts, saved)
+        raise
+
+
+@contextmanager
+def matmul_precision(precision: None | str) -> Iterator[None]:
+    """Multiply float32 matrices with this precision in the block; None changes nothing."""
+    before = torch.get_float32_matmul_precision()
+    if precision is not None:
+        torch.set_float32_matmul_precision(precision)
+    try:
+        yield
+    finally:
+        if precision is not None:
+            torch.set_float32_matmul_precision(before)
+
+
+# ---- checkpoints ------------------------------------------------------------------------------
+
+
+def state_of(
+    parts: Parts, counters: AlgorithmState, states: None | Leaves, *, continues: bool
+) -> dict[str, Any]:
+    """Everything that training continues from, as nested mappings of tensors and numbers.
+
+    Args:
+        parts: The algorithm's parts.
+        counters: Its counters.
+        states: Recurrent states after the last rollout; None at the start of episodes.
+        continues: Whether the environment is where the last rollout ended.
+
+    """
+    env = parts.env.state_dict() if hasattr(parts.env, "state_dict") else None
+    return {**_own_state(parts, counters, states), "continues": continues, "env": env}
+
+
+def _own_state(parts: Parts, counters: AlgorithmState, states: None | Leaves) -> dict[str, Any]:
+    rollout, device = parts.rollout, parts.rollout.device
+    normalizer = parts.policy.normalizer
+    return {
+        "model": dict(parts.policy.model.state_dict()),
+        "optimizer": parts.updater.state_dict(),
+        "grad_scaler": parts.grad_scaler.state_dict(),
+        "counters": asdict(counters),
+        "episodes": parts.episodes.state_dict(),
+        "last_obs": list(rollout.last_obs()),
+        "last_done": rollout.done[-1],
+        "reversed_returns": rollout.reversed_returns[-1],
+        "discounted_returns": dict(parts.discounted_returns.state_dict()),
+        "bonuses": {bonus.name: dict(bonus.state_dict()) for bonus in parts.bonuses},
+        "normalizer": None if normalizer is None else dict(normalizer.state_dict()),
+        "memory": None if states is None else list(states),
+        "rng": torch.get_rng_state(),
+        "cuda_rng": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
+    }
+
+
+def check_state(parts: Parts, counters: AlgorithmState, state: Mapping[str, Any]) -> None:
+    """Check that `load_state` can load a state; nothing is changed.
+
+    Raises:
+        CheckpointError: If anything is missing, or of another model, optimizer, normaliser, bonus
+            or number of environments.
+
+    """
+    own = _own_state(parts, counters, None)
+    missing = {*own, "continues", "env"} - state.keys()
+    if missing:
+        raise CheckpointError(f"The checkpoint has no {', '.join(sorted(missing))}.")
+    shapes = [[list(x.shape) for x in each["last_obs"]] for each in (state, own)]
+    if shapes[0] != shapes[1]:
+        raise CheckpointError(
+            "The checkpoint's observations [history + 1, num_envs, …] have shapes "
+            f"{shapes[0]}; this algorithm's have {shapes[1]}."
+        )
+    if state["bonuses"].keys() != own["bonuses"].keys():
+        raise CheckpointError(
+            f"The checkpoint's bonuses are {sorted(state['bonuses'])}; this algorithm's are "
+            f"{sorted(own['bonuses'])}."
+        )
+    if (state["normalizer"] is None) is not (own["normalizer"] is None):
+        raise CheckpointError(
+            "The checkpoint and this algorithm differ in `normalize_observations`: set it as it "
+            "was in the training that wrote the checkpoint."
+        )
+    if state["env"] is not None and not hasattr(parts.env, "load_state_dict"):
+        raise CheckpointError(
+            f"The checkpoint holds the environment's state, and {type(parts.env).__name__} has no "
+            "`load_state_dict`: train with the environment that wrote it."
+        )
+    check_fit(own["model"], state["model"], "The checkpoint's weights do not fit the model")
+    for name in own["bonuses"]:
+        what = f"The checkpoint's state does not fit the bonus {name}"
+        check_fit(own["bonuses"][name], state["bonuses"][name], what)
+    memory = parts.policy.memory.zeros(parts.rollout.num_envs, device="cpu")
+    pairs = [(f"`{key}`", own[key], state[key]) for key in ("episodes", "discounted_returns")]
+    pairs += [
+        ("`normalizer`", own["normalizer"] or {}, state["normalizer"] or {}),
+        ("`counters`", own["counters"], state["counters"]),
+        ("recurrent states", _numbered(memory), _numbered(state["memory"] or memory)),
+        *((f"`{key}`", {key: own[key]}, state) for key in ("last_done", "reversed_returns", "rng")),
+    ]
+    for what, ours, given in pairs:
+        given = {name: given[name] for name in ours} if given is state else given
+        check_fit(ours, given, f"The checkpoint's {what} do not fit this algorithm's")
+    parts.updater.check_state(state["optimizer"])
+
+
+def _numbered(leaves: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {str(i): x for i, x in enumerate(leaves)}
+
+
+def load_state(parts: Parts, state: Mapping[str, Any]) -> None:
+    """Write a state that `check_state` accepted into the parts.
+
+    The environment comes first: only its own code may refuse its state.
+    """
+    rollout = parts.rollout
+    env: Any = parts.env
+    if state["env"] is not None:
+        env.load_state_dict(state["env"])
+    parts.policy.model.load_state_dict(state["model"])
+    if parts.policy.normalizer is not None:
+        parts.policy.normalizer.load_state_dict(state["normalizer"])
+    for bonus in parts.bonuses:
+        bonus.load_state_dict(state["bonuses"][bonus.name])
+    parts.updater.load_state_dict(state["optimizer"])
+    parts.grad_scaler.load_state_dict(state["grad_scaler"])
+    parts.discounted_returns.load_state_dict(state["discounted_returns"])
+    parts.episodes.load_state_dict(state["episodes"])
+    rollout.put_last_obs(tuple(state["last_obs"]))
+    rollout.truncated[-1].copy_(state["last_done"])
+    rollout.terminated[-1].zero_()
+    rollout.reversed_returns[-1].copy_(state["reversed_returns"])
+    torch.set_rng_state(state["rng"].cpu())
+    if state["cuda_rng"] is not None and rollout.device.type == "cuda":
+        torch.cuda.set_rng_state(state["cuda_rng"].cpu(), rollout.device)
+
+
+# ---- other processes --------------------------------------------------------------------------
+
+
+def as_tensor(numbers: Numbers) -> torch.Tensor:
+    """A tensor of these numbers; a copy of an array, which may be read-only."""
+    return numbers if isinstance(numbers, torch.Tensor) else torch.tensor(numbers)
+
+
+def copies(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Copies on the CPU, by name."""
+    return {name: x.detach().cpu().clone() for name, x in tensors.items()}
+
+
+def check_fit(own: Mapping[str, Any], given: Mapping[str, Any], what: str) -> None:
+    """Check that names and shapes are one's own.
+
+    Args:
+        own: Tensors or other values by name.
+        given: Those that are to replace them.
+        what: Beginning of the error message.
+
+    Raises:
+        CheckpointError: If names or shapes differ.
+
+    """
+    unmatched = sorted(own.keys() ^ given.keys())
+    shapes = {name: getattr(x, "shape", None) for name, x in own.items()}
+    wrong = unmatched or [
+        name for name, shape in shapes.items() if shape != getattr(given[name], "shape", None)
+    ]
+    if wrong:
+        how = "are in one of them only" if unmatched else "have another shape"
+        raise CheckpointError(
+            f"{what}: {', '.join(wrong)} {how}. Build both algorithms with the same config."
+        )
+
+
+@torch.no_grad()
+def replace_numbers(
+    own: Mapping[str, torch.Tensor], given: Mapping[str, Numbers], what: str
+) -> None:
+    """Write given numbers into one's own tensors, in place.
+
+    Raises:
+        CheckpointError: If names or shapes differ; nothing is changed then.
+
+    """
+    check_fit(own, given, what)
+    for name, x in own.items():
+        x.copy_(as_tensor(given[name]))
+
+
+def moments_of(parts: Parts) -> dict[str, RunningMoments]:
+    """Running moments that observations, rewards and bonuses are normalised by, by name."""
+    owners: dict[str, None | nn.Module] = {
+        "observations": parts.policy.normalizer,
+        "rewards": parts.discounted_returns,
+        **{f"bonuses.{bonus.name}": bonus for bonus in parts.bonuses},
+    }
+    return {
+        f"{prefix}.{name}".rstrip("."): module
+        for prefix, owner in owners.items()
+        if owner is not None
+        for name, module in owner.named_modules()
+        if isinstance(module, RunningMoments)
+    }
+
+
+def buffers_of(moments: Mapping[str, RunningMoments]) -> dict[str, torch.Tensor]:
+    """Counts, means and variances of moments, by name."""
+    return {
+        f"{prefix}.{name}": x
+        for prefix, each in moments.items()
+        for name, x in each.named_buffers()
+    }
+
+
+def merge(moments: Mapping[str, RunningMoments], given: Sequence[Mapping[str, Numbers]]) -> None:
+    """Merge the moments of workers that began with these into them.
+
+    Raises:
+        CheckpointError: If names or shapes differ, or a worker has fewer rows than these moments;
+            nothing is changed then.
+
+    """
+    workers = [copy.deepcopy(dict(moments)) for _ in given]
+    for worker, numbers in zip(workers, given, strict=True):
+        replace_numbers(buffers_of(worker), numbers, "The moments do not fit this algorithm's")
+        for name, own in moments.items():
+            before, after = int(own.count), int(worker[name].count)
+            if after < before:
+                raise CheckpointError(
+                    f"The moments {name} are of {after} rows, fewer than the {before} that are to "
+                    "be added to. Give workers `get_moments()` with `set_moments` before they "
+                    "collect."
+                )
+    for name, own in moments.items():
+        own.merge([worker[name] for worker in workers])

@@ -1,0 +1,64 @@
+"""Reward streams and critics of bonuses."""
+
+from typing import Any
+
+import torch
+from torchrl.data import TensorSpec
+
+from ..advantages import masked_moments
+from ..errors import ConfigError
+from ..hyperparameters import Hyperparameters
+from ..models import ObservationNetwork
+from ..policies import GenericPolicyBase, model_mode
+from ..rollouts import Rollout
+from ._base import Bonus, Critics, Stream
+
+
+def streams_of(config: Hyperparameters, bonuses: tuple[Bonus, ...]) -> tuple[Stream, ...]:
+    """The environment's reward stream, and one for each bonus."""
+    weight = bonuses[0].extrinsic_weight if bonuses else 1.0
+    return (Stream(config.gamma, weight), *(bonus.stream for bonus in bonuses))
+
+
+def add_critics(
+    policy: GenericPolicyBase[Any], bonuses: tuple[Bonus, ...], observation_spec: TensorSpec
+) -> None:
+    """Give the policy values of the bonuses' streams, if its model has a single one.
+
+    Raises:
+        ConfigError: If the model has neither one value nor one for each stream.
+
+    """
+    if not bonuses:
+        return
+    width, wanted = _values_width(policy), 1 + len(bonuses)
+    if width == wanted:
+        return
+    if width != 1:
+        raise ConfigError(
+            f"`model_cls` {type(policy.model).__name__} gives values [B, {width}]; expected "
+            f"[B, 1], or [B, {wanted}]: one column for the environment's rewards, and one for "
+            "each bonus."
+        )
+    for bonus in bonuses:
+        bonus.critic = ObservationNetwork(observation_spec, 1).to(policy.device)
+    policy.critic = Critics([bonus.critic for bonus in bonuses if bonus.critic is not None])
+
+
+def _values_width(policy: GenericPolicyBase[Any]) -> int:
+    """Columns of the model's values, for an observation of zeros."""
+    device = policy.device
+    window = [policy.history + 1] if policy.history else []
+    obs = policy._observation.zeros(1, *window, device=device)
+    forked = torch.random.fork_rng([device] if device.type == "cuda" else [])
+    with forked, torch.no_grad(), model_mode(policy.model, training=False):
+        states = policy.memory.flatten(policy.init_states(1))
+        return policy.values(obs, states).shape[-1]
+
+
+def write_reward(bonus: Bonus, column: int, rollout: Rollout) -> torch.Tensor:
+    """Write a bonus's column of a complete rollout's rewards; their mean, 0-d."""
+    rewards = torch.where(rollout.valid, bonus.rewards(rollout), 0.0)
+    rollout.rewards[:-1, :, column : column + 1] = rewards
+    mean, _ = masked_moments(rewards, rollout.valid)
+    return mean

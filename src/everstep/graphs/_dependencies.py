@@ -1,0 +1,119 @@
+"""Addresses and numbers that recorded work depends on, and functions that undo work."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torchrl.data import TensorSpec
+
+#: How deep the attributes of an object are searched.
+_DEPTH = 5
+
+#: Python values that a recording holds for good.
+_NUMBERS = (bool, int, float, str, type(None))
+
+#: Types without state.
+_CLOSED = (*_NUMBERS, TensorSpec, torch.dtype, torch.device, torch.Generator, type)
+
+
+def _attributes(root: Any, name: str) -> list[tuple[Any, Any, str, Any]]:
+    """Owner, name, path and value of everything reached through attributes; each owner once."""
+    reached: list[tuple[Any, Any, str, Any]] = []
+    visited, queue = {id(root)}, [(root, name, 0)]
+    for owner, path, depth in queue:  # breadth first: by the shortest path
+        if isinstance(owner, dict):
+            members = list(owner.items())
+        elif isinstance(owner, list | tuple):
+            members = list(enumerate(owner))
+        else:
+            members = list(getattr(owner, "__dict__", {}).items())
+        for key, value in members:
+            below = f"{path}.{key}"
+            reached.append((owner, key, below, value))
+            is_open = not isinstance(value, (*_CLOSED, torch.Tensor)) and not callable(value)
+            is_open |= isinstance(value, nn.Module)
+            if is_open and depth < _DEPTH and id(value) not in visited:
+                visited.add(id(value))
+                queue.append((value, below, depth + 1))
+    return reached
+
+
+def key_of(root: Any, name: str) -> dict[str, Any]:
+    """Addresses of an object's tensors, and its numbers, by path."""
+    return {
+        path: value.data_ptr() if isinstance(value, torch.Tensor) else value
+        for *_, path, value in _attributes(root, name)
+        if isinstance(value, (*_NUMBERS, torch.Tensor))
+    }
+
+
+def generators_of(root: Any) -> list[torch.Generator]:
+    """Random generators of an object on a GPU."""
+    generators = [x for *_, x in _attributes(root, "") if isinstance(x, torch.Generator)]
+    return [generator for generator in generators if generator.device.type == "cuda"]
+
+
+def undo_object(root: Any) -> Callable[[], None]:
+    """A function that puts back an object's tensors and numbers, also replaced ones."""
+    attributes = _attributes(root, "")
+    fill = undo_tensors(x for *_, x in attributes if isinstance(x, torch.Tensor))
+    generators = [(x, x.get_state()) for *_, x in attributes if isinstance(x, torch.Generator)]
+
+    def undo() -> None:
+        for owner, name, _, value in attributes:
+            if not isinstance(value, (*_NUMBERS, torch.Tensor)) or isinstance(owner, tuple):
+                continue
+            members = owner if isinstance(owner, dict | list) else owner.__dict__
+            members[name] = value
+        fill()
+        for generator, state in generators:
+            generator.set_state(state)
+
+    return undo
+
+
+def undo_tensors(tensors: Iterable[torch.Tensor]) -> Callable[[], None]:
+    """A function that puts back the numbers of tensors."""
+    copies = [(x, x.detach().clone()) for x in tensors]
+
+    def undo() -> None:
+        with torch.no_grad():
+            for x, before in copies:
+                x.copy_(before)
+
+    return undo
+
+
+def undo_random(device: torch.device) -> Callable[[], None]:
+    """A function that puts back the random states of the host and of a device."""
+    on_host = torch.get_rng_state()
+    on_device = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+
+    def undo() -> None:
+        torch.set_rng_state(on_host)
+        if on_device is not None:
+            torch.cuda.set_rng_state(on_device, device)
+
+    return undo
+
+
+def is_compiled(model: nn.Module) -> bool:
+    """Whether a part of a model is compiled by `torch.compile`."""
+    for module in model.modules():
+        if module._compiled_call_impl is not None or "_orig_mod" in module._modules:
+            return True
+        classes = (vars(cls) for cls in type(module).__mro__ if cls is not nn.Module)
+        for members in (vars(module), *classes):
+            if any(_is_compiled(member) for member in members.values()):
+                return True
+    return False
+
+
+def _is_compiled(member: object) -> bool:
+    """Whether it is a result of `torch.compile`, rather than marked to be left uncompiled."""
+    return (
+        callable(member)
+        and hasattr(member, "_torchdynamo_orig_callable")
+        and not getattr(member, "_torchdynamo_disable", False)
+    )

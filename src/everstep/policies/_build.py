@@ -1,0 +1,128 @@
+"""Policies from a config, and trials of them before any environment is touched."""
+
+import inspect
+from typing import Any, TypeVar, cast
+
+import torch
+
+from ..env import Env
+from ..errors import ConfigError
+from ..hyperparameters import Hyperparameters
+from ..normalizers import ObservationNormalizer
+from ..rollouts import Rollout, episode_keys_of
+from ._base import GenericPolicyBase, model_mode
+
+P = TypeVar("P", bound=GenericPolicyBase[Any])
+
+
+def make_policy(
+    cls: type[P],
+    env: Env,
+    config: Hyperparameters,
+    device: torch.device,
+    num_values: int,
+) -> P:
+    """The policy of a config, whose model gets `num_values` if it takes that argument.
+
+    Raises:
+        ConfigError: If model or distribution do not fit the environment's specs.
+
+    """
+    normalizer = None
+    if config.normalize_observations:
+        normalizer = ObservationNormalizer(env.observation_spec, clip=config.clip_observations)
+    dtype = getattr(torch, config.amp_dtype)
+    policy = cls(
+        env.observation_spec,
+        env.action_spec,
+        model=config.model,
+        model_cls=config.model_cls,
+        model_config=_model_config(config, num_values),
+        distribution_cls=config.distribution_cls,
+        device=device,
+        normalizer=normalizer,
+        autocast=torch.autocast(device.type, dtype=dtype) if config.enable_amp else None,
+    )
+    if config.compile:
+        policy.model.compile(**({} if config.compile is True else {"backend": config.compile}))
+    return policy
+
+
+def _model_config(config: Hyperparameters, num_values: int) -> None | dict[str, Any]:
+    """Keyword arguments of the model: `num_values` too, where there are several and it takes it."""
+    if num_values == 1 or config.model is not None:
+        return config.model_config
+    if config.model_cls is not None:
+        taken = inspect.signature(config.model_cls).parameters
+        if "num_values" not in taken:
+            return config.model_config
+    return {"num_values": num_values, **(config.model_config or {})}
+
+
+def check_history(policy: GenericPolicyBase[Any], config: Hyperparameters, env: Env) -> None:
+    """Check that windows without padding leave rows to learn from, else raise a ConfigError."""
+    drop_size = getattr(policy.model, "drop_size", 0)
+    every = cast(int, config.horizons_per_env_reset)
+    length = cast(int, config.horizon) * every
+    if not episode_keys_of(env) and 0 < length <= drop_size:
+        raise ConfigError(
+            f"{type(policy.model).__name__} drops the first {drop_size} rows after a reset, and "
+            f"environments are reset every {length}: nothing is left to learn from. Raise "
+            "`horizon`, or use the view method 'padded_rolling_window'."
+        )
+
+
+def check_policy(policy: GenericPolicyBase[Any], rollout: Rollout, config: Hyperparameters) -> None:
+    """Try the policy on an observation of zeros.
+
+    Raises:
+        ConfigError: If it fails, or its results do not have the shapes and dtypes of the specs.
+
+    """
+    n, device = rollout.num_envs, rollout.device
+    window = [policy.history + 1] if policy.history else []
+    obs = rollout.observation.zeros(n, *window, device=device)
+    forked = torch.random.fork_rng([device] if device.type == "cuda" else [])
+    try:
+        with forked, torch.no_grad(), model_mode(policy.model, training=False):
+            states = policy.memory.flatten(policy.init_states(n))
+            sample = policy.act(obs, states)
+    except Exception as error:
+        raise ConfigError(
+            f"The policy ({type(policy.model).__name__}, {policy.distribution_cls.__name__}) "
+            f"cannot act on an observation of zeros: {type(error).__name__}: {error}. "
+            f"{_way_out(config, device)}"
+        ) from error
+    columns = rollout.values.shape[-1]
+    expected = [("log-probabilities", sample.logp, (n, 1)), ("values", sample.values, (n, columns))]
+    shapes, dtypes = rollout.action.shapes, rollout.action.dtypes
+    kinds = (("actions", sample.actions), ("stored actions", sample.latents))
+    expected += [
+        (name, x, (n, *shape))
+        for name, actions in kinds
+        for x, shape in zip(actions, shapes, strict=True)
+    ]
+    states_after = zip(sample.states, policy.memory.shapes, strict=True)
+    expected += [("states", x, (n, *shape)) for x, shape in states_after]
+    problems = [
+        f"The policy's {name} have shape {list(x.shape)}; expected {list(shape)}."
+        for name, x, shape in expected
+        if x.shape != torch.Size(shape)
+    ]
+    problems += [
+        f"The policy's actions have dtype {x.dtype}; the action spec says {dtype}."
+        for x, dtype in zip(sample.actions, dtypes, strict=True)
+        if x.dtype != dtype
+    ]
+    if problems:
+        raise ConfigError(problems)
+
+
+def _way_out(config: Hyperparameters, device: torch.device) -> str:
+    """Advice for a policy that cannot act."""
+    if config.enable_amp and config.amp_dtype == "float16" and device.type == "cpu":
+        return (
+            "Some layers, such as nn.LSTM, have no float16 form on a CPU: set `amp_dtype` to "
+            "bfloat16, or leave out `enable_amp`."
+        )
+    return "Set `model_cls`, `model_config` or `distribution_cls` to what fits the environment."
