@@ -15,7 +15,7 @@ from torch import nn, optim
 from torch.nn.modules import module as torch_module
 from torch.optim import optimizer as torch_optimizer
 
-from ..distributions import Categorical, Distribution, Normal
+from ..distributions import Categorical, Normal
 from ..graphs import is_static
 from ..models import DefaultModel
 from ..models._defaults import Gaussian, Logits
@@ -32,6 +32,11 @@ _log = logging.getLogger(__name__)
 #: The reason that was logged last, by policy.
 _LOGGED: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 
+_DISTRIBUTION = (
+    *("__init__", "logp", "latents_logp", "entropy"),
+    *("sample", "deterministic_sample", "latents", "actions"),
+)
+
 #: Methods whose work the fast ways do themselves.
 _METHODS: dict[type, tuple[str, ...]] = {
     Policy: (
@@ -42,8 +47,7 @@ _METHODS: dict[type, tuple[str, ...]] = {
     ActorCritic: ("__call__", "total", "_monitors"),
     PPO: ("gain",),
     A2C: ("gain",),
-    Categorical: ("__init__", "logp", "latents_logp", "entropy"),
-    Normal: ("__init__", "logp", "latents_logp", "entropy"),
+    **dict.fromkeys((Categorical, Normal), _DISTRIBUTION),
     **dict.fromkeys((nn.Linear, Head, nn.Sequential, Logits, Gaussian), ("forward",)),
     **dict.fromkeys(ACTIVATIONS, ("forward",)),
     nn.Module: ("__call__", "_call_impl", "_wrapped_call_impl"),
@@ -79,14 +83,7 @@ def eligible(
 def actor(
     policy: GenericPolicyBase[Any], rollout: Rollout, *, deterministic: bool
 ) -> None | BlockActor:
-    """Acts in blocks through a rollout; None if the policy is not eligible, or not on a CPU.
-
-    Args:
-        policy: The policy, whose weights must not change meanwhile.
-        rollout: Storage that observations are read from, and the rest is written to.
-        deterministic: Whether actions are the distribution's mode.
-
-    """
+    """Acts as `policies.Actor` does, in blocks; None if that is not possible, or not on a CPU."""
     if eligible(policy) is not None or rollout.device.type != "cpu" or is_static():
         return None
     return BlockActor(policy, rollout, deterministic=deterministic)
@@ -95,24 +92,16 @@ def actor(
 def gradients(
     policy: GenericPolicyBase[Any], objective: Any, previous: None | MinibatchGradients
 ) -> None | MinibatchGradients:
-    """Written-out gradients of a policy's loss; None if policy or objective are not eligible.
-
-    Args:
-        policy: The policy.
-        objective: The loss.
-        previous: Those of the last update, whose storage is reused.
-
-    """
+    """Written-out gradients, with the storage of the last update's; None if not eligible."""
     reason = eligible(policy, objective)
-    if reason is not None:
-        if _LOGGED.get(policy) != reason:
-            _log.info("Updates are differentiated by autograd: %s", reason)
-            _LOGGED[policy] = reason
-        return None
-    if previous is None or not previous.matches(policy, objective):
-        previous = MinibatchGradients(policy, objective)
-    previous.begin()
-    return previous
+    if reason is None:
+        found = previous or MinibatchGradients()
+        found.begin(policy, objective)
+        return found
+    if _LOGGED.get(policy) != reason:
+        _log.info("Updates are differentiated by autograd: %s", reason)
+        _LOGGED[policy] = reason
+    return None
 
 
 def _against_policy(policy: GenericPolicyBase[Any]) -> Iterator[str]:
@@ -140,6 +129,9 @@ def _against_policy(policy: GenericPolicyBase[Any]) -> Iterator[str]:
         yield from _against_network(network)
     for thing, cls in ((policy, Policy), (model, DefaultModel)):
         yield from _patched(thing, cls)
+    for name, original in _ORIGINALS.get(policy.distribution_cls, {}).items():
+        if getattr(policy.distribution_cls, name) is not original:
+            yield f"`{policy.distribution_cls.__name__}.{name}` is patched"
     yield from _against_calls(model)
     yield from _against_parameters(model, policy.dtype)
 
@@ -205,13 +197,6 @@ def _against_gradients(policy: GenericPolicyBase[Any], objective: Any) -> Iterat
         yield f"the gradients of {kind.__name__} are not written out"
     elif outputs.log_std is None:
         yield "the standard deviation depends on the observation"
-    yield from _patched_distribution(kind)
-
-
-def _patched_distribution(kind: type[Distribution]) -> Iterator[str]:
-    for name, original in _ORIGINALS.get(kind, {}).items():
-        if getattr(kind, name) is not original:
-            yield f"`{kind.__name__}.{name}` is patched"
 
 
 def _against_optimizer(optimizer: optim.Optimizer) -> Iterator[str]:

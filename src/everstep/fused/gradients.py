@@ -4,7 +4,6 @@ With few rows, autograd's recording costs more than the arithmetic; written out,
 a third of the operations, in storage that is reused. They equal autograd's up to rounding.
 """
 
-from abc import ABC, abstractmethod
 from typing import Any, NamedTuple
 
 import torch
@@ -21,34 +20,23 @@ from .mlp import TrainingMLP
 
 
 class MinibatchGradients:
-    """Adds the gradients of a minibatch's loss to those of the parameters.
+    """Adds the gradients of a minibatch's loss to those of the parameters."""
 
-    Args:
-        policy: A policy that `eligible` accepts together with the objective.
-        objective: PPO or A2C.
+    def __init__(self) -> None:
+        self._actor, self._critic = TrainingMLP(), TrainingMLP()
 
-    """
+    def begin(self, policy: GenericPolicyBase[Any], objective: ActorCritic) -> None:
+        """Begin an update: parameters and gradients must not be replaced until its end.
 
-    def __init__(self, policy: GenericPolicyBase[Any], objective: ActorCritic) -> None:
+        Args:
+            policy: A policy that `eligible` accepts together with the objective.
+            objective: PPO or A2C.
+
+        """
         self._policy, self._objective = policy, objective
         self._distribution = _DISTRIBUTIONS[policy.distribution_cls]
-        self._actor, self._critic = (TrainingMLP(net) for net in _networks(policy))
-
-    def matches(self, policy: GenericPolicyBase[Any], objective: Any) -> bool:
-        """Whether these are still the gradients of that policy and objective."""
-        actor, critic = _networks(policy)
-        return (
-            policy is self._policy
-            and objective is self._objective
-            and _DISTRIBUTIONS[policy.distribution_cls] is self._distribution
-            and self._actor.matches(actor)
-            and self._critic.matches(critic)
-        )
-
-    def begin(self) -> None:
-        """Begin an update: parameters and gradients must not be replaced until its end."""
-        self._actor.begin()
-        self._critic.begin()
+        self._actor.begin(policy.model.policy)
+        self._critic.begin(policy.model.vf_model)
 
     @torch.no_grad()
     def __call__(self, minibatch: Minibatch) -> dict[str, torch.Tensor]:
@@ -66,10 +54,6 @@ class MinibatchGradients:
         self._actor.backward(distribution.backward(loss.by_logp, loss.by_entropy))
         self._critic.backward(loss.by_values.mT)
         return loss.terms
-
-
-def _networks(policy: GenericPolicyBase[Any]) -> tuple[Any, Any]:
-    return policy.model.policy, policy.model.vf_model
 
 
 # ---- the loss ---------------------------------------------------------------------------------
@@ -96,16 +80,10 @@ def loss_and_derivatives(
     entropy: None | torch.Tensor,
     excluded: None | torch.Tensor,
 ) -> Loss:
-    """`objective(minibatch, …)`, with the derivatives written out.
+    """`objective(minibatch, …)` for PPO and A2C, with the derivatives written out.
 
-    Args:
-        objective: PPO or A2C.
-        minibatch: Transitions.
-        logp: Log-probabilities of its actions now, `[B, 1]`.
-        values: Values now, `[B, K]`.
-        entropy: Entropies now, `[B, 1]`; None if `uses_entropy` is False.
-        excluded: Rows of weight 0, bool `[B, 1]`; None if there are none.
-
+    Takes log-probabilities and entropies `[B, 1]` and values `[B, K]` of now, and rows of weight 0,
+    bool `[B, 1]`; None for no entropy, and for no such rows.
     """
     config, weight = objective.config, minibatch.weight
     log_ratio = logp - minibatch.logp
@@ -143,41 +121,13 @@ def loss_and_derivatives(
 
 
 # ---- distributions ----------------------------------------------------------------------------
+# Made from outputs `[width, B]` of the policy's network. `logp` is called first, then `entropy`, then
+# `backward`: from derivatives by their results, `[B, 1]`, to those by the outputs; derivatives by
+# parameters are added to `p.grad`.
 
 
-class DistributionGradients(ABC):
-    """Base: log-probabilities and entropies with derivatives by the network's outputs.
-
-    Args:
-        outputs: Outputs of the policy's network, `[width, B]`.
-        model: The default model.
-
-    """
-
-    @abstractmethod
-    def __init__(self, outputs: torch.Tensor, model: Any) -> None: ...
-
-    @abstractmethod
-    def logp(self, actions: torch.Tensor, excluded: None | torch.Tensor) -> torch.Tensor:
-        """Log-probabilities of actions `[B, …]`, `[B, 1]`; anything in excluded rows."""
-
-    @abstractmethod
-    def entropy(self) -> torch.Tensor:
-        """Entropies in nats, `[B, 1]`."""
-
-    @abstractmethod
-    def backward(self, by_logp: torch.Tensor, by_entropy: None | torch.Tensor) -> torch.Tensor:
-        """Derivatives by the outputs, `[width, B]`; those by parameters are added to `p.grad`.
-
-        Args:
-            by_logp: Derivatives by the log-probabilities that `logp` returned, `[B, 1]`.
-            by_entropy: Derivatives by the entropies, `[B, 1]`; None for none.
-
-        """
-
-
-class CategoricalGradients(DistributionGradients):
-    """`Categorical` with one choice an action: outputs are logits `[n, B]`."""
+class CategoricalGradients:
+    """`Categorical` with one choice an action: outputs are logits."""
 
     def __init__(self, outputs: torch.Tensor, model: Any) -> None:
         self._log_probs = outputs.log_softmax(0)
@@ -185,12 +135,12 @@ class CategoricalGradients(DistributionGradients):
         self._chosen = self._entropy = outputs
 
     def logp(self, actions: torch.Tensor, excluded: None | torch.Tensor) -> torch.Tensor:
-        """See `DistributionGradients.logp`."""
+        """Log-probabilities of actions `[B, …]`, `[B, 1]`; anything in excluded rows."""
         self._chosen = actions.long().view(1, -1)
         return self._log_probs.gather(0, self._chosen).mT
 
     def entropy(self) -> torch.Tensor:
-        """See `DistributionGradients.entropy`."""
+        """Entropies in nats, `[B, 1]`."""
         self._entropy = -(self._probs * self._log_probs).sum(0, keepdim=True)
         return self._entropy.mT
 
@@ -204,8 +154,8 @@ class CategoricalGradients(DistributionGradients):
         return gradient.scatter_add_(0, self._chosen, by_logp)
 
 
-class NormalGradients(DistributionGradients):
-    """`Normal` whose standard deviations are parameters: outputs are means `[D, B]`."""
+class NormalGradients:
+    """`Normal` whose standard deviations are parameters: outputs are means."""
 
     def __init__(self, outputs: torch.Tensor, model: Any) -> None:
         self._mean = outputs
@@ -215,7 +165,7 @@ class NormalGradients(DistributionGradients):
         self._scaled = outputs
 
     def logp(self, actions: torch.Tensor, excluded: None | torch.Tensor) -> torch.Tensor:
-        """See `DistributionGradients.logp`."""
+        """Log-probabilities of actions `[B, …]`, `[B, 1]`; anything in excluded rows."""
         actions = actions.flatten(1).to(self._mean.dtype)
         self._scaled = (actions.mT - self._mean) * self._inverse
         if excluded is not None:
@@ -225,7 +175,7 @@ class NormalGradients(DistributionGradients):
         return squares.mul_(-0.5).sub_(constant).mT
 
     def entropy(self) -> torch.Tensor:
-        """See `DistributionGradients.entropy`."""
+        """Entropies in nats, `[B, 1]`."""
         entropy: torch.Tensor = self._log_std.sum() + (0.5 + HALF_LOG_TWO_PI) * self._mean.shape[0]
         return entropy.expand(self._mean.shape[1], 1)
 
@@ -242,7 +192,7 @@ class NormalGradients(DistributionGradients):
 
 
 #: Written-out gradients of distributions of exactly these classes.
-_DISTRIBUTIONS: dict[type[Distribution], type[DistributionGradients]] = {
+_DISTRIBUTIONS: dict[type[Distribution], Any] = {
     Categorical: CategoricalGradients,
     Normal: NormalGradients,
 }

@@ -74,50 +74,41 @@ class TrainingMLP:
     """Forward pass of a perceptron with stored activations, and its backward pass.
 
     Gradients are added to `p.grad`; parameters without one are skipped.
-
-    Args:
-        network: Linear layers with activations between them.
-
     """
 
-    def __init__(self, network: nn.Sequential) -> None:
-        self._layers, self._activations = _split(network)
-        self._dtype = self._layers[0].weight.dtype
+    def __init__(self) -> None:
         self._tensors: list[_Tensors] = []
-        self._column: None | torch.Tensor = None
         self._storage: dict[int, _Storage] = {}
         self._inputs: list[torch.Tensor] = []
 
-    def matches(self, network: nn.Sequential) -> bool:
-        """Whether these are still the layers of `network`."""
-        layers, activations = _split(network)
-        same = self._layers == layers and self._activations == activations
-        return same and self._dtype == layers[0].weight.dtype
-
-    def begin(self) -> None:
-        """Look up parameters and gradients; they must not be replaced during the update.
+    def begin(self, network: nn.Sequential) -> None:
+        """Begin an update: look up parameters and gradients, which must not be replaced meanwhile.
 
         Looking them up layer by layer would take as long as a small layer does.
         """
+        layers, self._activations = _split(network)
+        before = [(tensors.weight.shape, tensors.weight.dtype) for tensors in self._tensors]
+        if before != [(layer.weight.shape, layer.weight.dtype) for layer in layers]:
+            self._storage.clear()
         self._tensors = [
             _Tensors(
-                layer.bias,
+                None if layer.bias is None else layer.bias.detach(),
                 layer.weight.detach(),
                 layer.weight.detach().t(),
                 None if layer.bias is None else layer.bias.grad,
                 layer.weight.grad,
             )
-            for layer in self._layers
+            for layer in layers
         ]
         bias = self._tensors[-1].bias
-        self._column = None if bias is None else bias.detach().unsqueeze(1)
+        self._column = None if bias is None else bias.unsqueeze(1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Outputs for `x` `[B, …]`, transposed: `[width, B]`, valid until the next call.
 
         With few outputs, BLAS and what follows are up to three times faster in this layout.
         """
-        x = _vectors(x, self._dtype)
+        x = _vectors(x, self._tensors[0].weight.dtype)
         storage, self._inputs = self._storage_of(x.shape[0]), [x]
         for tensors, activation, place in zip(
             self._tensors, self._activations, storage.outputs, strict=False
@@ -141,7 +132,7 @@ class TrainingMLP:
 
     def _storage_of(self, rows: int) -> "_Storage":
         if rows not in self._storage:
-            *hidden, last = [layer.weight for layer in self._layers]
+            *hidden, last = [tensors.weight for tensors in self._tensors]
             outputs = [weight.new_empty(rows, len(weight)) for weight in hidden]
             # A gradient may overwrite the output of the layer above, which is not read any more.
             gradients = [
@@ -163,9 +154,7 @@ class _Tensors(NamedTuple):
 
 
 class _Storage(NamedTuple):
-    """Outputs of the layers, `[B, width]` (the last one `[width, B]`), and gradients of the hidden
-    ones.
-    """
+    """Outputs of the layers, `[B, width]`, the last one `[width, B]`, and hidden gradients."""
 
     outputs: list[torch.Tensor]
     gradients: list[torch.Tensor]

@@ -5,7 +5,6 @@ third of the time of `Policy.act`. The numbers are the same up to rounding; rand
 drawn for a whole block.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,86 +20,65 @@ from ..specs import Leaves
 from .mlp import InferenceMLP
 
 Array = npt.NDArray[Any]
+Features = Mapping[str, torch.Tensor]
 
 #: Rows whose log-probabilities and values are computed at once.
 BLOCK_ROWS = 2048
 
 
-class Noise(ABC):
+def _gumbel(noise: torch.Tensor, features: Features) -> None:
+    # The race of `Categorical.sample`: argmax p/E = argmax log p - log E.
+    noise.exponential_().log_().neg_()
+
+
+def _normal(noise: torch.Tensor, features: Features) -> None:
+    torch.randn(noise.shape, out=noise)
+    noise.mul_(features["log_std"].detach().exp().view_as(noise))
+
+
+#: Distributions, of exactly these classes, whose noise is drawn ahead: the feature that noise is
+#: added to, a function that draws it, and one from the sum to actions.
+_NOISE: dict[type[Distribution], tuple[str, Any, Any]] = {
+    Categorical: ("logits", _gumbel, lambda x: x.argmax(-1)),
+    Normal: ("mean", _normal, lambda x: x),
+}
+
+
+class Noise:
     """Noise of `S` env steps, drawn at once, and the actions it makes of their features.
 
     Noise is added by NumPy, whose operations cost less than PyTorch's on few rows.
 
     Args:
+        kind: Distribution.
         features: Features `[S·N, …]`, which the caller fills env step by env step.
         steps: S.
         model: Model of the features.
 
     """
 
-    #: Feature that the noise is added to.
-    feature: str
-
-    #: Dtype of the actions if the model does not say; None for the feature's.
-    default_dtype: None | torch.dtype = None
-
-    def __init__(self, features: Mapping[str, torch.Tensor], steps: int, model: Any) -> None:
-        centre = features[self.feature].detach().unflatten(0, (steps, -1))
+    def __init__(
+        self, kind: type[Distribution], features: Features, steps: int, model: Any
+    ) -> None:
+        name, self._draw, self._choose = _NOISE[kind]
+        centre = features[name].detach().unflatten(0, (steps, -1))
         self._features, self._noise = features, torch.empty_like(centre)
         self._centres, self._noises = centre.numpy(), self._noise.numpy()
         self._sum = np.empty_like(self._centres[0])
-        dtype = action_dtype(model, self.default_dtype or centre.dtype)
-        self._dtype = torch.empty(0, dtype=dtype).numpy().dtype
+        default = torch.int64 if kind is Categorical else centre.dtype
+        self._dtype = torch.empty(0, dtype=action_dtype(model, default)).numpy().dtype
 
-    @abstractmethod
     def draw(self) -> None:
         """Draw the noise of the next `S` env steps."""
-
-    @abstractmethod
-    def choose(self, x: Array) -> Array:
-        """Actions `[N, …]` of noisy features, or of the features alone, in new memory."""
+        self._draw(self._noise, self._features)
 
     def actions(self, step: int, *, deterministic: bool) -> Array:
         """Actions of an env step of the block, `[N, …]`, in new memory."""
-        centre = self._centres[step]
-        return self.choose(
-            centre if deterministic else np.add(centre, self._noises[step], self._sum)
-        )
-
-
-class CategoricalNoise(Noise):
-    """Samples of `Categorical`: the largest of logits and Gumbel noise."""
-
-    feature, default_dtype = "logits", torch.int64
-
-    def draw(self) -> None:
-        """See `Noise.draw`."""
-        # The race of `Categorical.sample`: argmax p/E = argmax log p - log E.
-        self._noise.exponential_().log_().neg_()
-
-    def choose(self, x: Array) -> Array:
-        """Indices of the largest, `[N, …]`."""
-        largest: Array = x.argmax(-1)
-        return largest.astype(self._dtype, copy=False)
-
-
-class NormalNoise(Noise):
-    """Samples of `Normal` whose standard deviations are parameters."""
-
-    feature = "mean"
-
-    def draw(self) -> None:
-        """See `Noise.draw`."""
-        torch.randn(self._noise.shape, out=self._noise)
-        self._noise.mul_(self._features["log_std"].detach().exp().view_as(self._noise))
-
-    def choose(self, x: Array) -> Array:
-        """The numbers themselves, `[N, …]`."""
-        return x.astype(self._dtype)
-
-
-#: Distributions, of exactly these classes, whose noise is drawn ahead.
-_NOISE: dict[type[Distribution], type[Noise]] = {Categorical: CategoricalNoise, Normal: NormalNoise}
+        x = self._centres[step]
+        if not deterministic:
+            x = np.add(x, self._noises[step], self._sum)
+        chosen: Array = self._choose(x)
+        return chosen.astype(self._dtype, copy=chosen is x)
 
 
 class BlockActor:
@@ -132,10 +110,10 @@ class BlockActor:
         self._start, self._end = 0, 0  # the block's env steps
 
     def _make_noise(self, steps: int) -> None | Noise:
-        kind = _NOISE.get(self.policy.distribution_cls)
-        if kind is None or not self._model.outputs.are_views:
+        kind = self.policy.distribution_cls
+        if kind not in _NOISE or not self._model.outputs.are_views:
             return None
-        return kind(self._features(slice(None)), steps, self._model)
+        return Noise(kind, self._features(slice(None)), steps, self._model)
 
     # Observations that are not finite are reported when the rollout is complete.
     @np.errstate(all="ignore")

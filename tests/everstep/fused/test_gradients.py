@@ -15,6 +15,7 @@ from everstep import AlgorithmConfig, DiscreteDummyEnv
 from everstep.adapters import GymnasiumEnv
 from everstep.fused import MinibatchGradients, gradients
 from everstep.models import DefaultDiscreteModel
+from everstep.nn import Head
 from everstep.objectives import PPO
 from tests.everstep.fused.test_rollout import env_of
 from tests.toys import TERMINATED, TRUNCATED, Episode, scripted_vector_env
@@ -142,8 +143,12 @@ def test_storage_is_used_again_and_follows_the_networks() -> None:
     algorithm.step()
     assert algorithm._fused is first
     assert [x.data_ptr() for x in first._actor._storage[60].outputs] == addresses
-    algorithm.policy.model.policy[0] = nn.Linear(4, 16)
-    assert gradients(algorithm.policy, algorithm.objective, first) is not first
+    algorithm.policy.model.policy[0] = layer = nn.Linear(4, 16)
+    gradients(algorithm.policy, algorithm.objective, first)
+    assert first._actor._tensors[0].weight.data_ptr() == layer.weight.data_ptr()
+    algorithm.policy.model.policy[0], algorithm.policy.model.policy[2] = nn.Linear(4, 5), Head(5, 3)
+    gradients(algorithm.policy, algorithm.objective, first)
+    assert not first._actor._storage  # of other shapes
 
 
 def test_parameters_that_are_not_trained_get_no_gradients() -> None:
