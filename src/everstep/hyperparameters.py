@@ -149,7 +149,8 @@ class Hyperparameters:
 
     normalize_observations: bool = False
     """Whether observations are centred and scaled to unit variance, by statistics of all
-    observations so far. They are part of the policy and change after updates only."""
+    observations so far. They are part of the policy and change after updates only: observations of
+    the first rollout pass as they are."""
 
     clip_observations: None | PositiveFloat = 10.0
     """Largest absolute value of a normalised observation. None: not clipped."""

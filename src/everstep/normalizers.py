@@ -112,7 +112,8 @@ class ObservationNormalizer(nn.Module):
     """Centres observations, scales them to unit variance, and clips them.
 
     Floating-point leaves are normalised element by element; all others pass as they are, and so
-    does a leaf `"action_mask"`.
+    does a leaf `"action_mask"`. Before the first `update` every leaf passes unchanged and
+    unclipped: one observation an environment is too small a sample to scale by.
 
     Args:
         observation_spec: Spec of one observation.
@@ -137,11 +138,6 @@ class ObservationNormalizer(nn.Module):
             }
         )
 
-    def has_seen_any(self) -> bool:
-        """Whether any observation was taken in."""
-        counts = [cast(RunningMoments, moments).count for moments in self.moments.values()]
-        return any(bool(count > 0) for count in counts)  # one sync a rollout
-
     def forward(self, leaves: Leaves) -> Leaves:
         """Normalised leaves `[…, *shape]`, of the same dtypes."""
         return tuple(self._normalize(place, leaf) for place, leaf in enumerate(leaves))
@@ -152,7 +148,9 @@ class ObservationNormalizer(nn.Module):
         moments = cast(RunningMoments, self.moments[str(place)])
         centred = leaf - moments.mean.to(leaf.dtype)
         scaled = centred.div_(moments.std.to(leaf.dtype))
-        return scaled if self.clip is None else scaled.clamp_(-self.clip, self.clip)
+        if self.clip is not None:
+            scaled.clamp_(-self.clip, self.clip)
+        return torch.where(moments.count > 0, scaled, leaf)  # no `if`: it would synchronise
 
     def update(self, leaves: Leaves, mask: torch.Tensor) -> None:
         """Take in observations, in place.

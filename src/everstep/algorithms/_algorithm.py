@@ -24,7 +24,7 @@ from ._assembly import Assembled
 from ._building import check_policy
 from ._estimates import estimate_advantages, scale_rewards
 from ._final_values import value_final_obs, value_final_row
-from ._normalizing import take_in, warm_up
+from ._normalizing import take_in
 from ._statistics import Sums, stopwatch, update_statistics
 from ._stepping import Step, step_after, step_meanwhile
 
@@ -109,8 +109,6 @@ class OnPolicyAlgorithm(Assembled[_Hparams, _State, _Policy], Generic[_Hparams, 
             self.episodes.reset()
         else:
             self.rollout.carry()
-        # An evaluation before the first training rollout leaves it to that.
-        self._normalized_rows = 0 if self.is_evaluating else warm_up(self.policy, self.rollout)
         return reset
 
     def _refuse(self, *, finite: bool, lost: int) -> None:
@@ -330,7 +328,7 @@ class OnPolicyAlgorithm(Assembled[_Hparams, _State, _Policy], Generic[_Hparams, 
 
     def _take_in(self, rollout: Rollout) -> None:
         """Take a rollout into the statistics of observations, and into those of bonuses."""
-        take_in(self.policy, rollout, start=self._normalized_rows)
+        take_in(self.policy, rollout)
         for bonus in self.bonuses:
             bonus.update(rollout)
 

@@ -130,7 +130,6 @@ class Assembled(
         self.is_prepared = not self.bonuses  # whether the bonuses have seen the environment
         self._analytic: None | AnalyticGradients = None
         self._rows_to_learn = 0
-        self._normalized_rows = 0
         self._reward_scale: None | torch.Tensor = None
         self.graphs = Graphs(CUDAGraph if config.cuda_graphs else None)
 
