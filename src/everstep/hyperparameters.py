@@ -284,8 +284,12 @@ class Hyperparameters:
         return problems
 
     def optimizer_options(self) -> tuple[dict[str, Any], dict[str, float]]:
-        """Keyword arguments of the optimizer class, and the learning rates `lr_pi` and `lr_v`."""
-        options = dict({"lr": 1e-3} if self.optimizer_config is None else self.optimizer_config)
+        """Keyword arguments of the optimizer class, and the learning rates `lr_pi` and `lr_v`.
+
+        Tensors are copied: schedules write into a learning rate that is one.
+        """
+        given = {"lr": 1e-3} if self.optimizer_config is None else self.optimizer_config
+        options = {k: x.clone() if isinstance(x, torch.Tensor) else x for k, x in given.items()}
         names = [name for name in ("lr_pi", "lr_v") if name in options]
         rates: dict[str, float] = {name: options.pop(name) for name in names}
         return options, rates
