@@ -134,13 +134,15 @@ def _field_problems(cls: Any, values: Mapping[str, Any], error: ValidationError)
     problems: dict[str | int, Problem] = {}
     for detail in error.errors(include_url=False):
         name = detail["loc"][0]
+        if name in problems:  # a list reports each of its items
+            continue
         expected = describe(_hints(cls)[str(name)])
         message = (
             f"required, and missing; expected {expected}"
             if detail["type"] == "missing"
             else f"expected {expected}; got {_shown(values[str(name)])}"
         )
-        problems.setdefault(name, Problem((name,), message))
+        problems[name] = Problem((name,), message)
     return list(problems.values())
 
 
