@@ -280,7 +280,7 @@ def test_the_first_minibatch_of_every_update_has_ratio_1(num_envs: int) -> None:
     algorithm = AlgorithmConfig(
         **SMALL | {"num_envs": num_envs},
         normalize_observations=True,
-        sgd_minibatch_size=8,
+        sgd_minibatch_size=4 * num_envs,
         policy_loss_addons=[moved],
     ).build(Falling)
     for _ in range(2):
