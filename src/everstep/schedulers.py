@@ -1,4 +1,4 @@
-"""Values that follow the number of environment transitions."""
+"""Schedules of values over the number of environment transitions."""
 
 import bisect
 from collections.abc import Sequence
@@ -8,6 +8,9 @@ import torch
 from torch import optim
 
 from .data import LRScheduleKind, ScheduleKind
+
+#: (environment transitions, value) points of a schedule.
+Points = Sequence[tuple[int, float]]
 
 
 class Scheduler(Protocol):
@@ -19,10 +22,10 @@ class Scheduler(Protocol):
 
 
 class ConstantScheduler:
-    """The same value always.
+    """A constant value.
 
     Args:
-        value: That value.
+        value: The value.
 
     """
 
@@ -38,13 +41,13 @@ class ConstantScheduler:
 
 
 class InterpScheduler:
-    """Straight lines between points, the last value after them.
+    """Linear interpolation between points; the last value after them.
 
     Args:
         schedule: (environment transitions, value) points; transitions increase from 0.
 
     Raises:
-        ValueError: Where they do not.
+        ValueError: If they do not.
 
     """
 
@@ -54,7 +57,7 @@ class InterpScheduler:
     #: Values of the points.
     y: list[float]
 
-    def __init__(self, schedule: Sequence[tuple[int, float]], /) -> None:
+    def __init__(self, schedule: Points, /) -> None:
         self.x, self.y = _points(type(self).__name__, schedule)
 
     def step(self, count: int, /) -> float:
@@ -67,20 +70,20 @@ class InterpScheduler:
 
 
 class StepScheduler:
-    """Jumps to each point's value and holds it.
+    """Step function: each point's value holds until the next point.
 
     Args:
         schedule: (environment transitions, value) points; transitions increase from 0.
 
     Raises:
-        ValueError: Where they do not.
+        ValueError: If they do not.
 
     """
 
     #: (environment transitions, value) points.
-    schedule: Sequence[tuple[int, float]]
+    schedule: Points
 
-    def __init__(self, schedule: Sequence[tuple[int, float]], /) -> None:
+    def __init__(self, schedule: Points, /) -> None:
         self.schedule = schedule
         self._x, self._y = _points(type(self).__name__, schedule)
 
@@ -89,7 +92,7 @@ class StepScheduler:
         return self._y[bisect.bisect_right(self._x, count) - 1]
 
 
-def _points(name: str, schedule: Sequence[tuple[int, float]]) -> tuple[list[int], list[float]]:
+def _points(name: str, schedule: Points) -> tuple[list[int], list[float]]:
     x = [count for count, _ in schedule]
     if not x or x[0] != 0 or x != sorted(set(x)):
         raise ValueError(
@@ -99,13 +102,11 @@ def _points(name: str, schedule: Sequence[tuple[int, float]]) -> tuple[list[int]
     return x, [float(value) for _, value in schedule]
 
 
-def make_scheduler(
-    value: float, schedule: None | Sequence[tuple[int, float]], kind: ScheduleKind
-) -> Scheduler:
-    """The scheduler of a schedule, or of a constant value where there is none.
+def make_scheduler(value: float, schedule: None | Points, kind: ScheduleKind) -> Scheduler:
+    """The scheduler of a schedule, or of a constant value if there is none.
 
     Raises:
-        ValueError: For an unknown kind.
+        ValueError: If the kind is unknown.
 
     """
     if schedule is None:
@@ -121,59 +122,54 @@ class EntropyScheduler:
     """Weight of the entropy bonus over environment transitions.
 
     Args:
-        coeff: Weight where there is no schedule.
+        coeff: Weight if there is no schedule.
         schedule: (environment transitions, weight) points.
-        kind: `"step"` jumps and holds, `"interp"` draws straight lines.
+        kind: `"step"` for a step function, `"interp"` for linear interpolation.
 
     """
 
-    #: The weight now.
+    #: Current weight.
     coeff: float
 
-    #: Where the weight comes from.
+    #: Schedule of the weight.
     scheduler: Scheduler
 
     def __init__(
-        self,
-        coeff: float,
-        /,
-        *,
-        schedule: None | Sequence[tuple[int, float]] = None,
-        kind: ScheduleKind = "step",
+        self, coeff: float, /, *, schedule: None | Points = None, kind: ScheduleKind = "step"
     ) -> None:
         self.scheduler = make_scheduler(coeff, schedule, kind)
         self.coeff = self.step(0)
 
     def step(self, count: int, /) -> float:
-        """The weight after `count` environment transitions, kept in `coeff`."""
+        """Set `coeff` to the weight after `count` environment transitions, and return it."""
         self.coeff = self.scheduler.step(count)
         return self.coeff
 
 
-#: What an adaptive learning rate is multiplied or divided by, and the range it stays in.
+#: Factor of one change of an adaptive learning rate, and the rate's range.
 ADAPTIVE_FACTOR, ADAPTIVE_MIN, ADAPTIVE_MAX = 1.5, 1e-5, 1e-2
 
 
 class LRScheduler:
     """Learning rate over environment transitions, written into the optimizer.
 
-    Without a schedule the optimizer's own learning rates are left alone.
+    Without a schedule the optimizer keeps its own learning rates.
 
     Args:
         optimizer: Optimizer whose parameter groups are written.
         schedule: (environment transitions, learning rate) points.
-        kind: `"step"` jumps and holds, `"interp"` draws straight lines, `"adaptive"` leaves it to
-            `adapt`.
+        kind: `"step"` for a step function, `"interp"` for linear interpolation, `"adaptive"` if
+            only `adapt` changes the learning rate.
 
     """
 
-    #: The learning rate now, of the first parameter group.
+    #: Current learning rate of the first parameter group.
     coeff: float
 
     #: Optimizer whose parameter groups are written.
     optimizer: optim.Optimizer
 
-    #: Where the learning rate comes from.
+    #: Schedule of the learning rate.
     scheduler: Scheduler
 
     def __init__(
@@ -181,38 +177,36 @@ class LRScheduler:
         optimizer: optim.Optimizer,
         /,
         *,
-        schedule: None | Sequence[tuple[int, float]] = None,
+        schedule: None | Points = None,
         kind: LRScheduleKind = "step",
     ) -> None:
         self.optimizer = optimizer
         lr = float(optimizer.param_groups[0]["lr"])
-        if kind == "adaptive":
-            self.scheduler = ConstantScheduler(lr)
-        else:
-            self.scheduler = make_scheduler(lr, schedule, kind)
+        constant = kind == "adaptive"
+        self.scheduler = ConstantScheduler(lr) if constant else make_scheduler(lr, schedule, kind)
         self.coeff = self.step(0)
 
     def step(self, count: int, /) -> float:
-        """The learning rate after `count` environment transitions, kept in `coeff`."""
+        """Set `coeff` to the learning rate after `count` transitions, and return it."""
         if isinstance(self.scheduler, ConstantScheduler):
             self.coeff = float(self.optimizer.param_groups[0]["lr"])
         else:
             self.coeff = self.scheduler.step(count)
             for group in self.optimizer.param_groups:
                 if isinstance(group["lr"], torch.Tensor):
-                    group["lr"].fill_(self.coeff)  # a graph reads it there
+                    group["lr"].fill_(self.coeff)  # in place: a CUDA graph reads this tensor
                 else:
                     group["lr"] = self.coeff
         return self.coeff
 
     def adapt(self, kl_div: float, target: float, /) -> None:
-        """Lower the learning rates where the policy moved too far, raise them where too little.
+        """Lower the learning rates if the policy changed too much, raise them if too little.
 
         Source: the adaptive schedule of legged_gym and rsl_rl, with their constants.
 
         Args:
             kl_div: KL divergence of a minibatch, in nats.
-            target: What it should be.
+            target: Desired KL divergence.
 
         """
         if kl_div > 2 * target:
@@ -223,19 +217,19 @@ class LRScheduler:
             return
         for group in self.optimizer.param_groups:
             lr = float(group["lr"])
-            # A learning rate that starts outside of the range is not pushed further out.
+            # A learning rate outside of the range does not move further out.
             group["lr"] = min(max(lr * factor, min(lr, ADAPTIVE_MIN)), max(lr, ADAPTIVE_MAX))
         self.coeff = float(self.optimizer.param_groups[0]["lr"])
 
     def adapt_on_device(
         self, kl_div: torch.Tensor, target: float, /, *, unless: torch.Tensor
     ) -> None:
-        """Do what `adapt` does to learning rates that are tensors, without the host's knowing.
+        """`adapt` for learning rates that are tensors, without synchronising.
 
         Args:
             kl_div: KL divergence of a minibatch, in nats, 0-d; NaN counts as infinite.
-            target: What it should be.
-            unless: Whether to leave them alone, bool, 0-d.
+            target: Desired KL divergence.
+            unless: True to change nothing, bool, 0-d.
 
         """
         is_far = (kl_div.isnan() | (kl_div > 2 * target)) & ~unless

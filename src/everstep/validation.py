@@ -107,7 +107,7 @@ def unknown_name(kind: str, name: str, known: typing.Iterable[str]) -> str:
 
 @cache
 def _adapter(cls: Any) -> TypeAdapter[dict[str, Any]]:
-    """Validator of the fields as a mapping; for a strict dataclass pydantic accepts instances only."""
+    """Validator of the fields as a mapping; of a strict dataclass pydantic takes instances only."""
     hints = _hints(cls)
     names = {
         field.name: hints[field.name]

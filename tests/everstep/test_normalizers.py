@@ -497,7 +497,7 @@ def test_it_survives_a_checkpoint() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "follows `target_kl_div`"),
+        ({}, "needs `target_kl_div`"),
         ({"target_kl_div": 0.01, "lr_schedule": [(0, 1e-3)]}, "exclude each other"),
     ],
 )
