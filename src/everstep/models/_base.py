@@ -1,4 +1,4 @@
-"""What every model has."""
+"""Base class of models."""
 
 from abc import abstractmethod
 from typing import Any, Generic, ParamSpec, TypeVar
@@ -15,14 +15,14 @@ _T = TypeVar("_T")
 
 
 class GenericModelBase(nn.Module, Generic[_P, _T]):
-    """Base of models: from observations to features of a distribution, and values.
+    """Base class of models: observations in, features of a distribution and values out.
 
     Args:
         observation_spec: Spec of one observation.
         action_spec: Spec of one action.
         **config: `model_config` of the algorithm.
 
-    Type arguments, for those who write them, are what `forward` takes and returns.
+    The type arguments are the types of `forward`'s arguments and result.
 
     """
 
@@ -60,24 +60,24 @@ class GenericModelBase(nn.Module, Generic[_P, _T]):
 
 
 class KeepsValues(nn.Module):
-    """A model that keeps the values of its last `forward` in `_values`."""
+    """Mixin that stores the values of the last `forward` in `_values`."""
 
     _values: None | torch.Tensor = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """The model without those values, for copies and pickles."""
+        """State for copies and pickles, without the values."""
         state: dict[str, Any] = super().__getstate__()  # type: ignore[no-untyped-call]
         return {**state, "_values": None}
 
     def forget_values(self) -> None:
-        """Let go of the values of the last `forward`, and of the operations that led to them.
+        """Release the values of the last `forward` and their autograd graph.
 
-        Those remember on which stream of a GPU they were done, which is another when work is
-        recorded.
+        Autograd nodes run on the CUDA stream of their forward pass, which is another one while work
+        is recorded.
         """
         self._values = None
 
     def value_function(self) -> torch.Tensor:
         """Values `[B, K]` of the observations of the last `forward`."""
-        assert self._values is not None, "`forward` comes before `value_function`"
+        assert self._values is not None, "call `forward` before `value_function`"
         return self._values
