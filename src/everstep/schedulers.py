@@ -182,8 +182,10 @@ class LRScheduler:
     ) -> None:
         self.optimizer = optimizer
         lr = float(optimizer.param_groups[0]["lr"])
-        constant = kind == "adaptive"
-        self.scheduler = ConstantScheduler(lr) if constant else make_scheduler(lr, schedule, kind)
+        if kind == "adaptive":
+            self.scheduler = ConstantScheduler(lr)
+        else:
+            self.scheduler = make_scheduler(lr, schedule, kind)
         self.coeff = self.step(0)
 
     def step(self, count: int, /) -> float:

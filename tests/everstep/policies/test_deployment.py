@@ -558,7 +558,7 @@ class NotCopied(Linear):
 @pytest.mark.parametrize(
     ("model_cls", "reason"),
     [
-        (CountsRows, "takes the number of rows for a constant"),
+        (CountsRows, "fixes the number of rows"),
         (Branches, "data-dependent"),
         (UsesNumPy, "numpy"),
         (CountsCalls, "the program's .* differ from the policy's"),
