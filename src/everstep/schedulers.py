@@ -40,7 +40,30 @@ class ConstantScheduler:
         return self.value
 
 
-class InterpScheduler:
+class _PointScheduler:
+    """Base class of schedules between points."""
+
+    #: (environment transitions, value) points.
+    schedule: Points
+
+    #: Environment transitions of the points.
+    x: list[int]
+
+    #: Values of the points.
+    y: list[float]
+
+    def __init__(self, schedule: Points, /) -> None:
+        self.schedule = schedule
+        self.x = [count for count, _ in schedule]
+        self.y = [float(value) for _, value in schedule]
+        if not self.x or self.x[0] != 0 or self.x != sorted(set(self.x)):
+            raise ValueError(
+                f"{type(self).__name__}: `schedule` must start at 0 environment transitions and "
+                f"count upwards; got {list(schedule)!r}."
+            )
+
+
+class InterpScheduler(_PointScheduler):
     """Linear interpolation between points; the last value after them.
 
     Args:
@@ -51,15 +74,6 @@ class InterpScheduler:
 
     """
 
-    #: Environment transitions of the points.
-    x: list[int]
-
-    #: Values of the points.
-    y: list[float]
-
-    def __init__(self, schedule: Points, /) -> None:
-        self.x, self.y = _points(type(self).__name__, schedule)
-
     def step(self, count: int, /) -> float:
         """The value after `count` environment transitions."""
         i = bisect.bisect_right(self.x, count)
@@ -69,7 +83,7 @@ class InterpScheduler:
         return y0 + (y1 - y0) * (count - x0) / (x1 - x0)
 
 
-class StepScheduler:
+class StepScheduler(_PointScheduler):
     """Step function: each point's value holds until the next point.
 
     Args:
@@ -80,26 +94,9 @@ class StepScheduler:
 
     """
 
-    #: (environment transitions, value) points.
-    schedule: Points
-
-    def __init__(self, schedule: Points, /) -> None:
-        self.schedule = schedule
-        self._x, self._y = _points(type(self).__name__, schedule)
-
     def step(self, count: int, /) -> float:
         """The value after `count` environment transitions."""
-        return self._y[bisect.bisect_right(self._x, count) - 1]
-
-
-def _points(name: str, schedule: Points) -> tuple[list[int], list[float]]:
-    x = [count for count, _ in schedule]
-    if not x or x[0] != 0 or x != sorted(set(x)):
-        raise ValueError(
-            f"{name}: `schedule` must start at 0 environment transitions and count upwards; "
-            f"got {list(schedule)!r}."
-        )
-    return x, [float(value) for _, value in schedule]
+        return self.y[bisect.bisect_right(self.x, count) - 1]
 
 
 def make_scheduler(value: float, schedule: None | Points, kind: ScheduleKind) -> Scheduler:

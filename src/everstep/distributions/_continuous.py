@@ -1,9 +1,8 @@
 """Distributions over continuous actions."""
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -119,23 +118,7 @@ class SquashedNormal(Normal):
         return sum_rows(self._squash.log_slope(as_dtype(latents, self.mean.dtype)))
 
 
-class _Squash(ABC):
-    """A monotone elementwise function from latents u to actions."""
-
-    @abstractmethod
-    def actions(self, u: torch.Tensor) -> torch.Tensor:
-        """Actions of latents, `[B, …]`."""
-
-    @abstractmethod
-    def latents(self, actions: torch.Tensor) -> torch.Tensor:
-        """Latents of actions, `[B, …]`; at a bound, those of the nearest action inside."""
-
-    @abstractmethod
-    def log_slope(self, u: torch.Tensor) -> torch.Tensor:
-        """Logarithms of da/du, `[B, …]`."""
-
-
-class _Tanh(_Squash):
+class _Tanh:
     """Actions between two bounds: a = centre + half·tanh(u).
 
     Args:
@@ -153,18 +136,21 @@ class _Tanh(_Squash):
         self._centre = (low + self._half).masked_fill(unbounded, 0.0)
 
     def actions(self, u: torch.Tensor) -> torch.Tensor:
+        """Actions of latents, `[B, …]`."""
         return self._centre + self._half * u.tanh()
 
     def latents(self, actions: torch.Tensor) -> torch.Tensor:
+        """Latents of actions, `[B, …]`; at a bound, those of the nearest action inside."""
         end = 1 - torch.finfo(actions.dtype).eps
         return ((actions - self._centre) / self._half).clamp(-end, end).atanh()
 
     def log_slope(self, u: torch.Tensor) -> torch.Tensor:
+        """Logarithms of da/du, `[B, …]`."""
         # log(1 - tanh²u), exact even if tanh(u) rounds to 1.
         return 2 * (_LOG_TWO - u - F.softplus(-2 * u)) + self._log_half
 
 
-class _Softplus(_Squash):
+class _Softplus:
     """Actions of which some have one bound only: a = bound + side·softplus(side·u) for those.
 
     Args:
@@ -193,6 +179,9 @@ class _Softplus(_Squash):
         slope = F.logsigmoid(self._side * u)
         return torch.where(self._one_bound, slope, self._others.log_slope(u))
 
+
+#: A monotone elementwise function from latents u to actions.
+_Squash: TypeAlias = _Tanh | _Softplus
 
 #: Squash of actions without bounds.
 _TANH = _Tanh(torch.tensor(-1.0, device="cpu"), torch.tensor(1.0, device="cpu"))

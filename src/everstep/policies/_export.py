@@ -5,12 +5,10 @@ likely actions, log-probabilities, values and the next states out. It holds the 
 observation normaliser. MLflow adds a signature, an example, requirements and the file that runs it.
 """
 
-import contextlib
 import copy
 import os
 import tempfile
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +48,9 @@ def export(policy: GenericPolicyBase[Any], path: str | os.PathLike[str]) -> None
     if path.exists():
         raise FileExistsError(f"{path} exists already: export to another directory, or remove it.")
     step = Step(_portable(policy))
-    with _own_randomness():
+    # A fixed seed for the observations that are compared; the caller's generators are restored.
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)  # the CPU's alone, unlike `torch.manual_seed`
         program = _program(step)
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as directory:
@@ -59,14 +59,6 @@ def export(policy: GenericPolicyBase[Any], path: str | os.PathLike[str]) -> None
             _compare(step, torch.export.load(file).module())
             _save_model(step, file, Path(directory) / "model")
             (Path(directory) / "model").rename(path)
-
-
-@contextlib.contextmanager
-def _own_randomness() -> Iterator[None]:
-    """A context with a fixed seed that leaves the caller's generators unchanged."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(0)  # the CPU's alone, unlike `torch.manual_seed`
-        yield
 
 
 class Step(nn.Module):
