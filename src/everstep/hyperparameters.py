@@ -288,9 +288,10 @@ class Hyperparameters:
 
         Tensors are copied: schedules write into a learning rate that is one.
         """
-        default = {"lr": 1e-3}
-        given: dict[str, Any] = default if self.optimizer_config is None else self.optimizer_config
-        options = {k: x.clone() if isinstance(x, torch.Tensor) else x for k, x in given.items()}
+        given = {"lr": 1e-3} if self.optimizer_config is None else self.optimizer_config
+        options: dict[str, Any] = {}
+        for name, value in given.items():
+            options[name] = value.clone() if isinstance(value, torch.Tensor) else value
         names = [name for name in ("lr_pi", "lr_v") if name in options]
         rates: dict[str, float] = {name: options.pop(name) for name in names}
         return options, rates
