@@ -154,8 +154,8 @@ class MLflowRecurrentPolicyModel(ServedPolicy):
         found = policy._action.flatten(out[DataKeys.ACTIONS])
         actions = _columns(DataKeys.ACTIONS, policy._action.paths, found)
         columns = {**actions, **{key: out[key] for key in (DataKeys.LOGP, DataKeys.VALUES)}}
-        left = policy.memory.flatten(after)
-        return [_frame(columns), _frame(_columns("", policy.memory.paths, left))]
+        next_states = policy.memory.flatten(after)
+        return [_frame(columns), _frame(_columns("", policy.memory.paths, next_states))]
 
 
 def python_model(
