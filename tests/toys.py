@@ -1,6 +1,7 @@
 """Small environments whose every number is known beforehand, and the oracle that knows them."""
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,14 +107,15 @@ class Row:
 
 def stream(script: Script, rows: int, *, with_reset_rows: bool) -> list[Row]:
     """The first `rows` rows that an environment with this script gives, from its first reset."""
-    out: list[Row] = []
-    episode = 0
-    while len(out) < rows:
-        out += [Row(episode, t, False) for t in range(script[episode % len(script)].length)]
-        if with_reset_rows:
-            out.append(Row(episode, -1, True))
-        episode += 1
-    return out[:rows]
+
+    def endless() -> Iterator[Row]:
+        for episode in itertools.count():
+            for t in range(script[episode % len(script)].length):  # may be millions: lazily
+                yield Row(episode, t, False)
+            if with_reset_rows:
+                yield Row(episode, -1, True)
+
+    return list(itertools.islice(endless(), rows))
 
 
 def oracle_advantages(

@@ -1,4 +1,4 @@
-"""Advantages, bootstraps and return filters, time-major: `[T, N, K]`, one column K a stream."""
+"""Advantages, bootstraps and return filters, time-major: `[T, N, K]`, one column K per stream."""
 
 import torch
 
@@ -9,28 +9,28 @@ def bootstrap_values(
     final: torch.Tensor,
     final_values: torch.Tensor,
 ) -> torch.Tensor:
-    """Value of what follows each row, `[T, N, K]`.
+    """Bootstrap value of each row, `[T, N, K]`.
 
     0 after a termination, V(final_obs) where `final`, V(obs_{t+1}) otherwise.
 
     Args:
         next_values: V(obs_{t+1}), `[T, N, K]`.
-        terminated: Rows whose episode terminated, bool `[T, N, 1]`; wins over `final`.
+        terminated: Rows whose episode terminated, bool `[T, N, 1]`; overrides `final`.
         final: Rows whose final observation is not `obs_{t+1}`, bool `[T, N, 1]`.
-        final_values: V(final_obs) where `final`, anything elsewhere, `[T, N, K]`.
+        final_values: V(final_obs) where `final`, any values elsewhere, `[T, N, K]`.
 
     """
     return torch.where(final, final_values, next_values).masked_fill(terminated, 0.0)
 
 
 def values_beyond(values: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
-    """Value of the next observation that is acted on, `[T, N, K]`, whatever ended in between.
+    """Value of the next observation that is acted on, `[T, N, K]`, across ends of episodes.
 
-    What streams whose returns do not end with episodes bootstrap from.
+    Non-episodic streams bootstrap from it.
 
     Args:
         values: V(obs_t), the last one included, `[T + 1, N, K]`.
-        valid: Rows that the policy's action caused, bool `[T, N, 1]`.
+        valid: Rows that are results of the policy's actions, bool `[T, N, 1]`.
 
     """
     acted_on = torch.where(valid, values[:-1], 0.0)
@@ -57,17 +57,17 @@ def gae(
 
         δ_t = r_t + γ·next_v_t − v_t        A_t = δ_t + (0 if done_t else γλ·A_{t+1})
 
-    Cut by selection, never by multiplication: what lies beyond a boundary may be NaN.
+    Cut by selection, not by multiplication, because values beyond a boundary may be NaN.
 
     Args:
         rewards: r_t, `[T, N, K]`.
         values: V(obs_t), `[T, N, K]`.
-        next_values: Value of what follows each row, `[T, N, K]`; see `bootstrap_values`.
+        next_values: Bootstrap value of each row, `[T, N, K]`; see `bootstrap_values`.
         done: Rows that end an episode, bool `[T, N, K]` or `[T, N, 1]`.
-        gamma: Discount, a number or anything that broadcasts to `[T, N, K]`.
+        gamma: Discount, a number or a tensor that broadcasts to `[T, N, K]`.
         gae_lambda: λ, likewise.
         known: Rows whose δ is known, bool; where False it counts as 0.
-        passed: Rows that are as if they were not there, bool: their advantage is the next row's.
+        passed: Rows to skip, bool: their advantage is the next row's.
 
     Source: arXiv 1506.02438, eq. 16.
 
@@ -77,7 +77,7 @@ def gae(
         deltas = torch.where(known, deltas, 0.0)
     trace = gamma * gae_lambda
     if not isinstance(trace, torch.Tensor):
-        trace = rewards.new_full((), trace)  # filled there: a number that is copied there waits
+        trace = rewards.new_full((), trace)  # a fill; copying a number would synchronise
     trace = trace.to(rewards.dtype)
     if passed is not None:
         deltas, trace = torch.where(passed, 0.0, deltas), torch.where(passed, 1.0, trace)
@@ -88,8 +88,8 @@ def gae(
 def recurrence(x: torch.Tensor, decay: torch.Tensor) -> torch.Tensor:
     """y_t = x_t + decay_t·y_{t−1} along the first dimension, with y_{−1} = 0.
 
-    In log₂ T rounds of a few operations, each of which doubles how far back every row has looked.
-    Where `decay` is 0, whatever came before is left out, even NaN.
+    In log₂ T rounds of a few operations, each of which doubles the number of rows in every sum. If
+    `decay` is 0, earlier rows are ignored, even NaN.
 
     Args:
         x: `[T, …]`.
@@ -104,7 +104,7 @@ def recurrence(x: torch.Tensor, decay: torch.Tensor) -> torch.Tensor:
         later, still = y[distance:], reach[distance:]
         extended = torch.addcmul(later, still, y[:-distance])
         later.copy_(torch.where(still == 0, later, extended))
-        if 2 * distance < len(x):  # else no round is left to look further
+        if 2 * distance < len(x):  # not needed in the last round
             still.copy_(still * reach[:-distance])
         distance *= 2
     return y
@@ -131,11 +131,11 @@ def reversed_discounted_returns(
 
 
 def masked_moments(x: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean and unbiased standard deviation of `x` where `mask`; 0 where too few rows are left.
+    """Mean and unbiased standard deviation of `x` where `mask`; 0 if there are too few rows.
 
     Args:
         x: Values, any shape.
-        mask: Which of them count, bool, broadcastable to `x`.
+        mask: True where a value counts, bool, broadcastable to `x`.
 
     """
     mask = mask.expand_as(x)
@@ -148,8 +148,8 @@ def masked_moments(x: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, t
 def standardize(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """`x` centred and scaled to unit deviation over `mask`; 0 elsewhere.
 
-    Where the deviation vanishes (fewer than two rows, or equal ones to rounding) it is centred
-    only: dividing by a vanishing number would make noise the signal.
+    If the deviation vanishes (fewer than two rows, or rows that are equal up to rounding), `x` is
+    centred only, because division would amplify rounding errors.
     """
     mean, std = masked_moments(x, mask)
     centred = torch.where(mask, x - mean, 0.0)
@@ -158,7 +158,7 @@ def standardize(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
 
 def vanishes(std: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:
-    """Whether a deviation is what rounding leaves of equal numbers, 0-d bool.
+    """Whether a deviation is the rounding error of equal numbers, 0-d bool.
 
     Args:
         std: Standard deviation, 0-d.

@@ -1,4 +1,4 @@
-"""The words that the rest of the code shares: keys, devices, hyperparameter views, statistics."""
+"""Types that the whole library shares: keys, devices, views of hyperparameters, statistics."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import FrozenInstanceError, dataclass, fields
@@ -13,23 +13,23 @@ Device = str | torch.device
 class DataKeys:
     """Names of the elements of observations, rollouts and batches."""
 
-    #: What the policy acts on.
+    #: Observations that the policy acts on.
     OBS = "obs"
     #: The environment's reward for the action of the same row.
     REWARDS = "rewards"
     #: Targets of the value function: advantage plus value.
     RETURNS = "returns"
-    #: What the model hands to the action distribution.
+    #: Outputs of the model that parametrise the action distribution.
     FEATURES = "features"
-    #: Which options of an action are allowed, in an observation and among features.
+    #: True for the options of an action that are allowed; in an observation and among features.
     ACTION_MASK = "action_mask"
-    #: What the policy did.
+    #: Actions of the policy.
     ACTIONS = "actions"
     #: Log-probability of the action at the time it was taken.
     LOGP = "logp"
     #: Value estimates, one column a reward stream.
     VALUES = "values"
-    #: Elements that come with a `PADDING_MASK`.
+    #: Elements of a window that has a `PADDING_MASK`.
     INPUTS = "inputs"
     #: True where an element of `INPUTS` is padding.
     PADDING_MASK = "padding_mask"
@@ -43,30 +43,24 @@ class DataKeys:
     HIDDEN_STATES = "hidden_states"
     #: Recurrent cell states, usually under `STATES`.
     CELL_STATES = "cell_states"
-    #: Discounted sums of past rewards; their spread scales rewards.
+    #: Discounted sums of past rewards; rewards are divided by their standard deviation.
     REVERSED_DISCOUNTED_RETURNS = "reversed_discounted_returns"
 
-    #: The task ended because of this action; nothing follows.
+    #: True where the task ended because of this action: the return ends here.
     TERMINATED = "terminated"
-    #: The clock ended the episode; the return goes on beyond it.
+    #: True where a time limit ended the episode: the return is bootstrapped.
     TRUNCATED = "truncated"
-    #: The observation returned with this row opens an episode.
+    #: True where the observation returned with this row is the first of an episode.
     FIRST = "first"
-    #: The observation before the reset; meaningful where an episode ended and `FIRST` is set.
+    #: Last observation before the reset; defined where an episode ended and `FIRST` is True.
     FINAL_OBS = "final_obs"
-    #: False where the row was not caused by the policy's action.
+    #: False where the row is not the result of the policy's action.
     VALID = "valid"
 
 
-#: The episode keys that an environment may declare in `Env.episode_keys`.
+#: Episode keys that an environment may declare in `Env.episode_keys`.
 EPISODE_KEYS = frozenset(
-    {
-        DataKeys.TERMINATED,
-        DataKeys.TRUNCATED,
-        DataKeys.FIRST,
-        DataKeys.FINAL_OBS,
-        DataKeys.VALID,
-    }
+    {DataKeys.TERMINATED, DataKeys.TRUNCATED, DataKeys.FIRST, DataKeys.FINAL_OBS, DataKeys.VALID}
 )
 
 
@@ -77,13 +71,13 @@ class AlgorithmHparams(Mapping[str, Any]):
 
     Args:
         config: Resolved config, a dataclass.
-        num_minibatches: Minibatches an epoch.
+        num_minibatches: Minibatches per epoch.
 
     """
 
     _config: Any
 
-    #: Number of minibatches that an epoch is split into.
+    #: Minibatches per epoch.
     num_minibatches: int
 
     def __init__(self, config: Any, /, *, num_minibatches: int) -> None:
@@ -92,7 +86,7 @@ class AlgorithmHparams(Mapping[str, Any]):
 
     @property
     def device_type(self) -> str:
-        """Type of the device: `"cpu"`, `"cuda"`, …"""
+        """Type of the device, such as `"cpu"` or `"cuda"`."""
         return torch.device(self._config.device).type
 
     def __getattr__(self, name: str) -> Any:
@@ -124,16 +118,16 @@ class AlgorithmHparams(Mapping[str, Any]):
 class AlgorithmState:
     """Counters of an algorithm while it trains."""
 
-    #: True between `Algorithm.collect` and `Algorithm.step`: the rollout holds fresh experience.
+    #: True between `Algorithm.collect` and `Algorithm.step`.
     buffered: bool = False
 
     #: Number of horizons collected, evaluation on the shared environment included.
     horizons: int = 0
 
-    #: Environment transitions learned from; what schedules count.
+    #: Environment transitions that updates have used; schedules count these.
     env_steps: int = 0
 
-    #: What rewards were divided by in the last update, when rewards are normalised per buffer.
+    #: Divisor of the rewards of the last rollout; 1 if rewards are not normalised.
     reward_scale: float = 1.0
 
 
@@ -155,7 +149,7 @@ TrainerState = TypedDict(
     {"algorithm/collects": int, "algorithm/steps": int, "env/steps": int},
 )
 
-#: What `Algorithm.collect` returns. The `episodes/*` keys are absent where no episode ended.
+#: Statistics that `Algorithm.collect` returns, without `episodes/*` if no episode ended.
 CollectStats = TypedDict(
     "CollectStats",
     {
@@ -181,7 +175,7 @@ CollectStats = TypedDict(
     total=False,
 )
 
-#: `CollectStats` with an `"eval/"` prefix, which `Trainer.eval` returns.
+#: Statistics that `Trainer.eval` returns: `CollectStats` with the prefix `"eval/"`.
 EvalCollectStats = TypedDict(
     "EvalCollectStats",
     {
@@ -214,7 +208,7 @@ MemoryStats = TypedDict(
     total=False,
 )
 
-#: What `Algorithm.step` returns.
+#: Statistics that `Algorithm.step` returns.
 StepStats = TypedDict(
     "StepStats",
     {
@@ -237,14 +231,14 @@ StepStats = TypedDict(
 
 
 class TrainStats(CollectStats, MemoryStats, StepStats, TrainerState):  # type: ignore[misc]
-    """What `Trainer.step` and `Trainer.run` return."""
+    """Statistics that `Trainer.step` and `Trainer.run` return."""
 
 
 #: Name of a statistic, such as `"episodes/return_mean"`.
 TrainStatKey = str
 
-#: How the learning rate moves: along a schedule, or after the policy's KL divergence.
+#: How the learning rate changes: along a schedule, or adapted to the policy's KL divergence.
 LRScheduleKind = Literal["interp", "step", "adaptive"]
 
-#: How a schedule moves between its points: jump and hold, or straight lines.
+#: How a schedule interpolates between its points: linearly, or as a step function.
 ScheduleKind = Literal["interp", "step"]

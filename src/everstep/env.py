@@ -1,7 +1,7 @@
-"""The environment protocol: batched, on one device, without a required end.
+"""The environment protocol: batched, on one device, with optional episodes.
 
-Row `t` holds what happened because of action `t`. Episodes are an optional extension that an
-environment declares in `Env.episode_keys`; see the concepts page of the documentation.
+Row `t` holds the results of action `t`. Environments with episodes declare `Env.episode_keys`; see
+the concepts page of the documentation.
 """
 
 from abc import ABC, abstractmethod
@@ -19,46 +19,45 @@ _ActionSpec = TypeVar("_ActionSpec", bound=TensorSpec)
 
 
 class Env(ABC):
-    """Protocol of highly parallel environments that are reset together at a horizon.
+    """Base class of parallel environments that are reset together.
 
     A subclass sets `observation_spec` and `action_spec` in its constructor and implements `reset`
-    and `step`. Specs describe one environment, without the batch dimension; every tensor that
-    goes in or comes out has the batch dimension first, `[num_envs, …]`, and lives on `device`.
+    and `step`. Specs describe one environment, without the batch dimension; all tensors have the
+    batch dimension first, `[num_envs, …]`, and are on `device`.
 
-    Optional members, used where an environment has them: `close()`, `seed(seed: int)`,
-    `render()`, `state_dict()` and `load_state_dict(state)`, `max_horizon`, `max_num_envs`;
-    `capturable`, which is True where `step` never waits for the device, changes its state in
-    place, and no number of Python changes from one env step to the next; and `asynchronous`, which
-    is True where the environments are stepped between `step_async(action)`, which returns at once,
-    and `step_wait()`, which returns what `step` would: the learner computes meanwhile.
+    Optional members: `close()`, `seed(seed: int)`, `render()`, `state_dict()` and
+    `load_state_dict(state)`, `max_horizon`, `max_num_envs`, `capturable` and `asynchronous`.
+    `capturable` is True if `step` never synchronises, changes its state in place, and depends on no
+    Python number that changes between env steps. `asynchronous` is True if `step_async(action)`
+    returns at once and `step_wait()` returns the result of `step`; training computes in between.
 
     Args:
         num_envs: Number of parallel, independent environments.
-        horizon: Env steps that the environment expects between resets; `None` is no promise.
-        device: Device of everything the environment takes and returns.
+        horizon: Expected env steps between resets; None if unknown.
+        device: Device of all tensors that the environment takes and returns.
 
     Raises:
-        ValueError: Where `num_envs` or `horizon` is above the class's maximum.
+        ValueError: If `num_envs` or `horizon` is above the class's maximum.
 
     """
 
     #: Spec of one environment's action, without the batch dimension.
     action_spec: TensorSpec
 
-    #: Device of everything the environment takes and returns.
+    #: Device of all tensors that the environment takes and returns.
     device: Device
 
-    #: Episode keys that `step` returns in every row. Empty: no episode ever ends.
-    #: `terminated`, `truncated` and `first` go together; `final_obs` and `valid` are optional.
+    #: Episode keys that `step` returns in every row; empty if episodes do not end. `terminated`,
+    #: `truncated` and `first` are required together; `final_obs` and `valid` are optional.
     episode_keys: frozenset[str] = frozenset()
 
-    #: Env steps that the environment expects between resets.
+    #: Expected env steps between resets.
     horizon: None | int
 
-    #: Largest horizon the environment supports, where it has one.
+    #: Largest supported horizon, if there is one.
     max_horizon: ClassVar[int]
 
-    #: Largest number of parallel environments the environment supports, where it has one.
+    #: Largest supported number of parallel environments, if there is one.
     max_num_envs: ClassVar[int]
 
     #: Number of parallel, independent environments.
@@ -68,12 +67,7 @@ class Env(ABC):
     observation_spec: TensorSpec
 
     def __init__(
-        self,
-        num_envs: int,
-        /,
-        horizon: None | int = None,
-        *,
-        device: Device = "cpu",
+        self, num_envs: int, /, horizon: None | int = None, *, device: Device = "cpu"
     ) -> None:
         name = type(self).__name__
         max_horizon = getattr(self, "max_horizon", None)
@@ -88,52 +82,52 @@ class Env(ABC):
 
     @abstractmethod
     def reset(self, *, config: None | dict[str, Any] = None) -> torch.Tensor | TensorDict:
-        """Initial observations `[num_envs, …]` after resetting every environment.
+        """Reset all environments and return their first observations `[num_envs, …]`.
 
         Args:
-            config: Options of this reset, such as the parameters of a domain randomisation.
+            config: Options of this reset, such as parameters of domain randomisation.
 
         """
 
     @abstractmethod
     def step(self, action: torch.Tensor | TensorDict) -> TensorDict:
-        """What the action caused: `obs` (what is acted on next), `rewards` and the episode keys.
+        """Execute the actions; return the next `obs`, `rewards` and the episode keys.
 
-        Shapes: `obs` as `observation_spec` behind `[num_envs]`; `rewards` `[num_envs, 1]`,
-        floating point; flags `[num_envs, 1]`, bool; `final_obs` like `obs`. What is returned
-        stays unchanged until the next `step` or `reset`, and may change then.
+        Shapes: `obs` `[num_envs, …]` by `observation_spec`; `rewards` `[num_envs, 1]`, floating
+        point; flags `[num_envs, 1]`, bool; `final_obs` like `obs`. The result is valid until the
+        next `step` or `reset`, which may overwrite it.
 
         Args:
-            action: Actions `[num_envs, …]` as `action_spec` describes them.
+            action: Actions `[num_envs, …]` by `action_spec`.
 
         """
 
-    def close(self) -> None:  # noqa: B027  nothing to do is a fine default
-        """Release what the environment holds. Nothing by default."""
+    def close(self) -> None:  # noqa: B027  optional
+        """Release the environment's resources. Does nothing by default."""
 
     def __enter__(self) -> Self:
-        """The environment, which is closed where the `with` block ends, however it ends."""
+        """The environment; the end of the `with` block closes it."""
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Close the environment. What was raised in the block stays raised."""
+        """Close the environment; exceptions propagate."""
         self.close()
 
 
 def is_asynchronous(env: Any) -> bool:
-    """Whether an environment is stepped by `step_async` and `step_wait` rather than by `step`."""
+    """Whether an environment has `step_async` and `step_wait`, and both match its `step`."""
     return bool(getattr(env, "asynchronous", False)) and has_halves(env, "step_async")
 
 
 def has_halves(env: object, first: str) -> bool:
-    """Whether calling the halves of an env step does what calling `step` does.
+    """Whether calling the two halves of an env step is the same as calling `step`.
 
-    Not where `step` alone was overridden or replaced, such as in a wrapper that hands on what it
-    does not have itself: that one's `step` would be left out.
+    False if `step` alone is overridden or replaced, as in a wrapper that forwards all attributes
+    that it lacks: calling the halves would skip the wrapper's `step`.
 
     Args:
-        env: The environment, or what it wraps.
-        first: Name of the half that comes first.
+        env: The environment, or an environment that it wraps.
+        first: Name of the first half.
 
     """
     if "step" in getattr(env, "__dict__", {}):
@@ -148,26 +142,21 @@ def has_halves(env: object, first: str) -> bool:
 
 @runtime_checkable
 class EnvFactory(Protocol):
-    """Whatever makes an environment: a class, or a function of the same signature.
+    """A class of environments, or a function with the same signature.
 
-    A factory may carry `default_num_envs` and `default_horizon`, which `"auto"` resolves to, and
-    `max_num_envs` and `max_horizon`, which clip what was asked for.
+    Optional attributes: `default_num_envs` and `default_horizon`, which `"auto"` resolves to, and
+    `max_num_envs` and `max_horizon`, the limits of `num_envs` and `horizon`.
     """
 
     def __call__(
-        self,
-        num_envs: int,
-        /,
-        horizon: None | int = None,
-        *,
-        device: Device = "cpu",
+        self, num_envs: int, /, horizon: None | int = None, *, device: Device = "cpu"
     ) -> Env:
         """A new environment."""
         ...
 
 
 class GenericEnv(Env, Generic[_ObservationSpec, _ActionSpec]):
-    """`Env` whose specs have known types."""
+    """`Env` with typed specs."""
 
     #: Spec of one environment's observation, without the batch dimension.
     observation_spec: _ObservationSpec
@@ -177,9 +166,9 @@ class GenericEnv(Env, Generic[_ObservationSpec, _ActionSpec]):
 
 
 class DummyEnv(GenericEnv[Unbounded, _ActionSpec]):
-    """A point on a line that is rewarded for being near the origin: the simplest environment.
+    """A point on a line; the reward is the negative distance from the origin.
 
-    The reward is the negative distance from the origin. Subclasses say what an action does.
+    A subclass defines the action.
     """
 
     capturable = True
@@ -191,12 +180,7 @@ class DummyEnv(GenericEnv[Unbounded, _ActionSpec]):
     state: torch.Tensor
 
     def __init__(
-        self,
-        num_envs: int,
-        /,
-        horizon: None | int = None,
-        *,
-        device: Device = "cpu",
+        self, num_envs: int, /, horizon: None | int = None, *, device: Device = "cpu"
     ) -> None:
         super().__init__(num_envs, horizon, device=device)
         self.observation_spec = Unbounded(1, device=torch.device(device))
@@ -210,15 +194,15 @@ class DummyEnv(GenericEnv[Unbounded, _ActionSpec]):
 
     @abstractmethod
     def _distance(self, action: torch.Tensor) -> torch.Tensor:
-        """How far actions `[num_envs, 1]` move the points."""
+        """Distances `[num_envs, 1]` by which the actions move the points."""
 
     def reset(self, *, config: None | dict[str, Any] = None) -> torch.Tensor:
-        """Uniform positions; `config["bounds"]` changes their range from this reset on."""
+        """Draw uniform positions; `config["bounds"]` sets their range for this and later resets."""
         self.bounds = (config or {}).get("bounds", self.bounds)
         return self.state.uniform_(-self.bounds, self.bounds)
 
     def step(self, action: torch.Tensor | TensorDict) -> TensorDict:
-        """Move each point by its action `[num_envs, 1]`, in place."""
+        """Move each point by its action, in place."""
         assert isinstance(action, torch.Tensor)
         self.state += self._distance(action)
         return TensorDict(

@@ -1,10 +1,10 @@
-"""Returns and lengths of finished episodes, without a host synchronisation."""
+"""Returns and lengths of finished episodes, computed without synchronising."""
 
 import torch
 
 from .advantages import masked_moments
 
-#: How many finished episodes the running mean looks back over.
+#: Number of finished episodes in the running mean.
 WINDOW = 100
 
 
@@ -12,12 +12,12 @@ def episode_sums(x: torch.Tensor, done: torch.Tensor, initial: torch.Tensor) -> 
     """Sums since each row's episode began, `[T, N, K]`, in float64.
 
     Args:
-        x: What is summed, `[T, N, K]`.
+        x: Summands, `[T, N, K]`.
         done: Rows that end an episode, bool `[T, N, 1]`.
-        initial: Sums of the episodes that are open before the first row, `[N, K]`.
+        initial: Sums of the open episodes before the first row, `[N, K]`.
 
     """
-    # One prefix sum, less its value where the row's episode began: row 0 is before all rows.
+    # One prefix sum minus its value at the start of the row's episode; row 0 is before all rows.
     total = torch.cat([-initial.unsqueeze(0), x.double().cumsum(0)])
     row = torch.arange(1, len(total), device=x.device).view(-1, 1, 1)
     last_done = (done * row).cummax(0).values  # [T, N, 1]
@@ -30,17 +30,17 @@ class EpisodeTracker:
 
     Args:
         num_envs: Environments.
-        device: Where rewards live.
+        device: Device of the rewards.
 
     """
 
     #: Return and length of each environment's open episode, `[N, 2]`.
     open: torch.Tensor
 
-    #: Returns of the last finished episodes, a ring `[WINDOW]`.
+    #: Returns of the last finished episodes, a ring buffer `[WINDOW]`.
     recent: torch.Tensor
 
-    #: How many episodes have finished so far, 0-d.
+    #: Number of finished episodes, 0-d.
     finished: torch.Tensor
 
     def __init__(self, num_envs: int, *, device: torch.device) -> None:
@@ -49,7 +49,7 @@ class EpisodeTracker:
         self.finished = torch.zeros((), dtype=torch.int64, device=device)
 
     def reset(self) -> None:
-        """Forget the open episodes: the environments were reset."""
+        """Discard the open episodes, because the environments were reset."""
         self.open.zero_()
 
     def update(
@@ -57,7 +57,7 @@ class EpisodeTracker:
     ) -> dict[str, torch.Tensor]:
         """Statistics of the episodes that finished in these rows, 0-d each.
 
-        NaN where a statistic does not exist, such as a mean without an episode.
+        NaN if a statistic does not exist, such as a mean without an episode.
 
         Args:
             rewards: `[T, N, 1]`, 0 in invalid rows.
@@ -69,24 +69,24 @@ class EpisodeTracker:
         self.open.copy_(sums[-1].masked_fill(done[-1], 0.0))
         returns, lengths = sums.unbind(-1)  # [T, N]
         ended = done.squeeze(-1)
-        self._remember(returns.flatten(), ended.flatten())
+        self._store(returns.flatten(), ended.flatten())
         return _statistics(returns, lengths, ended) | {"episodes/return_mean_100": self._mean()}
 
-    def _remember(self, returns: torch.Tensor, ended: torch.Tensor) -> None:
-        """Write the newest returns into the ring, in the order in which the episodes ended."""
+    def _store(self, returns: torch.Tensor, ended: torch.Tensor) -> None:
+        """Write the newest returns into the ring buffer, in the order in which episodes ended."""
         order = ended.cumsum(0)
         is_recent = ended & (order > order[-1] - WINDOW)
         slot = torch.where(is_recent, (self.finished + order - 1) % WINDOW, WINDOW)
-        padded = torch.cat([self.recent, self.recent[:1]])  # the last slot takes what is dropped
+        padded = torch.cat([self.recent, self.recent[:1]])  # the last slot receives all others
         self.recent.copy_(padded.scatter(0, slot, returns)[:WINDOW])
         self.finished += order[-1]
 
     def _mean(self) -> torch.Tensor:
-        known = torch.arange(WINDOW, device=self.recent.device) < self.finished
-        return (self.recent * known).sum() / known.sum()
+        filled = torch.arange(WINDOW, device=self.recent.device) < self.finished
+        return (self.recent * filled).sum() / filled.sum()
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Everything that continues across rollouts."""
+        """State that continues across rollouts."""
         return {"open": self.open, "recent": self.recent, "finished": self.finished}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
@@ -99,7 +99,7 @@ def _statistics(
     returns: torch.Tensor, lengths: torch.Tensor, ended: torch.Tensor
 ) -> dict[str, torch.Tensor]:
     count = ended.sum()
-    zero = returns.new_zeros(())  # made once: a number of Python's costs as much as the operation
+    zero = returns.new_zeros(())  # once: converting a Python number costs as much as the operation
     mean = torch.where(ended, returns, zero).sum() / count
     variance = torch.where(ended, returns - mean, zero).square().sum() / count
     one = count / count  # NaN without an episode

@@ -1,25 +1,25 @@
-"""Every error that Everstep raises for its users, in one tree.
+"""Exceptions, all derived from `EverstepError`.
 
-Each also inherits the built-in error that the same mistake would raise elsewhere, so code that
-catches `ValueError` or `RuntimeError` keeps working.
+Each also derives from the built-in exception for the same mistake, so that code that catches
+`ValueError` or `RuntimeError` keeps working.
 """
 
 from collections.abc import Sequence
 
 
 class EverstepError(Exception):
-    """Base of every error that Everstep raises for its users."""
+    """Base class of Everstep's exceptions."""
 
 
 class ConfigError(EverstepError, ValueError):
-    """A configuration breaks a rule; lists every broken rule, not just the first.
+    """A configuration breaks one or more rules; the message lists all of them.
 
     Args:
-        problems: One message a broken rule.
+        problems: One message per broken rule.
 
     """
 
-    #: One message a broken rule.
+    #: One message per broken rule.
     problems: tuple[str, ...]
 
     def __init__(self, problems: str | Sequence[str]) -> None:
@@ -28,7 +28,7 @@ class ConfigError(EverstepError, ValueError):
 
 
 class EnvError(EverstepError, RuntimeError):
-    """An environment broke its protocol, or failed while it was stepped."""
+    """An environment violated its protocol, or failed in `step`."""
 
 
 class NonFiniteError(EnvError):
@@ -36,7 +36,7 @@ class NonFiniteError(EnvError):
 
 
 class DivergedError(EverstepError, RuntimeError):
-    """Every gradient of an update was NaN or infinite, so no optimizer step was taken."""
+    """All gradients of an update were NaN or infinite, so no optimizer step was taken."""
 
 
 class NotBufferedError(EverstepError, RuntimeError):
@@ -44,12 +44,12 @@ class NotBufferedError(EverstepError, RuntimeError):
 
 
 class CheckpointError(EverstepError, RuntimeError):
-    """A saved policy or checkpoint cannot be read, or does not fit what it is loaded into."""
+    """A saved policy or checkpoint is unreadable, or does not fit the object that loads it."""
 
 
 class ExportError(EverstepError, RuntimeError):
-    """A policy cannot be exported: its model is not made of PyTorch operations alone."""
+    """A policy cannot be exported because its model does more than PyTorch operations."""
 
 
 class AdapterError(EverstepError, TypeError):
-    """No adapter can wrap this object, or the adapter cannot represent part of it."""
+    """No adapter supports this object, or an adapter cannot represent part of it."""

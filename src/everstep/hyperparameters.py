@@ -1,4 +1,4 @@
-"""Every hyperparameter, declared once."""
+"""Hyperparameters of training; their annotations are the rules that `validate` checks."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
@@ -31,8 +31,8 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 class Hyperparameters:
     """Hyperparameters of on-policy training.
 
-    Fields that say `"auto"` are resolved when the algorithm is built, from the environment;
-    `Algorithm.hparams` shows the result. Nothing is checked before `validate`.
+    Fields with the value `"auto"` are resolved from the environment when the algorithm is built;
+    `Algorithm.hparams` has the result. Nothing is checked before `validate`.
     """
 
     __pydantic_config__: ClassVar[Any] = STRICT
@@ -51,36 +51,37 @@ class Hyperparameters:
     """Action distribution. None: a default that fits the environment's action spec."""
 
     horizon: PositiveInt | Literal["auto"] = "auto"
-    """Env steps a rollout, in each environment. `"auto"`: the environment's own, else its
-    family's, else 32."""
+    """Env steps per rollout, in each environment. `"auto"`: the horizon of the environment, else
+    the default of its type, else 32."""
 
     horizons_per_env_reset: Integer | Literal["auto"] = "auto"
-    """Rollouts between resets of all environments; negative resets once, at the start. `"auto"`:
-    1 where episodes never end by themselves, else -1."""
+    """Rollouts between resets of all environments; negative: one reset, at the start. `"auto"`: 1
+    if the environment has no episode keys, else -1."""
 
     num_envs: PositiveInt | Literal["auto"] = "auto"
-    """Parallel environments. `"auto"`: the environment's own, else its family's, else 8192."""
+    """Parallel environments. `"auto"`: the number of the environment, else the default of its
+    type, else 8192."""
 
     optimizer_cls: type[optim.Optimizer] = optim.Adam
     """Optimizer class."""
 
     objective: str | Callable[..., Any] = "ppo"
-    """What an update minimises: `"ppo"`, `"a2c"`, or a class such as `everstep.objectives.PPO`."""
+    """Objective of updates: `"ppo"`, `"a2c"`, or a class such as `everstep.objectives.PPO`."""
 
     bonuses: Sequence[Any] = field(default_factory=list)
-    """Rewards of the agent's own: objects such as `everstep.bonuses.RandomNetworkDistillation()`,
-    or what they are made of, such as `{"rnd": {"gamma_intrinsic": 0.99}}`."""
+    """Intrinsic rewards: objects such as `everstep.bonuses.RandomNetworkDistillation()`, or their
+    descriptions, such as `{"rnd": {"gamma_intrinsic": 0.99}}`."""
 
     policy_loss_addons: Sequence[Any] = field(default_factory=list)
-    """Terms of your own that are added to the loss; see `everstep.objectives.LossAddOn`."""
+    """Additional terms of the loss; see `everstep.objectives.LossAddOn`."""
 
     optimizer_config: None | dict[str, Any] = None
-    """Keyword arguments of the optimizer class. None: a learning rate of 1e-3. `lr_pi` and `lr_v`
-    are learning rates of the policy, and of what only the values depend on."""
+    """Keyword arguments of the optimizer class. None: a learning rate of 1e-3. `lr_pi` is the
+    learning rate of the policy, `lr_v` that of parameters that affect the values alone."""
 
     accumulate_grads: bool = False
-    """Whether all minibatches of an epoch share one optimizer step: the gradient is that of the
-    whole rollout, the memory that of one minibatch."""
+    """Whether to accumulate the gradients of all minibatches of an epoch into one optimizer step:
+    the gradient of the whole rollout with the memory of one minibatch."""
 
     enable_amp: bool = False
     """Whether models run under autocast, in collection and update. Losses stay in float32."""
@@ -90,9 +91,9 @@ class Hyperparameters:
     start at 0. None: constant."""
 
     lr_schedule_kind: LRScheduleKind = "step"
-    """`"step"` jumps to a point's value and holds it, `"interp"` draws straight lines, and
-    `"adaptive"` follows no schedule: after a minibatch the learning rate is multiplied by 1.5 where
-    the KL divergence is below half of `target_kl_div`, and divided by 1.5 where above twice."""
+    """`"step"`: step function; `"interp"`: linear interpolation; `"adaptive"`: no schedule, after
+    each minibatch the learning rate is multiplied by 1.5 if the KL divergence is below half of
+    `target_kl_div`, and divided by 1.5 if it is above twice `target_kl_div`."""
 
     entropy_coeff: NonNegativeFloat = 0.0
     """Weight of the entropy bonus. Ignored with `entropy_coeff_schedule`."""
@@ -101,7 +102,7 @@ class Hyperparameters:
     """Weight of the entropy bonus over environment transitions. None: `entropy_coeff`."""
 
     entropy_coeff_schedule_kind: ScheduleKind = "step"
-    """`"step"` jumps to a point's value and holds it, `"interp"` draws straight lines."""
+    """`"step"`: step function; `"interp"`: linear interpolation."""
 
     gae_lambda: Fraction = 0.95
     """λ of generalised advantage estimation: 0 trusts the value function, 1 the returns."""
@@ -110,73 +111,74 @@ class Hyperparameters:
     """Discount of the next env step's reward."""
 
     sgd_minibatch_size: None | PositiveInt = None
-    """Sequences (transitions, for a feedforward policy) a minibatch; must divide their number in
+    """Sequences (transitions, for a feedforward policy) per minibatch; must divide their number in
     a rollout. None: the whole rollout."""
 
     num_sgd_iters: PositiveInt | Literal["auto"] = "auto"
-    """Epochs: how often an update goes through the rollout. `"auto"`: 1 for A2C, else 4."""
+    """Epochs per update. `"auto"`: 1 for A2C, else 4."""
 
     shuffle_minibatches: bool = True
-    """Whether every epoch draws its minibatches anew."""
+    """Whether to shuffle the rollout before every epoch."""
 
     clip_param: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    """ε of the clipped surrogate: how far the ratio of probabilities may leave 1."""
+    """ε of the clipped surrogate: bound on the distance of the probability ratio from 1."""
 
     vf_clip_param: None | PositiveFloat = 5.0
-    """How far a value may move from its previous estimate before the loss stops rewarding it.
+    """Distance of a value from its previous estimate beyond which it is clipped in the loss.
     None: values are not clipped."""
 
     dual_clip_param: None | Annotated[float, Field(gt=1)] = None
-    """Bound of the surrogate where the advantage is negative, times that advantage. Around 5
-    where large updates make continuous actions unstable. None: no bound."""
+    """Lower bound of the surrogate for negative advantages, as a multiple of the advantage; try 5
+    if large updates make continuous actions unstable. None: no bound."""
 
     vf_coeff: PositiveFloat = 1.0
     """Weight of the value loss."""
 
     target_kl_div: None | PositiveFloat = None
-    """Approximate KL divergence above which an update stops early; what the learning rate is
-    adapted to with `lr_schedule_kind="adaptive"`, and then no update stops. None: never."""
+    """Approximate KL divergence above which an update stops early. With `lr_schedule_kind` set to
+    `"adaptive"`, the target of the learning rate; updates do not stop early then. None: never."""
 
     max_grad_norm: None | PositiveFloat = 5.0
     """Norm that gradients are clipped to. None: gradients are not clipped."""
 
     normalize_advantages: bool = True
-    """Whether advantages are centred and scaled to unit standard deviation over the rollout."""
+    """Whether to centre advantages and scale them to unit standard deviation over the rollout."""
 
     normalize_rewards: bool | Literal["running"] = True
-    """Whether rewards are divided by the standard deviation of their discounted sums so far in
-    the episode (arXiv 2005.12729): of this rollout's, or with `"running"` of all rollouts'."""
+    """Whether to divide rewards by the standard deviation of their discounted sums within episodes
+    (arXiv 2005.12729): over this rollout, or with `"running"` over all rollouts."""
 
     normalize_observations: bool = False
-    """Whether observations are centred and scaled to unit variance, by statistics of all
-    observations so far. They are part of the policy and change after updates only."""
+    """Whether to centre observations and scale them to unit variance, by statistics of all
+    observations so far. The statistics are part of the policy and change after updates only;
+    observations of the first rollout are not normalised."""
 
     clip_observations: None | PositiveFloat = 10.0
     """Largest absolute value of a normalised observation. None: not clipped."""
 
     device: torch.device | str = "auto"
-    """Device of environment, rollout and policy. `"auto"`: the environment's own, else CUDA where
-    there is one, else the CPU."""
+    """Device of environment, rollout and policy. `"auto"`: the environment's device, else CUDA if
+    available, else the CPU."""
 
     cuda_graphs: bool | Literal["auto"] = "auto"
-    """Whether updates, and the collection from environments that are `capturable`, are CUDA graphs.
-    `"auto"`: on CUDA devices. What cannot be one goes on eagerly, and the log says why."""
+    """Whether to record updates, and collection from `capturable` environments, as CUDA graphs.
+    `"auto"`: on CUDA devices. Work that cannot be recorded runs eagerly; the log has the reason."""
 
     compile: bool | str = False
-    """Whether the model's `forward` is compiled by `torch.compile`, or the backend that does it.
-    Compiling takes half a minute or more where nothing is cached, and needs a C++ compiler on a
-    CPU. Default models of perceptrons are slower with it on a CPU than without."""
+    """Whether to compile the model's `forward` with `torch.compile`, or the name of a backend.
+    The first compilation takes half a minute or more, and on a CPU needs a C++ compiler. Default
+    models of vectors are slower when compiled on a CPU."""
 
     matmul_precision: None | Literal["highest", "high", "medium"] = None
-    """Precision of products of float32 matrices in collection and update: `"high"` is TensorFloat32
-    where the device has it, `"medium"` bfloat16. None: as the process has it."""
+    """Precision of float32 matrix products in collection and update: `"high"` is TensorFloat32 if
+    the device supports it, `"medium"` bfloat16. None: the process's setting."""
 
     amp_dtype: Literal["bfloat16", "float16"] = "bfloat16"
-    """Autocast's dtype. float16 brings gradient scaling."""
+    """Dtype of autocast. float16 uses gradient scaling."""
 
     on_missing_final: Literal["mask", "approximate", "terminate", "error"] = "mask"
-    """What happens to a truncated row whose final observation is lost: leave it out of the losses
-    (`"mask"`), bootstrap the value of the observation it acted on (`"approximate"`), treat it as
+    """Treatment of a truncated row without its final observation: exclude it from the losses
+    (`"mask"`), bootstrap from the observation that it acted on (`"approximate"`), treat it as
     terminated (`"terminate"`), or raise (`"error"`)."""
 
     vf_loss: Literal["smooth_l1", "mse"] = "smooth_l1"
@@ -186,17 +188,16 @@ class Hyperparameters:
     """Seed of PyTorch's generators and of the environment. None: neither is touched."""
 
     test_every: None | PositiveInt = None
-    """Updates between tests, which `Trainer.run` makes in an evaluation environment. None: no
-    tests."""
+    """Updates between tests by `Trainer.run` in an evaluation environment. None: no tests."""
 
     num_test_episodes: PositiveInt = 5
-    """Complete episodes a test."""
+    """Complete episodes per test."""
 
     def validate(self) -> Self:
         """A checked copy.
 
         Raises:
-            ConfigError: Lists every field that breaks a rule.
+            ConfigError: Lists all fields that violate a rule.
 
         """
         values = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -210,7 +211,7 @@ class Hyperparameters:
         return config
 
     def problems(self) -> list[str]:
-        """The rules between fields that this config breaks, one message each."""
+        """Violated rules between fields, one message each."""
         problems = []
         if self.model is not None and self.model_cls is not None:
             problems.append(
@@ -225,8 +226,8 @@ class Hyperparameters:
             problems.append(f"`seed` must be below 2**63; got {self.seed}.")
         if self.target_kl_div is not None and self.accumulate_grads:
             problems.append(
-                "`target_kl_div` stops between minibatches, which `accumulate_grads` joins into "
-                "one step: drop one of them."
+                "`target_kl_div` stops between minibatches, and `accumulate_grads` makes one step "
+                "of them: drop one of the two."
             )
         problems += self._adaptive_problems()
         for name in ("lr_schedule", "entropy_coeff_schedule"):
@@ -239,7 +240,7 @@ class Hyperparameters:
         problems = []
         if self.target_kl_div is None:
             problems.append(
-                "`lr_schedule_kind` 'adaptive' follows `target_kl_div`: set that, to 0.01 say."
+                "`lr_schedule_kind` 'adaptive' needs `target_kl_div`: set it, for example to 0.01."
             )
         if self.lr_schedule is not None:
             problems.append(
@@ -261,7 +262,7 @@ class Hyperparameters:
             return [no_graphs_on(device)]
         count = torch.cuda.device_count()
         if device.type == "cuda" and (device.index or 0) >= count:
-            return [f"`device` {device} is not there; PyTorch sees {count} CUDA devices."]
+            return [f"`device` {device} is not available; PyTorch finds {count} CUDA devices."]
         return []
 
     def _optimizer_problems(self) -> list[str]:
@@ -283,15 +284,21 @@ class Hyperparameters:
         return problems
 
     def optimizer_options(self) -> tuple[dict[str, Any], dict[str, float]]:
-        """Keyword arguments of the optimizer class, and the learning rates `lr_pi` and `lr_v`."""
-        options = dict({"lr": 1e-3} if self.optimizer_config is None else self.optimizer_config)
+        """Keyword arguments of the optimizer class, and the learning rates `lr_pi` and `lr_v`.
+
+        Tensors are copied: schedules write into a learning rate that is one.
+        """
+        given = {"lr": 1e-3} if self.optimizer_config is None else self.optimizer_config
+        options: dict[str, Any] = {}
+        for name, value in given.items():
+            options[name] = value.clone() if isinstance(value, torch.Tensor) else value
         names = [name for name in ("lr_pi", "lr_v") if name in options]
         rates: dict[str, float] = {name: options.pop(name) for name in names}
         return options, rates
 
 
 def no_graphs_on(device: torch.device) -> str:
-    """What to say where CUDA graphs are asked for on another device."""
+    """Message for CUDA graphs on another device."""
     return f"`cuda_graphs` True needs a CUDA device; got `device` {device}. Set it to 'auto'."
 
 
@@ -314,16 +321,16 @@ class RecurrentHyperparameters(Hyperparameters):
     """Hyperparameters of on-policy training with a recurrent policy."""
 
     seq_len: PositiveInt = 4
-    """Env steps that gradients flow back through; must divide `horizon`."""
+    """Env steps of truncated backpropagation through time; must divide `horizon`."""
 
     seqs_per_state_reset: Integer | Literal["auto"] = "auto"
-    """Sequences between resets of all recurrent states; negative for none but those of
-    environments and episodes. `seq_len * seqs_per_state_reset` must divide
-    `horizon * horizons_per_env_reset`. `"auto"`: 8 where episodes never end by themselves (or as
+    """Sequences between resets of all recurrent states; negative: states are reset with
+    environments and episodes only. `seq_len * seqs_per_state_reset` must divide
+    `horizon * horizons_per_env_reset`. `"auto"`: 8 if the environment has no episode keys (or as
     many as there are between resets, if 8 do not fit), else -1."""
 
     def problems(self) -> list[str]:
-        """The rules between fields that this config breaks, one message each."""
+        """Violated rules between fields, one message each."""
         problems = super().problems()
         if self.seqs_per_state_reset == 0:
             problems.append(

@@ -1,7 +1,7 @@
-"""Running statistics, and what is normalised with them.
+"""Running means and variances, and the normalisation of observations by them.
 
-Moments are kept in float64 and updated by whole rollouts, so that they do not depend on how a
-rollout is cut up. A row that is left out is as if it had never been.
+Moments are float64 and are updated with whole rollouts, so that they do not depend on how a rollout
+is split. Masked rows have no influence.
 """
 
 import copy
@@ -17,7 +17,7 @@ from typing_extensions import Self
 from .data import DataKeys
 from .specs import Leaves, leaf_specs
 
-#: Elements that moments take in at a time, at least, and pieces that rows are taken in, at most.
+#: Rows are summed in pieces: of at least so many elements, and in at most so many pieces.
 PIECE, MAX_PIECES = 2**16, 32
 
 #: Added to variances before the square root.
@@ -25,7 +25,7 @@ EPSILON = 1e-8
 
 
 class RunningMoments(nn.Module):
-    """Mean and variance of all rows seen so far, for each element of `shape`.
+    """Running mean and variance of rows, for each element of `shape`.
 
     Source: parallel variance, Chan, Golub and LeVeque 1979.
 
@@ -34,7 +34,7 @@ class RunningMoments(nn.Module):
 
     """
 
-    #: Rows seen, 0-d float64.
+    #: Number of rows so far, 0-d float64.
     count: torch.Tensor
 
     #: Mean of the rows, `shape`, float64; 0 before the first.
@@ -51,11 +51,11 @@ class RunningMoments(nn.Module):
 
     @torch.no_grad()
     def update(self, rows: torch.Tensor, mask: torch.Tensor) -> None:
-        """Take in rows, in place and without synchronising.
+        """Update the moments with rows, in place and without synchronising.
 
         Args:
             rows: `[R, *shape]`.
-            mask: Which of them count, bool `[R]`.
+            mask: True where a row counts, bool `[R]`.
 
         """
         out = ~mask.view(-1, *(1,) * self.mean.ndim)
@@ -64,31 +64,35 @@ class RunningMoments(nn.Module):
         pieces = list(zip(rows.split(size), out.split(size), strict=True))
         n = mask.sum().double()
         mean = _sum(_doubled(x).masked_fill_(o, 0.0).sum(0) for x, o in pieces) / n.clamp(min=1)
-        apart = (_doubled(x).sub_(mean).masked_fill_(o, 0.0) for x, o in pieces)
-        self._add(n, mean, _sum(x.square_().sum(0) for x in apart))
+        centred = (_doubled(x).sub_(mean).masked_fill_(o, 0.0) for x, o in pieces)
+        self._add(n, mean, _sum(x.square_().sum(0) for x in centred))
 
     @torch.no_grad()
     def merge(self, copies: Sequence[Self]) -> None:
-        """Take in what each of these, once a copy of this one, has seen since, in place.
+        """Add the rows that each copy of these moments has seen since it was copied, in place.
 
-        The moments are those of all rows then, up to rounding, in whatever order.
+        The result is the moments of all rows, up to rounding, in any order.
+
+        Args:
+            copies: Moments that began as copies of these.
+
         """
         start = copy.deepcopy(self)
         for other in copies:
             n = other.count - start.count
-            apart = other.mean - start.mean
-            mean = other.mean + apart * (start.count / n.clamp(min=1))
+            shift = other.mean - start.mean
+            mean = other.mean + shift * (start.count / n.clamp(min=1))
             squares = other.var * other.count - start.var * start.count
-            squares = squares - (mean - start.mean) * apart * start.count
+            squares = squares - (mean - start.mean) * shift * start.count
             self._add(n, torch.where(n > 0, mean, 0.0), squares.clamp(min=0))
 
     def _add(self, n: torch.Tensor, mean: torch.Tensor, squares: torch.Tensor) -> None:
-        """Take in `n` rows of that mean and sum of squared distances from it."""
+        """Add `n` rows with this mean and sum of squared distances from it."""
         total = self.count + n
         rows = total.clamp(min=1)
-        known = self.var * self.count  # before the first row the variance counts for nothing
-        apart = (mean - self.mean).square() * (self.count * n / rows)
-        self.var.copy_(torch.where(total > 0, (known + squares + apart) / rows, 1.0))
+        own = self.var * self.count  # 0 before the first row, whatever the variance
+        between = (mean - self.mean).square() * (self.count * n / rows)
+        self.var.copy_(torch.where(total > 0, (own + squares + between) / rows, 1.0))
         self.mean.add_((mean - self.mean) * (n / rows))
         self.count.copy_(total)
 
@@ -104,15 +108,15 @@ def _doubled(x: torch.Tensor) -> torch.Tensor:
 
 
 def _sum(parts: Iterable[torch.Tensor]) -> torch.Tensor:
-    """Sum of the parts, of which only one is there at a time."""
+    """Sum of the parts, of which only one is in memory at a time."""
     return functools.reduce(torch.add, parts)
 
 
 class ObservationNormalizer(nn.Module):
     """Centres observations, scales them to unit variance, and clips them.
 
-    Floating-point leaves are normalised element by element; all others pass as they are, and so
-    does a leaf `"action_mask"`.
+    Floating-point leaves are normalised element by element; all others pass unchanged, and so does
+    a leaf `"action_mask"`. Before the first `update` every leaf passes unchanged and unclipped.
 
     Args:
         observation_spec: Spec of one observation.
@@ -123,7 +127,7 @@ class ObservationNormalizer(nn.Module):
     #: Largest absolute value of a normalised observation.
     clip: None | float
 
-    #: Moments of each floating-point leaf, by its place among the leaves.
+    #: Moments of each floating-point leaf, by its index among the leaves.
     moments: nn.ModuleDict
 
     def __init__(self, observation_spec: TensorSpec, *, clip: None | float = 10.0) -> None:
@@ -137,11 +141,6 @@ class ObservationNormalizer(nn.Module):
             }
         )
 
-    def has_seen_any(self) -> bool:
-        """Whether any observation was taken in."""
-        counts = [cast(RunningMoments, moments).count for moments in self.moments.values()]
-        return any(bool(count > 0) for count in counts)  # one sync a rollout
-
     def forward(self, leaves: Leaves) -> Leaves:
         """Normalised leaves `[…, *shape]`, of the same dtypes."""
         return tuple(self._normalize(place, leaf) for place, leaf in enumerate(leaves))
@@ -152,26 +151,28 @@ class ObservationNormalizer(nn.Module):
         moments = cast(RunningMoments, self.moments[str(place)])
         centred = leaf - moments.mean.to(leaf.dtype)
         scaled = centred.div_(moments.std.to(leaf.dtype))
-        return scaled if self.clip is None else scaled.clamp_(-self.clip, self.clip)
+        if self.clip is not None:
+            scaled.clamp_(-self.clip, self.clip)
+        return torch.where(moments.count > 0, scaled, leaf)  # no `if`: it would synchronise
 
     def update(self, leaves: Leaves, mask: torch.Tensor) -> None:
-        """Take in observations, in place.
+        """Update the moments with observations, in place.
 
         Args:
             leaves: Observations `[R, …]`.
-            mask: Which of them count, bool `[R]`.
+            mask: True where a row counts, bool `[R]`.
 
         """
         for place, moments in self.moments.items():
             cast(RunningMoments, moments).update(leaves[int(place)], mask)
 
     def describe(self) -> dict[str, Any]:
-        """What `from_description` makes the same normaliser of."""
+        """Clip and moments, as `from_description` reads them."""
         return {"clip": self.clip, "moments": dict(self.moments.state_dict())}
 
     @classmethod
     def from_description(cls, observation_spec: TensorSpec, described: dict[str, Any]) -> Self:
-        """The normaliser that was described."""
+        """The normaliser of a description; see `describe`."""
         normalizer = cls(observation_spec, clip=described["clip"])
         normalizer.moments.load_state_dict(described["moments"])
         return normalizer

@@ -1,4 +1,4 @@
-"""Values that follow the number of environment transitions."""
+"""Schedules of values over the number of environment transitions."""
 
 import bisect
 from collections.abc import Sequence
@@ -8,6 +8,9 @@ import torch
 from torch import optim
 
 from .data import LRScheduleKind, ScheduleKind
+
+#: (environment transitions, value) points of a schedule.
+Points = Sequence[tuple[int, float]]
 
 
 class Scheduler(Protocol):
@@ -19,10 +22,10 @@ class Scheduler(Protocol):
 
 
 class ConstantScheduler:
-    """The same value always.
+    """A constant value.
 
     Args:
-        value: That value.
+        value: The value.
 
     """
 
@@ -37,16 +40,11 @@ class ConstantScheduler:
         return self.value
 
 
-class InterpScheduler:
-    """Straight lines between points, the last value after them.
+class _PointScheduler:
+    """Base class of schedules between points."""
 
-    Args:
-        schedule: (environment transitions, value) points; transitions increase from 0.
-
-    Raises:
-        ValueError: Where they do not.
-
-    """
+    #: (environment transitions, value) points.
+    schedule: Points
 
     #: Environment transitions of the points.
     x: list[int]
@@ -54,8 +52,27 @@ class InterpScheduler:
     #: Values of the points.
     y: list[float]
 
-    def __init__(self, schedule: Sequence[tuple[int, float]], /) -> None:
-        self.x, self.y = _points(type(self).__name__, schedule)
+    def __init__(self, schedule: Points, /) -> None:
+        self.schedule = schedule
+        self.x = [count for count, _ in schedule]
+        self.y = [float(value) for _, value in schedule]
+        if not self.x or self.x[0] != 0 or self.x != sorted(set(self.x)):
+            raise ValueError(
+                f"{type(self).__name__}: `schedule` must start at 0 environment transitions and "
+                f"count upwards; got {list(schedule)!r}."
+            )
+
+
+class InterpScheduler(_PointScheduler):
+    """Linear interpolation between points; the last value after them.
+
+    Args:
+        schedule: (environment transitions, value) points; transitions increase from 0.
+
+    Raises:
+        ValueError: If they do not.
+
+    """
 
     def step(self, count: int, /) -> float:
         """The value after `count` environment transitions."""
@@ -66,46 +83,27 @@ class InterpScheduler:
         return y0 + (y1 - y0) * (count - x0) / (x1 - x0)
 
 
-class StepScheduler:
-    """Jumps to each point's value and holds it.
+class StepScheduler(_PointScheduler):
+    """Step function: each point's value holds until the next point.
 
     Args:
         schedule: (environment transitions, value) points; transitions increase from 0.
 
     Raises:
-        ValueError: Where they do not.
+        ValueError: If they do not.
 
     """
 
-    #: (environment transitions, value) points.
-    schedule: Sequence[tuple[int, float]]
-
-    def __init__(self, schedule: Sequence[tuple[int, float]], /) -> None:
-        self.schedule = schedule
-        self._x, self._y = _points(type(self).__name__, schedule)
-
     def step(self, count: int, /) -> float:
         """The value after `count` environment transitions."""
-        return self._y[bisect.bisect_right(self._x, count) - 1]
+        return self.y[bisect.bisect_right(self.x, count) - 1]
 
 
-def _points(name: str, schedule: Sequence[tuple[int, float]]) -> tuple[list[int], list[float]]:
-    x = [count for count, _ in schedule]
-    if not x or x[0] != 0 or x != sorted(set(x)):
-        raise ValueError(
-            f"{name}: `schedule` must start at 0 environment transitions and count upwards; "
-            f"got {list(schedule)!r}."
-        )
-    return x, [float(value) for _, value in schedule]
-
-
-def make_scheduler(
-    value: float, schedule: None | Sequence[tuple[int, float]], kind: ScheduleKind
-) -> Scheduler:
-    """The scheduler of a schedule, or of a constant value where there is none.
+def make_scheduler(value: float, schedule: None | Points, kind: ScheduleKind) -> Scheduler:
+    """The scheduler of a schedule, or of a constant value if there is none.
 
     Raises:
-        ValueError: For an unknown kind.
+        ValueError: If the kind is unknown.
 
     """
     if schedule is None:
@@ -121,59 +119,54 @@ class EntropyScheduler:
     """Weight of the entropy bonus over environment transitions.
 
     Args:
-        coeff: Weight where there is no schedule.
+        coeff: Weight if there is no schedule.
         schedule: (environment transitions, weight) points.
-        kind: `"step"` jumps and holds, `"interp"` draws straight lines.
+        kind: `"step"` for a step function, `"interp"` for linear interpolation.
 
     """
 
-    #: The weight now.
+    #: Current weight.
     coeff: float
 
-    #: Where the weight comes from.
+    #: Schedule of the weight.
     scheduler: Scheduler
 
     def __init__(
-        self,
-        coeff: float,
-        /,
-        *,
-        schedule: None | Sequence[tuple[int, float]] = None,
-        kind: ScheduleKind = "step",
+        self, coeff: float, /, *, schedule: None | Points = None, kind: ScheduleKind = "step"
     ) -> None:
         self.scheduler = make_scheduler(coeff, schedule, kind)
         self.coeff = self.step(0)
 
     def step(self, count: int, /) -> float:
-        """The weight after `count` environment transitions, kept in `coeff`."""
+        """Set `coeff` to the weight after `count` environment transitions, and return it."""
         self.coeff = self.scheduler.step(count)
         return self.coeff
 
 
-#: What an adaptive learning rate is multiplied or divided by, and the range it stays in.
+#: Factor of one change of an adaptive learning rate, and the rate's range.
 ADAPTIVE_FACTOR, ADAPTIVE_MIN, ADAPTIVE_MAX = 1.5, 1e-5, 1e-2
 
 
 class LRScheduler:
     """Learning rate over environment transitions, written into the optimizer.
 
-    Without a schedule the optimizer's own learning rates are left alone.
+    Without a schedule the optimizer keeps its own learning rates.
 
     Args:
         optimizer: Optimizer whose parameter groups are written.
         schedule: (environment transitions, learning rate) points.
-        kind: `"step"` jumps and holds, `"interp"` draws straight lines, `"adaptive"` leaves it to
-            `adapt`.
+        kind: `"step"` for a step function, `"interp"` for linear interpolation, `"adaptive"` if
+            only `adapt` changes the learning rate.
 
     """
 
-    #: The learning rate now, of the first parameter group.
+    #: Current learning rate of the first parameter group.
     coeff: float
 
     #: Optimizer whose parameter groups are written.
     optimizer: optim.Optimizer
 
-    #: Where the learning rate comes from.
+    #: Schedule of the learning rate.
     scheduler: Scheduler
 
     def __init__(
@@ -181,7 +174,7 @@ class LRScheduler:
         optimizer: optim.Optimizer,
         /,
         *,
-        schedule: None | Sequence[tuple[int, float]] = None,
+        schedule: None | Points = None,
         kind: LRScheduleKind = "step",
     ) -> None:
         self.optimizer = optimizer
@@ -193,26 +186,26 @@ class LRScheduler:
         self.coeff = self.step(0)
 
     def step(self, count: int, /) -> float:
-        """The learning rate after `count` environment transitions, kept in `coeff`."""
+        """Set `coeff` to the learning rate after `count` transitions, and return it."""
         if isinstance(self.scheduler, ConstantScheduler):
             self.coeff = float(self.optimizer.param_groups[0]["lr"])
         else:
             self.coeff = self.scheduler.step(count)
             for group in self.optimizer.param_groups:
                 if isinstance(group["lr"], torch.Tensor):
-                    group["lr"].fill_(self.coeff)  # a graph reads it there
+                    group["lr"].fill_(self.coeff)  # in place: a CUDA graph reads this tensor
                 else:
                     group["lr"] = self.coeff
         return self.coeff
 
     def adapt(self, kl_div: float, target: float, /) -> None:
-        """Lower the learning rates where the policy moved too far, raise them where too little.
+        """Lower the learning rates if the policy changed too much, raise them if too little.
 
         Source: the adaptive schedule of legged_gym and rsl_rl, with their constants.
 
         Args:
             kl_div: KL divergence of a minibatch, in nats.
-            target: What it should be.
+            target: Desired KL divergence.
 
         """
         if kl_div > 2 * target:
@@ -223,19 +216,19 @@ class LRScheduler:
             return
         for group in self.optimizer.param_groups:
             lr = float(group["lr"])
-            # A learning rate that starts outside of the range is not pushed further out.
+            # A learning rate outside of the range does not move further out.
             group["lr"] = min(max(lr * factor, min(lr, ADAPTIVE_MIN)), max(lr, ADAPTIVE_MAX))
         self.coeff = float(self.optimizer.param_groups[0]["lr"])
 
     def adapt_on_device(
         self, kl_div: torch.Tensor, target: float, /, *, unless: torch.Tensor
     ) -> None:
-        """Do what `adapt` does to learning rates that are tensors, without the host's knowing.
+        """`adapt` for learning rates that are tensors, without synchronising.
 
         Args:
             kl_div: KL divergence of a minibatch, in nats, 0-d; NaN counts as infinite.
-            target: What it should be.
-            unless: Whether to leave them alone, bool, 0-d.
+            target: Desired KL divergence.
+            unless: True to change nothing, bool, 0-d.
 
         """
         is_far = (kl_div.isnan() | (kl_div > 2 * target)) & ~unless

@@ -1,8 +1,7 @@
-"""Specs and the tensors they describe, as flat tuples of leaves.
+"""Specs, and the tensors that they describe as flat tuples of leaves.
 
-A plain spec has one leaf with the empty path; a `Composite` has one leaf a tensor, in the spec's
-order. The library stores and moves leaves, and builds a TensorDict only where a model or an
-environment is called.
+A plain spec has one leaf with the empty path; a `Composite` has one leaf per tensor, in the spec's
+order. The library stores leaves, and builds a TensorDict only to call a model or an environment.
 """
 
 from collections.abc import Mapping
@@ -49,7 +48,7 @@ class Structure:
 
     @classmethod
     def of(cls, spec: TensorSpec) -> "Structure":
-        """Structure of the tensors that `spec` describes."""
+        """Structure of the tensors of `spec`."""
         leaves = leaf_specs(spec)
         return cls(
             tuple(leaves),
@@ -59,7 +58,7 @@ class Structure:
 
     @property
     def is_plain(self) -> bool:
-        """Whether this is one tensor rather than a mapping."""
+        """Whether the value is one tensor rather than a mapping."""
         return self.paths == ((),)
 
     def zeros(self, *batch: int, device: Any) -> Leaves:
@@ -73,7 +72,7 @@ class Structure:
         """Leaves of a tensor, or of a mapping of tensors.
 
         Raises:
-            KeyError: Where a leaf is missing.
+            KeyError: If a leaf is missing.
 
         """
         if self.is_plain:
@@ -83,7 +82,7 @@ class Structure:
         return tuple(reduce(getitem, path, cast(Any, value)) for path in self.paths)
 
     def unflatten(self, leaves: Leaves, batch_size: list[int]) -> torch.Tensor | TensorDict:
-        """The tensor, or a TensorDict of that batch size, made of `leaves`."""
+        """The tensor of `leaves`, or a TensorDict with that batch size."""
         if self.is_plain:
             return leaves[0]
         nested: dict[str, Any] = {}
@@ -96,10 +95,10 @@ class Structure:
         return TensorDict(nested, batch_size=batch_size, device=device)
 
 
-#: Most options of all integers of an action between bounds: each is an output of the network.
+#: Maximum number of options of an action of bounded integers: each is an output of the network.
 MAX_OPTIONS = 2**16
 
-#: The structure of what has no tensors, such as the memory of a feedforward policy.
+#: Structure without tensors, such as the recurrent state of a feedforward policy.
 EMPTY = Structure((), (), ())
 
 
@@ -115,11 +114,11 @@ def leaf_specs(spec: TensorSpec) -> dict[Path, TensorSpec]:
 
 
 def options(spec: TensorSpec) -> list[int]:
-    """Number of options of each choice that an action of `spec` is made of; empty where of none.
+    """Number of options of each choice in an action of `spec`; empty if it has no choices.
 
-    Choices are a spec's elements, in order; of one-hot specs, each group of elements of which one
-    is chosen. Integers between bounds are choices while there are at most `MAX_OPTIONS` options.
-    Waits for an accelerator that the spec is on.
+    Each element of a discrete spec is a choice; in one-hot specs, each group of elements of which
+    one is 1. Bounded integers are choices if there are at most `MAX_OPTIONS` options. Synchronises
+    with the spec's device.
     """
     count: int = spec.shape.numel()
     if isinstance(spec, MultiCategorical):
@@ -141,41 +140,52 @@ def options(spec: TensorSpec) -> list[int]:
     return []
 
 
+#: Kinds of spec that can be saved, by name; a subclass comes before its base.
+_KINDS: dict[str, type[TensorSpec]] = {
+    "multi_categorical": MultiCategorical,
+    "binary": Binary,
+    "categorical": Categorical,
+    "multi_one_hot": MultiOneHot,
+    "one_hot": OneHot,
+    "bounded": Bounded,
+    "unbounded": Unbounded,
+}
+
+
 def spec_to_dict(spec: TensorSpec) -> dict[str, Any]:
-    """A JSON-able description of a spec, which `spec_from_dict` reads.
+    """A JSON-able description of a spec; `spec_from_dict` reads it.
 
     Raises:
-        TypeError: For kinds of spec that cannot be described.
+        TypeError: If the kind of spec cannot be described.
 
     """
     if isinstance(spec, Composite):
         return {"kind": "composite", "leaves": {k: spec_to_dict(v) for k, v in spec.items()}}
-    described = {"shape": list(spec.shape), "dtype": str(spec.dtype).removeprefix("torch.")}
-    if isinstance(spec, MultiCategorical):
-        return {"kind": "multi_categorical", "nvec": spec.nvec.tolist(), **described}
-    if isinstance(spec, Binary):
-        return {"kind": "binary", **described}
-    if isinstance(spec, Categorical):
-        return {"kind": "categorical", "n": int(spec.space.n), **described}
-    if isinstance(spec, MultiOneHot):
-        counts = [int(box.n) for box in spec.space]
-        return {"kind": "multi_one_hot", "nvec": counts, **described}
-    if isinstance(spec, OneHot):
-        return {"kind": "one_hot", "n": int(spec.space.n), **described}
-    if isinstance(spec, Bounded):
-        space = spec.space
-        bounds = {"low": space.low.tolist(), "high": space.high.tolist()}
-        return {"kind": "bounded", **bounds, **described}
-    if isinstance(spec, Unbounded):
-        return {"kind": "unbounded", **described}
-    raise TypeError(f"{type(spec).__name__} specs cannot be saved.")
+    kind = next((name for name, cls in _KINDS.items() if isinstance(spec, cls)), None)
+    if kind is None:
+        raise TypeError(f"{type(spec).__name__} specs cannot be saved.")
+    dtype = str(spec.dtype).removeprefix("torch.")
+    return {"kind": kind, **_arguments(kind, spec), "shape": list(spec.shape), "dtype": dtype}
+
+
+def _arguments(kind: str, spec: Any) -> dict[str, Any]:
+    """Arguments of the spec's constructor beside shape and dtype."""
+    if kind == "multi_categorical":
+        return {"nvec": spec.nvec.tolist()}
+    if kind == "multi_one_hot":
+        return {"nvec": [int(box.n) for box in spec.space]}
+    if kind in ("categorical", "one_hot"):
+        return {"n": int(spec.space.n)}
+    if kind == "bounded":
+        return {"low": spec.space.low.tolist(), "high": spec.space.high.tolist()}
+    return {}
 
 
 def spec_from_dict(description: dict[str, Any], *, device: Any = "cpu") -> TensorSpec:
-    """The spec that `spec_to_dict` described.
+    """The spec of a description; see `spec_to_dict`.
 
     Raises:
-        CheckpointError: Where the description is not one of `spec_to_dict`.
+        CheckpointError: If the description was not made by `spec_to_dict`.
 
     """
     try:
@@ -185,26 +195,15 @@ def spec_from_dict(description: dict[str, Any], *, device: Any = "cpu") -> Tenso
 
 
 def _spec_from_dict(description: dict[str, Any], device: Any) -> TensorSpec:
-    kind = description["kind"]
+    arguments = dict(description)
+    kind = arguments.pop("kind")
     if kind == "composite":
-        leaves = description["leaves"].items()
+        leaves = arguments["leaves"].items()
         return Composite({k: _spec_from_dict(v, device) for k, v in leaves}, device=device)
-    dtype = getattr(torch, description["dtype"])
-    shape = torch.Size(description["shape"])
-    common: dict[str, Any] = {"shape": shape, "dtype": dtype, "device": device}
-    if kind == "multi_categorical":
-        return MultiCategorical(description["nvec"], **common)
+    shape, dtype = torch.Size(arguments.pop("shape")), getattr(torch, arguments.pop("dtype"))
     if kind == "binary":
-        return Binary(shape[-1], **common)
-    if kind == "categorical":
-        return Categorical(description["n"], **common)
-    if kind == "one_hot":
-        return OneHot(description["n"], **common)
-    if kind == "multi_one_hot":
-        return MultiOneHot(description["nvec"], **common)
-    if kind == "bounded":
-        low, high = (torch.tensor(description[k], dtype=dtype) for k in ("low", "high"))
-        return Bounded(low=low, high=high, **common)
-    if kind == "unbounded":
-        return Unbounded(**common)
-    raise ValueError(f"unknown kind {kind!r}")
+        arguments = {"n": shape[-1]}
+    elif kind == "bounded":
+        arguments = {k: torch.tensor(arguments[k], dtype=dtype) for k in ("low", "high")}
+    cls: Any = _KINDS[kind]
+    return cast(TensorSpec, cls(**arguments, shape=shape, dtype=dtype, device=device))

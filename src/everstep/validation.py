@@ -1,7 +1,6 @@
-"""Checking values against the annotations of a dataclass, with every problem reported at once.
+"""Validation of values against the annotations of a dataclass; all problems are reported at once.
 
-The annotation of a field is the one place that says what the field may hold; constructors in
-Python and configuration files are both checked against it.
+Constructors in Python and configuration files are checked against the same annotations.
 """
 
 import difflib
@@ -18,24 +17,22 @@ from typing_extensions import NotRequired, TypedDict
 
 T = TypeVar("T")
 
-#: What every checked dataclass sets as `__pydantic_config__`: no guessing, no NaN, no infinity.
+#: Value of `__pydantic_config__` in checked dataclasses: no conversions, no NaN, no infinity.
 STRICT = ConfigDict(
     strict=True, allow_inf_nan=False, arbitrary_types_allowed=True, protected_namespaces=()
 )
 
 
 def _integral(value: Any) -> Any:
-    """`value` as an int where it is a whole float: `1e6` is a good number of env steps."""
+    """`value`, a whole float as an int: `1e6` is a valid number of env steps."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _points(value: Any) -> Any:
-    """Points of a schedule as tuples: files can only write lists."""
-    return [tuple(p) if isinstance(p, list) else p for p in value] if _listlike(value) else value
-
-
-def _listlike(value: Any) -> bool:
-    return isinstance(value, list | tuple)
+    """Points of a schedule as tuples; configuration files have lists."""
+    if not isinstance(value, list | tuple):
+        return value
+    return [tuple(p) if isinstance(p, list) else p for p in value]
 
 
 Integer = Annotated[int, BeforeValidator(_integral)]
@@ -49,12 +46,12 @@ Schedule = Annotated[list[tuple[NonNegativeInt, float]], BeforeValidator(_points
 
 @dataclass(frozen=True)
 class Problem:
-    """One value that breaks its rule."""
+    """A value that violates a rule."""
 
     #: Names and indices that lead to the value; the first is the field's name.
     path: tuple[str | int, ...]
 
-    #: The rule and the value, without the path.
+    #: Rule and value, without the path.
     message: str
 
     def __str__(self) -> str:
@@ -62,9 +59,9 @@ class Problem:
 
 
 class InvalidError(Exception):
-    """Values that do not fit a dataclass; callers turn it into their own error."""
+    """Values that do not fit a dataclass; callers raise an error of their own from it."""
 
-    #: Every value that breaks its rule.
+    #: All values that violate a rule.
     problems: list[Problem]
 
     def __init__(self, problems: list[Problem]) -> None:
@@ -73,20 +70,20 @@ class InvalidError(Exception):
 
 
 def validate(cls: type[T], values: Mapping[str, Any]) -> T:
-    """An instance of the dataclass `cls` made of `values`.
+    """An instance of the dataclass `cls` with `values`.
 
     Raises:
-        InvalidError: Lists every unknown name and every value that breaks its field's rule.
+        InvalidError: Lists all unknown names and all values that violate their field's rule.
 
     """
     return cls(**check_fields(cls, values))
 
 
 def check_fields(cls: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """`values` as the fields of the dataclass `cls` hold them: `1e6` as an int, points as tuples.
+    """`values` converted for the fields of the dataclass `cls`: `1e6` to an int, points to tuples.
 
     Raises:
-        InvalidError: Lists every unknown name and every value that breaks its field's rule.
+        InvalidError: Lists all unknown names and all values that violate their field's rule.
 
     """
     known = [field.name for field in fields(cls) if field.init]
@@ -103,14 +100,14 @@ def check_fields(cls: Any, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unknown_name(kind: str, name: str, known: typing.Iterable[str]) -> str:
-    """`unknown key (did you mean gamma?)`."""
+    """Message for an unknown name, such as `unknown key (did you mean gamma?)`."""
     nearest = difflib.get_close_matches(str(name), [str(k) for k in known], n=1, cutoff=0.5)
     return f"unknown {kind}" + (f" (did you mean {nearest[0]}?)" if nearest else "")
 
 
 @cache
 def _adapter(cls: Any) -> TypeAdapter[dict[str, Any]]:
-    """Validator of the dataclass's fields as a mapping; strict dataclasses take instances only."""
+    """Validator of the fields as a mapping; of a strict dataclass pydantic takes instances only."""
     hints = _hints(cls)
     names = {
         field.name: hints[field.name]
@@ -130,22 +127,24 @@ def _hints(cls: type[Any]) -> dict[str, Any]:
 
 
 def _field_problems(cls: Any, values: Mapping[str, Any], error: ValidationError) -> list[Problem]:
-    """One problem a field: a union reports each of its branches, which would confuse."""
+    """One problem per field, although a union reports one for each branch."""
     problems: dict[str | int, Problem] = {}
     for detail in error.errors(include_url=False):
         name = detail["loc"][0]
+        if name in problems:  # a list reports each item
+            continue
         expected = describe(_hints(cls)[str(name)])
         message = (
             f"required, and missing; expected {expected}"
             if detail["type"] == "missing"
             else f"expected {expected}; got {_shown(values[str(name)])}"
         )
-        problems.setdefault(name, Problem((name,), message))
+        problems[name] = Problem((name,), message)
     return list(problems.values())
 
 
 def describe(annotation: Any) -> str:
-    """What an annotation allows, in words: `float in (0, 1]`, `int > 0 or 'auto'`."""
+    """Description of an annotation, such as `float in (0, 1]` or `int > 0 or 'auto'`."""
     origin = typing.get_origin(annotation)
     if origin is Annotated:
         base, *metadata = typing.get_args(annotation)
@@ -172,7 +171,7 @@ def describe(annotation: Any) -> str:
 
 
 def _shown(value: Any) -> str:
-    """`value` for a message: nobody reads a thousand numbers in one."""
+    """`value` for a message, at most 200 characters of it."""
     text = repr(value)
     return text if len(text) <= 200 else f"{text[:200]}…"
 
@@ -182,7 +181,7 @@ def _emptiness(metadata: list[Any]) -> str:
 
 
 def _constraints(metadata: list[Any]) -> dict[str, float]:
-    """Constraints among an annotation's metadata, by name."""
+    """Constraints in an annotation's metadata, by name."""
     found: dict[str, float] = {}
     for item in metadata:
         for constraint in item.metadata if isinstance(item, FieldInfo) else [item]:

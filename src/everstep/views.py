@@ -1,26 +1,30 @@
-"""Windows over past observations: what a model sees of the time dimension.
+"""Windows over past observations.
 
-A `ViewRequirement` says how many past rows a model wants beside the present one. The functions
-here work on batches `[B, T, …]`. Windows overlap in memory until all rows' windows are put in one
-dimension, which copies them.
+A `ViewRequirement` is the number of past rows that a model needs beside the present one. The
+functions here work on batches `[B, T, …]`. Windows share memory until they are flattened into one
+batch dimension, which copies them.
 """
 
-from typing import Literal, Protocol
+from collections.abc import Callable
+from typing import Any, Literal, Protocol, cast
 
 import torch
 from tensordict import TensorDict
 
 from .data import DataKeys
 
-#: Whether a view is made for every row of a batch `[B, T]`, or for the last one.
+#: A view of every row of a batch `[B, T]`, or of the last one.
 ViewKind = Literal["last", "all"]
+
+#: Key of a TensorDict.
+Key = str | tuple[str, ...]
 
 #: Names of the methods of `ViewRequirement`.
 ViewMethod = Literal["rolling_window", "padded_rolling_window"]
 
 
 class View(Protocol):
-    """A way to make windows of `size` rows over the time dimension."""
+    """Windows of `size` rows over the time dimension."""
 
     @staticmethod
     def apply_all(x: torch.Tensor | TensorDict, size: int, /) -> torch.Tensor | TensorDict:
@@ -34,16 +38,16 @@ class View(Protocol):
 
     @staticmethod
     def drop_size(size: int, /) -> int:
-        """Rows at the beginning of a sequence that have no window of their own."""
+        """Rows at the beginning of a sequence without a full window."""
         ...
 
 
 def pad_last_sequence(x: torch.Tensor, size: int, /) -> TensorDict:
-    """The last `size` rows of `x`, behind padding where there are fewer.
+    """The last `size` rows of `x`, padded at the front if `x` has fewer.
 
     Args:
         x: `[B, T, …]`.
-        size: Rows wanted.
+        size: Rows of the result.
 
     Returns:
         Batch `[B, size]` of `inputs` (zeros where padded) and `padding_mask` (True there).
@@ -54,11 +58,11 @@ def pad_last_sequence(x: torch.Tensor, size: int, /) -> TensorDict:
 
 
 def pad_whole_sequence(x: torch.Tensor, size: int, /) -> TensorDict:
-    """`x` behind as much padding as its first row needs for a window of `size` rows.
+    """`x`, padded at the front with the `size - 1` rows that the first row's window lacks.
 
     Args:
         x: `[B, T, …]`.
-        size: Rows a window.
+        size: Rows per window.
 
     Returns:
         Batch `[B, T + size - 1]` of `inputs` (zeros where padded) and `padding_mask` (True there).
@@ -84,14 +88,14 @@ def rolling_window(x: torch.Tensor, size: int, /, *, step: int = 1) -> torch.Ten
 
     Args:
         x: `[B, T, …]`.
-        size: Rows a window.
+        size: Rows per window.
         step: Rows from one window to the next.
 
     Returns:
         `[B, (T - size) // step + 1, size, …]`.
 
     Raises:
-        ValueError: Where a window is longer than the sequences.
+        ValueError: If a window is longer than the sequences.
 
     """
     if size > x.shape[1]:
@@ -102,21 +106,33 @@ def rolling_window(x: torch.Tensor, size: int, /, *, step: int = 1) -> torch.Ten
     return x.unfold(1, size, step).movedim(-1, 2)
 
 
+def _flat(x: Any) -> Any:
+    """`[B, T, …]` as `[B·T, …]`."""
+    return x.flatten(0, 1) if isinstance(x, torch.Tensor) else x.reshape(-1)
+
+
+def _each_tensor(
+    x: torch.Tensor | TensorDict, function: Callable[[torch.Tensor], Any], length: int
+) -> Any:
+    """`function` of a tensor, or of each tensor in a batch `[B, T]`; a batch `[B, length]` then."""
+    if isinstance(x, torch.Tensor):
+        return function(x)
+    return x.apply(function, batch_size=[x.shape[0], length])
+
+
 class RollingWindow:
-    """Windows without padding: the first `size - 1` rows of a sequence have none."""
+    """Windows without padding; the first `size - 1` rows of a sequence have none."""
 
     @staticmethod
     def apply_all(x: torch.Tensor | TensorDict, size: int, /) -> torch.Tensor | TensorDict:
         """All windows of `x` `[B, T, …]`, `[B · (T - size + 1), size, …]`."""
-        if isinstance(x, torch.Tensor):
-            return rolling_window(x, size).flatten(0, 1)
-        batch, length = x.shape[:2]
-        windows = [batch, length - size + 1]
-        return x.apply(lambda leaf: rolling_window(leaf, size), batch_size=windows).reshape(-1)
+        return _flat(
+            _each_tensor(x, lambda leaf: rolling_window(leaf, size), x.shape[1] - size + 1)
+        )
 
     @staticmethod
     def apply_last(x: torch.Tensor | TensorDict, size: int, /) -> torch.Tensor | TensorDict:
-        """The last `size` rows of `x` `[B, T, …]`; fewer where there are fewer."""
+        """The last `size` rows of `x` `[B, T, …]`, or all if it has fewer."""
         return x[:, -size:]
 
     @staticmethod
@@ -126,7 +142,7 @@ class RollingWindow:
 
 
 class PaddedRollingWindow:
-    """Windows for every row; what lies before the first row is zero and marked as padding."""
+    """Windows of every row; rows before the first are zero and marked as padding."""
 
     @staticmethod
     def apply_all(x: torch.Tensor | TensorDict, size: int, /) -> TensorDict:
@@ -134,17 +150,9 @@ class PaddedRollingWindow:
 
         Every tensor becomes a mapping of `inputs` `[B · T, size, …]` and `padding_mask`.
         """
-        if isinstance(x, torch.Tensor):
-            padded = pad_whole_sequence(x, size)
-        else:
-            batch, length = x.shape[:2]
-            padded = x.apply(
-                lambda leaf: pad_whole_sequence(leaf, size),
-                batch_size=[batch, length + size - 1],
-            )
-        windows = RollingWindow.apply_all(padded, size)
-        assert not isinstance(windows, torch.Tensor)
-        return windows
+        length = x.shape[1] + size - 1
+        padded = _each_tensor(x, lambda leaf: pad_whole_sequence(leaf, size), length)
+        return cast(TensorDict, RollingWindow.apply_all(padded, size))
 
     @staticmethod
     def apply_last(x: torch.Tensor | TensorDict, size: int, /) -> TensorDict:
@@ -152,12 +160,8 @@ class PaddedRollingWindow:
 
         Every tensor becomes a mapping of `inputs` and `padding_mask`.
         """
-        if isinstance(x, torch.Tensor):
-            return pad_last_sequence(x, size)
-        return x.apply(
-            lambda leaf: pad_last_sequence(leaf, size),
-            batch_size=[x.batch_size[0], size],
-        )
+        last = _each_tensor(x, lambda leaf: pad_last_sequence(leaf, size), size)
+        return cast(TensorDict, last)
 
     @staticmethod
     def drop_size(size: int, /) -> int:
@@ -173,20 +177,20 @@ VIEWS: dict[str, type[View]] = {
 
 
 class ViewRequirement:
-    """How much of the past a model wants to see of one key.
+    """Number of past rows of one key that a model needs.
 
     Args:
         shift: Past rows beside the present one; 0 for the present one alone.
-        method: `"padded_rolling_window"` pads what lies before an episode's first row and marks
-            it; `"rolling_window"` does neither, and rows whose window would reach before it are
-            acted on but not learned from.
+        method: `"padded_rolling_window"` pads windows that reach before an episode's first row,
+            and marks the padding. `"rolling_window"` does not mark it, and the rows of such windows
+            are not learned from.
 
     Raises:
-        ValueError: Where `shift` is negative or the method unknown.
+        ValueError: If `shift` is negative or the method unknown.
 
     """
 
-    #: Makes the windows.
+    #: View that makes the windows.
     method: type[View]
 
     #: Past rows beside the present one.
@@ -200,35 +204,29 @@ class ViewRequirement:
         self.shift = shift
         self.method = VIEWS[method]
 
-    def apply_all(
-        self, key: str | tuple[str, ...], batch: TensorDict, /
-    ) -> torch.Tensor | TensorDict:
+    def apply_all(self, key: Key, batch: TensorDict, /) -> torch.Tensor | TensorDict:
         """The view of every row.
 
         Args:
-            key: Which element of the batch.
+            key: Key of the batch.
             batch: Batch `[B, T]`.
 
         Returns:
-            `[B', shift + 1, …]` with B' ≤ B·T; `[B·T, …]` where `shift` is 0.
+            `[B', shift + 1, …]` with B' ≤ B·T; `[B·T, …]` if `shift` is 0.
 
         """
         item = batch[key]
-        if self.shift:
-            return self.method.apply_all(item, self.shift + 1)
-        return item.flatten(0, 1) if isinstance(item, torch.Tensor) else item.reshape(-1)
+        return self.method.apply_all(item, self.shift + 1) if self.shift else _flat(item)
 
-    def apply_last(
-        self, key: str | tuple[str, ...], batch: TensorDict, /
-    ) -> torch.Tensor | TensorDict:
+    def apply_last(self, key: Key, batch: TensorDict, /) -> torch.Tensor | TensorDict:
         """The view of the last row.
 
         Args:
-            key: Which element of the batch.
+            key: Key of the batch.
             batch: Batch `[B, T]`.
 
         Returns:
-            `[B, shift + 1, …]`; `[B, …]` where `shift` is 0.
+            `[B, shift + 1, …]`; `[B, …]` if `shift` is 0.
 
         """
         item = batch[key]

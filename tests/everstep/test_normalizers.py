@@ -44,6 +44,19 @@ def test_nothing_seen_leaves_numbers_as_they_are() -> None:
     assert moments.var.tolist() == [1.0, 1.0]
 
 
+@pytest.mark.parametrize("clip", [None, 10.0])
+def test_before_the_first_update_observations_pass_unscaled_and_unclipped(
+    clip: None | float,
+) -> None:
+    normalizer = ObservationNormalizer(Unbounded(2), clip=clip)
+    obs = torch.tensor([[3.0, -4e6]])
+    assert torch.equal(normalizer((obs,))[0], obs)
+    normalizer.update((obs,), torch.zeros(1, dtype=torch.bool))  # no row counts
+    assert torch.equal(normalizer((obs,))[0], obs)
+    normalizer.update((obs,), torch.ones(1, dtype=torch.bool))
+    assert not torch.equal(normalizer((obs,))[0], obs)
+
+
 def test_one_row_gives_no_nan() -> None:
     normalizer = ObservationNormalizer(Unbounded(2))
     obs = torch.tensor([[3.0, -4.0]])
@@ -198,30 +211,122 @@ def test_a_rollout_that_fails_leaves_statistics_alone(how: str, after: int) -> N
     found = algorithm.policy.normalizer.state_dict()
     assert all(torch.equal(found[name], x) for name, x in before.items())
     algorithm.env.how = ""
-    # The first rollout that succeeds is normalised by its own first observations, as ever.
     expected = train_once(untroubled)["moments.0.count"]
     assert train_once(algorithm)["moments.0.count"] == expected == (1 + after) * 8 * 16
     assert algorithm.rollout.obs[0].isfinite().all()
     assert algorithm.policy.normalizer(algorithm.rollout.obs)[0].isfinite().all()
 
 
+class Falling(ContinuousDummyEnv):
+    """Starts near 0 and moves away by up to a thousand, as an unscaled CartPole's pole does."""
+
+    def __init__(self, num_envs: int, /, horizon: Any = None, *, device: Any = "cpu") -> None:
+        super().__init__(num_envs, horizon, device=device)
+        self.observation_spec = Unbounded(4)
+        self.generator = torch.Generator().manual_seed(5)
+        self.obs = torch.zeros(num_envs, 4)
+
+    def reset(self, *, config: Any = None) -> torch.Tensor:
+        self.obs = 50 * (torch.rand(self.num_envs, 4, generator=self.generator) - 0.5)
+        return self.obs
+
+    def step(self, action: Any) -> TensorDict:
+        self.obs = self.obs + 1e3 * torch.rand(self.num_envs, 4, generator=self.generator) - 500
+        rewards = -self.obs.abs().mean(-1, keepdim=True)
+        return TensorDict({"obs": self.obs, "rewards": rewards}, [self.num_envs])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"obs": self.obs.clone(), "generator": self.generator.get_state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.obs = state["obs"].clone()
+        self.generator.set_state(state["generator"])
+
+
+@pytest.mark.parametrize("num_envs", [1, 4, 64])
+def test_few_features_are_clipped_in_the_first_rollouts(num_envs: int) -> None:
+    config = AlgorithmConfig(**SMALL | {"num_envs": num_envs}, normalize_observations=True)
+    algorithm = config.build(Falling)
+    for i in range(3):
+        algorithm.collect()
+        (seen,) = algorithm.policy.normalizer(algorithm.rollout.obs)
+        clipped = seen.abs() == algorithm.policy.normalizer.clip
+        assert clipped.double().mean() < 0.01
+        if i == 0:
+            assert torch.equal(seen, algorithm.rollout.obs[0])
+        else:
+            assert seen.abs().mean() < 3.0
+        algorithm.step()
+
+
+class LogRatios:
+    """An add-on of 0 that records each minibatch's largest |log ratio|."""
+
+    name = "log_ratios"
+
+    def __init__(self) -> None:
+        self.largest: list[float] = []
+
+    def __call__(self, minibatch: Any, distribution: Any, values: torch.Tensor) -> torch.Tensor:
+        logp = distribution.latents_logp(minibatch.actions)
+        self.largest.append(float((logp - minibatch.logp).abs().max().detach()))
+        return 0 * values.sum()
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("num_envs", [1, 4, 64])
+def test_the_first_minibatch_of_every_update_has_ratio_1(num_envs: int) -> None:
+    moved = LogRatios()
+    algorithm = AlgorithmConfig(
+        **SMALL | {"num_envs": num_envs},
+        normalize_observations=True,
+        sgd_minibatch_size=4 * num_envs,
+        policy_loss_addons=[moved],
+    ).build(Falling)
+    for _ in range(2):
+        algorithm.collect()
+        moved.largest.clear()
+        algorithm.step()
+        assert moved.largest[0] < 1e-9
+        assert max(moved.largest) > 1e-6  # later minibatches have moved away
+
+
+@pytest.mark.parametrize("after", [0, 1])
+def test_a_resumed_run_equals_an_uninterrupted_one(after: int) -> None:
+    config = AlgorithmConfig(
+        **SMALL, normalize_observations=True, horizons_per_env_reset=-1, cuda_graphs=False
+    )
+    whole = config.build(Falling)
+    for _ in range(after):
+        train_once(whole)
+    state = copy.deepcopy(whole.state_dict())
+    for _ in range(2):
+        expected = train_once(whole)
+    resumed = config.build(Falling)
+    resumed.load_state_dict(state)
+    for _ in range(2):
+        found = train_once(resumed)
+    assert all(torch.equal(found[name], x) for name, x in expected.items())
+    for one, other in zip(
+        whole.policy.model.parameters(), resumed.policy.model.parameters(), strict=True
+    ):
+        assert torch.equal(one, other)
+
+
 @pytest.mark.parametrize("every", [1, -1])
-def test_the_first_rollout_is_normalised_by_its_own_beginning_whatever_came_before(
-    every: int,
-) -> None:
-    """Also where an evaluation came first, after which the environments are not reset again."""
+def test_the_first_rollout_enters_the_statistics_after_the_first_update(every: int) -> None:
+    """Even if an evaluation came first, after which the environments are not reset again."""
     config = AlgorithmConfig(**SMALL, normalize_observations=True, horizons_per_env_reset=every)
     algorithm = config.build(FarAway)
     with algorithm.evaluating():
         algorithm.collect(deterministic=True)
     moments = algorithm.policy.normalizer.moments["0"]
-    assert moments.count == 0
     algorithm.collect()
-    first = algorithm.rollout.obs[0][0]
-    assert moments.count == len(first)
-    torch.testing.assert_close(moments.mean, first.double().mean(0), rtol=1e-9, atol=0)
+    assert moments.count == 0
     algorithm.step()
     assert moments.count == 8 * 16
+    seen = algorithm.rollout.obs[0][:-1].flatten(0, 1).double()
+    torch.testing.assert_close(moments.mean, seen.mean(0), rtol=1e-9, atol=0)
 
 
 def test_an_update_that_diverges_leaves_statistics_alone() -> None:
@@ -392,7 +497,7 @@ def test_it_survives_a_checkpoint() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "follows `target_kl_div`"),
+        ({}, "needs `target_kl_div`"),
         ({"target_kl_div": 0.01, "lr_schedule": [(0, 1e-3)]}, "exclude each other"),
     ],
 )

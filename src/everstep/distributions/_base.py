@@ -1,4 +1,4 @@
-"""What every distribution has."""
+"""Base class of action distributions."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -18,7 +18,7 @@ _TorchDistribution = TypeVar("_TorchDistribution", bound=torch.distributions.Dis
 _ActionSpec = TypeVar("_ActionSpec", bound=TensorSpec)
 _Fact = TypeVar("_Fact")
 
-#: What is known of the actions of each model, by the function that found it out and its arguments.
+#: Cached properties of each model's action spec, by function and arguments.
 _KNOWN: WeakKeyDictionary[Any, dict[Any, Any]] = WeakKeyDictionary()
 
 
@@ -26,15 +26,15 @@ class Distribution(ABC):
     """A distribution over actions.
 
     Args:
-        features: What the model returned, batch `[B]`.
-        model: The model, for distributions with parameters of their own.
+        features: Outputs of the model, batch `[B]`.
+        model: The model, for its specs and parameters.
 
     """
 
-    #: What the model returned, batch `[B]`.
+    #: Outputs of the model, batch `[B]`.
     features: Mapping[str, torch.Tensor] | TensorDict
 
-    #: The model that returned it.
+    #: The model that returned them.
     model: Any
 
     def __init__(self, features: Mapping[str, torch.Tensor] | TensorDict, model: Any, /) -> None:
@@ -43,13 +43,13 @@ class Distribution(ABC):
 
     @staticmethod
     def default_dist_cls(action_spec: TensorSpec, /) -> type["Distribution"]:
-        """Distribution that fits an action spec.
+        """Default distribution for an action spec.
 
         Raises:
-            TypeError: Where none does.
+            TypeError: If there is none.
 
         """
-        from . import _continuous, _discrete  # they are distributions themselves
+        from . import _continuous, _discrete  # they import this module
 
         if isinstance(action_spec, MultiDiscrete):
             return _discrete.MultiCategorical
@@ -85,22 +85,22 @@ class Distribution(ABC):
         """Random actions `[B, …]`."""
 
     def latents(self, *, deterministic: bool) -> torch.Tensor | TensorDict:
-        """Actions `[B, …]` as they are stored and learned from."""
+        """Actions `[B, …]` in the form that is stored and learned from."""
         return self.deterministic_sample() if deterministic else self.sample()
 
     def actions(self, latents: torch.Tensor | TensorDict) -> torch.Tensor | TensorDict:
-        """Actions `[B, …]` as the environment executes them."""
+        """Actions `[B, …]` in the form that the environment executes."""
         return latents
 
     def latents_logp(self, latents: torch.Tensor | TensorDict) -> torch.Tensor:
-        """Log-probability of the actions made of `latents`, `[B, 1]`."""
+        """Log-probability of the actions of `latents`, `[B, 1]`."""
         return self.logp(latents)
 
 
 class TorchDistributionWrapper(
     Distribution, Generic[_FeatureSpec, _TorchDistribution, _ActionSpec]
 ):
-    """A distribution made of one of `torch.distributions`, over the last dimension's elements.
+    """Wrapper of a `torch.distributions` distribution over the elements of the last dimension.
 
     A subclass sets `dist` in its constructor.
     """
@@ -129,30 +129,30 @@ class TorchDistributionWrapper(
 
 
 def known(model: Any, find_out: Callable[..., _Fact], *arguments: Any) -> _Fact:
-    """`find_out` of the model's action spec and the arguments, called once a model.
+    """`find_out` of the model's action spec and the arguments, cached for each model.
 
-    Bounds of a spec lie on the host: reading them, or copying them to an accelerator, makes it
-    wait, and distributions are made in every env step.
+    Distributions are made in every env step, and copying the bounds of a spec to an accelerator
+    would synchronise each time.
     """
     facts = _KNOWN.setdefault(model, {})
     key = (find_out, *arguments)
     if key in facts:
         return cast(_Fact, facts[key])
     fact = find_out(model.action_spec, *arguments)
-    if not torch.compiler.is_compiling():  # tensors of a trace mean nothing outside of it
+    if not torch.compiler.is_compiling():  # tensors of a trace are invalid outside of it
         facts[key] = fact
     return fact
 
 
 def action_dtype(model: Any, default: torch.dtype) -> torch.dtype:
-    """Dtype of the actions of `model`; the default where it does not say."""
+    """Dtype of the actions of `model`, or the default if the model has no action spec."""
     dtype: torch.dtype = getattr(getattr(model, "action_spec", None), "dtype", default)
     return dtype
 
 
 def as_dtype(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """`x` in that dtype."""
-    return x if x.dtype == dtype else x.to(dtype)  # `to` costs a microsecond even for nothing
+    return x if x.dtype == dtype else x.to(dtype)  # a `to` without effect costs 1 µs
 
 
 def sum_rows(x: torch.Tensor) -> torch.Tensor:

@@ -1,9 +1,8 @@
-"""Distributions over real numbers."""
+"""Distributions over continuous actions."""
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -20,8 +19,8 @@ _LOG_TWO = math.log(2)
 class Normal(Distribution):
     """Independent normals: `features["mean"]` and `features["log_std"]` are `[B, …]`.
 
-    Samples of bounded actions may lie outside their bounds: the environment clips what it
-    executes, while the action as it was drawn is what is learned from.
+    Samples of bounded actions may lie outside their bounds. The environment clips them, and
+    training uses the unclipped samples.
     """
 
     def __init__(self, features: Mapping[str, torch.Tensor] | TensorDict, model: Any, /) -> None:
@@ -32,12 +31,12 @@ class Normal(Distribution):
         self.log_std = features["log_std"]
         #: Standard deviations `[B, …]`.
         self.std = self.log_std.exp()
-        # Samples are rounded to what is stored, so that they have the same probability later.
+        # Rounded to the stored dtype, so that samples have the same probability in the update.
         self._dtype = action_dtype(model, self.mean.dtype)
 
     @property
     def dist(self) -> torch.distributions.Normal:
-        """The same distribution, as one of PyTorch's; made anew each time."""
+        """The same distribution in `torch.distributions`, a new object each time."""
         return torch.distributions.Normal(self.mean, self.std)
 
     def deterministic_sample(self) -> torch.Tensor:
@@ -62,9 +61,9 @@ class Normal(Distribution):
 class SquashedNormal(Normal):
     """Normals squashed into the bounds of the action spec: a = squash(u).
 
-    Between two bounds a = centre + half·tanh(u); above a lowest, a = low + softplus(u); below a
-    highest, a = high - softplus(-u); and tanh(u) where there is no bound at all. What is stored
-    and learned from is u, so that its probability is exact however close to a bound the action is.
+    a = centre + half·tanh(u) between two bounds, low + softplus(u) with a lower bound only,
+    high - softplus(-u) with an upper bound only, and tanh(u) without bounds. The latent u is stored
+    and learned from, so that probabilities are exact for actions near a bound.
 
     log p(a) = log N(u) - Σ log squash'(u)
     """
@@ -79,18 +78,18 @@ class SquashedNormal(Normal):
             self._squash = known(model, _squash, mean.device, mean.dtype)
 
     def latents(self, *, deterministic: bool) -> torch.Tensor:
-        """Numbers before the squashing, `[B, …]`."""
+        """Latents u before squashing, `[B, …]`."""
         return super().deterministic_sample() if deterministic else super().sample()
 
     def actions(self, latents: torch.Tensor | TensorDict) -> torch.Tensor:
         """Actions within the bounds, `[B, …]`."""
         assert isinstance(latents, torch.Tensor)
         actions = as_dtype(self._squash.actions(as_dtype(latents, self.mean.dtype)), self._dtype)
-        # Sums are rounded, and may lie past a bound by their last bit.
+        # Rounding may put an action past a bound by one unit in the last place.
         return actions if self._bounds is None else actions.clamp(*self._bounds)
 
     def latents_logp(self, latents: torch.Tensor | TensorDict) -> torch.Tensor:
-        """Log-density of the actions made of `latents`, `[B, 1]`."""
+        """Log-density of the actions of `latents`, `[B, 1]`."""
         assert isinstance(latents, torch.Tensor)
         return super().logp(latents) - self._log_slope(latents)
 
@@ -103,9 +102,9 @@ class SquashedNormal(Normal):
         return super().entropy() + self._log_slope(super().sample())
 
     def logp(self, samples: torch.Tensor | TensorDict) -> torch.Tensor:
-        """Log-density of actions within the bounds, `[B, 1]`.
+        """Log-density of actions within the bounds, `[B, 1]`; `latents_logp` is more exact.
 
-        At the bounds themselves that of the nearest numbers that are not; `latents_logp` is exact.
+        An action at a bound has the density of the nearest number inside.
         """
         assert isinstance(samples, torch.Tensor)
         return self.latents_logp(self._squash.latents(as_dtype(samples, self.mean.dtype)))
@@ -115,61 +114,48 @@ class SquashedNormal(Normal):
         return self.actions(self.latents(deterministic=False))
 
     def _log_slope(self, latents: torch.Tensor) -> torch.Tensor:
-        """Logarithm of how much actions spread where latents do, summed, `[B, 1]`."""
+        """Logarithm of |da/du|, summed over dimensions, `[B, 1]`."""
         return sum_rows(self._squash.log_slope(as_dtype(latents, self.mean.dtype)))
 
 
-class _Squash(ABC):
-    """A monotone function from numbers u to actions, element by element."""
-
-    @abstractmethod
-    def actions(self, u: torch.Tensor) -> torch.Tensor:
-        """Actions of numbers, `[B, …]`."""
-
-    @abstractmethod
-    def latents(self, actions: torch.Tensor) -> torch.Tensor:
-        """Numbers of actions, `[B, …]`; at a bound, those of the nearest action that is not."""
-
-    @abstractmethod
-    def log_slope(self, u: torch.Tensor) -> torch.Tensor:
-        """Logarithms of da/du, `[B, …]`."""
-
-
-class _Tanh(_Squash):
+class _Tanh:
     """Actions between two bounds: a = centre + half·tanh(u).
 
     Args:
-        low: Lowest actions `[…]`; -1 is meant where there is no such bound, or no highest one.
-        high: Highest actions `[…]`; 1 is meant there.
+        low: Lower bounds `[…]`; both are -1 and 1 if one of the two is missing.
+        high: Upper bounds `[…]`.
 
     """
 
     def __init__(self, low: torch.Tensor, high: torch.Tensor) -> None:
         width = high - low
-        endless = ~(width < torch.inf)
-        # Never 0: the logarithm must be finite where both bounds are the same.
-        self._half = (width.masked_fill(endless, 2.0) / 2).clamp(min=torch.finfo(low.dtype).tiny)
+        unbounded = ~(width < torch.inf)
+        # Positive, so that the logarithm of equal bounds is finite.
+        self._half = (width.masked_fill(unbounded, 2.0) / 2).clamp(min=torch.finfo(low.dtype).tiny)
         self._log_half = self._half.log()
-        self._centre = (low + self._half).masked_fill(endless, 0.0)
+        self._centre = (low + self._half).masked_fill(unbounded, 0.0)
 
     def actions(self, u: torch.Tensor) -> torch.Tensor:
+        """Actions of latents, `[B, …]`."""
         return self._centre + self._half * u.tanh()
 
     def latents(self, actions: torch.Tensor) -> torch.Tensor:
+        """Latents of actions, `[B, …]`; at a bound, those of the nearest action inside."""
         end = 1 - torch.finfo(actions.dtype).eps
         return ((actions - self._centre) / self._half).clamp(-end, end).atanh()
 
     def log_slope(self, u: torch.Tensor) -> torch.Tensor:
-        # log(1 - tanh²u), which stays exact where tanh(u) is rounded to 1.
+        """Logarithms of da/du, `[B, …]`."""
+        # log(1 - tanh²u), exact even if tanh(u) rounds to 1.
         return 2 * (_LOG_TWO - u - F.softplus(-2 * u)) + self._log_half
 
 
-class _Softplus(_Squash):
-    """Actions of which some have one bound only: those are end + side·softplus(side·u).
+class _Softplus:
+    """Actions of which some have one bound only: a = bound + side·softplus(side·u) for those.
 
     Args:
-        low: Lowest actions `[…]`.
-        high: Highest actions `[…]`.
+        low: Lower bounds `[…]`.
+        high: Upper bounds `[…]`.
 
     """
 
@@ -194,17 +180,20 @@ class _Softplus(_Squash):
         return torch.where(self._one_bound, slope, self._others.log_slope(u))
 
 
-#: Squashes where an action has no bounds.
+#: A monotone elementwise function from latents u to actions.
+_Squash: TypeAlias = _Tanh | _Softplus
+
+#: Squash of actions without bounds.
 _TANH = _Tanh(torch.tensor(-1.0, device="cpu"), torch.tensor(1.0, device="cpu"))
 
 
 def _bounds(spec: Bounded, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Lowest and highest actions `[…]`."""
+    """Lower and upper bounds `[…]`."""
     return spec.space.low.to(device), spec.space.high.to(device)
 
 
 def _squash(spec: Bounded, device: torch.device, dtype: torch.dtype) -> _Squash:
-    """What squashes numbers of that dtype into the bounds of actions."""
+    """The squash of latents of that dtype into the bounds of actions."""
     low, high = _bounds(spec, device)
     some_have_one = bool((_is_bound(low) ^ _is_bound(high)).any())
     squash = _Softplus if some_have_one else _Tanh
@@ -212,5 +201,5 @@ def _squash(spec: Bounded, device: torch.device, dtype: torch.dtype) -> _Squash:
 
 
 def _is_bound(end: torch.Tensor) -> torch.Tensor:
-    """Whether an end is a bound; the largest number that a dtype has means that there is none."""
+    """Whether an end is a bound; the largest number of the dtype stands for none."""
     return end.abs() < torch.finfo(end.dtype).max

@@ -1,4 +1,4 @@
-"""Distributions over choices."""
+"""Distributions over discrete actions."""
 
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ class Categorical(Distribution):
     """Independent choices among `n` options each: `features["logits"]` is `[B, …, n]`.
 
     An optional `features["action_mask"]`, bool of as many elements, excludes the options that are
-    False. Where it leaves none, all are allowed: what such a row says must be ignored anyway.
+    False. If it excludes all options of a choice, all are allowed.
     """
 
     def __init__(self, features: Mapping[str, torch.Tensor] | TensorDict, model: Any, /) -> None:
@@ -36,16 +36,16 @@ class Categorical(Distribution):
 
     @property
     def dist(self) -> torch.distributions.Categorical:
-        """The same distribution, as one of PyTorch's; made anew each time."""
+        """The same distribution in `torch.distributions`, a new object each time."""
         return torch.distributions.Categorical(logits=self.log_probs)
 
     def deterministic_sample(self) -> torch.Tensor:
-        """The likeliest options, `[B, …]`."""
+        """The most likely options, `[B, …]`."""
         return as_dtype(self.log_probs.argmax(-1), self._dtype)
 
     def entropy(self) -> torch.Tensor:
         """Entropy in nats, summed over choices, `[B, 1]`."""
-        # An excluded option has probability 0 and log-probability -inf; its term is 0.
+        # The term of an excluded option, with log-probability -inf, is 0.
         log_probs = self.log_probs.clamp(min=torch.finfo(self.log_probs.dtype).min)
         return -sum_rows(log_probs.exp() * log_probs)
 
@@ -57,7 +57,7 @@ class Categorical(Distribution):
 
     def sample(self) -> torch.Tensor:
         """Random options, `[B, …]`."""
-        # The exponential race: argmax of p/E, E ~ Exp(1), is distributed as p.
+        # Exponential race: argmax of p/E with E ~ Exp(1) is distributed as p.
         noise = torch.empty_like(self.log_probs).exponential_()
         return as_dtype((self.log_probs.exp() / noise).argmax(-1), self._dtype)
 
@@ -65,7 +65,7 @@ class Categorical(Distribution):
 class MultiCategorical(Categorical):
     """Independent choices among different numbers of options: logits are `[B, Σ nvec]`.
 
-    Choices are padded to the widest with options of probability 0.
+    Choices are padded to the same number of options with options of probability 0.
     """
 
     def __init__(self, features: Mapping[str, torch.Tensor] | TensorDict, model: Any, /) -> None:
@@ -76,12 +76,12 @@ class MultiCategorical(Categorical):
 
 
 class _WrittenChoices(Distribution):
-    """Base of choices `[B, D]` that an environment takes in another form: logits are `[B, Σ n]`.
+    """Base class of choices `[B, D]` in another encoding: logits are `[B, Σ n]`.
 
     They may be masked as those of `Categorical`.
     """
 
-    #: The choices themselves.
+    #: Distribution of the choices.
     choices: Categorical
 
     def __init__(self, features: Mapping[str, torch.Tensor] | TensorDict, model: Any, /) -> None:
@@ -99,12 +99,12 @@ class _WrittenChoices(Distribution):
         """Choices `[B, D]` of actions `[B, …]`."""
 
     def _shaped(self, actions: torch.Tensor) -> torch.Tensor:
-        """Flat actions as the environment takes them, `[B, …]`."""
+        """Flat actions in the shape and dtype of the action spec, `[B, …]`."""
         shape: torch.Size = self.model.action_spec.shape
         return as_dtype(actions.unflatten(-1, shape), self._dtype)
 
     def deterministic_sample(self) -> torch.Tensor:
-        """The likeliest actions, `[B, …]`."""
+        """The most likely actions, `[B, …]`."""
         return self._write(self.choices.deterministic_sample())
 
     def entropy(self) -> torch.Tensor:
@@ -122,7 +122,7 @@ class _WrittenChoices(Distribution):
 
 
 class OneHotCategorical(_WrittenChoices):
-    """Choices written as a one among zeros: `features["logits"]` is `[B, Σ n]`."""
+    """One-hot choices: `features["logits"]` is `[B, Σ n]`."""
 
     def _write(self, choices: torch.Tensor) -> torch.Tensor:
         ones = [
@@ -137,7 +137,7 @@ class OneHotCategorical(_WrittenChoices):
 
 
 class BoundedCategorical(_WrittenChoices):
-    """Integers between bounds, each a choice: `features["logits"]` is `[B, Σ (high - low + 1)]`."""
+    """Bounded integers, each a choice: `features["logits"]` is `[B, Σ (high - low + 1)]`."""
 
     def _write(self, choices: torch.Tensor) -> torch.Tensor:
         return self._shaped(choices + known(self.model, _lowest, choices.device))
@@ -147,10 +147,10 @@ class BoundedCategorical(_WrittenChoices):
 
 
 class Bernoulli(Distribution):
-    """Independent choices, each made or not: `features["logits"]` is `[B, …]`.
+    """Independent binary choices: `features["logits"]` is `[B, …]`.
 
-    An optional `features["action_mask"]`, bool of as many elements, forbids to make those that are
-    False.
+    An optional `features["action_mask"]`, bool of as many elements, is False for choices that must
+    be 0.
     """
 
     def __init__(self, features: Mapping[str, torch.Tensor] | TensorDict, model: Any, /) -> None:
@@ -160,7 +160,7 @@ class Bernoulli(Distribution):
         self._dtype = action_dtype(model, self.logits.dtype)
 
     def deterministic_sample(self) -> torch.Tensor:
-        """What is likelier, `[B, …]`."""
+        """The more likely values, `[B, …]`."""
         return (self.logits > 0).to(self._dtype)
 
     def entropy(self) -> torch.Tensor:
@@ -179,7 +179,7 @@ class Bernoulli(Distribution):
 
 
 def _masked(features: Mapping[str, torch.Tensor] | TensorDict) -> torch.Tensor:
-    """Logits, as low as can be where the mask is False: not −∞, which a row of them makes NaN."""
+    """Logits, the lowest finite number where the mask is False: a row of −∞ would become NaN."""
     logits: torch.Tensor = features["logits"]
     mask = features.get(DataKeys.ACTION_MASK)
     if mask is None:
@@ -189,7 +189,7 @@ def _masked(features: Mapping[str, torch.Tensor] | TensorDict) -> torch.Tensor:
 
 
 def _padded(logits: torch.Tensor, counts: list[int]) -> torch.Tensor:
-    """Logits `[B, D, max n]` of choices that lie one behind the other in `[B, Σ n]`."""
+    """Logits `[B, D, max n]` of choices that are concatenated in `[B, Σ n]`."""
     widest = max(counts)
     pieces = [
         F.pad(piece, (0, widest - piece.shape[-1]), value=-torch.inf)
@@ -199,6 +199,6 @@ def _padded(logits: torch.Tensor, counts: list[int]) -> torch.Tensor:
 
 
 def _lowest(spec: Bounded, device: torch.device) -> torch.Tensor:
-    """The lowest integers `[D]` that an action is made of."""
+    """Lower bounds `[D]` of an action's integers."""
     low: torch.Tensor = spec.space.low
     return low.flatten().to(device, torch.int64)

@@ -121,9 +121,9 @@ def loss_and_derivatives(
 
 
 # ---- distributions ----------------------------------------------------------------------------
-# Made from outputs `[width, B]` of the policy's network. `logp` is called first, then `entropy`, then
-# `backward`: from derivatives by their results, `[B, 1]`, to those by the outputs; derivatives by
-# parameters are added to `p.grad`.
+# Made from outputs `[width, B]` of the policy's network; `logp` is called first, then `entropy`,
+# then `backward`: from derivatives by their results, `[B, 1]`, to those by the outputs. Derivatives
+# by parameters are added to `p.grad`.
 
 
 class CategoricalGradients:

@@ -1,4 +1,4 @@
-"""What every model has."""
+"""Base class of models."""
 
 from abc import abstractmethod
 from typing import Any, Generic, ParamSpec, TypeVar
@@ -15,14 +15,14 @@ _T = TypeVar("_T")
 
 
 class GenericModelBase(nn.Module, Generic[_P, _T]):
-    """Base of models: from observations to features of a distribution, and values.
+    """Base class of models: observations in, features of a distribution and values out.
 
     Args:
         observation_spec: Spec of one observation.
         action_spec: Spec of one action.
         **config: `model_config` of the algorithm.
 
-    Type arguments, for those who write them, are what `forward` takes and returns.
+    The type arguments are the types of `forward`'s arguments and result.
 
     """
 

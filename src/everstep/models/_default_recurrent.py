@@ -1,4 +1,4 @@
-"""Default recurrent models: an LSTM behind the encoder of the observation."""
+"""Default recurrent models: an encoder of the observation, then an LSTM."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -28,10 +28,10 @@ from ._recurrent import RecurrentModel
 def default_recurrent_model_cls(
     observation_spec: TensorSpec, action_spec: TensorSpec, /
 ) -> type[RecurrentModel]:
-    """Default recurrent model that fits the specs.
+    """Default recurrent model for the specs.
 
     Raises:
-        TypeError: Where none does.
+        TypeError: If there is none.
 
     """
     if is_discrete(action_spec):
@@ -42,29 +42,30 @@ def default_recurrent_model_cls(
 
 
 class DefaultRecurrentModel(KeepsValues, RecurrentModel):
-    """An LSTM behind the encoder of the observation, and a linear head each for policy and values.
+    """An encoder, an LSTM, and linear heads for policy and values.
 
-    Observations are encoded as `DefaultModel` does. Weights are orthogonal, the policy's head with
-    gain 0.01 so that training starts near the uniform (or zero-mean) policy; biases are zero.
+    Observations are encoded as by `DefaultModel`. Weights are orthogonal, those of the policy's
+    head with gain 0.01 so that training starts near the uniform (or zero-mean) policy; biases are
+    zero.
 
     Args:
         observation_spec: Spec of one observation, any shape and dtype.
         action_spec: Spec of one action.
-        outputs: What the policy's outputs are to the action distribution.
+        outputs: Conversion of the policy head's outputs to features of the action distribution.
         hidden_size: Width of the LSTM.
-        num_layers: Number of its layers.
+        num_layers: Layers of the LSTM.
         bias: Whether LSTM and value head have biases.
-        num_values: Value columns, one a reward stream.
+        num_values: Value columns, one per reward stream.
 
     """
 
-    #: From observations to vectors; None where they are vectors of numbers already.
+    #: From observations to vectors; None if observations are vectors of numbers.
     encoder: None | ObservationEncoder
 
     #: From sequences of vectors to sequences of latents.
     lstm: nn.LSTM
 
-    #: From latents to what the action distribution needs.
+    #: From latents to outputs for the action distribution.
     policy: nn.Sequential
 
     #: From latents to values.
@@ -111,7 +112,7 @@ class DefaultRecurrentModel(KeepsValues, RecurrentModel):
     def forward(
         self, batch: TensorDict, states: TensorDict, /
     ) -> tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]]:
-        """Features `[B·T, …]` for the action distribution, and the states `[B, …]` afterwards."""
+        """Features `[B·T, …]` for the action distribution, and the next states `[B, …]`."""
         self.forget_values()
         obs = batch[DataKeys.OBS]
         before = (
@@ -124,7 +125,7 @@ class DefaultRecurrentModel(KeepsValues, RecurrentModel):
         features: dict[str, torch.Tensor] = self.outputs(self.policy(latents))
         if self.has_mask:
             features[ACTION_MASK] = obs[ACTION_MASK].flatten(0, 1)
-        dtype = self.vf_model.weight.dtype  # autocast leaves states in half precision
+        dtype = self.vf_model.weight.dtype  # under autocast states are in half precision
         return features, {
             DataKeys.HIDDEN_STATES: hidden.transpose(0, 1).to(dtype),
             DataKeys.CELL_STATES: cell.transpose(0, 1).to(dtype),
@@ -164,7 +165,7 @@ class DefaultContinuousRecurrentModel(DefaultRecurrentModel):
         observation_spec: Spec of one observation, any shape and dtype.
         action_spec: Spec of one action.
         log_std_init: Natural logarithm of the initial standard deviation.
-        state_dependent_std: Whether the standard deviation depends on what was observed.
+        state_dependent_std: Whether the standard deviation depends on the observations.
         **config: See `DefaultRecurrentModel`.
 
     """

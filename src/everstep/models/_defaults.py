@@ -35,7 +35,7 @@ class KeepsValues(nn.Module):
 
     def value_function(self) -> torch.Tensor:
         """Values `[B, K]` of the observations of the last `forward`."""
-        assert self._values is not None, "`forward` comes before `value_function`"
+        assert self._values is not None, "call `forward` before `value_function`"
         return self._values
 
 

@@ -1,4 +1,4 @@
-"""From observations of any spec to one vector."""
+"""Encoders from observations of any spec to one vector."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,37 +14,37 @@ from torchrl.data import Binary, Categorical, Composite, TensorSpec
 from ..data import DataKeys
 from ..specs import Path, leaf_specs, options
 
-#: Top-level leaf that says which options of an action are allowed; it is not encoded.
+#: Top-level leaf with the allowed options of an action; it is not encoded.
 ACTION_MASK = DataKeys.ACTION_MASK
 
-#: Most options that are encoded one by one; more are embedded.
+#: Maximum number of options of a one-hot encoding; more are embedded.
 MAX_ONE_HOT = 1024
 
-#: Width of the embedding of one of many options.
+#: Width of the embedding of a choice.
 EMBEDDING = 64
 
-#: Width of an image's encoding.
+#: Width of the encoding of an image.
 IMAGE = 512
 
-#: Height and width below which an image is too small for the convolutions of DQN.
+#: Minimum height and width of images for DQN's convolutions.
 SMALLEST_IMAGE = 36
 
-#: Most channels of an image whose channels come last.
+#: Maximum number of channels of an image with channels last.
 MAX_LAST_CHANNELS = 4
 
 
 class Encoder(nn.Module):
-    """Base of encoders: one leaf `[B, …]` to a vector `[B, width]`."""
+    """Base class of encoders: one leaf `[B, …]` to a vector `[B, width]`."""
 
     #: Width of the vector.
     width: int
 
 
 class Flatten(Encoder):
-    """A leaf's elements, as they are.
+    """The elements of a leaf, flattened.
 
     Args:
-        spec: Spec of the leaf, of any shape and of numbers.
+        spec: Spec of the leaf, numbers of any shape.
 
     """
 
@@ -58,14 +58,14 @@ class Flatten(Encoder):
 
 
 class Choices(Encoder):
-    """Choices, numbered through: an option's number is that of the first of its choice, plus it.
+    """Base class of encoders of choices, whose options have consecutive indices.
 
     Args:
         counts: Number of options of each choice.
 
     """
 
-    #: Number of the first option of each choice.
+    #: Index of the first option of each choice.
     starts: torch.Tensor
 
     def __init__(self, counts: list[int]) -> None:
@@ -73,13 +73,13 @@ class Choices(Encoder):
         starts = torch.tensor([0, *accumulate(counts[:-1])])
         self.register_buffer("starts", starts, persistent=False)
 
-    def numbers(self, x: torch.Tensor) -> torch.Tensor:
-        """Numbers `[B, D]` of the options chosen."""
+    def indices(self, x: torch.Tensor) -> torch.Tensor:
+        """Indices `[B, D]` of the chosen options."""
         return x.flatten(1).long() + self.starts
 
 
 class OneHot(Choices):
-    """Choices among few options, one element an option.
+    """One-hot encoding of choices.
 
     Args:
         counts: Number of options of each choice.
@@ -92,12 +92,12 @@ class OneHot(Choices):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Ones and zeros `[B, width]`."""
-        # Not `one_hot`, which looks at the smallest and largest choice first.
-        return torch.zeros(x.shape[0], self.width, device=x.device).scatter(1, self.numbers(x), 1)
+        # `one_hot` would synchronise to check the range.
+        return torch.zeros(x.shape[0], self.width, device=x.device).scatter(1, self.indices(x), 1)
 
 
 class Embedding(Choices):
-    """Choices among many options, each embedded.
+    """Learned embeddings of choices among many options.
 
     Args:
         counts: Number of options of each choice.
@@ -111,43 +111,43 @@ class Embedding(Choices):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Embeddings `[B, width]`."""
-        embedded: torch.Tensor = self.table(self.numbers(x))
+        embedded: torch.Tensor = self.table(self.indices(x))
         return embedded.flatten(1)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How an image lies in a tensor."""
+    """Dimensions of an image, or of a stack of images, in a tensor."""
 
-    #: Channels, those of all images of a stack.
+    #: Channels of all images of a stack together.
     channels: int
 
-    #: Pixels from top to bottom.
+    #: Height in pixels.
     height: int
 
-    #: Pixels from left to right.
+    #: Width in pixels.
     width: int
 
-    #: Whether the last dimension is that of channels.
+    #: Whether the last dimension is the channels.
     channels_last: bool
 
     @property
     def is_small(self) -> bool:
-        """Whether the image is too small for the convolutions of DQN."""
+        """Whether the image is too small for DQN's convolutions."""
         return min(self.height, self.width) < SMALLEST_IMAGE
 
 
 class Image(Encoder):
-    """The convolutions of DQN: 32 of 8x8 every 4, 64 of 4x4 every 2, 64 of 3x3, then 512 units.
+    """DQN's convolutions: 32 of 8x8 stride 4, 64 of 4x4 stride 2, 64 of 3x3, then 512 units.
 
-    Images smaller than 36 by 36 go through convolutions of 3x3 with padding instead, 32, 64 every
-    2 and 64 every 2. Weights are orthogonal with gain √2.
+    Images smaller than 36x36 have padded convolutions of 3x3 instead: 32, 64 stride 2, 64 stride 2.
+    Weights are orthogonal with gain √2.
 
     Source: Mnih et al. 2015, "Human-level control through deep reinforcement learning".
 
     Args:
-        spec: Spec of the image; uint8 from 0 to 255, or floating point as it is.
-        layout: How the image lies in it.
+        spec: Spec of the image; uint8 is scaled from 0..255 to 0..1, floating point is not scaled.
+        layout: Dimensions of the image.
 
     """
 
@@ -180,7 +180,7 @@ class Image(Encoder):
 
 
 def _convolutions(layout: Layout) -> nn.Sequential:
-    """Convolutions `[B, C, H, W]` to `[B, D]`; see `Image`."""
+    """Convolutions from `[B, C, H, W]` to `[B, D]`; see `Image`."""
     kernels, strides, padding = ((8, 4, 3), (4, 2, 1), 0)
     if layout.is_small:
         kernels, strides, padding = ((3, 3, 3), (1, 2, 2), 1)
@@ -194,13 +194,13 @@ def _convolutions(layout: Layout) -> nn.Sequential:
 
 
 class ObservationEncoder(Encoder):
-    """A whole observation: each leaf by its own encoder, concatenated.
+    """Encoder of whole observations: each leaf has an encoder, and the vectors are concatenated.
 
     Args:
         spec: Spec of one observation.
 
     Raises:
-        ValueError: Where there is no leaf to encode.
+        ValueError: If there is no leaf to encode.
 
     """
 
@@ -226,19 +226,19 @@ class ObservationEncoder(Encoder):
             vectors.append(encode(leaf))
         if len(vectors) == 1:
             return vectors[0]
-        # At least the default dtype: half precision of one leaf must not round the others.
+        # At least the default dtype, so that a half-precision leaf does not round the others.
         dtypes = (vector.dtype for vector in vectors)
         dtype = reduce(torch.promote_types, dtypes, torch.get_default_dtype())
         return torch.cat([vector.to(dtype) for vector in vectors], -1)
 
 
 def encoder_of(spec: TensorSpec) -> tuple[None | ObservationEncoder, int]:
-    """The encoder of observations and the width of what it returns.
+    """The encoder of observations and its width.
 
-    None, and the number of elements, where observations are no more than a tensor of numbers.
+    None and the number of elements if observations are one tensor of numbers.
 
     Raises:
-        ValueError: Where a leaf has no dimension, or there is none.
+        ValueError: If a leaf has no dimensions, or there is no leaf.
 
     """
     for path, leaf in leaf_specs(spec).items():
@@ -263,9 +263,9 @@ def make_encoder(spec: TensorSpec) -> Encoder:
 
 
 def is_choice(spec: TensorSpec) -> bool:
-    """Whether a leaf has numbers of options, which are not sizes."""
-    written = isinstance(spec, Binary) or spec.dtype == torch.bool
-    return isinstance(spec, Categorical) and not written
+    """Whether the numbers of a leaf are indices of options."""
+    is_binary = isinstance(spec, Binary) or spec.dtype == torch.bool
+    return isinstance(spec, Categorical) and not is_binary
 
 
 def is_image(spec: TensorSpec) -> bool:
@@ -274,11 +274,11 @@ def is_image(spec: TensorSpec) -> bool:
 
 
 def image_layout(spec: TensorSpec) -> None | Layout:
-    """How a leaf's image lies; None where it is none.
+    """Layout of a leaf's image, or None if the leaf is not an image.
 
-    Images are `[C, H, W]`, or `[H, W, C]` with at most four channels: of bytes in any size, of
-    floating-point numbers from 36 by 36. So are, from that size, bytes `[H, W]` and stacks of
-    images `[S, C, H, W]` or `[S, H, W, C]`.
+    Images are `[C, H, W]`, or `[H, W, C]` with at most four channels: of any size if uint8, from
+    36x36 if floating-point. From 36x36, uint8 `[H, W]`, `[S, C, H, W]` and `[S, H, W, C]` (stacks)
+    are images, too.
     """
     shape = tuple(spec.shape)
     is_bytes = spec.dtype == torch.uint8

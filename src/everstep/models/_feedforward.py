@@ -1,4 +1,4 @@
-"""Models that look at the present observation, or at a window that ends in it."""
+"""Feedforward models of the present observation, or of a window that ends in it."""
 
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -19,8 +19,8 @@ _ActionSpec = TypeVar("_ActionSpec", bound=TensorSpec)
 class Model(GenericModelBase[[TensorDict], TensorDict | Mapping[str, torch.Tensor]]):
     """Feedforward model.
 
-    A subclass implements `forward` and `value_function`, and may ask for past observations in
-    `view_requirements`.
+    A subclass implements `forward` and `value_function`. With `view_requirements` it receives past
+    observations.
 
     Args:
         observation_spec: Spec of one observation.
@@ -29,8 +29,8 @@ class Model(GenericModelBase[[TensorDict], TensorDict | Mapping[str, torch.Tenso
 
     """
 
-    #: What `forward` gets of each key of the batch, `"obs"` or `("obs", …)`. A key that lies
-    #: within another one replaces it there. By default the present observation.
+    #: Past observations that `forward` receives of each key, `"obs"` or `("obs", …)`; a nested key
+    #: overrides its parent's. By default the present observation only.
     view_requirements: dict[str | tuple[str, ...], ViewRequirement]
 
     def __init__(
@@ -43,12 +43,12 @@ class Model(GenericModelBase[[TensorDict], TensorDict | Mapping[str, torch.Tenso
     def apply_view_requirements(
         self, batch: TensorDict, /, *, kind: ViewKind = "last"
     ) -> TensorDict:
-        """What `forward` takes, made of a batch `[B, T]` that starts with an episode.
+        """Input of `forward`, from a batch `[B, T]` that begins with an episode.
 
         Args:
             batch: Batch `[B, T]` with observations under `"obs"`.
-            kind: `"last"` for the last row of each sequence, `"all"` for every row but the first
-                `drop_size`, which have no full window.
+            kind: `"last"` for the last row of each sequence, `"all"` for every row except the
+                first `drop_size`, which have no full window.
 
         """
         views: dict[Any, torch.Tensor | TensorDict] = {}
@@ -63,21 +63,21 @@ class Model(GenericModelBase[[TensorDict], TensorDict | Mapping[str, torch.Tenso
         return TensorDict(views, batch_size=batch_size, device=batch.device)
 
     def ordered_view_requirements(self) -> list[tuple[tuple[str, ...], ViewRequirement]]:
-        """View requirements, a key that lies within another one behind that."""
+        """View requirements, nested keys after their parents."""
         found = self.view_requirements.items()
         paths = [((key,) if isinstance(key, str) else tuple(key), view) for key, view in found]
         return sorted(paths, key=lambda item: len(item[0]))
 
     @property
     def drop_size(self) -> int:
-        """Rows at the beginning of an episode that are not learned from."""
+        """Rows at the beginning of an episode without a full window; they are not learned from."""
         return max(requirement.drop_size for requirement in self.view_requirements.values())
 
     def validate_view_requirements(self) -> None:
-        """Check that there are view requirements, and that each is one.
+        """Check the types of the view requirements.
 
         Raises:
-            TypeError: Where something else is among them, or nothing.
+            TypeError: If there are none, or one is not a `ViewRequirement`.
 
         """
         found = self.view_requirements
@@ -91,13 +91,13 @@ class Model(GenericModelBase[[TensorDict], TensorDict | Mapping[str, torch.Tenso
     def default_model_cls(
         observation_spec: TensorSpec, action_spec: TensorSpec, /
     ) -> type["Model"]:
-        """Default model that fits the specs.
+        """Default model for the specs.
 
         Raises:
-            TypeError: Where none does.
+            TypeError: If there is none.
 
         """
-        from ._defaults import default_model_cls  # they are models themselves
+        from ._defaults import default_model_cls  # which imports this module
 
         return default_model_cls(observation_spec, action_spec)
 
@@ -112,7 +112,7 @@ class Model(GenericModelBase[[TensorDict], TensorDict | Mapping[str, torch.Tenso
 
 
 class ModelFactory(Protocol):
-    """Whatever makes a model: a class, or a function of the same signature."""
+    """A class of models, or a function with the same signature."""
 
     def __call__(
         self, observation_spec: TensorSpec, action_spec: TensorSpec, /, **config: Any
@@ -122,7 +122,7 @@ class ModelFactory(Protocol):
 
 
 class GenericModel(Model, Generic[_ObservationSpec, _ActionSpec]):
-    """`Model` whose specs have known types."""
+    """`Model` with typed specs."""
 
     #: Spec of one action.
     action_spec: _ActionSpec

@@ -1,4 +1,4 @@
-"""A network of a whole observation, for whoever needs one beside the policy's model."""
+"""A network from whole observations to numbers, for critics and bonuses."""
 
 from collections.abc import Sequence
 
@@ -13,18 +13,18 @@ from ._encoders import ObservationEncoder
 
 
 class ObservationNetwork(nn.Module):
-    """A perceptron behind an encoder of the observation: leaves `[B, …]` to numbers `[B, outputs]`.
+    """An encoder of the observation and an MLP: leaves `[B, …]` to numbers `[B, outputs]`.
 
     Weights are orthogonal with gain √2, biases zero.
 
     Args:
         observation_spec: Spec of one observation, any shape and dtype.
-        outputs: Numbers that come out.
+        outputs: Width of the output.
         hiddens: Widths of the hidden layers.
         activation_fn: Name of their activation.
 
     Raises:
-        ValueError: Where a leaf has no encoder.
+        ValueError: If the observation has no leaf to encode.
 
     """
 

@@ -1,4 +1,4 @@
-"""Models with a memory."""
+"""Recurrent models."""
 
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ _Tensors: TypeAlias = TensorDict | Mapping[str, torch.Tensor]
 
 
 class RecurrentModel(GenericModelBase[[TensorDict, TensorDict], tuple[_Tensors, _Tensors]]):
-    """Model whose states carry over from one env step to the next.
+    """Model with a recurrent state.
 
     A subclass sets `state_spec` in its constructor and implements `forward` and `value_function`.
 
@@ -38,21 +38,19 @@ class RecurrentModel(GenericModelBase[[TensorDict, TensorDict], tuple[_Tensors, 
     def default_model_cls(
         observation_spec: TensorSpec, action_spec: TensorSpec, /
     ) -> type["RecurrentModel"]:
-        """Default recurrent model that fits the specs.
+        """Default recurrent model for the specs.
 
         Raises:
-            TypeError: Where none does.
+            TypeError: If there is none.
 
         """
-        from ._default_recurrent import default_recurrent_model_cls  # they are models themselves
+        from ._default_recurrent import default_recurrent_model_cls  # which imports this module
 
         return default_recurrent_model_cls(observation_spec, action_spec)
 
     @abstractmethod
-    def forward(
-        self, batch: TensorDict, states: TensorDict, /
-    ) -> tuple[TensorDict | Mapping[str, torch.Tensor], TensorDict | Mapping[str, torch.Tensor]]:
-        """Features `[B·T, …]` for the action distribution, and the states `[B, …]` afterwards.
+    def forward(self, batch: TensorDict, states: TensorDict, /) -> tuple[_Tensors, _Tensors]:
+        """Features `[B·T, …]` for the action distribution, and the next states `[B, …]`.
 
         Args:
             batch: Batch `[B, T]` with observations under `"obs"`.
@@ -61,22 +59,22 @@ class RecurrentModel(GenericModelBase[[TensorDict, TensorDict], tuple[_Tensors, 
         """
 
     def init_states(self, n: int, /) -> TensorDict:
-        """States `[n, …]` that an episode starts with: zeros.
+        """States `[n, …]` at the start of an episode: zeros.
 
-        An override must give the same states every time: memory restarts inside of sequences, and
-        what was collected is evaluated again.
+        An override must return the same states every time: the update restarts episodes inside of
+        sequences, and must compute what collection computed.
         """
         return self.state_spec.zero([n])
 
     def to(self, device: Device) -> Self:  # type: ignore[override]
         """The model and its specs on `device`."""
-        if hasattr(self, "state_spec"):  # without one, a policy says what to do
+        if hasattr(self, "state_spec"):  # without one, building a policy raises the error
             self.state_spec = self.state_spec.to(device)
         return super().to(device)
 
 
 class RecurrentModelFactory(Protocol):
-    """Whatever makes a recurrent model: a class, or a function of the same signature."""
+    """A class of recurrent models, or a function with the same signature."""
 
     def __call__(
         self, observation_spec: TensorSpec, action_spec: TensorSpec, /, **config: Any
@@ -86,7 +84,7 @@ class RecurrentModelFactory(Protocol):
 
 
 class GenericRecurrentModel(RecurrentModel, Generic[_ObservationSpec, _ActionSpec]):
-    """`RecurrentModel` whose specs have known types."""
+    """`RecurrentModel` with typed specs."""
 
     #: Spec of one action.
     action_spec: _ActionSpec

@@ -1,7 +1,7 @@
-"""Building blocks of models, and the functions that train on what they return.
+"""Building blocks of models, and functions of advantages and losses.
 
-Masks of the functions (`mask=`) say what counts: True, or 1. Masks of the attention modules
-(`key_padding_mask=`, `attention_mask=`) say what is left out, as PyTorch's do: True, or −inf.
+Masks of the functions (`mask=`) mark elements that count: True or 1. Masks of attention modules
+(`key_padding_mask=`, `attention_mask=`) mark excluded elements, as PyTorch's do: True, or −inf.
 """
 
 from .functional import (

@@ -1,7 +1,7 @@
 """Functions of batches: masks over sequences, skip connections, advantages and losses of PPO.
 
-Masks say what counts: True or 1 for what does, False or 0 for what does not. A mask with fewer
-dimensions than what it masks holds for all of the trailing ones.
+Masks are True or 1 for elements that count, False or 0 for elements that do not. A mask with fewer
+dimensions than its tensor applies to all of the trailing dimensions.
 """
 
 from typing import Protocol
@@ -13,8 +13,8 @@ from ..advantages import gae, standardize
 from ..data import EPISODE_KEYS, DataKeys
 from ..losses import clipped_surrogate, value_errors
 
-#: Limits of PyTorch's default dtype, for masks of models' own; the functions here go by the dtype
-#: of what they are given.
+#: Limits of PyTorch's default dtype, for masks in models; the functions here use the limits of
+#: their arguments' dtypes.
 FINFO = torch.finfo()
 
 #: Kinds of skip connections.
@@ -22,7 +22,7 @@ SKIP_KINDS = ("residual", "cat", None)
 
 
 class ActionDistribution(Protocol):
-    """What `ppo_losses` asks of a distribution."""
+    """Interface of distributions for `ppo_losses`."""
 
     def logp(self, samples: torch.Tensor | TensorDict) -> torch.Tensor:
         """Log-probability of actions `[B, …]`, `[B, 1]`."""
@@ -37,7 +37,7 @@ def binary_mask_to_float_mask(mask: torch.Tensor, /) -> torch.Tensor:
     """0 where `mask` is True or 1, −inf where it is False or 0.
 
     Args:
-        mask: Mask of any shape. One of floating point keeps its dtype; from any other comes the
+        mask: Mask of any shape. The result has its dtype if that is floating-point, else the
             default dtype.
 
     """
@@ -49,10 +49,10 @@ def float_mask_to_binary_mask(mask: torch.Tensor, /) -> torch.Tensor:
     """False where `mask` is −inf or the least finite number, True elsewhere; bool.
 
     Args:
-        mask: What is added to scores, floating point of any shape.
+        mask: Floating-point mask that is added to scores, any shape.
 
     Raises:
-        TypeError: For a mask that is not of floating point.
+        TypeError: If the mask is not floating-point.
 
     """
     if not mask.is_floating_point():
@@ -64,32 +64,27 @@ def float_mask_to_binary_mask(mask: torch.Tensor, /) -> torch.Tensor:
 
 
 def mask_from_lengths(x: torch.Tensor, lengths: torch.Tensor, /) -> torch.Tensor:
-    """Which elements of sequences are not padding, bool `[B, T]`.
+    """True for the elements of sequences that are not padding, bool `[B, T]`.
 
     Args:
         x: Sequences `[B, T, …]`, padded at their ends.
         lengths: Elements of each, `[B]`.
 
     """
-    places = torch.arange(x.shape[1], device=x.device)
-    return places < lengths.to(x.device).reshape(-1, 1)
+    positions = torch.arange(x.shape[1], device=x.device)
+    return positions < lengths.to(x.device).reshape(-1, 1)
 
 
 def masked_avg(
-    x: torch.Tensor,
-    /,
-    *,
-    mask: None | torch.Tensor = None,
-    dim: int = 1,
-    keepdim: bool = False,
+    x: torch.Tensor, /, *, mask: None | torch.Tensor = None, dim: int = 1, keepdim: bool = False
 ) -> torch.Tensor:
-    """Average of `x` along `dim` over what counts; 0 where nothing does.
+    """Average of `x` along `dim` over the elements that count; 0 if none does.
 
     Args:
-        x: `[B, T, …]`. What does not count may be anything, NaN included.
-        mask: What counts, `[B, T]`; fractions are weights. None counts everything.
+        x: `[B, T, …]`. Elements that do not count may be NaN.
+        mask: Elements that count, `[B, T]`; fractions are weights. None: all count.
         dim: Dimension to average.
-        keepdim: Whether to keep it, with size 1.
+        keepdim: Whether to keep the dimension, with size 1.
 
     """
     if mask is None:
@@ -105,20 +100,20 @@ def masked_avg(
 def masked_max(
     x: torch.Tensor, /, *, mask: None | torch.Tensor = None, dim: int = 1
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Largest elements of `x` along `dim` among what counts, and their places in it.
+    """Largest elements of `x` along `dim` among those that count, and their indices.
 
-    Where nothing counts it is the least number that the dtype has, at place 0.
+    If none counts, the result is the lowest number of the dtype, at index 0.
 
     Args:
         x: `[B, T, …]`.
-        mask: What counts, `[B, T]`; None for everything.
+        mask: Elements that count, `[B, T]`. None: all count.
         dim: Dimension to search; both results keep it, with size 1.
 
     """
     if mask is not None:
         x = x.masked_fill(_aligned(mask, x) == 0, _least(x.dtype))
-    places = x.argmax(dim, keepdim=True)
-    return x.gather(dim, places), places
+    indices = x.argmax(dim, keepdim=True)
+    return x.gather(dim, indices), indices
 
 
 def masked_log_softmax(
@@ -126,11 +121,12 @@ def masked_log_softmax(
 ) -> torch.Tensor:
     """Log-probabilities along `dim`, finite everywhere.
 
-    What does not count has probability 0, to rounding. Where nothing counts all are equally likely.
+    Elements that do not count have probability 0, up to rounding. If none counts, all are equally
+    likely.
 
     Args:
         x: Scores `[B, T, …]`.
-        mask: What counts, `[B, T]` or more; fractions are prior weights. None counts everything.
+        mask: Elements that count, `[B, T]` or more; fractions are prior weights. None: all count.
         dim: Dimension that the probabilities sum to 1 over.
 
     """
@@ -141,25 +137,25 @@ def masked_log_softmax(
 def masked_categorical_sample(
     x: torch.Tensor, /, *, mask: None | torch.Tensor = None, dim: int = 1
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scores of options drawn at random from those that count, and the options, `[B, …, 1]`.
+    """Scores of options sampled from those that count, and the options, `[B, …, 1]`.
 
-    The options lie along the last dimension of `x`. `dim` is where their scores are looked up: the
-    same one, so `-1` wherever `x` has more than two dimensions.
+    The options are the last dimension of `x`, and `dim` is the dimension in which their scores are
+    looked up: use `-1` if `x` has more than two dimensions.
 
     Args:
         x: Scores `[B, …, options]`, such as `masked_log_softmax` returns.
-        mask: What counts, `[B, T]` or more; fractions are prior weights. None counts everything.
-        dim: Dimension of `x` that the drawn options index.
+        mask: Elements that count, `[B, T]` or more; fractions are prior weights. None: all count.
+        dim: Dimension of `x` that the sampled options index.
 
     """
     x = _masked_scores(x, mask)
-    # Checking the scores would wait for the device.
+    # Validating the scores would synchronise.
     options = torch.distributions.Categorical(logits=x, validate_args=False).sample().unsqueeze(-1)
     return x.gather(dim, options), options
 
 
 def _masked_scores(x: torch.Tensor, mask: None | torch.Tensor) -> torch.Tensor:
-    """Scores plus log mask, and the least finite number where the mask is 0."""
+    """Scores plus log mask; the lowest finite number where the mask is 0."""
     if mask is None:
         return x
     mask = _aligned(mask, x).to(x.dtype)
@@ -169,7 +165,7 @@ def _masked_scores(x: torch.Tensor, mask: None | torch.Tensor) -> torch.Tensor:
 
 
 def _aligned(mask: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """`mask` with as many dimensions as `x`, those it lacks of size 1 and last."""
+    """`mask` with as many dimensions as `x`, by appending dimensions of size 1."""
     return mask.reshape(*mask.shape, *(1,) * (x.dim() - mask.dim()))
 
 
@@ -178,23 +174,18 @@ def _least(dtype: torch.dtype) -> float | int:
 
 
 def skip_connection(
-    x: torch.Tensor,
-    y: torch.Tensor,
-    /,
-    *,
-    kind: None | str = "cat",
-    dim: int = -1,
+    x: torch.Tensor, y: torch.Tensor, /, *, kind: None | str = "cat", dim: int = -1
 ) -> torch.Tensor:
-    """`y`, connected with what it was made from.
+    """A module's output, connected with its input.
 
     Args:
-        x: What went into a module.
-        y: What came out of it, of the same shape.
-        kind: `"residual"` for their sum, `"cat"` for both side by side, None for `y` alone.
-        dim: Dimension along which `"cat"` puts them.
+        x: Input of a module.
+        y: Output of the module, of the same shape.
+        kind: `"residual"` for the sum, `"cat"` for the concatenation, None for `y` alone.
+        dim: Dimension of the concatenation.
 
     Raises:
-        ValueError: For an unknown kind.
+        ValueError: If the kind is unknown.
 
     """
     if kind == "residual":
@@ -218,32 +209,32 @@ def generalized_advantage_estimate(
     return_returns: bool = True,
     reward_scale: float = 1.0,
 ) -> TensorDict:
-    """Advantages and returns, batch `[B, T + 1, …]`, of streams that never end.
+    """Advantages and returns, batch `[B, T + 1, …]`, of non-episodic sequences.
 
-    The last row is there for its value. Its advantage is 0 and its return that value. No gradient
-    flows through the estimates, and rewards stay as they are.
+    The last row provides the bootstrap value: its advantage is 0 and its return that value. The
+    estimates have no gradient, and rewards are not changed.
 
     Args:
         batch: Batch `[B, T + 1, …]` of `rewards` and `values`. The last row's reward is not read.
         gae_lambda: λ, from 0 (one env step, then the value) to 1 (all rewards to the end).
-        gamma: Discount of an env step.
-        inplace: Whether the results go into `batch`; else into a new TensorDict.
-        normalize_advantages: Whether to centre advantages and scale them to unit deviation; where
-            they are all equal they are centred only. Returns are of the raw ones.
+        gamma: Discount per env step.
+        inplace: Whether to write the results to `batch` rather than to a new TensorDict.
+        normalize_advantages: Whether to centre advantages and scale them to unit deviation; equal
+            advantages are centred only. Returns are those of the raw advantages.
         return_returns: Whether to add the returns, advantage plus value.
-        reward_scale: What rewards are divided by.
+        reward_scale: Divisor of the rewards.
 
     Raises:
-        ValueError: For a batch with ends of episodes.
+        ValueError: If the batch has ends of episodes.
 
-    Source: `everstep.advantages.gae`, which knows episodes.
+    Source: `everstep.advantages.gae`, which also handles ends of episodes.
 
     """
     ends = sorted(EPISODE_KEYS.intersection(batch.keys()))
     if ends:
         raise ValueError(
-            f"The rows of `batch` must be one episode that goes on; it has {', '.join(ends)}. "
-            "`everstep.advantages.gae` estimates advantages of rows with ends of episodes."
+            f"`batch` must be non-episodic; it has {', '.join(ends)}. Use "
+            "`everstep.advantages.gae` for rows with ends of episodes."
         )
     rewards, values = (batch[key].transpose(0, 1) for key in (DataKeys.REWARDS, DataKeys.VALUES))
     estimates = gae(
@@ -283,19 +274,19 @@ def ppo_losses(
         total = vf_coeff·vf − policy − entropy_coeff·entropy
 
     Args:
-        buffer_batch: What was collected, batch `[B, …]`: `actions`, their `logp`, `advantages`,
-            `returns`, and the `values` of then. Without `values`, values are not clipped.
-        sample_batch: What the policy says now, batch `[B, …]`: `values`.
-        sample_distribution: The policy's distribution now.
-        clip_param: Distance from 1 beyond which the probability ratio earns nothing.
-        dual_clip_param: Bound, as a multiple of a negative advantage, on what one row can cost;
-            None for no bound.
-        entropy_coeff: Weight of the entropy. Where it is 0 the entropy is not computed, and 0.
-        vf_clip_param: Distance from the previous values beyond which values earn nothing; None
-            for no clipping.
+        buffer_batch: Collected batch `[B, …]` of `actions`, their `logp`, `advantages`, `returns`
+            and previous `values`. Without `values`, values are not clipped.
+        sample_batch: Batch `[B, …]` of the policy's current `values`.
+        sample_distribution: The policy's current distribution.
+        clip_param: Distance from 1 beyond which the probability ratio is clipped.
+        dual_clip_param: Bound on the surrogate of a negative advantage, as a multiple of that
+            advantage; None for no bound.
+        entropy_coeff: Weight of the entropy. If it is 0, the entropy is 0 and not computed.
+        vf_clip_param: Distance from the previous values beyond which values are clipped; None for
+            no clipping.
         vf_coeff: Weight of the value loss.
 
-    Source: `everstep.losses`, where each term stands.
+    Source: `everstep.losses`.
 
     """
     log_ratio = sample_distribution.logp(buffer_batch[DataKeys.ACTIONS])
@@ -307,7 +298,7 @@ def ppo_losses(
         dual_clip_param=dual_clip_param or None,
     ).mean()
     values = sample_batch[DataKeys.VALUES]
-    previous = buffer_batch.get(DataKeys.VALUES, values)  # what has not moved is not clipped
+    previous = buffer_batch.get(DataKeys.VALUES, values)  # equal values are not clipped
     vf = value_errors(
         values,
         buffer_batch[DataKeys.RETURNS],

@@ -84,7 +84,9 @@ def check_policy(policy: GenericPolicyBase[Any], rollout: Rollout, config: Hyper
     obs = rollout.observation.zeros(n, *window, device=device)
     forked = torch.random.fork_rng([device] if device.type == "cuda" else [])
     try:
-        with forked, torch.no_grad(), model_mode(policy.model, training=False):
+        # With gradients under autocast: some layers run in half precision only without them.
+        tracked = torch.set_grad_enabled(config.enable_amp)
+        with forked, tracked, model_mode(policy.model, training=False):
             states = policy.memory.flatten(policy.init_states(n))
             sample = policy.act(obs, states)
     except Exception as error:

@@ -1,17 +1,14 @@
-"""Policies in a form that is served with PyTorch and MLflow alone, Everstep not installed.
+"""Export of policies to MLflow models that need PyTorch and MLflow, but not Everstep.
 
-What is exported is one env step: observations and what the policy remembers in, the likeliest
-actions, their log-probabilities, values and what it remembers then out. `torch.export` turns it
-into a program, which holds the weights and the observation normaliser; MLflow adds a signature, an
-example, the versions it needs and the Python file that runs it.
+The exported program, made by `torch.export`, is one env step: observations and states in; the most
+likely actions, log-probabilities, values and the next states out. It holds the weights and the
+observation normaliser. MLflow adds a signature, an example, requirements and the file that runs it.
 """
 
-import contextlib
 import copy
 import os
 import tempfile
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,21 +23,21 @@ from ..errors import ExportError
 from ..specs import Structure
 from ._base import GenericPolicyBase
 
-#: Rows while the program is made; a prime, so that no width equals it by accident.
+#: Rows while tracing; a prime, so that no width equals it by accident.
 _TRACED_ROWS = 11
 
-#: Rows of the batches on which program and policy are compared.
+#: Rows of the batches that program and policy are compared on.
 _COMPARED_ROWS = (1, 2, 64)
 
-#: Env steps that they are compared over where the policy remembers something.
+#: Env steps of the comparison if the policy has a state.
 _COMPARED_STEPS = 3
 
 _SERVED_POLICY = Path(__file__).with_name("_served_policy.py")
 
 _WAY_OUT = (
-    "A model can be exported if `forward` and `value_function` are PyTorch operations on tensors "
-    "alone: no `if` on a tensor's value, no `.item()`, no NumPy, and `x.shape[0]` where the number "
-    "of rows is meant, not `len(x)`. Change it, or serve the policy with Everstep installed: "
+    "A model can be exported if `forward` and `value_function` use PyTorch operations on tensors "
+    "only: no `if` on a tensor's value, no `.item()`, no NumPy, and `x.shape[0]` for the number of "
+    "rows, not `len(x)`. Change it, or serve the policy with Everstep installed: "
     "mlflow.pyfunc.save_model(path, python_model=policy.save(file), artifacts={'policy': file})."
 )
 
@@ -51,7 +48,9 @@ def export(policy: GenericPolicyBase[Any], path: str | os.PathLike[str]) -> None
     if path.exists():
         raise FileExistsError(f"{path} exists already: export to another directory, or remove it.")
     step = Step(_portable(policy))
-    with _own_randomness():
+    # A fixed seed for the observations that are compared; the caller's generators are restored.
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)  # the CPU's alone, unlike `torch.manual_seed`
         program = _program(step)
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as directory:
@@ -62,16 +61,8 @@ def export(policy: GenericPolicyBase[Any], path: str | os.PathLike[str]) -> None
             (Path(directory) / "model").rename(path)
 
 
-@contextlib.contextmanager
-def _own_randomness() -> Iterator[None]:
-    """Draw the same observations every time, and leave the caller's generators alone."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(0)  # the CPU's alone, unlike `torch.manual_seed`
-        yield
-
-
 class Step(nn.Module):
-    """One env step of a policy, from tensors by name to tensors by name.
+    """One env step of a policy, with named tensors as inputs and outputs.
 
     Args:
         policy: The policy, in eval mode.
@@ -81,7 +72,7 @@ class Step(nn.Module):
     def __init__(self, policy: GenericPolicyBase[Any]) -> None:
         super().__init__()
         self.policy = policy
-        self.model = policy.model  # modules of modules are what programs hold the weights of
+        self.model = policy.model  # registered, so that the program holds its weights
         self.normalizer = policy.normalizer
         self.obs = _names(DataKeys.OBS, policy._observation)
         self.memory = _names("", policy.memory)
@@ -89,11 +80,11 @@ class Step(nn.Module):
 
     @property
     def label(self) -> str:
-        """Names of what the user may have written."""
+        """Names of model and distribution, for errors."""
         return f"{type(self.model).__name__} with {self.policy.distribution_cls.__name__}"
 
     def forward(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Actions, log-probabilities `[B, 1]`, values `[B, K]` and what is remembered then."""
+        """Actions, log-probabilities `[B, 1]`, values `[B, K]` and the next states."""
         obs = tuple(inputs[name] for name in self.obs)
         states = tuple(inputs[name] for name in self.memory)
         sample = self.policy.act(obs, states, deterministic=True)
@@ -105,7 +96,7 @@ class Step(nn.Module):
         }
 
     def inputs(self, rows: int) -> dict[str, torch.Tensor]:
-        """Random observations, and what is remembered where an episode opens, `[rows, …]`."""
+        """Random observations, and the states at the start of an episode, `[rows, …]`."""
         history = self.policy.history
         size = [rows, history + 1] if history else [rows]
         obs = self.policy._observation.flatten(self.policy.observation_spec.rand(size))
@@ -113,7 +104,7 @@ class Step(nn.Module):
         inputs = dict(zip((*self.obs, *self.memory), (*obs, *states), strict=True))
         for name, leaf in inputs.items():
             if name.endswith("action_mask"):
-                leaf[..., 0] = 1  # where nothing is allowed, there is no likeliest action
+                leaf[..., 0] = 1  # at least one option is allowed
         return {name: leaf.contiguous() for name, leaf in inputs.items()}
 
 
@@ -122,16 +113,16 @@ def _names(head: str, structure: Structure) -> tuple[str, ...]:
 
 
 def _portable(policy: GenericPolicyBase[Any]) -> GenericPolicyBase[Any]:
-    """A copy of the policy on the CPU, in eval mode, that casts nothing automatically."""
-    # What a model keeps of its last forward cannot be copied while it has a history of gradients.
-    kept = {
+    """A copy of the policy on the CPU, in eval mode and without autocast."""
+    # Tensors with a gradient history, such as stored values, cannot be copied: detach them.
+    detached = {
         id(value): value.detach()
         for module in policy.model.modules()
         for value in vars(module).values()
         if isinstance(value, torch.Tensor)
     }
     try:
-        model, normalizer = copy.deepcopy((policy.model, policy.normalizer), kept)
+        model, normalizer = copy.deepcopy((policy.model, policy.normalizer), detached)
     except Exception as error:
         raise _refusal(type(policy.model).__name__, f"it cannot be copied: {error}") from error
     model.eval()
@@ -151,17 +142,17 @@ def _program(step: Step) -> torch.export.ExportedProgram:
     shapes = ({name: {0: rows} for name in inputs},)
     try:
         with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of models that keep values for `value_function`
-            step(inputs)  # what depends on the specs' numbers is found out before it is traced
+            warnings.simplefilter("ignore")  # of models that store values for `value_function`
+            step(inputs)  # fills caches of the specs' properties before tracing
             return torch.export.export(step, (inputs,), dynamic_shapes=shapes, strict=False)
     except Exception as error:  # a model's own code may fail in any way while it is traced
         if f"constant ({_TRACED_ROWS})" in str(error):
-            raise _refusal(step.label, "it takes the number of rows for a constant.") from error
+            raise _refusal(step.label, "it fixes the number of rows.") from error
         raise _refusal(step.label, f"{type(error).__name__}: {_head(str(error))}") from error
 
 
 def _compare(step: Step, program: nn.Module) -> None:
-    """Let policy and program act on the same observations, and check that they do the same."""
+    """Check that policy and program return the same for the same observations."""
     steps = _COMPARED_STEPS if step.memory else 1
     with torch.no_grad():
         for rows in _COMPARED_ROWS:
@@ -169,16 +160,12 @@ def _compare(step: Step, program: nn.Module) -> None:
             for _ in range(steps):
                 expected, found = step(inputs), program(inputs)
                 for name, tensor in expected.items():
-                    _check_equal(step, name, found[name], tensor)
+                    try:
+                        torch.testing.assert_close(found[name], tensor, equal_nan=True)
+                    except AssertionError as error:
+                        reason = f"the program's {name} differ from the policy's: "
+                        raise _refusal(step.label, reason + _head(str(error))) from None
                 inputs = step.inputs(rows) | {name: expected[name] for name in step.memory}
-
-
-def _check_equal(step: Step, name: str, found: torch.Tensor, expected: torch.Tensor) -> None:
-    try:
-        torch.testing.assert_close(found, expected, equal_nan=True)
-    except AssertionError as error:
-        reason = f"the program's {name} differ from the policy's: {_head(str(error))}"
-        raise _refusal(step.label, reason) from None
 
 
 def _refusal(label: str, reason: str) -> ExportError:
@@ -186,14 +173,14 @@ def _refusal(label: str, reason: str) -> ExportError:
 
 
 def _head(text: str) -> str:
-    """The first lines of a message that may go on for pages."""
+    """The first lines of a message."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return " ".join(lines[:3])[:400]
 
 
 def _save_model(step: Step, program: Path, path: Path) -> None:
-    """Write the directory that MLflow reads: program, signature, example, requirements, code."""
-    from ._mlflow import mlflow  # takes a second
+    """Write MLflow's directory: program, signature, example, requirements, code."""
+    from ._mlflow import mlflow  # slow import
 
     inputs = step.inputs(1)
     with torch.no_grad():
@@ -219,12 +206,8 @@ def _save_model(step: Step, program: Path, path: Path) -> None:
 
 
 def _schema(leaves: dict[str, torch.Tensor]) -> Any:
-    """Names, dtypes and shapes of leaves `[B, …]`, as MLflow says them."""
+    """MLflow's schema of leaves `[B, …]`: names, dtypes and shapes."""
     from mlflow.types import Schema, TensorSpec
 
-    return Schema(
-        [
-            TensorSpec(leaf.numpy().dtype, (-1, *leaf.shape[1:]), name)
-            for name, leaf in leaves.items()
-        ]
-    )
+    named = leaves.items()
+    return Schema([TensorSpec(x.numpy().dtype, (-1, *x.shape[1:]), name) for name, x in named])

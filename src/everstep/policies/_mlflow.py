@@ -1,7 +1,7 @@
-"""Policies as MLflow's Python models, for servers that have Everstep installed.
+"""Policies as MLflow Python models, for servers that have Everstep installed.
 
-`policy.save(path)` returns one of these. The policy itself is read from its own file, which is no
-pickle; MLflow pickles the few attributes of the model here, and nothing of the policy's.
+`policy.save(path)` returns such a model. MLflow pickles its attributes, the names of classes; the
+policy is read from its own file, which is not a pickle.
 """
 
 import warnings
@@ -23,24 +23,24 @@ from ._feedforward import Policy
 from ._recurrent import RecurrentPolicy
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # importing it, MLflow warns of its own type hints
+    warnings.simplefilter("ignore")  # MLflow warns of its own type hints
     import mlflow as mlflow
     from mlflow.pyfunc import PythonModel, PythonModelContext
 
 
 class ServedPolicy(PythonModel):  # type: ignore[misc]
-    """Base of policies in MLflow.
+    """Base class of policies in MLflow.
 
     Args:
-        model_cls: Model class, where it is not one of the defaults.
-        distribution_cls: Action distribution, where it is not one of the defaults.
+        model_cls: Model class, if it is not one of the defaults.
+        distribution_cls: Action distribution, if it is not one of the defaults.
 
     """
 
-    #: Kind of policy that is read.
+    #: Class of the policy.
     policy_cls: type[GenericPolicyBase[Any]]
 
-    # MLflow asks for types that it can make a schema of; mappings of arrays are not among them.
+    # MLflow cannot make a schema of mappings of arrays.
     _skip_type_hint_validation = True
 
     def __init__(
@@ -53,10 +53,10 @@ class ServedPolicy(PythonModel):  # type: ignore[misc]
         self.distribution_cls = distribution_cls
 
     def load_context(self, context: PythonModelContext) -> None:
-        """Read the policy from the artifact `"policy"`, without unpickling anything.
+        """Load the policy from the artifact `"policy"`, without unpickling.
 
         Raises:
-            CheckpointError: Where it is damaged, or its weights do not fit the model.
+            CheckpointError: If it is damaged, or its weights do not fit the model.
 
         """
         self.policy: Any = self.policy_cls.load(
@@ -68,11 +68,11 @@ class ServedPolicy(PythonModel):  # type: ignore[misc]
 
 
 class MLflowPolicyModel(ServedPolicy):
-    """A policy in MLflow: from observations `[B, T, …]` to a DataFrame of B·T rows.
+    """A policy in MLflow: observations `[B, T, …]` in, a DataFrame of B·T rows out.
 
     Args:
-        model_cls: Model class, where it is not one of the defaults.
-        distribution_cls: Action distribution, where it is not one of the defaults.
+        model_cls: Model class, if it is not one of the defaults.
+        distribution_cls: Action distribution, if it is not one of the defaults.
 
     """
 
@@ -81,13 +81,13 @@ class MLflowPolicyModel(ServedPolicy):
     def predict(  # type: ignore[no-untyped-def]  # MLflow warns of types that are no schema
         self, context, model_input, params=None
     ) -> pd.DataFrame:
-        """The likeliest actions, their log-probabilities and values, one row an observation.
+        """The most likely actions, their log-probabilities and values, one row per observation.
 
         Args:
             context: Unused.
-            model_input: Observations under `"obs"`: an array `[B, T, …]`, or a mapping of them
-                that may be nested. Each of the B sequences begins with an episode, and a model
-                with view requirements sees the earlier rows of its own sequence.
+            model_input: Observations under `"obs"`: an array `[B, T, …]`, or a (nested) mapping of
+                arrays. Each sequence begins with an episode, and a model with view requirements
+                receives the earlier rows of the sequence.
             params: Unused.
 
         Returns:
@@ -95,7 +95,7 @@ class MLflowPolicyModel(ServedPolicy):
             is b·T + t.
 
         Raises:
-            ValueError: Where the observations are not what the policy takes.
+            ValueError: If the observations do not fit the policy.
 
         """
         obs = _observations(self.policy, model_input)
@@ -109,11 +109,11 @@ class MLflowPolicyModel(ServedPolicy):
 
 
 class MLflowRecurrentPolicyModel(ServedPolicy):
-    """A recurrent policy in MLflow: DataFrames of B·T rows and of B states.
+    """A recurrent policy in MLflow: DataFrames of B·T rows and of B states out.
 
     Args:
-        model_cls: Model class, where it is not one of the defaults.
-        distribution_cls: Action distribution, where it is not one of the defaults.
+        model_cls: Model class, if it is not one of the defaults.
+        distribution_cls: Action distribution, if it is not one of the defaults.
 
     """
 
@@ -122,22 +122,22 @@ class MLflowRecurrentPolicyModel(ServedPolicy):
     def predict(  # type: ignore[no-untyped-def]  # MLflow warns of types that are no schema
         self, context, model_input, params=None
     ) -> list[pd.DataFrame]:
-        """The likeliest actions, their log-probabilities and values; and the states afterwards.
+        """The most likely actions, their log-probabilities and values; and the next states.
 
         Args:
             context: Unused.
-            model_input: Observations under `"obs"`: an array `[B, T, …]`, or a mapping of them
-                that may be nested. The states before each sequence under `"states"`: a mapping of
-                arrays `[B, 1, …]` or `[B, …]`, or the DataFrame that was returned; without them
-                an episode opens.
+            model_input: Observations under `"obs"`: an array `[B, T, …]`, or a (nested) mapping of
+                arrays. Optionally the states before each sequence under `"states"`: a mapping of
+                arrays `[B, 1, …]` or `[B, …]`, or the DataFrame of an earlier call. Without them
+                each sequence begins an episode.
             params: Unused.
 
         Returns:
             Columns `"actions"`, `"logp"` and `"values"` of lists, where the row of observation
-            `[b, t]` is b·T + t; and one column for each state, B rows.
+            `[b, t]` is b·T + t; and one column per state, B rows.
 
         Raises:
-            ValueError: Where observations or states are not what the policy takes.
+            ValueError: If observations or states do not fit the policy.
 
         """
         policy = self.policy
@@ -154,25 +154,23 @@ class MLflowRecurrentPolicyModel(ServedPolicy):
         found = policy._action.flatten(out[DataKeys.ACTIONS])
         actions = _columns(DataKeys.ACTIONS, policy._action.paths, found)
         columns = {**actions, **{key: out[key] for key in (DataKeys.LOGP, DataKeys.VALUES)}}
-        left = policy.memory.flatten(after)
-        return [_frame(columns), _frame(_columns("", policy.memory.paths, left))]
+        next_states = policy.memory.flatten(after)
+        return [_frame(columns), _frame(_columns("", policy.memory.paths, next_states))]
 
 
 def python_model(
     policy: GenericPolicyBase[Any],
 ) -> MLflowPolicyModel | MLflowRecurrentPolicyModel:
-    """What MLflow needs beside a policy's file to serve the policy."""
-    arguments: dict[str, Any] = {
-        "model_cls": _unless_default(type(policy.model), models),
-        "distribution_cls": _unless_default(policy.distribution_cls, distributions),
-    }
-    if isinstance(policy, RecurrentPolicy):
-        return MLflowRecurrentPolicyModel(**arguments)
-    return MLflowPolicyModel(**arguments)
+    """The MLflow model of a policy; the policy's file is its artifact."""
+    recurrent = isinstance(policy, RecurrentPolicy)
+    return (MLflowRecurrentPolicyModel if recurrent else MLflowPolicyModel)(
+        model_cls=_unless_default(type(policy.model), models),
+        distribution_cls=_unless_default(policy.distribution_cls, distributions),
+    )
 
 
 def _unless_default(cls: type, module: Any) -> None | type:
-    """The class, where a policy's file does not say enough about it."""
+    """The class, or None if it is one of the defaults in `module`."""
     return None if getattr(module, cls.__name__, None) is cls else cls
 
 
@@ -184,7 +182,7 @@ def _observations(policy: GenericPolicyBase[Any], model_input: Any) -> Leaves:
     if not isinstance(model_input, Mapping) or DataKeys.OBS not in model_input:
         found = list(model_input) if isinstance(model_input, Mapping) else type(model_input)
         raise ValueError(
-            f"A policy takes a mapping with observations [B, T, …] under 'obs'; got {found}."
+            f"The input must be a mapping with observations [B, T, …] under 'obs'; got {found}."
         )
     structure = policy._observation
     leaves = tuple(
@@ -219,11 +217,11 @@ def _states(policy: RecurrentPolicy, given: Any, count: int) -> Leaves:
 
 
 def _at(value: Any, path: Path) -> Any:
-    """What lies at `path` in nested mappings."""
-    for place, key in enumerate(path):
+    """The value at `path` in nested mappings."""
+    for depth, key in enumerate(path):
         if not isinstance(value, Mapping) or key not in value:
             found = list(value) if isinstance(value, Mapping) else type(value).__name__
-            raise ValueError(f"The policy takes {_name(path[: place + 1])}; got {found}.")
+            raise ValueError(f"The policy takes {_name(path[: depth + 1])}; got {found}.")
         value = value[key]
     return value
 
@@ -242,7 +240,7 @@ def _tensor(
 
 
 def _rows(leaves: Leaves, history: int) -> tuple[Leaves, torch.Tensor]:
-    """Each row's observation, or window that ends in it, and its age, `[B·T, …]`.
+    """Each row's observation, or the window that ends in it, and its age, `[B·T, …]`.
 
     Args:
         leaves: Observations `[B, T, …]`.
@@ -252,12 +250,8 @@ def _rows(leaves: Leaves, history: int) -> tuple[Leaves, torch.Tensor]:
     count, length = leaves[0].shape[:2]
     ages = torch.arange(length, device=leaves[0].device).repeat(count)
     if history:
-        leaves = tuple(
-            rolling_window(
-                torch.cat([x.new_zeros(count, history, *x.shape[2:]), x], 1), history + 1
-            )
-            for x in leaves
-        )
+        padded = (torch.cat([x.new_zeros(count, history, *x.shape[2:]), x], 1) for x in leaves)
+        leaves = tuple(rolling_window(x, history + 1) for x in padded)
     return tuple(x.flatten(0, 1) for x in leaves), ages
 
 
@@ -265,7 +259,7 @@ def _rows(leaves: Leaves, history: int) -> tuple[Leaves, torch.Tensor]:
 
 
 def _columns(head: str, paths: tuple[Path, ...], leaves: Leaves) -> dict[str, torch.Tensor]:
-    """The leaves by the names of their columns: `head` alone where there is but one tensor."""
+    """The leaves by column name: `head` for a plain tensor."""
     prefix = (head,) if head else ()
     return {_name((*prefix, *path)): leaf for path, leaf in zip(paths, leaves, strict=True)}
 

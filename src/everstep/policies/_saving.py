@@ -1,4 +1,4 @@
-"""Policies in files, without pickle."""
+"""Saving and loading of policies, without pickle."""
 
 import os
 from pathlib import Path
@@ -61,7 +61,7 @@ def load(
     distribution_cls: None | type[Distribution],
     device: Device,
 ) -> P:
-    """The policy in a file; see `Policy.load`."""
+    """The policy of a file; see `Policy.load`."""
     state = _read(path, cls.__name__)
     specs = [spec_from_dict(state[key]) for key in ("observation_spec", "action_spec")]
     if model is None and model_cls is None:
@@ -88,10 +88,10 @@ def load(
 
 
 def kind_of(path: str | os.PathLike[str]) -> str:
-    """Name of the class of the policy in a file.
+    """Class name of the policy in a file.
 
     Raises:
-        CheckpointError: Where it holds none.
+        CheckpointError: If it is not a policy's file.
 
     """
     return str(_read(path)["kind"])
@@ -107,10 +107,10 @@ def _read(path: str | os.PathLike[str], kind: None | str = None) -> dict[str, An
 
 
 def _config(policy: "GenericPolicyBase[Any]") -> dict[str, Any]:
-    """Keywords that build the model anew: what it was built with, where a class built it.
+    """Keyword arguments that rebuild the model.
 
-    Our models know theirs in full, so that a file does not depend on what the defaults are when it
-    is read; the `config` of others holds what their constructors handed on.
+    The `config` of our models is complete, so that files do not depend on later defaults. That of
+    other models has only what their constructors pass on, so `model_config` is preferred for them.
     """
     config = getattr(policy.model, "config", None) or {}
     if _is_within(type(policy.model).__module__, models):
@@ -119,15 +119,15 @@ def _config(policy: "GenericPolicyBase[Any]") -> dict[str, Any]:
 
 
 def _default(state: dict[str, Any], argument: str, package: ModuleType, path: Any) -> Any:
-    """The default class that was saved: a file may choose among ours, and import nothing else."""
+    """The saved class if it is one of the defaults; a file cannot import anything else."""
     name = str(state[argument])
     found = getattr(package, name, None)
-    home = state.get("modules", {}).get(argument)  # older files have the name alone
-    ours = isinstance(found, type) and _is_within(found.__module__, package)
-    if not ours or (home and not _is_within(str(home), package)):
-        what, where = argument.removesuffix("_cls"), f"{home}." if home else ""
+    module = state.get("modules", {}).get(argument)  # older files have the name alone
+    is_default = isinstance(found, type) and _is_within(found.__module__, package)
+    if not is_default or (module and not _is_within(str(module), package)):
+        kind, prefix = argument.removesuffix("_cls"), f"{module}." if module else ""
         raise CheckpointError(
-            f"{path} was saved with the {what} {where}{name}, which is not one of the defaults: "
+            f"{path} was saved with the {kind} {prefix}{name}, which is not one of the defaults: "
             f"pass `{argument}` (from the code that trained it) to `load`."
         )
     return found

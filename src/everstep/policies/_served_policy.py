@@ -1,7 +1,7 @@
-"""A policy as MLflow serves it: a PyTorch program that takes tensors by name and returns them so.
+"""MLflow model of an exported policy: a PyTorch program with named inputs and outputs.
 
-`Policy.export` copies this file into the model it writes, where it runs without Everstep; it is
-not imported here.
+`Policy.export` copies this file into the model, where it runs without Everstep. It is not imported
+here.
 """
 
 import mlflow
@@ -10,17 +10,17 @@ from mlflow.pyfunc import PythonModel, PythonModelContext
 
 
 class ExportedPolicy(PythonModel):  # type: ignore[misc]
-    """The likeliest actions of a policy in one env step."""
+    """The most likely actions of a policy in one env step."""
 
-    # Inputs are checked against the model's signature.
+    # MLflow checks inputs against the model's signature instead.
     _skip_type_hint_validation = True
 
     def load_context(self, context: PythonModelContext) -> None:
-        """Read the program."""
+        """Load the program."""
         self.program = torch.export.load(context.artifacts["program"]).module()
 
     def predict(self, context, model_input, params=None):  # type: ignore[no-untyped-def]
-        """Arrays by the names in the model's signature, for arrays by theirs."""
+        """Output arrays for input arrays, both by the names in the model's signature."""
         with torch.no_grad():
             outputs = self.program({name: torch.tensor(x) for name, x in model_input.items()})
         return {name: x.numpy() for name, x in outputs.items()}

@@ -1,4 +1,4 @@
-"""From windows of observations to what a model with view requirements takes."""
+"""Inputs of models with view requirements, made of windows of observations."""
 
 from dataclasses import dataclass
 
@@ -15,13 +15,13 @@ from ..views import PaddedRollingWindow, RollingWindow, ViewRequirement
 
 @dataclass(frozen=True)
 class Windows:
-    """What a model asks of the past, and how to make it of windows.
+    """A model's view requirements, applied to windows of observations.
 
-    A window that would reach before the episode's first observation is zero there, and marked as
-    padding where the method marks it.
+    Windows that reach before the episode's first observation are zero there, and marked as padding
+    if the method marks it.
     """
 
-    #: Past observations beside the present one, the most that any requirement asks for.
+    #: Past observations beside the present one, the maximum of all requirements.
     history: int
     #: Paths of the observations' leaves in a batch.
     paths: tuple[Path, ...]
@@ -30,13 +30,13 @@ class Windows:
 
     @classmethod
     def of(cls, model: nn.Module, observation: Structure) -> "None | Windows":
-        """The model's windows; None where it sees the present observation and nothing else.
+        """The model's windows; None if it needs the present observation only.
 
         Raises:
-            ConfigError: Where a requirement names what is not observed.
+            ConfigError: If a requirement's key is not in the observation.
 
         """
-        if not isinstance(model, Model):  # but with the same `forward`
+        if not isinstance(model, Model):  # a module with the same `forward`
             return None
         try:
             model.validate_view_requirements()
@@ -51,17 +51,17 @@ class Windows:
             if not any(path[: len(key)] == key for path in paths):
                 raise ConfigError(
                     f"{type(model).__name__}.view_requirements has {key}, which is not observed; "
-                    f"there are {', '.join(map(str, paths))}."
+                    f"observations have {', '.join(map(str, paths))}."
                 )
         return cls(history, paths, requirements)
 
     def batch(self, windows: Leaves, ages: torch.Tensor) -> TensorDict:
-        """What the model takes, batch `[B]`.
+        """Input of the model, batch `[B]`.
 
         Args:
-            windows: Observations, leaves `[B, history + 1, …]`, the present one last; `[B, …]`
-                where there is no history.
-            ages: Observations of the same episode before the present one, `[B]`.
+            windows: Observations, leaves `[B, history + 1, …]`, the present one last; `[B, …]` if
+                `history` is 0.
+            ages: Number of earlier observations of the same episode, `[B]`.
 
         """
         if not self.history:
@@ -80,7 +80,7 @@ class Windows:
 def _view(
     requirement: ViewRequirement, window: torch.Tensor, padding: torch.Tensor
 ) -> torch.Tensor | TensorDict:
-    """One leaf's view, of its window `[B, shift + 1, …]` and its padding `[B, shift + 1]`."""
+    """View of one leaf, from its window `[B, shift + 1, …]` and padding `[B, shift + 1]`."""
     if not requirement.shift:
         return window[:, -1]
     window = window.masked_fill(padding.view(*padding.shape, *(1,) * (window.ndim - 2)), 0)

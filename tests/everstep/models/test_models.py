@@ -105,13 +105,13 @@ PAIRS += [("mapping", a) for a in ("multi-discrete", "bounded", "multi-binary")]
 def test_every_spec_trains(observation: str, action: str, kind: str, tmp_path: Any) -> None:
     """Every parameter learns, and what is saved acts the same."""
     env_cls = type("Specs", (Random,), {"specs": (OBSERVATIONS[observation], ACTIONS[action])})
+    # The clipped gradients of "smooth_l1" may cancel to 0 for the value head's bias.
+    common: dict[str, Any] = {"num_envs": 4, "horizon": 4, "vf_loss": "mse", "seed": 0}
     if kind == "recurrent":
-        config: Any = RecurrentAlgorithmConfig(
-            num_envs=4, horizon=4, seq_len=2, model_config={"hidden_size": 8}
-        )
+        config: Any = RecurrentAlgorithmConfig(**common, seq_len=2, model_config={"hidden_size": 8})
     else:
         given = {} if "image" in observation else SMALL
-        config = AlgorithmConfig(num_envs=4, horizon=4, model_config=given, num_sgd_iters=1)
+        config = AlgorithmConfig(**common, model_config=given, num_sgd_iters=1)
     algorithm = config.build(env_cls)
     before = {name: x.clone() for name, x in algorithm.policy.model.named_parameters()}
     algorithm.collect()

@@ -324,7 +324,7 @@ def test_estimates_have_no_gradient() -> None:
 def test_ends_of_episodes_are_refused() -> None:
     batch = make_batch(4, 6, 1)
     batch[DataKeys.TERMINATED] = torch.zeros(4, 6, 1, dtype=torch.bool)
-    with pytest.raises(ValueError, match=r"has terminated. `everstep\.advantages\.gae`"):
+    with pytest.raises(ValueError, match=r"has terminated\. Use `everstep\.advantages\.gae`"):
         F.generalized_advantage_estimate(batch)
 
 

@@ -204,6 +204,7 @@ def test_any_batch_and_time_size_predicts(specs: Any, arguments: Any, tmp_path: 
         check_rows(model.predict({"obs": given}), sampled(policy, obs, size, kind="all"))
 
 
+@pytest.mark.slow  # MLflow imports the model in another process to see what it needs
 def test_the_recipe_works_as_it_is_documented_and_pins_what_it_needs(tmp_path: Path) -> None:
     import mlflow
 
@@ -336,6 +337,7 @@ def test_no_pickle_is_read_from_the_policys_file(tmp_path: Path, monkeypatch: An
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.slow  # another process imports PyTorch and MLflow
 def test_mlflow_is_imported_where_it_is_asked_for_and_not_before() -> None:
     code = (
         "import sys, everstep.policies as policies\n"
@@ -430,7 +432,7 @@ EVERYTHING = Composite(
 @pytest.mark.parametrize(
     "specs",
     [
-        (EVERYTHING, CHOICE),
+        pytest.param((EVERYTHING, CHOICE), marks=pytest.mark.slow),  # convolutions are traced
         (OBS, Binary(3)),
         (OBS, Bounded(-1.0, 2.0, shape=(2,))),
         (OBS, MultiOneHot([2, 3])),
@@ -464,6 +466,7 @@ print(json.dumps(answers))
 """
 
 
+@pytest.mark.slow  # another process imports PyTorch and MLflow
 def test_everstep_is_not_needed(tmp_path: Path) -> None:
     """Nor tensordict nor torchrl; in a process that cannot import them."""
     plain = make(OBS, CHOICE, normalizer=normalizer())
@@ -555,7 +558,7 @@ class NotCopied(Linear):
 @pytest.mark.parametrize(
     ("model_cls", "reason"),
     [
-        (CountsRows, "takes the number of rows for a constant"),
+        (CountsRows, "fixes the number of rows"),
         (Branches, "data-dependent"),
         (UsesNumPy, "numpy"),
         (CountsCalls, "the program's .* differ from the policy's"),
@@ -573,6 +576,15 @@ def test_a_model_that_cannot_be_exported_is_told_why(
     assert re.search(reason, str(e.value))
     assert "python_model=policy.save(file)" in str(e.value)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_normalizer_without_statistics_is_exported(tmp_path: Path) -> None:
+    """Before training observations pass as they are; the program holds no other branch."""
+    policy = make(OBS, CHOICE, normalizer=ObservationNormalizer(OBS))
+    bare = Policy(OBS, CHOICE, model=policy.model)
+    obs = 1e3 * torch.randn(4, 1, 3)
+    found = exported(policy, tmp_path / "model").predict({"obs": obs[:, 0].numpy()})
+    torch.testing.assert_close(torch.tensor(found["values"]), sampled(bare, obs, [4, 1])["values"])
 
 
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
@@ -642,6 +654,7 @@ def wait_for(process: Any, url: str) -> None:
     raise AssertionError(process.communicate()[0])
 
 
+@pytest.mark.slow  # a server starts
 @pytest.mark.skipif(
     not (find_spec("fastapi") and find_spec("uvicorn")),
     reason="`mlflow models serve` needs fastapi and uvicorn",
@@ -671,7 +684,8 @@ def test_mlflow_serves_it_over_http(tmp_path: Path) -> None:
             post(f"{url}/invocations", {"inputs": {"obs": [[1.0, 2.0]]}})
         assert "does not match expected shape (-1, 3)" in refused.value.read().decode()
     finally:
-        os.killpg(process.pid, signal.SIGTERM)
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGTERM)
         process.communicate()
     expected = sampled(policy, obs, [3, 1])
     assert answer["predictions"]["actions"] == expected["actions"].tolist()

@@ -1,4 +1,4 @@
-"""Modules to build models of."""
+"""Building blocks of models."""
 
 from .activations import ACTIVATIONS, SquaredReLU, get_activation
 from .attention import CrossAttention, PointerNetwork, SelfAttention, SelfAttentionStack

@@ -18,7 +18,7 @@ class SquaredReLU(Module[[torch.Tensor], torch.Tensor]):
         return F.relu(x).square()
 
 
-#: Activation modules by the name that configurations use.
+#: Activation modules by name.
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "elu": nn.ELU,
     "gelu": nn.GELU,
@@ -49,7 +49,7 @@ def get_activation(name: str, /, **params: Any) -> nn.Module:
         **params: Keyword arguments of the module.
 
     Raises:
-        ValueError: For an unknown name.
+        ValueError: If the name is unknown.
 
     """
     if name not in ACTIVATIONS:

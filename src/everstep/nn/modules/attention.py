@@ -1,11 +1,11 @@
 """Attention over sequences.
 
-Masks say what is left out, as PyTorch's do: True, or −inf in a mask of floating point, whose
-elements are added to the scores. A query that may attend to nothing receives zeros.
+Masks mark excluded elements, as PyTorch's do: True, or −inf in a floating-point mask, which is
+added to the scores. A query that may attend to nothing receives zeros.
 """
 
 import copy
-from typing import ClassVar, ParamSpec
+from typing import ClassVar, ParamSpec, TypeAlias
 
 import torch
 from torch import nn
@@ -17,9 +17,12 @@ from .skip import SequentialSkipConnection
 
 _P = ParamSpec("_P")
 
+#: Optional mask.
+Mask: TypeAlias = None | torch.Tensor
 
-class PointerNetwork(Module[[torch.Tensor, torch.Tensor, None | torch.Tensor], torch.Tensor]):
-    """Chooses among the elements of one sequence for each element of another.
+
+class PointerNetwork(Module[[torch.Tensor, torch.Tensor, Mask], torch.Tensor]):
+    """Log-probabilities of the elements of one sequence, for each element of another.
 
         log softmaxₑ vᵀ tanh(W₁·encoder_outₑ + W₂·decoder_out_d)
 
@@ -30,13 +33,13 @@ class PointerNetwork(Module[[torch.Tensor, torch.Tensor, None | torch.Tensor], t
 
     """
 
-    #: W₁, for the sequence that is chosen from.
+    #: W₁, of the encoder's sequence.
     W1: nn.Linear
 
-    #: W₂, for the sequence that chooses.
+    #: W₂, of the decoder's sequence.
     W2: nn.Linear
 
-    #: vᵀ, for the scores.
+    #: vᵀ, of the scores.
     VT: nn.Linear
 
     def __init__(self, embed_dim: int, /) -> None:
@@ -46,17 +49,14 @@ class PointerNetwork(Module[[torch.Tensor, torch.Tensor, None | torch.Tensor], t
         self.VT = nn.Linear(embed_dim, 1, bias=False)
 
     def forward(
-        self,
-        decoder_out: torch.Tensor,
-        encoder_out: torch.Tensor,
-        mask: None | torch.Tensor = None,
+        self, decoder_out: torch.Tensor, encoder_out: torch.Tensor, mask: Mask = None
     ) -> torch.Tensor:
-        """Log-probability of choosing each element of `encoder_out`, `[B, D, E]`.
+        """Log-probability of each element of `encoder_out`, `[B, D, E]`.
 
         Args:
-            decoder_out: Sequence that chooses, `[B, D, C]`.
-            encoder_out: Sequence that is chosen from, `[B, E, C]`.
-            mask: What may be chosen (True or 1), `[B, D, E]`.
+            decoder_out: Sequence of queries, `[B, D, C]`.
+            encoder_out: Sequence to choose from, `[B, E, C]`.
+            mask: True or 1 for elements that may be chosen, `[B, D, E]`.
 
         """
         hidden = self.W1(encoder_out).unsqueeze(1) + self.W2(decoder_out).unsqueeze(2)
@@ -65,15 +65,15 @@ class PointerNetwork(Module[[torch.Tensor, torch.Tensor, None | torch.Tensor], t
 
 
 class _AttentionBlock(Module[_P, torch.Tensor]):
-    """Multi-head attention, then a small feedforward network, with skip connections."""
+    """Multi-head attention and a feedforward network, with skip connections."""
 
-    #: Names of the layers that normalise what goes into the attention.
+    #: Names of the layers that normalise the attention's inputs.
     norms: ClassVar[tuple[str, ...]]
 
-    #: The attention itself.
+    #: Multi-head attention.
     attention: nn.MultiheadAttention
 
-    #: What connects queries, attention and feedforward network.
+    #: Skip connections around attention and feedforward network.
     skip_connection: SequentialSkipConnection
 
     def __init__(
@@ -107,36 +107,27 @@ class _AttentionBlock(Module[_P, torch.Tensor]):
         )
 
     def _attend(
-        self,
-        q: torch.Tensor,
-        kv: torch.Tensor,
-        key_padding_mask: None | torch.Tensor,
-        attention_mask: None | torch.Tensor,
+        self, q: torch.Tensor, kv: torch.Tensor, key_padding_mask: Mask, attention_mask: Mask
     ) -> torch.Tensor:
-        """What the queries receive, `[B, Q, E]`; zeros where they may attend to nothing."""
+        """Attention's output, `[B, Q, E]`; zeros for queries that may attend to nothing."""
         padding = _added_to_scores(key_padding_mask, q.dtype)
         mask = _added_to_scores(attention_mask, q.dtype)
         received: torch.Tensor
         received, _ = self.attention(
             q, kv, kv, key_padding_mask=padding, attn_mask=mask, need_weights=False
         )
-        if padding is None and mask is None:
+        masks = [
+            x for x in (mask, None if padding is None else padding.unsqueeze(-2)) if x is not None
+        ]
+        if not masks:
             return received
-        # Kernels differ in what such queries receive: the output's bias, or NaN.
-        nothing = (_sum_of_masks(padding, mask) == -torch.inf).all(-1, keepdim=True)
+        # Depending on the kernel such queries receive the output's bias, or NaN.
+        nothing = (sum(masks[1:], masks[0]) == -torch.inf).all(-1, keepdim=True)
         return received.masked_fill(nothing, 0.0)
 
 
-def _sum_of_masks(padding: None | torch.Tensor, mask: None | torch.Tensor) -> torch.Tensor:
-    """What is added to the scores altogether, `[B, Q, K]` or 1 where there is no difference."""
-    if mask is None:
-        assert padding is not None
-        return padding.unsqueeze(-2)
-    return mask if padding is None else mask + padding.unsqueeze(-2)
-
-
-def _added_to_scores(mask: None | torch.Tensor, dtype: torch.dtype) -> None | torch.Tensor:
-    """A mask as it is added to scores: 0, or −inf for what is left out."""
+def _added_to_scores(mask: Mask, dtype: torch.dtype) -> Mask:
+    """The mask to add to scores: 0, or −inf for excluded elements."""
     if mask is None:
         return None
     if mask.dim() > 2:
@@ -146,10 +137,8 @@ def _added_to_scores(mask: None | torch.Tensor, dtype: torch.dtype) -> None | to
     return mask.to(dtype)
 
 
-class CrossAttention(
-    _AttentionBlock[[torch.Tensor, torch.Tensor, None | torch.Tensor, None | torch.Tensor]]
-):
-    """Queries gather from another sequence, then pass through a feedforward network.
+class CrossAttention(_AttentionBlock[[torch.Tensor, torch.Tensor, Mask, Mask]]):
+    """Attention from queries to another sequence, then a feedforward network.
 
         h = join(skip(q, attention(norm(q), norm(kv))))        out = join(skip(h, network(h)))
 
@@ -163,7 +152,7 @@ class CrossAttention(
         skip_kind: Kind of the skip connections; see `everstep.nn.skip_connection`.
 
     Raises:
-        ValueError: For what does not divide, and for unknown names.
+        ValueError: If `num_heads` does not divide `embed_dim`, or a name is unknown.
 
     """
 
@@ -179,8 +168,8 @@ class CrossAttention(
         self,
         q: torch.Tensor,
         kv: torch.Tensor,
-        key_padding_mask: None | torch.Tensor = None,
-        attention_mask: None | torch.Tensor = None,
+        key_padding_mask: Mask = None,
+        attention_mask: Mask = None,
     ) -> torch.Tensor:
         """The queries after attending, `[B, Q, E]`.
 
@@ -195,8 +184,8 @@ class CrossAttention(
         return self.skip_connection(q, received)
 
 
-class SelfAttention(_AttentionBlock[[torch.Tensor, None | torch.Tensor, None | torch.Tensor]]):
-    """The elements of a sequence gather from each other, then pass through a feedforward network.
+class SelfAttention(_AttentionBlock[[torch.Tensor, Mask, Mask]]):
+    """Attention between the elements of a sequence, then a feedforward network.
 
         h = join(skip(x, attention(norm(x))))        out = join(skip(h, network(h)))
 
@@ -210,7 +199,7 @@ class SelfAttention(_AttentionBlock[[torch.Tensor, None | torch.Tensor, None | t
         skip_kind: Kind of the skip connections; see `everstep.nn.skip_connection`.
 
     Raises:
-        ValueError: For what does not divide, and for unknown names.
+        ValueError: If `num_heads` does not divide `embed_dim`, or a name is unknown.
 
     """
 
@@ -220,10 +209,7 @@ class SelfAttention(_AttentionBlock[[torch.Tensor, None | torch.Tensor, None | t
     x_norm: nn.LayerNorm
 
     def forward(
-        self,
-        x: torch.Tensor,
-        key_padding_mask: None | torch.Tensor = None,
-        attention_mask: None | torch.Tensor = None,
+        self, x: torch.Tensor, key_padding_mask: Mask = None, attention_mask: Mask = None
     ) -> torch.Tensor:
         """The sequence after attending, `[B, X, E]`.
 
@@ -239,15 +225,13 @@ class SelfAttention(_AttentionBlock[[torch.Tensor, None | torch.Tensor, None | t
         return self.skip_connection(x, received)
 
 
-class SelfAttentionStack(
-    Module[[torch.Tensor, None | torch.Tensor, None | torch.Tensor], torch.Tensor]
-):
-    """Self-attention, several times in a row.
+class SelfAttentionStack(Module[[torch.Tensor, Mask, Mask], torch.Tensor]):
+    """Layers of self-attention in sequence.
 
     Args:
-        module: What to repeat. Layers are copies of it, so they begin with equal weights.
-        num_layers: How often.
-        share_parameters: Whether the layers are `module` itself, with the same weights for good.
+        module: The first layer. The others are copies of it, so they begin with equal weights.
+        num_layers: Number of layers.
+        share_parameters: Whether every layer is `module` itself, so that all share its weights.
 
     """
 
@@ -263,10 +247,7 @@ class SelfAttentionStack(
         )
 
     def forward(
-        self,
-        x: torch.Tensor,
-        key_padding_mask: None | torch.Tensor = None,
-        attention_mask: None | torch.Tensor = None,
+        self, x: torch.Tensor, key_padding_mask: Mask = None, attention_mask: Mask = None
     ) -> torch.Tensor:
         """The sequence after the last layer, `[B, X, E]`; see `SelfAttention.forward`."""
         for layer in self.layers:

@@ -9,7 +9,7 @@ from .module import Module
 
 
 class PositionalEmbedding(Module[[torch.Tensor], torch.Tensor]):
-    """Tells the elements of a sequence apart by adding waves of different lengths.
+    """Sinusoidal positional embedding, added to the elements of a sequence.
 
         pe[t, 2i] = sin(t / 10000^(2i/E))        pe[t, 2i + 1] = cos(t / 10000^(2i/E))
 
@@ -25,7 +25,7 @@ class PositionalEmbedding(Module[[torch.Tensor], torch.Tensor]):
     #: Dropout of the sum.
     dropout: nn.Dropout
 
-    #: What is added, `[1, max_len, E]`.
+    #: The embedding, `[1, max_len, E]`.
     pe: torch.Tensor
 
     def __init__(self, embed_dim: int, max_len: int, /, *, dropout: float = 0.0) -> None:
@@ -37,13 +37,13 @@ class PositionalEmbedding(Module[[torch.Tensor], torch.Tensor]):
         self.register_buffer("pe", waves[:, :embed_dim].unsqueeze(0).contiguous())
 
     def forward(self, x: torch.Tensor, /) -> torch.Tensor:
-        """The elements of `x` with their places added, `[B, T, E]` in the dtype of `x`.
+        """`x` with the embedding of its positions added, `[B, T, E]` in the dtype of `x`.
 
         Args:
             x: Sequences `[B, T, E]`.
 
         Raises:
-            ValueError: Where they are longer than `max_len`.
+            ValueError: If they are longer than `max_len`.
 
         """
         length, max_len = x.shape[1], self.pe.shape[1]

@@ -11,12 +11,12 @@ from .module import Module
 
 
 class MLP(nn.Sequential, Module[[torch.Tensor], torch.Tensor]):
-    """Linear layers with activations between them; the last one is linear.
+    """Linear layers with activations in between; the output is linear.
 
     Args:
         input_dim: Width of the input.
-        hiddens: Width of each layer, the output's last.
-        activation_fn: Name of the activation after every layer but the last.
+        hiddens: Width of each layer, the output last.
+        activation_fn: Name of the activation after every layer except the last.
         norm_layer: Normalisation between a layer and its activation.
         bias: Whether layers have biases.
         dropout: Probability of dropout after activations.
@@ -51,7 +51,7 @@ class MLP(nn.Sequential, Module[[torch.Tensor], torch.Tensor]):
 
 
 class Head(nn.Linear):
-    """A linear output layer that keeps full precision under autocast."""
+    """A linear output layer with full precision under autocast."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Outputs `[…, out_features]` in the weights' dtype."""

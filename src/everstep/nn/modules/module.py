@@ -1,4 +1,4 @@
-"""Modules whose calls are typed."""
+"""Modules with typed calls."""
 
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Generic, ParamSpec, TypeVar
@@ -10,17 +10,16 @@ _T = TypeVar("_T")
 
 
 class Module(ABC, Generic[_P, _T], nn.Module):
-    """A module that declares what it is called with and what it returns.
+    """A PyTorch module with the types of its arguments and its result, for type checkers.
 
     `Module[[torch.Tensor, int], torch.Tensor]` takes a tensor and an integer and returns a tensor.
-    Type checkers then check its calls; when the program runs it is a plain PyTorch module.
     """
 
     @abstractmethod
     def forward(self, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        """What the module computes."""
+        """The module's result."""
 
     if TYPE_CHECKING:
 
         def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-            """What `forward` returns, with the module's hooks run."""
+            """The result of `forward`, with the module's hooks."""

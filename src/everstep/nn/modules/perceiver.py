@@ -1,19 +1,17 @@
-"""Perceivers: sequences of any length, summarised in an array of fixed length."""
+"""Perceivers: latent arrays of fixed length that attend to sequences of any length."""
 
 import torch
 from torch import nn
 
-from .attention import CrossAttention, SelfAttention, SelfAttentionStack
+from .attention import CrossAttention, Mask, SelfAttention, SelfAttentionStack
 from .module import Module
 
 
-class PerceiverLayer(
-    Module[[torch.Tensor, torch.Tensor, None | torch.Tensor, None | torch.Tensor], torch.Tensor]
-):
-    """A latent array gathers from a sequence, then attends to itself.
+class PerceiverLayer(Module[[torch.Tensor, torch.Tensor, Mask, Mask], torch.Tensor]):
+    """Cross-attention from a latent array to a sequence, then self-attention of the latent array.
 
-    Its cost grows with the sequence's length, not with its square. Layers in a row may gather from
-    different sequences.
+    The cost is linear in the sequence's length. Successive layers may attend to different
+    sequences.
 
     Args:
         embed_dim: E, features of the latent array and of the sequence.
@@ -24,7 +22,7 @@ class PerceiverLayer(
         attention_dropout: Probability of dropout of attention weights.
         hidden_dropout: Probability of dropout in the feedforward networks.
         skip_kind: Kind of the skip connections; see `everstep.nn.skip_connection`.
-        share_parameters: Whether the layers of self-attention are one and the same.
+        share_parameters: Whether the layers of self-attention share their parameters.
 
     Source: arXiv 2103.03206.
 
@@ -51,27 +49,20 @@ class PerceiverLayer(
         share_parameters: bool = False,
     ) -> None:
         super().__init__()
-        options = (
-            num_heads,
-            hidden_dim,
-            activation_fn,
-            attention_dropout,
-            hidden_dropout,
-            skip_kind,
-        )
-        self.cross_attention = CrossAttention(embed_dim, *options)
+        args = (num_heads, hidden_dim, activation_fn, attention_dropout, hidden_dropout, skip_kind)
+        self.cross_attention = CrossAttention(embed_dim, *args)
         self.self_attention = SelfAttentionStack(
-            SelfAttention(embed_dim, *options), num_layers, share_parameters=share_parameters
+            SelfAttention(embed_dim, *args), num_layers, share_parameters=share_parameters
         )
 
     def forward(
         self,
         q: torch.Tensor,
         kv: torch.Tensor,
-        key_padding_mask: None | torch.Tensor = None,
-        attention_mask: None | torch.Tensor = None,
+        key_padding_mask: Mask = None,
+        attention_mask: Mask = None,
     ) -> torch.Tensor:
-        """The latent array after gathering, `[B, Q, E]`.
+        """The latent array after attending, `[B, Q, E]`.
 
         Args:
             q: Latent array `[B, Q, E]`.
@@ -85,10 +76,8 @@ class PerceiverLayer(
         return self.self_attention(latents, None, None)
 
 
-class PerceiverIOLayer(
-    Module[[torch.Tensor, torch.Tensor, None | torch.Tensor, None | torch.Tensor], torch.Tensor]
-):
-    """A `PerceiverLayer`, and an output array of a length of its own that gathers from it.
+class PerceiverIOLayer(Module[[torch.Tensor, torch.Tensor, Mask, Mask], torch.Tensor]):
+    """A `PerceiverLayer`, and cross-attention from an output array to its latent array.
 
     Args:
         embed_dim: E, features of the latent array, the sequence and the output array.
@@ -100,7 +89,7 @@ class PerceiverIOLayer(
         attention_dropout: Probability of dropout of attention weights.
         hidden_dropout: Probability of dropout in the feedforward networks.
         skip_kind: Kind of the skip connections; see `everstep.nn.skip_connection`.
-        share_parameters: Whether the layers of self-attention are one and the same.
+        share_parameters: Whether the layers of self-attention share their parameters.
 
     Source: arXiv 2107.14795.
 
@@ -109,7 +98,7 @@ class PerceiverIOLayer(
     #: From the sequence to the latent array.
     perceiver_layer: PerceiverLayer
 
-    #: What the output array asks the latent array for, learned, `[O, E]`.
+    #: Learned queries of the output array, `[O, E]`.
     output_query: nn.Parameter
 
     #: From the latent array to the output array.
@@ -144,22 +133,15 @@ class PerceiverIOLayer(
         )
         self.output_query = nn.Parameter(torch.empty(output_seq_dim, embed_dim))
         nn.init.xavier_uniform_(self.output_query)
-        self.decoder = CrossAttention(
-            embed_dim,
-            num_heads,
-            hidden_dim,
-            activation_fn,
-            attention_dropout,
-            hidden_dropout,
-            skip_kind,
-        )
+        args = (num_heads, hidden_dim, activation_fn, attention_dropout, hidden_dropout, skip_kind)
+        self.decoder = CrossAttention(embed_dim, *args)
 
     def forward(
         self,
         q: torch.Tensor,
         kv: torch.Tensor,
-        key_padding_mask: None | torch.Tensor = None,
-        attention_mask: None | torch.Tensor = None,
+        key_padding_mask: Mask = None,
+        attention_mask: Mask = None,
     ) -> torch.Tensor:
         """The output array, `[B, O, E]`; the arguments are those of `PerceiverLayer.forward`."""
         latents = self.perceiver_layer(q, kv, key_padding_mask, attention_mask)

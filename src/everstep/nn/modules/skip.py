@@ -8,23 +8,23 @@ from .module import Module
 
 
 class SequentialSkipConnection(Module[[torch.Tensor, torch.Tensor], torch.Tensor]):
-    """Modules in a row, with a skip connection around each of them.
+    """Modules in sequence, with a skip connection around each.
 
         y ← join(skip(x, y))        then, for each module:  y ← join(skip(y, module(y)))
 
-    What was concatenated is projected back to `embed_dim` features by a linear layer of its own;
-    otherwise the join does nothing. Without modules it is the first line alone.
+    After a concatenation, the join is a linear layer back to `embed_dim` features; otherwise it is
+    the identity. Without modules the result is the first line.
 
     Args:
         embed_dim: Features of `x`, of `y`, of every module's input and output, and of the result.
-        kind: How to connect; see `everstep.nn.skip_connection`.
+        kind: Kind of the connections; see `everstep.nn.skip_connection`.
 
     Raises:
-        ValueError: For an unknown kind.
+        ValueError: If the kind is unknown.
 
     """
 
-    #: How what goes into a module and what comes out of it are connected.
+    #: Kind of the connections.
     kind: None | str
 
     def __init__(self, embed_dim: int, kind: None | str = "cat") -> None:
@@ -54,7 +54,7 @@ class SequentialSkipConnection(Module[[torch.Tensor, torch.Tensor], torch.Tensor
         """The last module's output, connected and joined, `[…, embed_dim]`.
 
         Args:
-            x: What `y` was made from, `[…, embed_dim]`.
+            x: Input of the module that returned `y`, `[…, embed_dim]`.
             y: `[…, embed_dim]`.
 
         """

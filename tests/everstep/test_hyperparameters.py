@@ -1,0 +1,32 @@
+"""Hyperparameters that two algorithms are built from."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from everstep import AlgorithmConfig, ContinuousDummyEnv
+
+
+@pytest.mark.parametrize("names", [("lr",), ("lr_pi", "lr_v")])
+def test_algorithms_of_one_config_do_not_share_a_learning_rate(names: tuple[str, ...]) -> None:
+    rates = {name: torch.tensor(1e-3) for name in names}
+    config = AlgorithmConfig(num_envs=2, horizon=4, seed=0, optimizer_config=dict(rates))
+    first, second = config.build(ContinuousDummyEnv), config.build(ContinuousDummyEnv)
+    for group in first.optimizer.param_groups:
+        group["lr"].fill_(0.5)  # as a schedule does
+    assert _learning_rates(second) == pytest.approx([1e-3] * len(names))
+    assert [float(x) for x in rates.values()] == pytest.approx([1e-3] * len(names))
+
+
+def test_a_schedule_does_not_write_into_the_config() -> None:
+    lr = torch.tensor(1e-3)
+    config = AlgorithmConfig(
+        num_envs=2, horizon=4, seed=0, optimizer_config={"lr": lr}, lr_schedule=[(0, 0.25)]
+    )
+    assert _learning_rates(config.build(ContinuousDummyEnv)) == [0.25]
+    assert float(lr) == pytest.approx(1e-3)
+
+
+def _learning_rates(algorithm: Any) -> list[float]:
+    return [float(group["lr"]) for group in algorithm.optimizer.param_groups]
