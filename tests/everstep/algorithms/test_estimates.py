@@ -127,3 +127,16 @@ def test_rewards_are_divided_by_the_spread_of_their_discounted_sums(kind: Any) -
         for n in range(NUM_ENVS):
             found = algorithm.buffer["advantages"][n, :-1, 0].tolist()
             assert found == pytest.approx(reference(window, n), abs=1e-12)
+
+
+def test_rows_whose_outcome_is_masked_are_not_learned_from() -> None:
+    """They are left out of the moments of advantages, which are 0 there."""
+    env = absent()
+    lost = env.rows["terminated"]
+    env.rows["truncated"], env.rows["terminated"] = lost, torch.zeros_like(lost)
+    algorithm, _ = estimated(env, on_missing_final="mask")
+    learned = (env.rows["valid"] & ~lost)[..., 0].T
+    found = algorithm.buffer["advantages"][:, :-1, 0]
+    assert not found[~learned].any()
+    assert float(found[learned].mean()) == pytest.approx(0, abs=1e-12)
+    assert float(found[learned].std()) == pytest.approx(1, abs=1e-7)

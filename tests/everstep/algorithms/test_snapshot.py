@@ -264,6 +264,15 @@ def test_another_schedule_is_followed_from_where_training_was() -> None:
     assert (stats["coefficients/lr"], stats["coefficients/entropy"]) == (0.02, 0.3)
 
 
+def test_the_scale_of_gradients_goes_on() -> None:
+    options = {"enable_amp": True, "amp_dtype": "float16"}
+    one = train(feedforward(**options), 1)
+    one.grad_scaler.update(128.0)
+    other = feedforward(**options)
+    other.load_state_dict(copy.deepcopy(one.state_dict()))
+    assert other.grad_scaler.get_scale() == 128.0
+
+
 def test_counters_go_on() -> None:
     algorithm = continued(feedforward, 2)
     assert (algorithm.state.horizons, algorithm.state.env_steps) == (2, 2 * HORIZON * NUM_ENVS)
