@@ -426,7 +426,6 @@ def test_a_directory_is_not_a_file(tmp_path):
         load_file(tmp_path)
 
 
-
 # The disk.
 
 

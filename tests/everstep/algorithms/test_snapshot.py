@@ -177,7 +177,7 @@ def assert_same(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> 
             assert torch.equal(ours[key], theirs[key]), key
 
 
-# ---- one by one -----------------------------------------------------------------------------------
+# ---- one by one --------------------------------------------------------------------------------
 
 
 def test_returns_and_lengths_of_open_episodes_go_on() -> None:

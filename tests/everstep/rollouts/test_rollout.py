@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 from tensordict import TensorDict
-from torchrl.data import Categorical, Unbounded
+from torchrl.data import Categorical, Composite, Unbounded
 
 from everstep.data import EPISODE_KEYS
 from everstep.errors import NonFiniteError
@@ -183,5 +183,22 @@ def test_the_reward_that_is_not_finite_is_named() -> None:
     rollout = make(3)
     rollout.rewards[2, 0] = torch.nan
     assert not rollout.is_finite()
-    with pytest.raises(NonFiniteError, match="`rewards` of environment 0 is not finite .*step 2"):
+    with pytest.raises(NonFiniteError, match=r"`rewards` of environment 0 is not finite .*step 2"):
+        rollout.find_non_finite()
+
+
+@pytest.mark.parametrize("leaf", [0, 1])
+def test_numbers_that_are_not_finite_are_found_in_every_leaf(leaf: int) -> None:
+    rollout = Rollout(
+        N,
+        2,
+        observation=Structure.of(Composite(a=Unbounded(1), b=Unbounded(2))),
+        action=Structure.of(Categorical(2, shape=torch.Size([1]))),
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+    )
+    assert rollout.is_finite()
+    rollout.obs[leaf][1, 1, -1] = torch.nan
+    assert not rollout.is_finite()
+    with pytest.raises(NonFiniteError, match=rf"`obs\.{'ab'[leaf]}` of environment 1"):
         rollout.find_non_finite()
