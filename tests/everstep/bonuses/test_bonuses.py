@@ -332,6 +332,44 @@ def test_a_lost_final_observation_earns_nothing() -> None:
     assert bonus.moments["0"].count == int((~lost).sum())
 
 
+def test_the_predictor_does_not_learn_from_what_is_not_known() -> None:
+    """Not even where the row itself is learned from, without what followed it."""
+    bonus = RandomNetworkDistillation(**FEW)
+    config = AlgorithmConfig(**SMALL, bonuses=[bonus], on_missing_final="terminate")
+    algorithm = config.build(Losing)
+    algorithm.collect()
+    rollout = algorithm.rollout
+    lost = rollout.ends.flatten()
+    assert rollout.known.all()
+    minibatch = rollout.sequences(rollout.valid, kept={"rnd": bonus.kept}).select(None)
+    assert (minibatch.weight == 1 / 48).all()
+    errors = novelty(bonus, minibatch.next_obs).flatten()
+    expected = errors[~lost].sum() / 48
+    torch.testing.assert_close(bonus.losses(minibatch).detach(), expected)
+    assert errors[lost].min() > 0
+
+
+@pytest.mark.usefixtures("float64")
+def test_rewards_are_divided_by_the_spread_of_sums_in_valid_rows() -> None:
+    env = GymnasiumEnv(scripted_vector_env(SCRIPTS, AutoresetMode.NEXT_STEP), horizon=9)
+    bonus = RandomNetworkDistillation(gamma_intrinsic=0.9, **FEW)
+    algorithm = AlgorithmConfig(bonuses=[bonus]).build(env)
+    sums, seen = [0.0] * 3, []
+    for _ in range(3):
+        algorithm.collect()
+        rollout = algorithm.rollout
+        assert not rollout.valid.all()
+        errors = rollout.rewards[:-1, :, 1] * bonus.spread.std
+        assert not errors[~rollout.valid[..., 0]].any()
+        for t in range(9):
+            for n in range(3):
+                if rollout.valid[t, n]:
+                    sums[n] = float(errors[t, n]) + 0.9 * sums[n]
+                    seen.append(sums[n])
+        assert bonus.spread.count == len(seen)
+        assert float(bonus.spread.var) == pytest.approx(np.var(seen), rel=1e-9)
+
+
 class Losing(DiscreteDummyEnv):
     """Every third env step ends an episode, and its final observation is lost."""
 
@@ -477,6 +515,21 @@ def test_the_target_never_changes() -> None:
         algorithm.step()
     assert fingerprint(bonus.target) == target
     assert fingerprint(bonus.predictor) != predictor
+
+
+def test_the_target_does_not_decay() -> None:
+    bonus = RandomNetworkDistillation(**FEW)
+    config = AlgorithmConfig(
+        **SMALL,
+        bonuses=[bonus],
+        optimizer_cls=torch.optim.AdamW,
+        optimizer_config={"lr": 0.01, "weight_decay": 0.1},
+    )
+    algorithm = config.build(DiscreteDummyEnv)
+    before = [p.clone() for p in bonus.target.parameters()]
+    algorithm.collect()
+    algorithm.step()
+    assert all(map(torch.equal, before, bonus.target.parameters()))
 
 
 def test_networks_may_be_ones_own() -> None:

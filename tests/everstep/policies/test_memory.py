@@ -623,6 +623,30 @@ def test_recurrent_sample_sees_what_collection_saw() -> None:
     torch.testing.assert_close(after["sums"], states["sums"], rtol=0, atol=1e-12)
 
 
+@pytest.mark.usefixtures("float64")
+def test_of_several_states_a_recurrent_sample_takes_the_first() -> None:
+    """States as they lie in a batch `[B, T]` that is acted on again."""
+    policy = recurrent(num_envs=2, horizon=6).build(Counting).policy
+    batch = TensorDict({"obs": torch.randn(2, 3, 3)}, [2, 3])
+    states = TensorDict({"sums": torch.randn(2, 3, 1)}, [2, 3])
+    found, after = policy.sample(batch, states, deterministic=True, return_values=True)
+    expected, rest = policy.sample(batch, states[:, :1], deterministic=True, return_values=True)
+    assert torch.equal(found["values"], expected["values"])
+    assert torch.equal(after["sums"], rest["sums"])
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_a_deterministic_sample_is_in_eval_mode(deterministic: bool) -> None:
+    for make in (recurrent, windowed):
+        policy = make(num_envs=2, horizon=6).build(Counting).policy
+        modes = []
+        policy.model.register_forward_pre_hook(lambda model, _: modes.append(model.training))
+        batch = TensorDict({"obs": torch.randn(2, 3, 3)}, [2, 3])
+        policy.sample(batch, deterministic=deterministic)
+        assert modes == [not deterministic]
+        assert policy.model.training
+
+
 def test_sample_leaves_no_trace_when_the_model_fails() -> None:
     algorithm = recurrent(num_envs=3, horizon=6).build(Counting)
     policy, model = algorithm.policy, algorithm.policy.model
