@@ -635,16 +635,18 @@ def test_of_several_states_a_recurrent_sample_takes_the_first() -> None:
     assert torch.equal(after["sums"], rest["sums"])
 
 
+@pytest.mark.parametrize("make", [recurrent, windowed], ids=["recurrent", "windowed"])
 @pytest.mark.parametrize("deterministic", [True, False])
-def test_a_deterministic_sample_is_in_eval_mode(deterministic: bool) -> None:
-    for make in (recurrent, windowed):
-        policy = make(num_envs=2, horizon=6).build(Counting).policy
-        modes = []
-        policy.model.register_forward_pre_hook(lambda model, _: modes.append(model.training))
-        batch = TensorDict({"obs": torch.randn(2, 3, 3)}, [2, 3])
-        policy.sample(batch, deterministic=deterministic)
-        assert modes == [not deterministic]
-        assert policy.model.training
+def test_a_deterministic_sample_is_in_eval_mode(
+    make: Callable[..., Any], deterministic: bool
+) -> None:
+    policy = make(num_envs=2, horizon=6).build(Counting).policy
+    modes: list[bool] = []
+    policy.model.register_forward_pre_hook(lambda model, _: modes.append(model.training))
+    batch = TensorDict({"obs": torch.randn(2, 3, 3)}, [2, 3])
+    policy.sample(batch, deterministic=deterministic)
+    assert modes == [not deterministic]
+    assert policy.model.training
 
 
 def test_sample_leaves_no_trace_when_the_model_fails() -> None:
