@@ -427,3 +427,12 @@ def test_moments_of_copies_are_those_of_all_their_rows(before: int) -> None:
     assert own.count == len(whole)
     torch.testing.assert_close(own.mean, whole.mean(0))
     torch.testing.assert_close(own.var, whole.var(0, correction=0))
+
+
+def test_a_single_observation_has_been_seen() -> None:
+    normalizer = ObservationNormalizer(Unbounded(1))
+    assert not normalizer.has_seen_any()
+    normalizer.update((torch.ones(2, 1),), torch.tensor([False, False]))
+    assert not normalizer.has_seen_any()
+    normalizer.update((torch.ones(2, 1),), torch.tensor([False, True]))
+    assert normalizer.has_seen_any()

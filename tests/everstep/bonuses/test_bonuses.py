@@ -18,7 +18,7 @@ from everstep.advantages import gae, values_beyond
 from everstep.algorithms._bonuses import kept_by
 from everstep.bonuses import Bonus, RandomNetworkDistillation, Stream
 from everstep.env import Env
-from everstep.errors import CheckpointError, ConfigError, NonFiniteError
+from everstep.errors import CheckpointError, ConfigError, DivergedError, NonFiniteError
 from everstep.models import Model
 from everstep_adapters.gymnasium import GymnasiumEnv
 from tests.toys import TERMINATED, TRUNCATED, Episode, scripted_vector_env
@@ -347,6 +347,53 @@ def test_the_predictor_does_not_learn_from_what_is_not_known() -> None:
     expected = errors[~lost].sum() / 48
     torch.testing.assert_close(bonus.losses(minibatch).detach(), expected)
     assert errors[lost].min() > 0
+
+
+@pytest.mark.xfail(
+    raises=DivergedError,
+    strict=True,
+    reason="the predictor sees it: a loss of 0 has a gradient of 0 times NaN",
+)
+@pytest.mark.parametrize("policy", ["mask", "approximate", "terminate"])
+def test_a_final_observation_that_is_not_finite_reaches_no_gradient(policy: Any) -> None:
+    class NaN(Losing):
+        episode_keys = Losing.episode_keys | {"final_obs"}
+
+        def step(self, action: Any) -> TensorDict:
+            out = super().step(action)
+            return out.set("final_obs", out["obs"].where(~out["first"], torch.nan))
+
+    bonus = RandomNetworkDistillation(**FEW)
+    config = AlgorithmConfig(**SMALL, bonuses=[bonus], on_missing_final=policy)
+    algorithm = config.build(NaN)
+    algorithm.collect()
+    assert algorithm.step()["monitors/skipped_updates"] == 0
+
+
+def test_the_rows_of_a_share_keep_their_weights() -> None:
+    """Rows without weight are drawn as often; those that are drawn count for all that there are."""
+    algorithm, bonus = distilling(predictor_proportion=0.5)
+    algorithm.collect()
+    rollout = algorithm.rollout
+    valid = torch.rand(8, 6, 1) < 0.5
+    minibatch = rollout.sequences(valid, kept={"rnd": bonus.kept}).select(None)
+    errors, weight = novelty(bonus, minibatch.next_obs), minibatch.weight
+    torch.manual_seed(7)
+    found = bonus.losses(minibatch)
+    torch.manual_seed(7)
+    chosen = torch.randperm(48)[:24]
+    chosen = chosen[valid.flatten()[chosen]]
+    assert 0 < len(chosen) < 24
+    torch.testing.assert_close(weight.sum(), torch.tensor(1.0))
+    torch.testing.assert_close(found.detach(), errors[chosen].mean())
+
+
+def test_its_stream_has_the_discount_and_the_weights_that_are_given() -> None:
+    bonus = RandomNetworkDistillation(
+        gamma_intrinsic=0.8, int_adv_coeff=0.3, ext_adv_coeff=1.7, episodic=True, **FEW
+    )
+    assert bonus.stream == Stream(0.8, 0.3, True)
+    assert bonus.extrinsic_weight == 1.7
 
 
 @pytest.mark.usefixtures("float64")
