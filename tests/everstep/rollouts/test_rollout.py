@@ -121,6 +121,24 @@ def test_what_an_action_led_to_is_not_known_of_invalid_rows() -> None:
     assert torch.equal(rollout.ends, flags(4, N, (1, 0), (1, 1)))
 
 
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_one_number_that_is_not_finite_loses_a_final_observation(value: float) -> None:
+    rollout = Rollout(
+        N,
+        3,
+        observation=Structure.of(Composite(a=Unbounded(2), b=Unbounded((2, 2)))),
+        action=Structure.of(Categorical(2, shape=torch.Size([1]))),
+        episode_keys=EPISODE_KEYS,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+    )
+    rollout.truncated.fill_(True)
+    rollout.first.fill_(True)
+    rollout.final_obs[0][0, 0, 1] = value
+    rollout.final_obs[1][2, 1, 0, 1] = value
+    assert torch.equal(rollout.next_known, ~flags(3, N, (0, 0), (2, 1)))
+
+
 def test_without_final_observations_it_is_not_known_what_rows_that_were_reset_led_to() -> None:
     rollout = make(3, episode_keys=EPISODE_KEYS - {"final_obs"})
     rollout.terminated.copy_(flags(3, N, (0, 0), (1, 1)))

@@ -116,6 +116,25 @@ def check_columns(rollout: Rollout, minibatch: Any, seq_len: int, known: Any) ->
     assert minibatch.first.flatten().tolist() == opens
 
 
+@pytest.mark.parametrize("copied", [False, True])
+@pytest.mark.parametrize("seq_len", [1, 2])
+def test_shuffled_sequences_are_in_the_order_that_is_drawn(
+    seq_len: int, copied: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new one for each epoch."""
+    if not copied:
+        monkeypatch.setattr("everstep.rollouts._sequences.GATHERED_BYTES", 0)
+    rollout = coded(seq_len)
+    sequences, starts = rollout.sequences(rollout.valid), list(expected_rows(seq_len))
+    for _ in range(2):
+        order = torch.randperm(sequences.count)
+        minibatches = sequences.minibatches(
+            3, shuffle=True, joint=False, permute=lambda count, order=order: order
+        )
+        found = [start for minibatch in minibatches for start in rows_of(minibatch)[::seq_len]]
+        assert found == [starts[i] for i in order.tolist()]
+
+
 @pytest.mark.parametrize("seq_len", [1, 2, 4])
 @pytest.mark.parametrize("size", [3, ALL])
 def test_what_an_action_led_to_is_from_the_row_after_it_or_before_a_reset(
