@@ -106,3 +106,12 @@ def test_everything_goes_on_from_a_state() -> None:
         expected = to_floats(tracker.update(one, yes, yes))
         assert to_floats(other.update(one, yes, yes)) == expected
     assert expected["episodes/return_mean_100"] == (1 + 4 + 1) / 3
+
+
+def test_small_rewards_count_beside_large_ones() -> None:
+    """Sums are in float64, whatever rewards are: 1e8 + 1 is 1e8 in float32."""
+    tracker = EpisodeTracker(1, device=torch.device("cpu"))
+    rewards = torch.tensor([1e8, 1.0, 1.0, 1.0]).view(4, 1, 1)
+    valid = torch.ones(4, 1, 1, dtype=torch.bool)
+    done = torch.tensor([0, 0, 0, 1], dtype=torch.bool).view(4, 1, 1)
+    assert to_floats(tracker.update(rewards, valid, done))["episodes/return_mean"] == 1e8 + 3

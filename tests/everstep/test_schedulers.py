@@ -84,6 +84,7 @@ def adapted(lr: float, kl_div: float, target: float, *, on_device: bool) -> list
         scheduler.adapt_on_device(torch.tensor(kl_div, dtype=torch.float64), target, unless=no)
     else:
         scheduler.adapt(kl_div, target)
+        assert scheduler.coeff == optimizer.param_groups[0]["lr"]
     return [float(group["lr"]) for group in optimizer.param_groups]
 
 

@@ -153,13 +153,13 @@ class EvaluationLog:
     """Keeps after how many transitions each evaluation was made, and of how many episodes."""
 
     def __init__(self) -> None:
-        self.made: list[tuple[int, int]] = []
+        self.made: list[tuple[int, None | int]] = []
 
     def log_params(self, params: Any) -> None: ...
 
     def log_metrics(self, metrics: Any, *, step: int) -> None:
-        if "eval/episodes/count" in metrics:
-            self.made.append((step, metrics["eval/episodes/count"]))
+        if any(name.startswith("eval/") for name in metrics):
+            self.made.append((step, metrics.get("eval/episodes/count")))
 
     def close(self, status: Any = "FINISHED") -> None: ...
 
@@ -177,6 +177,14 @@ def test_tests_play_their_own_number_of_episodes() -> None:
     )
     found.run(steps_per_eval=3, total_env_steps=7 * 32)
     assert log.made == [(2 * 32, 3), (3 * 32, 5), (4 * 32, 3), (6 * 32, 5), (6 * 32, 3)]
+
+
+def test_shared_evaluations_follow_updates_and_not_rollouts() -> None:
+    """Their own rollouts do not bring the next one nearer."""
+    log = EvaluationLog()
+    found = trainer(every=2, loggers=[log])
+    found.run(steps_per_eval=4, total_env_steps=10 * 32)
+    assert [step for step, _ in log.made] == [4 * 32, 8 * 32]
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
