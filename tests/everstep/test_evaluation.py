@@ -1,5 +1,6 @@
 """Complete episodes, counted without favour."""
 
+import statistics
 from typing import Any
 
 import pytest
@@ -58,6 +59,24 @@ def test_statistics() -> None:
     assert stats["episodes/length_mean"] == 4
     assert stats["episodes/return_min"] <= stats["episodes/return_mean"]
     assert stats["episodes/return_mean"] <= stats["episodes/return_max"]
+
+
+@pytest.mark.parametrize("episodes", [1, 5])
+def test_statistics_are_those_of_the_episodes_that_were_played(episodes: int) -> None:
+    env = GymnasiumEnv(scripted_vector_env(SCRIPTS[1:], AutoresetMode.SAME_STEP))
+    policy = policy_for(env)
+    returns, lengths = (x.tolist() for x in run_episodes(policy, env, episodes=episodes))
+    env = GymnasiumEnv(scripted_vector_env(SCRIPTS[1:], AutoresetMode.SAME_STEP))
+    assert evaluate(policy, env, episodes=episodes) == pytest.approx(
+        {
+            "episodes/count": episodes,
+            "episodes/return_mean": statistics.fmean(returns),
+            "episodes/return_std": statistics.pstdev(returns),
+            "episodes/return_min": min(returns),
+            "episodes/return_max": max(returns),
+            "episodes/length_mean": statistics.fmean(lengths),
+        }
+    )
 
 
 def test_without_episodes_one_is_a_horizon() -> None:
