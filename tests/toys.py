@@ -193,3 +193,44 @@ class ConstantEnv(Env):
     def step(self, action: Any) -> Any:
         self.steps += 1
         return dict(self.outcome)
+
+
+class RecordedEnv(Env):
+    """Plays rows that are written down beforehand, whatever the actions are; offers its state.
+
+    Args:
+        obs: Observations `[T + 1, N, D]`; the first are those of a reset.
+        horizon: Env steps of a rollout.
+        rows: `rewards` `[T, N, 1]`, and each episode key that the environment declares.
+
+    """
+
+    def __init__(self, obs: torch.Tensor, horizon: int, **rows: torch.Tensor) -> None:
+        super().__init__(obs.shape[1], horizon)
+        self.observation_spec = Unbounded(obs.shape[-1], dtype=obs.dtype)
+        self.action_spec = Categorical(2, shape=torch.Size([1]))
+        self.episode_keys = frozenset(rows) - {"rewards"}
+        self.obs, self.rows, self.t = obs, rows, 0
+
+    def reset(self, *, config: Any = None) -> torch.Tensor:
+        self.t = 0
+        return self.obs[0]
+
+    def step(self, action: Any) -> TensorDict:
+        row = {key: x[self.t] for key, x in self.rows.items()}
+        self.t += 1
+        return TensorDict({"obs": self.obs[self.t], **row}, [self.num_envs])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"t": self.t}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.t = state["t"]
+
+
+def flags(num_steps: int, num_envs: int, *rows: tuple[int, int]) -> torch.Tensor:
+    """Flags `[T, N, 1]` that are True in these rows: (env step, environment)."""
+    out = torch.zeros(num_steps, num_envs, 1, dtype=torch.bool)
+    for t, env in rows:
+        out[t, env] = True
+    return out

@@ -9,6 +9,7 @@ from everstep.advantages import (
     masked_moments,
     reversed_discounted_returns,
     standardize,
+    values_beyond,
 )
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -150,3 +151,32 @@ def test_equal_rows_are_only_centred(value: float, rows: int) -> None:
     mask = torch.arange(8).view(8, 1, 1) < rows
     z = standardize(torch.full((8, 1, 1), value) / 3, mask)
     assert z.abs().max() < 1e-9 * max(1.0, abs(value))
+
+
+def test_values_beyond_are_those_of_the_next_row_that_counts() -> None:
+    """Whatever is in the rows between, even NaN; the last value follows the last row."""
+    values = torch.tensor([1.0, 2.0, torch.nan, torch.nan, 5.0, torch.nan, 7.0]).view(7, 1, 1)
+    valid = torch.tensor([1, 1, 0, 0, 1, 0], dtype=torch.bool).view(6, 1, 1)
+    found = values_beyond(values, valid).flatten()
+    assert found[valid.flatten()].tolist() == [2.0, 5.0, 7.0]
+
+
+def test_rows_that_are_passed_have_the_advantage_of_the_next_row() -> None:
+    # The second row is not there: A_0 = δ_0 + γλ·A_2 and A_1 = A_2, whatever δ_1 is.
+    rewards = torch.tensor([1.0, 50.0, 4.0]).view(3, 1, 1)
+    zeros, done = torch.zeros(3, 1, 1), torch.zeros(3, 1, 1, dtype=torch.bool)
+    passed = torch.tensor([False, True, False]).view(3, 1, 1)
+    found = gae(rewards, zeros, zeros, done, gamma=0.5, gae_lambda=0.5, passed=passed)
+    assert found.flatten().tolist() == [1.0 + 0.25 * 4.0, 4.0, 4.0]
+
+
+@pytest.mark.parametrize("garbage", [1e300, torch.inf, torch.nan])
+def test_what_is_masked_has_no_say_in_whether_rows_are_equal(garbage: float) -> None:
+    x = torch.tensor([0.0, 2.0, 4.0, garbage]).view(4, 1, 1)
+    z = standardize(x, torch.tensor([1, 1, 1, 0], dtype=torch.bool).view(4, 1, 1))
+    torch.testing.assert_close(z.flatten(), torch.tensor([-1.0, 0.0, 1.0, 0.0]))
+
+
+def test_small_deviations_from_a_large_mean_are_no_rounding() -> None:
+    x, mask = 1e6 + 1e-4 * torch.randn(40, 3, 1), torch.ones(40, 3, 1, dtype=torch.bool)
+    assert standardize(x, mask).std().item() == pytest.approx(1, abs=1e-3)

@@ -4,12 +4,15 @@ import copy
 import io
 import json
 import math
+import os
 import pickle
 import random
 import signal
+import stat
 import subprocess
 import sys
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -421,6 +424,64 @@ def test_a_pickle_is_refused_by_name(tmp_path):
 def test_a_directory_is_not_a_file(tmp_path):
     with pytest.raises(CheckpointError, match="cannot be read"):
         load_file(tmp_path)
+
+
+# The disk.
+
+
+@pytest.fixture
+def operations(monkeypatch):
+    """What is asked of the disk, in order: what reaches it, by inode and size, and new names."""
+    done = []
+    fsync, replace = os.fsync, os.replace
+
+    def watched_fsync(descriptor):
+        status = os.fstat(descriptor)
+        kind = "directory" if stat.S_ISDIR(status.st_mode) else "file"
+        done.append((kind, status.st_ino, status.st_size if kind == "file" else None))
+        fsync(descriptor)
+
+    def watched_replace(source, target, **options):
+        replace(source, target, **options)
+        done.append(("name", os.stat(target).st_ino, os.path.basename(target)))
+
+    monkeypatch.setattr(os, "fsync", watched_fsync)
+    monkeypatch.setattr(os, "replace", watched_replace)
+    # `Path.replace` may have bound the function when it was defined.
+    monkeypatch.setattr(Path, "replace", lambda path, target: watched_replace(path, target))
+    return done
+
+
+def on_disk(path):
+    status = path.stat()
+    return ("file", status.st_ino, status.st_size)
+
+
+@needs_posix
+def test_a_directory_counts_once_all_of_it_is_on_the_disk(tmp_path, operations):
+    """Both files, whole, and their names; then the document's name, which makes them count."""
+    directory = tmp_path / "state"
+    for i in range(2):
+        operations.clear()
+        save_state(directory, {"w": torch.full((100_000,), float(i)), "i": i})
+        document = directory / "state.json"
+        (archive,) = directory.glob("tensors-*.npz")
+        names = ("directory", directory.stat().st_ino, None)
+        counts = ("name", document.stat().st_ino, "state.json")
+        before = operations[: operations.index(counts)]
+        assert {on_disk(archive), on_disk(document)} <= set(before)
+        assert before[-1] == names
+        assert operations[operations.index(counts) + 1] == names
+
+
+@needs_posix
+def test_a_file_counts_once_all_of_it_is_on_the_disk(tmp_path, operations):
+    path = tmp_path / "state"
+    for i in range(2):
+        operations.clear()
+        save_file(path, {"w": torch.full((100_000,), float(i)), "i": i})
+        counts = ("name", path.stat().st_ino, "state")
+        assert operations == [on_disk(path), counts, ("directory", tmp_path.stat().st_ino, None)]
 
 
 # Crashes.

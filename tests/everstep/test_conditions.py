@@ -248,3 +248,15 @@ def test_configuration_keys_that_are_not_text():
         condition_from_config({3: {}})
     with pytest.raises(ConfigError, match=r"Plateaus\.7: unknown key"):
         condition_from_config({"Plateaus": {"key": KEY, 7: 1}})
+
+
+def test_plateaus_below_zero_are_those_above():
+    values = [100.0, 100.05, 100.1, 110.0, 110.1, 110.2]
+    mirrored = results(Plateaus(KEY, patience=2, rtol=1e-3), [-value for value in values])
+    assert mirrored == results(Plateaus(KEY, patience=2, rtol=1e-3), values)
+    assert any(mirrored)
+
+
+@pytest.mark.parametrize("cls", [StopsIncreasing, StopsDecreasing])
+def test_a_record_that_is_only_equalled_is_none(cls):
+    assert results(cls(KEY, patience=2), [1.0, 1.0, 1.0]) == [False, False, True]

@@ -85,3 +85,33 @@ def test_one_environment_has_no_deviation_rather_than_nan() -> None:
     found = to_floats(reward_statistics(rewards, rewards.bool()))
     assert found["returns/std"] == 0.0
     assert found["rewards/std"] == 0.0
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_the_least_and_the_largest_reward_are_of_valid_rows(sign: float) -> None:
+    """The zeros of invalid rows are below all rewards, or above."""
+    rewards = sign * torch.tensor([[1.0, 2.0], [0.0, 4.0]]).unsqueeze(-1)
+    valid = torch.tensor([[True, True], [False, True]]).unsqueeze(-1)
+    found = to_floats(reward_statistics(rewards, valid))
+    assert (found["rewards/min"], found["rewards/max"]) == tuple(sorted([sign * 1.0, sign * 4.0]))
+
+
+def test_everything_goes_on_from_a_state() -> None:
+    one, yes = torch.ones(1, 1, 1), torch.ones(1, 1, 1, dtype=torch.bool)
+    tracker, other = (EpisodeTracker(1, device=torch.device("cpu")) for _ in range(2))
+    tracker.update(one, yes, yes)
+    tracker.update(3 * one, yes, ~yes)
+    other.load_state_dict({name: x.clone() for name, x in tracker.state_dict().items()})
+    for _ in range(2):
+        expected = to_floats(tracker.update(one, yes, yes))
+        assert to_floats(other.update(one, yes, yes)) == expected
+    assert expected["episodes/return_mean_100"] == (1 + 4 + 1) / 3
+
+
+def test_small_rewards_count_beside_large_ones() -> None:
+    """Sums are in float64, whatever rewards are: 1e8 + 1 is 1e8 in float32."""
+    tracker = EpisodeTracker(1, device=torch.device("cpu"))
+    rewards = torch.tensor([1e8, 1.0, 1.0, 1.0]).view(4, 1, 1)
+    valid = torch.ones(4, 1, 1, dtype=torch.bool)
+    done = torch.tensor([0, 0, 0, 1], dtype=torch.bool).view(4, 1, 1)
+    assert to_floats(tracker.update(rewards, valid, done))["episodes/return_mean"] == 1e8 + 3

@@ -504,3 +504,40 @@ def test_it_survives_a_checkpoint() -> None:
 def test_it_needs_a_target_and_no_schedule(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         AlgorithmConfig(**SMALL, lr_schedule_kind="adaptive", **options).validate()
+
+
+def test_normalised_observations_are_clipped_on_both_sides() -> None:
+    normalizer = ObservationNormalizer(Unbounded(1), clip=2.0)
+    rows = torch.tensor([[-1.0], [1.0]])
+    normalizer.update((rows,), torch.ones(2, dtype=torch.bool))
+    (found,) = normalizer((torch.tensor([[-9.0], [-1.5], [0.0], [1.5], [9.0]]),))
+    expected = torch.tensor([[-2.0], [-1.5], [0.0], [1.5], [2.0]])
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("before", [0, 7])
+def test_moments_of_copies_are_those_of_all_their_rows(before: int) -> None:
+    """Each copy has seen rows of its own, of another mean and spread; one has seen none."""
+    own = RunningMoments(2)
+    seen = [torch.randn(before, 2) + 5.0]
+    own.update(seen[0], torch.ones(before, dtype=torch.bool))
+    copies = [copy.deepcopy(own) for _ in range(3)]
+    for i, count in enumerate((11, 0, 4)):
+        rows = (1 + 3 * i) * torch.randn(count, 2) - 4.0 * i
+        copies[i].update(rows, torch.ones(count, dtype=torch.bool))
+        seen.append(rows)
+    own.merge(copies)
+    whole = torch.cat(seen)
+    assert own.count == len(whole)
+    torch.testing.assert_close(own.mean, whole.mean(0))
+    torch.testing.assert_close(own.var, whole.var(0, correction=0))
+
+
+def test_a_single_observation_has_been_seen() -> None:
+    normalizer = ObservationNormalizer(Unbounded(1))
+    assert not normalizer.has_seen_any()
+    normalizer.update((torch.ones(2, 1),), torch.tensor([False, False]))
+    assert not normalizer.has_seen_any()
+    normalizer.update((torch.ones(2, 1),), torch.tensor([False, True]))
+    assert normalizer.has_seen_any()

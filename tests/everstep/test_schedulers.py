@@ -68,3 +68,72 @@ def test_without_a_schedule_the_learning_rates_are_left_alone() -> None:
 def test_unknown_kind_is_refused() -> None:
     with pytest.raises(ValueError, match="'interp' or 'step'"):
         EntropyScheduler(0.1, schedule=POINTS, kind="cosine")  # type: ignore[arg-type]
+
+
+def adapted(lr: float, kl_div: float, target: float, *, on_device: bool) -> list[float]:
+    """Learning rates of two groups, the second's ten times the first's, after one minibatch."""
+    parameters = [nn.Parameter(torch.zeros(1)) for _ in range(2)]
+    rates: list[float | torch.Tensor] = [lr, 10 * lr]
+    if on_device:
+        rates = [torch.tensor(rate, dtype=torch.float64) for rate in rates]
+    groups = [{"params": [p], "lr": rate} for p, rate in zip(parameters, rates, strict=True)]
+    optimizer = optim.Adam(groups)
+    scheduler = LRScheduler(optimizer, kind="adaptive")
+    if on_device:
+        no = torch.tensor(False)
+        scheduler.adapt_on_device(torch.tensor(kl_div, dtype=torch.float64), target, unless=no)
+    else:
+        scheduler.adapt(kl_div, target)
+        assert scheduler.coeff == optimizer.param_groups[0]["lr"]
+    return [float(group["lr"]) for group in optimizer.param_groups]
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+@pytest.mark.parametrize(
+    ("kl_div", "factor"),
+    [(0.0, 1.5), (0.0049, 1.5), (0.0051, 1.0), (0.01, 1.0), (0.0199, 1.0), (0.0201, 1 / 1.5)],
+)
+def test_learning_rates_move_where_the_divergence_is_off_by_a_factor_of_two(
+    kl_div: float, factor: float, on_device: bool
+) -> None:
+    found = adapted(1e-4, kl_div, 0.01, on_device=on_device)
+    assert found == pytest.approx([factor * 1e-4, factor * 1e-3], rel=1e-12)
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+@pytest.mark.parametrize(
+    ("lr", "kl_div", "expected"),
+    [
+        (9e-4, 0.0, [1.35e-3, 1e-2]),  # at most 1e-2
+        (1.1e-5, 1.0, [1e-5, 1.1e-4 / 1.5]),  # at least 1e-5
+        (0.5, 0.0, [0.5, 5.0]),  # what is beyond already is not pushed further
+        (0.5, 1.0, [0.5 / 1.5, 5.0 / 1.5]),  # and comes back
+        (1e-7, 1.0, [1e-7, 1e-6]),
+        (1e-7, 0.0, [1.5e-7, 1.5e-6]),
+    ],
+)
+def test_adapted_learning_rates_stay_in_their_range(
+    lr: float, kl_div: float, expected: list[float], on_device: bool
+) -> None:
+    assert adapted(lr, kl_div, 0.01, on_device=on_device) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("kl_div", [0.0, 1.0, float("nan")])
+def test_learning_rates_on_the_device_are_left_alone_before_the_policy_has_moved(
+    kl_div: float,
+) -> None:
+    lr = torch.tensor(1e-4, dtype=torch.float64)
+    optimizer = optim.Adam([{"params": [nn.Parameter(torch.zeros(1))], "lr": lr}])
+    scheduler = LRScheduler(optimizer, kind="adaptive")
+    scheduler.adapt_on_device(torch.tensor(kl_div), 0.01, unless=torch.tensor(True))
+    assert float(lr) == 1e-4
+    scheduler.adapt_on_device(torch.tensor(kl_div), 0.01, unless=torch.tensor(False))
+    assert float(lr) == pytest.approx(1.5e-4 if kl_div == 0 else 1e-4 / 1.5)
+
+
+def test_a_learning_rate_that_is_a_tensor_is_filled_and_stays_where_it_is() -> None:
+    lr = torch.tensor(3.0, dtype=torch.float64)
+    optimizer = optim.Adam([{"params": [nn.Parameter(torch.zeros(1))], "lr": lr}])
+    scheduler = LRScheduler(optimizer, schedule=POINTS)
+    assert scheduler.step(10) == float(lr) == 0.5
+    assert optimizer.param_groups[0]["lr"] is lr

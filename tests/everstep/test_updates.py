@@ -166,3 +166,77 @@ def test_momenta_that_a_checkpoint_lacks_are_zero() -> None:
 def test_parameters_without_elements_are_fused_with_the_others() -> None:
     empty, p = nn.Parameter(torch.ones(3, 0, 4)), nn.Parameter(torch.ones(3))
     assert updater([empty, p], optim.Adam).skips_on_device
+
+
+@on_every_device
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("cls", [optim.Adam, optim.AdamW])
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"eps": 0.3},
+        {"betas": (0.5, 0.7)},
+        {"weight_decay": 0.2},
+        {"maximize": True},
+        {"amsgrad": True, "eps": 0.1},
+    ],
+    ids=lambda config: next(iter(config)),
+)
+def test_every_step_is_that_of_the_optimizer_itself(
+    cls: Any, config: dict[str, Any], device: str
+) -> None:
+    """With all of its options; the learning rate may change between steps."""
+    weight = torch.tensor([1.0, -2.0, 0.5], device=device)
+    ours, theirs = (nn.Parameter(weight.clone()) for _ in range(2))
+    update = updater([ours], cls, **config)
+    oracle = cls([theirs], lr=0.1, fused=False, foreach=False, **config)
+    for step in range(6):
+        if step % 3 == 0:  # an update of three steps
+            update.begin()
+            for optimizer in (update.optimizer, oracle):
+                optimizer.param_groups[0]["lr"] = 0.1 / (1 + step)
+        # Gradients that shrink: `eps` and the second moment matter.
+        scale = 10.0 ** (1 - step)
+        update.backward(scale * ours.square().sum())
+        update.step()
+        oracle.zero_grad()
+        (scale * theirs.square().sum()).backward()
+        oracle.step()
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+
+
+@on_every_device
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("norm", [1e-4, 0.01, 0.5, 2.0, 1e3])
+def test_gradients_are_clipped_to_the_norm_of_them_all(norm: float, device: str) -> None:
+    """As PyTorch clips, of all parameters together, and to that norm however small it is."""
+    directions = [torch.tensor(x, device=device) for x in ([3.0, 0.0], [[0.0, 4.0, 12.0]])]
+    slopes = [norm / 13 * x for x in directions]
+    ours, theirs = ([nn.Parameter(torch.ones_like(x)) for x in slopes] for _ in range(2))
+    update = Updater(
+        ours,
+        optimizer_cls=optim.SGD,
+        optimizer_config={"lr": 1.0},
+        max_grad_norm=0.005,
+        grad_scaler=GradScaler("cpu", enabled=False),
+    )
+    update.begin()
+    update.backward(torch.stack([(p * x).sum() for p, x in zip(ours, slopes, strict=True)]).sum())
+    update.step()
+    for p, x in zip(theirs, slopes, strict=True):
+        p.grad = x.clone()
+    torch.nn.utils.clip_grad_norm_(theirs, 0.005)
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(1 - a.detach(), b.grad, rtol=1e-9, atol=1e-15)
+    moved = torch.cat([(1 - p.detach()).flatten() for p in ours]).norm()
+    assert float(moved) == pytest.approx(min(norm, 0.005), rel=1e-3)
+    assert float(update.grad_norm) == pytest.approx(norm)
+
+
+def test_gradients_are_not_clipped_unless_a_norm_is_given() -> None:
+    p = nn.Parameter(torch.ones(2))
+    update = updater([p], optim.SGD)
+    update.begin()
+    update.backward(1e6 * p.sum())
+    update.step()
+    torch.testing.assert_close(p.detach(), torch.full((2,), 1 - 0.1 * 1e6))

@@ -17,7 +17,7 @@ from everstep import AlgorithmConfig, DiscreteDummyEnv, RecurrentAlgorithmConfig
 from everstep.advantages import gae, values_beyond
 from everstep.bonuses import Bonus, RandomNetworkDistillation, Stream
 from everstep.env import Env
-from everstep.errors import CheckpointError, ConfigError, NonFiniteError
+from everstep.errors import CheckpointError, ConfigError, DivergedError, NonFiniteError
 from everstep.models import Model
 from everstep_adapters.gymnasium import GymnasiumEnv
 from tests.toys import TERMINATED, TRUNCATED, Episode, scripted_vector_env
@@ -335,6 +335,91 @@ def test_a_lost_final_observation_earns_nothing() -> None:
     assert bonus.moments["0"].count == int((~lost).sum())
 
 
+def test_the_predictor_does_not_learn_from_what_is_not_known() -> None:
+    """Not even where the row itself is learned from, without what followed it."""
+    bonus = RandomNetworkDistillation(**FEW)
+    config = AlgorithmConfig(**SMALL, bonuses=[bonus], on_missing_final="terminate")
+    algorithm = config.build(Losing)
+    algorithm.collect()
+    rollout = algorithm.rollout
+    lost = rollout.ends.flatten()
+    assert rollout.known.all()
+    minibatch = rollout.sequences(rollout.valid, kept={"rnd": bonus.kept}).select(None)
+    assert (minibatch.weight == 1 / 48).all()
+    errors = novelty(bonus, minibatch.next_obs).flatten()
+    expected = errors[~lost].sum() / 48
+    torch.testing.assert_close(bonus.losses(minibatch).detach(), expected)
+    assert errors[lost].min() > 0
+
+
+@pytest.mark.xfail(
+    raises=DivergedError,
+    strict=True,
+    reason="the predictor sees it: a loss of 0 has a gradient of 0 times NaN",
+)
+@pytest.mark.parametrize("policy", ["mask", "approximate", "terminate"])
+def test_a_final_observation_that_is_not_finite_reaches_no_gradient(policy: Any) -> None:
+    class NaN(Losing):
+        episode_keys = Losing.episode_keys | {"final_obs"}
+
+        def step(self, action: Any) -> TensorDict:
+            out = super().step(action)
+            return out.set("final_obs", out["obs"].where(~out["first"], torch.nan))
+
+    bonus = RandomNetworkDistillation(**FEW)
+    config = AlgorithmConfig(**SMALL, bonuses=[bonus], on_missing_final=policy)
+    algorithm = config.build(NaN)
+    algorithm.collect()
+    assert algorithm.step()["monitors/skipped_updates"] == 0
+
+
+def test_the_rows_of_a_share_keep_their_weights() -> None:
+    """Rows without weight are drawn as often; those that are drawn count for all that there are."""
+    algorithm, bonus = distilling(predictor_proportion=0.5)
+    algorithm.collect()
+    rollout = algorithm.rollout
+    valid = torch.rand(8, 6, 1) < 0.5
+    minibatch = rollout.sequences(valid, kept={"rnd": bonus.kept}).select(None)
+    errors, weight = novelty(bonus, minibatch.next_obs), minibatch.weight
+    torch.manual_seed(7)
+    found = bonus.losses(minibatch)
+    torch.manual_seed(7)
+    chosen = torch.randperm(48)[:24]
+    chosen = chosen[valid.flatten()[chosen]]
+    assert 0 < len(chosen) < 24
+    torch.testing.assert_close(weight.sum(), torch.tensor(1.0))
+    torch.testing.assert_close(found.detach(), errors[chosen].mean())
+
+
+def test_its_stream_has_the_discount_and_the_weights_that_are_given() -> None:
+    bonus = RandomNetworkDistillation(
+        gamma_intrinsic=0.8, int_adv_coeff=0.3, ext_adv_coeff=1.7, episodic=True, **FEW
+    )
+    assert bonus.stream == Stream(0.8, 0.3, True)
+    assert bonus.extrinsic_weight == 1.7
+
+
+@pytest.mark.usefixtures("float64")
+def test_rewards_are_divided_by_the_spread_of_sums_in_valid_rows() -> None:
+    env = GymnasiumEnv(scripted_vector_env(SCRIPTS, AutoresetMode.NEXT_STEP), horizon=9)
+    bonus = RandomNetworkDistillation(gamma_intrinsic=0.9, **FEW)
+    algorithm = AlgorithmConfig(bonuses=[bonus]).build(env)
+    sums, seen = [0.0] * 3, []
+    for _ in range(3):
+        algorithm.collect()
+        rollout = algorithm.rollout
+        assert not rollout.valid.all()
+        errors = rollout.rewards[:-1, :, 1] * bonus.spread.std
+        assert not errors[~rollout.valid[..., 0]].any()
+        for t in range(9):
+            for n in range(3):
+                if rollout.valid[t, n]:
+                    sums[n] = float(errors[t, n]) + 0.9 * sums[n]
+                    seen.append(sums[n])
+        assert bonus.spread.count == len(seen)
+        assert float(bonus.spread.var) == pytest.approx(np.var(seen), rel=1e-9)
+
+
 class Losing(DiscreteDummyEnv):
     """Every third env step ends an episode, and its final observation is lost."""
 
@@ -480,6 +565,21 @@ def test_the_target_never_changes() -> None:
         algorithm.step()
     assert fingerprint(bonus.target) == target
     assert fingerprint(bonus.predictor) != predictor
+
+
+def test_the_target_does_not_decay() -> None:
+    bonus = RandomNetworkDistillation(**FEW)
+    config = AlgorithmConfig(
+        **SMALL,
+        bonuses=[bonus],
+        optimizer_cls=torch.optim.AdamW,
+        optimizer_config={"lr": 0.01, "weight_decay": 0.1},
+    )
+    algorithm = config.build(DiscreteDummyEnv)
+    before = [p.clone() for p in bonus.target.parameters()]
+    algorithm.collect()
+    algorithm.step()
+    assert all(map(torch.equal, before, bonus.target.parameters()))
 
 
 def test_networks_may_be_ones_own() -> None:

@@ -626,3 +626,27 @@ def test_half_precision_is_cut_where_it_has_the_range(
         assert (gradient_of(x)[0, 1] != 0) == (dtype is torch.bfloat16)
     smallest = torch.finfo(dtype).tiny if dtype is torch.bfloat16 else 0.0
     assert not ((gradient != 0) & (gradient.abs() < smallest)).any()
+
+
+def test_choices_of_a_table_are_those_of_its_rows_one_behind_the_other() -> None:
+    spec = MultiDiscrete(torch.tensor([[2, 4], [3, 5]]))
+    model = DefaultDiscreteModel(Unbounded(4), spec)
+    logits = torch.randn(50, 14)
+    ours = MultiCategorical({"logits": logits}, model)
+    pieces = logits.split([2, 4, 3, 5], -1)
+    likeliest = torch.stack([piece.argmax(-1) for piece in pieces], -1).view(50, 2, 2)
+    assert torch.equal(ours.deterministic_sample(), likeliest)
+    sample = ours.sample()
+    assert all(spec.is_in(row) for row in sample)
+    each = zip(pieces, sample.flatten(1).unbind(-1), strict=True)
+    logp = sum(oracle.Categorical(logits=piece).log_prob(x) for piece, x in each)
+    torch.testing.assert_close(ours.logp(sample).squeeze(-1), logp)
+
+
+@pytest.mark.parametrize("u", [-9.0, -6.0, 6.0, 9.0])
+def test_the_density_of_an_action_near_its_bound_is_that_of_its_latent(u: float) -> None:
+    mean, log_std = torch.full((1, 2), 0.5).double(), torch.zeros(1, 2).double()
+    ours = squashed(mean, log_std, PreciseTorque)
+    latents = torch.full((1, 2), u).double()
+    found, expected = ours.logp(ours.actions(latents)), ours.latents_logp(latents)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)

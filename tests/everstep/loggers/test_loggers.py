@@ -77,6 +77,12 @@ def test_torn_last_line_is_ignored_then_removed(tmp_path, torn):
     assert [strict(line)["step"] for line in path.read_text().splitlines()] == [0, 1, 2]
 
 
+def test_a_last_record_counts_without_the_end_of_its_line(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 0}\n{"step": 1}')
+    assert [record["step"] for record in read_metrics(path)] == [0, 1]
+
+
 def test_file_of_one_torn_line(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"st')

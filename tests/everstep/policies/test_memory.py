@@ -29,7 +29,16 @@ from everstep.models import Model, RecurrentModel
 from everstep.views import ViewRequirement
 from everstep_adapters.gymnasium import GymnasiumEnv
 from tests.everstep.algorithms.test_bootstrap_oracle import SCRIPTS
-from tests.toys import TRUNCATED, Episode, Script, oracle_advantages, scripted_vector_env, stream
+from tests.toys import (
+    TERMINATED,
+    TRUNCATED,
+    Episode,
+    Script,
+    obs_of,
+    oracle_advantages,
+    scripted_vector_env,
+    stream,
+)
 
 HORIZON, ROLLOUTS, GAMMA, LAMBDA = 6, 4, 0.9, 0.8
 
@@ -208,6 +217,46 @@ def test_invalid_rows_are_remembered_as_they_were(seq_len: int) -> None:
         assert 0.6 < algorithm.rollout.valid.double().mean() < 0.8
         assert_first_ratio_is_1(algorithm)
         algorithm.step()
+
+
+class Rounded(KnownMemory):
+    """Its states are stored with fewer digits than it computes with."""
+
+    def __init__(self, observation_spec: Any, action_spec: Any, /) -> None:
+        super().__init__(observation_spec, action_spec)
+        self.state_spec = Composite(sums=Unbounded((1,), dtype=torch.float32))
+
+
+@pytest.mark.usefixtures("float64")
+def test_a_policy_acts_with_the_states_that_are_stored() -> None:
+    algorithm = recurrent(1, model_cls=Rounded, num_envs=16, horizon=12).build(Absent)
+    algorithm.collect()
+    assert_first_ratio_is_1(algorithm)
+
+
+class Opening(KnownMemory):
+    """Episodes open with a state of its own."""
+
+    def init_states(self, n: int, /) -> TensorDict:
+        return TensorDict({"sums": torch.full((n, 1), 2.5)}, [n])
+
+
+@pytest.mark.usefixtures("float64")
+def test_every_episode_opens_with_the_models_own_states() -> None:
+    script = [Episode(4, TRUNCATED), Episode(3, TERMINATED)]
+    env = GymnasiumEnv(scripted_vector_env([script], AutoresetMode.SAME_STEP), horizon=HORIZON)
+    algorithm = recurrent(3, model_cls=Opening).build(env)
+    rows = stream(script, HORIZON * 3, with_reset_rows=False)
+    for rollout in range(3):
+        algorithm.collect()
+        assert_first_ratio_is_1(algorithm)
+        for t, row in enumerate(rows[rollout * HORIZON : (rollout + 1) * HORIZON]):
+            sums = torch.tensor(2.5)
+            for i in range(row.t + 1):
+                obs = torch.tensor(obs_of(0, row.episode, i))
+                sums = KnownMemory.DECAY * sums + obs @ WEIGHTS.flatten()
+            value = float(algorithm.buffer["values"][0, t])
+            assert value == pytest.approx(float(sums.cos()), abs=1e-12)
 
 
 class Stateless(RecurrentModel):
@@ -665,6 +714,32 @@ def test_recurrent_sample_sees_what_collection_saw() -> None:
         rest["values"].view(3, 3, 1), buffer["values"][:, 2:-1], rtol=0, atol=1e-12
     )
     torch.testing.assert_close(after["sums"], states["sums"], rtol=0, atol=1e-12)
+
+
+@pytest.mark.usefixtures("float64")
+def test_of_several_states_a_recurrent_sample_takes_the_first() -> None:
+    """States as they lie in a batch `[B, T]` that is acted on again."""
+    policy = recurrent(num_envs=2, horizon=6).build(Counting).policy
+    batch = TensorDict({"obs": torch.randn(2, 3, 3)}, [2, 3])
+    states = TensorDict({"sums": torch.randn(2, 3, 1)}, [2, 3])
+    found, after = policy.sample(batch, states, deterministic=True, return_values=True)
+    expected, rest = policy.sample(batch, states[:, :1], deterministic=True, return_values=True)
+    assert torch.equal(found["values"], expected["values"])
+    assert torch.equal(after["sums"], rest["sums"])
+
+
+@pytest.mark.parametrize("make", [recurrent, windowed], ids=["recurrent", "windowed"])
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_a_deterministic_sample_is_in_eval_mode(
+    make: Callable[..., Any], deterministic: bool
+) -> None:
+    policy = make(num_envs=2, horizon=6).build(Counting).policy
+    modes: list[bool] = []
+    policy.model.register_forward_pre_hook(lambda model, _: modes.append(model.training))
+    batch = TensorDict({"obs": torch.randn(2, 3, 3)}, [2, 3])
+    policy.sample(batch, deterministic=deterministic)
+    assert modes == [not deterministic]
+    assert policy.model.training
 
 
 def test_sample_leaves_no_trace_when_the_model_fails() -> None:

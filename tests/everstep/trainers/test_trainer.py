@@ -149,6 +149,63 @@ def test_evaluation_data_is_never_trained_on() -> None:
         found.algorithm.step()
 
 
+class EvaluationLog:
+    """Keeps after how many transitions each evaluation was made, and of how many episodes."""
+
+    def __init__(self) -> None:
+        self.made: list[tuple[int, None | int]] = []
+
+    def log_params(self, params: Any) -> None: ...
+
+    def log_metrics(self, metrics: Any, *, step: int) -> None:
+        if any(name.startswith("eval/") for name in metrics):
+            self.made.append((step, metrics.get("eval/episodes/count")))
+
+    def close(self, status: Any = "FINISHED") -> None: ...
+
+
+def test_tests_play_their_own_number_of_episodes() -> None:
+    """After every second update, beside the evaluations that follow every third."""
+    log = EvaluationLog()
+    found = trainer(
+        every=1,
+        eval_env=DiscreteDummyEnv(2, 4),
+        eval_episodes=5,
+        test_every=2,
+        num_test_episodes=3,
+        loggers=[log],
+    )
+    found.run(steps_per_eval=3, total_env_steps=7 * 32)
+    assert log.made == [(2 * 32, 3), (3 * 32, 5), (4 * 32, 3), (6 * 32, 5), (6 * 32, 3)]
+
+
+def test_shared_evaluations_follow_updates_and_not_rollouts() -> None:
+    """Their own rollouts do not bring the next one nearer."""
+    log = EvaluationLog()
+    found = trainer(every=2, loggers=[log])
+    found.run(steps_per_eval=4, total_env_steps=10 * 32)
+    assert [step for step, _ in log.made] == [4 * 32, 8 * 32]
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_actions_of_a_shared_evaluation_are_the_likeliest_or_drawn(deterministic: bool) -> None:
+    found = Trainer(ConstantEnv(4, 32), run_dir=None)
+    found.eval(deterministic=deterministic)
+    actions = found.algorithm.buffer["actions"][:, :-1].float()
+    # Observations are all the same, and so is the likeliest action.
+    assert bool(actions.std() == 0) is deterministic
+
+
+def test_rows_that_are_no_transitions_count_for_nothing() -> None:
+    """Not towards the total, and not towards a budget."""
+    script = [[Episode(2, TERMINATED)]] * 3
+    env = GymnasiumEnv(scripted_vector_env(script, AutoresetMode.NEXT_STEP), horizon=6)
+    found = Trainer(env, run_dir=None)
+    assert found.step()["env/steps"] == 3 * 4  # every third row is a reset
+    assert found.run(total_env_steps=3 * 12)["algorithm/steps"] == 3
+    assert found.state["env/steps"] == found.algorithm.state.env_steps == 3 * 12
+
+
 def test_env_config_reaches_the_reset() -> None:
     found = trainer(every=1)
     found.step(env_config={"bounds": 0.5})
