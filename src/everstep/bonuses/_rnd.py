@@ -215,8 +215,11 @@ class RandomNetworkDistillation(Bonus):
             chosen = torch.randperm(len(weight), device=weight.device)[:count]
             obs, targets, weight = tuple(x[chosen] for x in obs), targets[chosen], weight[chosen]
             weight = weight * (share / weight.sum().clamp(min=1e-12))
-        errors = _errors(self.predictor(self._normalized(obs)), targets)
-        return (torch.where(weight > 0, errors, 0.0) * weight).sum()
+        # Excluded rows may hold NaN, which a weight of 0 does not keep from the gradient.
+        excluded = weight == 0
+        obs = tuple(x.masked_fill(_like(excluded, x), 0) for x in obs)
+        targets = targets.masked_fill(excluded, 0.0)
+        return (_errors(self.predictor(self._normalized(obs)), targets) * weight).sum()
 
     @torch.no_grad()
     def update(self, rollout: Rollout) -> None:
@@ -235,6 +238,11 @@ def _pieces(rollout: Rollout) -> Iterator[tuple[int, int]]:
     steps = max(1, CHUNK // rollout.num_envs)
     for start in range(0, rollout.horizon, steps):
         yield start, min(start + steps, rollout.horizon)
+
+
+def _like(rows: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """Rows `[R, 1]` with as many dimensions as `x` `[R, …]`."""
+    return rows.view(-1, *(1,) * (x.ndim - 1))
 
 
 def _errors(predicted: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

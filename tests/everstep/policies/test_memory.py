@@ -468,11 +468,6 @@ def test_a_model_without_float16_is_refused_with_a_way_out() -> None:
     ).collect()
 
 
-@pytest.mark.xfail(
-    raises=RuntimeError,
-    strict=False,  # depends on the processor
-    reason="some processors run an LSTM in float16 without gradients only, which building tries",
-)
 def test_the_default_model_trains_in_float16_or_is_refused() -> None:
     refused = pytest.raises(ConfigError, match="set `amp_dtype` to bfloat16")
     lstm, x = nn.LSTM(3, 8, batch_first=True), torch.zeros(1, 8, 3)
