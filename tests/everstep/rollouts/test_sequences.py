@@ -79,7 +79,7 @@ def test_minibatches_cover_the_rollout_once_and_weigh_1_a_step(
         monkeypatch.setattr("everstep.rollouts._sequences.GATHERED_BYTES", 0)
     rollout = coded(seq_len, invalid=True)
     valid = rollout.valid.flatten()
-    sequences = rollout.sequences(rollout.valid)
+    sequences = Sequences(rollout, rollout.valid)
     size, count = 3, ALL // seq_len
     assert sequences.count == count
     known, seen = expected_rows(seq_len), []
@@ -125,7 +125,7 @@ def test_shuffled_sequences_are_in_the_order_that_is_drawn(
     if not copied:
         monkeypatch.setattr("everstep.rollouts._sequences.GATHERED_BYTES", 0)
     rollout = coded(seq_len)
-    sequences, starts = rollout.sequences(rollout.valid), list(expected_rows(seq_len))
+    sequences, starts = Sequences(rollout, rollout.valid), list(expected_rows(seq_len))
     for _ in range(2):
         order = torch.randperm(sequences.count)
         minibatches = sequences.minibatches(
@@ -142,7 +142,7 @@ def test_what_an_action_led_to_is_from_the_row_after_it_or_before_a_reset(
 ) -> None:
     rollout = coded(seq_len, invalid=True)
     kept = {"some": (code(T) + 0.5,)}
-    sequences = rollout.sequences(rollout.valid, kept=kept)
+    sequences = Sequences(rollout, rollout.valid, kept=kept)
     ends = (rollout.truncated & rollout.first).flatten()
     size = min(size, sequences.count)
     for minibatch in sequences.minibatches(size, shuffle=True, joint=False, permute=torch.randperm):
@@ -161,7 +161,7 @@ def test_windows_end_in_their_rows(shuffle: bool, chunk: None | int) -> None:
     rollout.put_last_obs((torch.arange(-9.0, 0.0).view(3, N, 1) + 0.0,))
     rollout.carry()
     rollout.obs[0].copy_(code(T + 1))
-    sequences = rollout.sequences(rollout.valid)
+    sequences = Sequences(rollout, rollout.valid)
     for step in sequences.steps(
         12, chunk=chunk, shuffle=shuffle, joint=False, permute=torch.randperm
     ):
@@ -190,7 +190,7 @@ def test_invalid_rows_keep_the_mask_of_what_was_allowed() -> None:
     for leaf in rollout.obs:
         leaf.copy_(torch.ones_like(leaf))
     rollout.valid.copy_(~flags(2, N, (1, 2)))
-    minibatch = rollout.sequences(rollout.valid).select(None)
+    minibatch = Sequences(rollout, rollout.valid).select(None)
     obs = dict(zip(rollout.observation.paths, minibatch.obs, strict=True))
     assert obs[("action_mask",)].all()
     assert obs[("seen",)].flatten().tolist() == [1.0] * 5 + [0.0]
