@@ -18,7 +18,7 @@ FLOORS = [
     "algorithms evaluation",
     "conditions config loggers progress registry trainers adapters",
     "testing benchmarks",
-    "_cli_train _cli_eval _cli_export _cli_doctor _cli_check _cli_bench __main__",
+    "cli __main__",
 ]
 ORDER = {
     name: (floor, place)

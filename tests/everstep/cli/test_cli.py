@@ -2,6 +2,7 @@
 
 import json
 import os
+import pkgutil
 import signal
 import sqlite3
 import subprocess
@@ -12,8 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from everstep import Policy, __version__
+from everstep import Policy, __version__, cli
 from everstep.__main__ import main
+from everstep.cli import COMMANDS
 from everstep.config import dump, load
 from everstep.loggers import read_metrics
 
@@ -124,6 +126,11 @@ def test_help_and_version_do_not_wait_for_pytorch():
     )
     assert process.returncode == 0, process.stderr
     assert f"everstep {__version__}" in process.stdout
+
+
+def test_every_module_is_a_command():
+    modules = {module.name for module in pkgutil.iter_modules(cli.__path__)}
+    assert {name for name in modules if not name.startswith("_")} == set(COMMANDS)
 
 
 def test_the_module_is_the_command():
@@ -484,7 +491,7 @@ def test_what_is_no_run_is_said(evaluate, my_run, here):
     )
     code, _, err = evaluate(".")
     assert code == 2
-    assert "It holds runs, such as my run." in err
+    assert "It contains runs, such as my run." in err
     (my_run / "policy").unlink()
     assert evaluate(my_run)[2].startswith(f"{my_run}: no policy in it")
     (my_run / "policy").write_bytes(b"not a policy")
@@ -499,7 +506,7 @@ def test_what_is_no_run_is_said(evaluate, my_run, here):
 
 
 def test_the_interval_of_the_mean():
-    from everstep._cli_eval import mean_interval
+    from everstep.cli.eval import mean_interval
 
     assert mean_interval(np.full(10, 3.0), seed=0) == (3.0, 3.0)
     assert mean_interval(np.array([7.0]), seed=0) == (7.0, 7.0)
@@ -568,7 +575,7 @@ def test_the_doctor_finds_what_is_there(here, capsys):
     assert report["runs"] == str(here / "runs")
     assert report["problems"] == []
     assert main(["doctor"]) == 0
-    assert capsys.readouterr().out.endswith("All is well.\n")
+    assert capsys.readouterr().out.endswith("No problems found.\n")
     assert list(here.iterdir()) == []
 
 
