@@ -114,9 +114,9 @@ def sentence_problem(sentence: str) -> Problem:
     rest = sentence.removesuffix(".")
     if name is None:
         return Problem(("algorithm_config",), rest)
-    subject = f"{name[0]} "
-    is_subject = rest.startswith(subject) and not rest.startswith(f"{subject}and ")
-    return Problem((name[1],), rest.removeprefix(subject) if is_subject else rest)
+    if rest.startswith((f"{name[0]} ", f"{name[0]}: ")) and not rest.startswith(f"{name[0]} and "):
+        rest = rest.removeprefix(name[0]).lstrip(": ")
+    return Problem((name[1],), rest)
 
 
 def env_problems(env_cls: Any, env_kwargs: Mapping[str, Any]) -> list[Problem]:
