@@ -360,7 +360,7 @@ def test_a_gymnasium_environment_is_to_be_wrapped():
     assert isinstance(env, SyncVectorEnv)
     [problem] = problems_of(lambda: TrainConfig(env))
     assert problem == (
-        "`env_cls`: SyncVectorEnv is no Everstep environment; `everstep.wrap` makes it one."
+        "`env_cls`: SyncVectorEnv is no Everstep environment; wrap it with `everstep.wrap`."
     )
     assert TrainConfig(everstep.wrap(env)).build(run_dir=None).algorithm.env.num_envs == 1
     env.close()
