@@ -249,7 +249,7 @@ parts = pytest.mark.parametrize("part", ["document", "archive", "file"])
 def test_a_missing_file_is_named(saved, part):
     path, load = saved[part]
     path.unlink()
-    with pytest.raises(CheckpointError, match=rf"{path.name}: there is no such file"):
+    with pytest.raises(CheckpointError, match=rf"{path.name}: no such file"):
         load()
 
 
