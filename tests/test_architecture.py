@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import everstep
 
 SOURCE = Path(everstep.__file__).parent
@@ -72,6 +74,7 @@ def test_modules_import_from_below() -> None:
     assert not upwards
 
 
+@pytest.mark.slow
 def test_the_core_never_imports_an_adapter_or_an_environment_library() -> None:
     """Except lazily: importing everything public leaves them unloaded."""
     code = (

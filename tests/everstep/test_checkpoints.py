@@ -499,6 +499,7 @@ def run_script(script, *arguments):
     )
 
 
+@pytest.mark.slow
 @needs_posix
 @pytest.mark.parametrize("kind", ["directory", "file"])
 def test_killed_at_every_step_of_a_save(tmp_path, kind):
@@ -510,6 +511,7 @@ def test_killed_at_every_step_of_a_save(tmp_path, kind):
     assert 1 <= saves <= kills  # some kills came before the save counted, some after
 
 
+@pytest.mark.slow
 @needs_posix
 def test_killed_at_any_moment(tmp_path):
     draw = random.Random(0)
@@ -525,6 +527,7 @@ def test_killed_at_any_moment(tmp_path):
         assert torch.equal(loaded["w"], torch.full((100_000,), float(loaded["i"])))
 
 
+@pytest.mark.slow
 @needs_posix
 def test_a_full_disk_leaves_the_old_state_and_no_rest(tmp_path):
     result = run_script(FULL_DISK, tmp_path)

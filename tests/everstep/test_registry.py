@@ -215,6 +215,7 @@ def test_a_prefix_that_is_registered_twice_is_named(install: Install) -> None:
 # The names under which adapters are imported.
 
 
+@pytest.mark.slow
 def test_the_facade_imports_adapters_late() -> None:
     code = """
 import sys

@@ -3,6 +3,7 @@
 import json
 import os
 import pkgutil
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -72,12 +73,21 @@ def here(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def train(here, capsys):
+def store(here, empty_store):
+    """A store of MLflow in `runs`."""
+    (here / "runs").mkdir()
+    shutil.copy(empty_store, here / "runs")
+
+
+@pytest.fixture
+def train(here, capsys, request):
     """Train on `config` with further arguments: exit code, standard output, standard error."""
 
     def train(config, *arguments, track=False):
         (here / "train.yaml").write_text(config if isinstance(config, str) else dump(config))
         flags = [] if track else ["--no-mlflow"]
+        if track:
+            request.getfixturevalue("store")
         code = main(["train", "-f", "train.yaml", *flags, *arguments])
         return code, *capsys.readouterr()
 
@@ -194,7 +204,7 @@ def test_training_leaves_a_run_and_says_where(train, here):
 @pytest.mark.parametrize(
     ("config", "arguments", "steps"),
     [
-        ({}, [], 100),
+        pytest.param({}, [], 100, marks=pytest.mark.slow),
         ({}, ["--max-steps", "3"], 3),
         ({"total_env_steps": 16}, [], 2),
         ({"total_env_steps": 16}, ["--max-steps", "1"], 1),
@@ -233,7 +243,7 @@ def test_a_seed_makes_the_same_training(train, here):
 
 
 @pytest.mark.filterwarnings("ignore:.*type hint:UserWarning")  # MLflow's, of its own
-@pytest.mark.parametrize("track", [False, True])
+@pytest.mark.parametrize("track", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_policy_is_saved_elsewhere_too(train, here, track):
     import mlflow
 
@@ -280,6 +290,7 @@ algorithm_config:
         (DOCUMENTED + "    horizons_per_env_reset: 2\n", {"horizons_per_env_reset": 2}),
     ],
 )
+@pytest.mark.usefixtures("store")
 def test_a_configuration_of_rl8_and_all_its_flags(here, capsys, config, resolved):
     (here / "config.yaml").write_text(config)
     code = main(
@@ -397,6 +408,8 @@ def test_an_error_in_the_users_constructor_is_shown_whole(train, here):
     assert not (here / "runs").exists()
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("store")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupted_training_is_saved_and_closed(here, number, code):
     (here / "train.yaml").write_text(dump(CARTPOLE | {"total_env_steps": 10**12}))
@@ -585,6 +598,7 @@ def test_the_doctor_sees_where_runs_cannot_be_written(here, capsys):
     assert f"PROBLEM     {here}/runs is not a writable directory" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_doctor_survives_packages_that_do_not_fit_together(here):
     (here / "torchrl").mkdir()
     (here / "torchrl/__init__.py").write_text("raise ImportError('undefined symbol: _ZN3c10')")

@@ -564,7 +564,8 @@ def test_evaluations_have_an_environment_of_their_own_where_episodes_are_asked_f
     trainer = own.build(run_dir=None)
     assert trainer.eval_env is not trainer.algorithm.env
     assert trainer.eval_episodes == 3
-    spec = TrainConfig(CARTPOLE, num_envs=2, horizon=8, steps_per_eval=1, seed=3)
+    options = {"steps_per_eval": 1, "env_kwargs": {"max_episode_steps": 4}}
+    spec = TrainConfig(CARTPOLE, num_envs=2, horizon=8, seed=3, **options)
     trainer = spec.build(run_dir=None)
     assert trainer.eval_env.num_envs == 2
     assert trainer.eval(deterministic=False)["eval/episodes/count"] == 100
