@@ -108,10 +108,10 @@ def _horizons(cells: Sequence[Cell], bench: Bench) -> dict[str, int]:
 
 
 def speed_table(results: Sequence[CellResult], horizons: dict[str, int]) -> str:
-    """A row for each side of each cell.
+    """Table of speed with a row for each side of each cell.
 
     Args:
-        results: What was measured.
+        results: Results of cells.
         horizons: Env steps a rollout, by row and side: `"{row}/{side}"`.
 
     """
@@ -140,7 +140,7 @@ def speed_table(results: Sequence[CellResult], horizons: dict[str, int]) -> str:
 
 
 def solve_table(results: Sequence[CellResult]) -> str:
-    """A row for each side of each cell: medians over the seeds are not hidden by failures."""
+    """Table of time to a threshold with a row for each side of each cell, medians over seeds."""
     rows = []
     for result in results:
         for name, side in result.sides.items():
@@ -162,7 +162,7 @@ def solve_table(results: Sequence[CellResult]) -> str:
 def document(
     results: Sequence[CellResult], settings: dict[str, Any], machine: dict[str, Any]
 ) -> dict[str, Any]:
-    """Everything that was measured, down to the blocks."""
+    """All measurements, down to the blocks, as JSON values."""
     return {"machine": machine, "settings": settings, "cells": [_cell(r) for r in results]}
 
 
@@ -182,7 +182,7 @@ def _cell(result: CellResult) -> dict[str, Any]:
 
 
 def versions(results: Sequence[CellResult]) -> str:
-    """A line for each side: its interpreter's packages."""
+    """A line for each side with its interpreter's packages."""
     lines = {}
     for result in results:
         for name, side in result.sides.items():
@@ -191,7 +191,7 @@ def versions(results: Sequence[CellResult]) -> str:
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Markdown, without the columns that say nothing."""
+    """Markdown table without empty columns."""
     kept = [i for i in range(len(header)) if any(row[i] != "–" for row in rows)]
     lines = [[header[i] for i in kept], ["---"] * len(kept)]
     lines += [[row[i] for i in kept] for row in rows]

@@ -30,7 +30,7 @@ class PoleEnv(Env):
         return self.world.reset()
 
     def step(self, action: torch.Tensor) -> TensorDict:
-        """What an action `[N, 1]` causes."""
+        """Result of an action, `[N, 1]`."""
         obs, rewards = self.world.step(action.squeeze(-1))
         return TensorDict(
             {"obs": obs, "rewards": rewards.unsqueeze(-1)},
