@@ -16,9 +16,6 @@ from .errors import AdapterError
 #: The entry-point group that adapters register in.
 GROUP = "everstep.adapters"
 
-# Optional attributes of an adapter that its factories have, too.
-_INHERITED = ("default_num_envs", "default_horizon", "max_num_envs", "max_horizon")
-
 _warned: set[str] = set()
 
 
@@ -148,9 +145,7 @@ class SpecFactory:
         self.kwargs = kwargs
         self._prefix, self._name = _split(spec)
         self._adapter = _load(self._prefix)
-        for name in _INHERITED:
-            if hasattr(self._adapter, name):
-                setattr(self, name, getattr(self._adapter, name))
+        copy_defaults(self._adapter, self)
 
     def __call__(
         self,
@@ -168,6 +163,13 @@ class SpecFactory:
     def __repr__(self) -> str:
         options = "".join(f", {key}={value!r}" for key, value in self.kwargs.items())
         return f"everstep.factory({self.spec!r}{options})"
+
+
+def copy_defaults(source: object, target: object) -> None:
+    """Copy the defaults and maxima that adapters and factories may declare."""
+    for name in ("default_num_envs", "default_horizon", "max_num_envs", "max_horizon"):
+        if hasattr(source, name):
+            setattr(target, name, getattr(source, name))
 
 
 def _registered() -> dict[str, EntryPoint]:

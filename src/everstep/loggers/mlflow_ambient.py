@@ -41,7 +41,10 @@ def callers_uri(mlflow: Any) -> None | str:
     with _lock:
         if _our_uri is not None and mlflow.get_tracking_uri() == _our_uri:
             return _callers_uri
-        return _configured_uri(mlflow)
+        if mlflow.is_tracking_uri_set() or os.environ.get("MLFLOW_EXPERIMENT_ID"):
+            uri: str = mlflow.get_tracking_uri()
+            return uri
+    return None
 
 
 def enter(mlflow: Any, run: Any, uri: str) -> None:
@@ -78,13 +81,6 @@ def _active_runs() -> None | list[Any]:
         _log.debug("This MLflow keeps its active runs elsewhere.", exc_info=True)
         return None
     return stack
-
-
-def _configured_uri(mlflow: Any) -> None | str:
-    if mlflow.is_tracking_uri_set() or os.environ.get("MLFLOW_EXPERIMENT_ID"):
-        uri: str = mlflow.get_tracking_uri()
-        return uri
-    return None
 
 
 def _point_at(mlflow: Any, uri: None | str) -> None:

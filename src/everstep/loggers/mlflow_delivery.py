@@ -173,7 +173,7 @@ class Delivery:
             self._connect()
             self.settled.set()
         self._send_params()
-        while self._take() and not self._abandoned.is_set():
+        while self.waiting and not self._abandoned.is_set():
             self._send_points()
         if closing and not self._abandoned.is_set():
             if self._status is not None:
@@ -212,15 +212,12 @@ class Delivery:
         with self._lock:
             self._params = {n: v for n, v in self._params.items() if n not in known}
 
-    def _take(self) -> list[Point]:
-        """The next points to send; those of a failed request come again."""
+    def _send_points(self) -> None:
+        """Send the next points; those of a failed request are sent again."""
         if not self._in_flight:
             with self._lock:
                 count = min(len(self._points), store.MAX_METRICS)
                 self._in_flight = [self._points.popleft() for _ in range(count)]
-        return self._in_flight
-
-    def _send_points(self) -> None:
         metrics = [self._mlflow.entities.Metric(*point) for point in self._in_flight]
         if not self._ask(self._client.log_batch, self._run_id, metrics=metrics):
             self.lost += len(self._in_flight)

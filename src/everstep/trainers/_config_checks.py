@@ -112,17 +112,21 @@ def env_problems(env_cls: Any, env_kwargs: Mapping[str, Any]) -> list[Problem]:
     expected = (
         f"expected an environment class, a factory, an environment, or a spec such as {_SPEC}"
     )
+    message = None
     if env_cls is None:
-        return [Problem(("env_cls",), f"required, and missing; {expected}")]
-    if isinstance(env_cls, str):
-        return _spec_problems(env_cls, env_kwargs)
-    if is_made(env_cls):
+        message = f"required, and missing; {expected}"
+    elif isinstance(env_cls, str):
+        message = _spec_problem(env_cls, env_kwargs)
+    elif is_made(env_cls):
         return _made_problems(env_cls, env_kwargs)
-    if not callable(env_cls):
-        return [Problem(("env_cls",), f"{expected}; got {env_cls!r}")]
-    return option_problems("env_kwargs", env_cls, env_kwargs) or _factory_problems(
-        env_cls, env_kwargs
-    )
+    elif not callable(env_cls):
+        message = f"{expected}; got {env_cls!r}"
+    else:
+        problems = option_problems("env_kwargs", env_cls, env_kwargs)
+        if problems:
+            return problems
+        message = _factory_problem(env_cls, env_kwargs)
+    return [] if message is None else [Problem(("env_cls",), message)]
 
 
 def is_made(env_cls: Any) -> bool:
@@ -130,15 +134,17 @@ def is_made(env_cls: Any) -> bool:
     return hasattr(env_cls, "step") and not isinstance(env_cls, type)
 
 
-def _spec_problems(spec: str, env_kwargs: Mapping[str, Any]) -> list[Problem]:
+def _spec_problem(spec: str, env_kwargs: Mapping[str, Any]) -> None | str:
     if ":" not in spec:
-        message = f"a name in Python code; import the class, or write a spec such as {_SPEC}"
-        return [Problem(("env_cls",), f"{message}. Got {spec!r}")]
+        return (
+            f"a name in Python code; import the class, or write a spec such as {_SPEC}. "
+            f"Got {spec!r}"
+        )
     try:
         factory(spec, **env_kwargs)
     except AdapterError as error:
-        return [Problem(("env_cls",), str(error).removesuffix("."))]
-    return []
+        return str(error).removesuffix(".")
+    return None
 
 
 def _made_problems(env: Any, env_kwargs: Mapping[str, Any]) -> list[Problem]:
@@ -152,20 +158,18 @@ def _made_problems(env: Any, env_kwargs: Mapping[str, Any]) -> list[Problem]:
     return problems
 
 
-def _factory_problems(env_cls: Callable[..., Any], env_kwargs: Mapping[str, Any]) -> list[Problem]:
-    signature = _signature(env_cls)
-    if signature is None:
-        return []
+def _factory_problem(env_cls: Callable[..., Any], env_kwargs: Mapping[str, Any]) -> None | str:
     try:
-        signature.bind(1, None, device="cpu", **env_kwargs)
+        signature = _signature(env_cls)
+        if signature is not None:
+            signature.bind(1, None, device="cpu", **env_kwargs)
     except TypeError as error:
         name = getattr(env_cls, "__name__", repr(env_cls))
-        message = (
+        return (
             f"{name} must take (num_envs, horizon, *, device): {error}. "
             f"Environments of other libraries are written as specs such as {_SPEC}"
         )
-        return [Problem(("env_cls",), message)]
-    return []
+    return None
 
 
 def option_problems(

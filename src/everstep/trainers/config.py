@@ -21,7 +21,7 @@ from ..config import Document, apply_overrides, dotted_name, load, plain
 from ..env import Env, EnvFactory
 from ..errors import AdapterError, ConfigError
 from ..loggers import create_run_dir
-from ..registry import SpecFactory
+from ..registry import SpecFactory, copy_defaults
 from ..registry import factory as spec_factory
 from ..validation import STRICT, PositiveInt, Problem, unknown_name
 from . import _config_checks as checks
@@ -49,9 +49,6 @@ _SWITCHES = tuple(
     if field.default is not None
     and type(None) in get_args(get_type_hints(RecurrentAlgorithmConfig)[field.name])
 )
-
-# Optional attributes of an environment factory.
-_DECLARATIONS = ("default_num_envs", "default_horizon", "max_num_envs", "max_horizon")
 
 
 @dataclass(kw_only=True)
@@ -304,9 +301,7 @@ class TrainConfig(RunOptions):
         if not env_kwargs:
             return self.env_cls
         bound = partial(cast(EnvFactory, self.env_cls), **env_kwargs)
-        for name in _DECLARATIONS:
-            if hasattr(self.env_cls, name):
-                setattr(bound, name, getattr(self.env_cls, name))
+        copy_defaults(self.env_cls, bound)
         return bound
 
     def _values(self) -> dict[str, Any]:
