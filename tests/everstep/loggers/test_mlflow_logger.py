@@ -565,7 +565,7 @@ FIRST_USE = """
 import sys
 from everstep.loggers import MlflowLogger
 sys.stdin.readline()
-logger = MlflowLogger(sys.argv[1], experiment_name="shared")
+logger = MlflowLogger(sys.argv[1], experiment_name="shared", wait=300.0, patience=60.0)
 for step in range(100):
     logger.log_metrics({"a": step}, step=step)
 print(logger.run_id)
