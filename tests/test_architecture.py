@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import everstep
 
 SOURCE = Path(everstep.__file__).parent
@@ -18,7 +20,7 @@ FLOORS = [
     "algorithms evaluation",
     "conditions config loggers progress registry trainers adapters",
     "testing benchmarks",
-    "_cli_train _cli_eval _cli_export _cli_doctor _cli_check _cli_bench __main__",
+    "cli __main__",
 ]
 ORDER = {
     name: (floor, place)
@@ -72,6 +74,7 @@ def test_modules_import_from_below() -> None:
     assert not upwards
 
 
+@pytest.mark.slow
 def test_the_core_never_imports_an_adapter_or_an_environment_library() -> None:
     """Except lazily: importing everything public leaves them unloaded."""
     code = (

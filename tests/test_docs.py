@@ -9,6 +9,7 @@ import io
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -33,6 +34,9 @@ from everstep.trainers.config import RunOptions
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md")), *sorted(DOCS.glob("adapters/*.md"))]
+
+#: Pages whose examples start processes or train for some seconds.
+SLOW = ("docs/adapters/gymnasium.md", "docs/getting_started.md", "docs/deployment.md")
 
 #: Transitions that an example may train on: enough to run it, not to learn anything.
 BUDGET = 1_000
@@ -70,9 +74,11 @@ def blocks(page: Path) -> list[Block]:
 
 
 @pytest.fixture
-def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty current directory whose modules can be imported, and no tracker but the default."""
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, empty_store: Path) -> Iterator[Path]:
+    """A current directory whose modules can be imported, with the default tracker's store."""
     monkeypatch.chdir(tmp_path)
+    Path("runs").mkdir()
+    shutil.copy(empty_store, "runs")
     monkeypatch.syspath_prepend(str(tmp_path))
     for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_EXPERIMENT_ID"):
         monkeypatch.delenv(name, raising=False)
@@ -85,7 +91,14 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
             del sys.modules[name]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=pytest.mark.slow if name in SLOW else (), id=name)
+        for page in PAGES
+        for name in [str(page.relative_to(ROOT))]
+    ],
+)
 def test_examples_do_what_the_page_says(page: Path, directory: Path) -> None:
     namespace: dict[str, Any] = {"__name__": "example"}
     for block in blocks(page):

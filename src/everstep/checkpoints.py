@@ -1,4 +1,4 @@
-"""Nested states on disk, written so that a crash loses nothing and read without running code.
+"""Nested states on disk: written atomically, and read without running code.
 
 A state is made of dicts, lists, tuples, tensors, ints, floats, bools, strings and None. It becomes
 a JSON document, with a checksum over itself, and an `.npz` archive of the tensors, with a checksum
@@ -35,24 +35,24 @@ _DOCUMENT = "state.json"
 _ARCHIVE = re.compile(r"tensors-[0-9a-f]{16}\.npz")
 #: Integers with the same bits, by size in bytes, for dtypes that NumPy lacks.
 _SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-#: Key that marks what JSON cannot say as it is; a dict that has it is marked itself.
+#: Key that marks values which JSON cannot represent; a dict that has it is marked itself.
 _TAG = "$"
 
 
 def save_state(directory: str | Path, state: Any) -> None:
-    """Write a state into a directory, which then holds this state and no other.
+    """Write a state into a directory, replacing an earlier one.
 
-    Whatever happens while it is written, the directory holds the old state or the new one,
-    complete: the archive gets a new name, and replacing the document is what makes it count.
-    Other files in the directory are left alone. One writer at a time.
+    If writing is interrupted, the directory contains the complete old state or the complete new
+    one: the archive gets a new name, and the document that names it is replaced last. Other files
+    in the directory are not changed. There must be only one writer at a time.
 
     Args:
-        directory: Created where it is missing. It is a checkpoint once it holds `state.json`.
-        state: What to save; tensors may be on any device.
+        directory: Created if missing. It is a checkpoint once it contains `state.json`.
+        state: The state; tensors may be on any device.
 
     Raises:
         CheckpointError: Names the part of the state that is of another type.
-        OSError: Where the disk is full or refuses; the old state is then still there.
+        OSError: If the disk is full or not writable; the old state is then unchanged.
 
     """
     directory = Path(directory)
@@ -78,7 +78,7 @@ def load_state(directory: str | Path, map_location: Device = "cpu") -> Any:
     """The state that `save_state` wrote, with its tensors on `map_location`. Runs no code.
 
     Raises:
-        CheckpointError: Names the file and what is wrong with it: missing, damaged, of an unknown
+        CheckpointError: Names the file and the problem: it is missing, damaged, of an unknown
             version, or not written by `save_state`.
 
     """
@@ -89,15 +89,15 @@ def load_state(directory: str | Path, map_location: Device = "cpu") -> Any:
 
 
 def save_file(path: str | Path, state: Any) -> None:
-    """Write a state as one file, whatever the suffix of its name; an old file stays until then.
+    """Write a state as one file of any suffix, atomically replacing an old one.
 
     Args:
-        path: The file; its directory is created where it is missing.
-        state: What to save; tensors may be on any device.
+        path: The file; its directory is created if missing.
+        state: The state; tensors may be on any device.
 
     Raises:
         CheckpointError: Names the part of the state that is of another type.
-        OSError: Where the disk is full or refuses; the old file is then still there.
+        OSError: If the disk is full or not writable; the old file is then unchanged.
 
     """
     path = Path(path)
@@ -117,7 +117,7 @@ def load_file(path: str | Path, map_location: Device = "cpu") -> Any:
     """The state that `save_file` wrote, with its tensors on `map_location`. Runs no code.
 
     Raises:
-        CheckpointError: Names the file and what is wrong with it: missing, damaged, of an unknown
+        CheckpointError: Names the file and the problem: it is missing, damaged, of an unknown
             version, or not written by `save_file`.
 
     """
@@ -128,7 +128,7 @@ def load_file(path: str | Path, map_location: Device = "cpu") -> Any:
 
 
 class _Tensor(NamedTuple):
-    """What the document says about one tensor."""
+    """The document's entry of one tensor."""
 
     dtype: str
     shape: list[int]
@@ -136,7 +136,7 @@ class _Tensor(NamedTuple):
 
 
 class _Encoder:
-    """Turns a state into what JSON can say, and collects its tensors on the way."""
+    """Converts a state to JSON values, and collects its tensors."""
 
     def __init__(self) -> None:
         self.arrays: list[np.ndarray[Any, Any]] = []
@@ -221,7 +221,7 @@ def _document(encoded: Any, encoder: _Encoder, archive: None | str) -> bytes:
 
 
 def _canonical(body: Any) -> bytes:
-    """The same bytes for the same body, also after it was read back."""
+    """The bytes of a body that its checksum is computed over."""
     return json.dumps(body, separators=(",", ":"), allow_nan=False).encode()
 
 
@@ -245,7 +245,7 @@ def _read_document(directory: Path) -> dict[str, Any]:
 
 
 def _open_archive(directory: Path) -> tuple[dict[str, Any], IO[bytes]]:
-    """The document and its archive, opened; again where a training run has just replaced both."""
+    """The document and its archive, opened; retries if a training run has just replaced both."""
     previous = None
     while True:
         body = _read_document(directory)
@@ -270,7 +270,7 @@ def _checked_body(content: bytes) -> dict[str, Any]:
         )
     body: dict[str, Any] = document["body"]
     if _sha256(_canonical(body)) != document["sha256"]:
-        raise CheckpointError("it was changed or damaged: its checksum does not fit")
+        raise CheckpointError("it was changed or damaged: its checksum does not match")
     return body
 
 
@@ -283,10 +283,10 @@ def _decode_body(body: dict[str, Any], archive: zipfile.ZipFile, map_location: D
 
 
 def _check_sizes(archive: zipfile.ZipFile, size: int) -> None:
-    """Refuse an archive that would grow when read: nothing is compressed, nothing overlaps."""
+    """Refuse an archive that would grow when read: no compressed or overlapping members."""
     members = archive.infolist()
     if any(member.compress_type != zipfile.ZIP_STORED for member in members):
-        raise CheckpointError("it holds compressed members, which a saved state never does")
+        raise CheckpointError("it contains compressed members, which a saved state never does")
     if sum(member.file_size for member in members) > size:
         raise CheckpointError(f"its members claim to be larger than the file ({size} bytes)")
 
@@ -313,7 +313,7 @@ def _read_tensor(archive: zipfile.ZipFile, name: str, declared: _Tensor) -> torc
             f"{name} must hold {math.prod(shape)} elements; got {len(data)} bytes"
         )
     if _sha256(data) != declared.sha256:
-        raise CheckpointError(f"{name} was changed or damaged: its checksum does not fit")
+        raise CheckpointError(f"{name} was changed or damaged: its checksum does not match")
     array = np.ndarray(shape, expected, data)
     return torch.from_numpy(array).view(dtype)
 
@@ -345,19 +345,21 @@ def _decode(value: Any, tensors: list[torch.Tensor]) -> Any:
         return float(value["value"])
     if kind == "int":
         return int(value["value"], 16)
-    raise CheckpointError(f"it holds a {kind!r}, which this Everstep ({__version__}) does not know")
+    raise CheckpointError(
+        f"it contains a {kind!r}, which this Everstep ({__version__}) does not know"
+    )
 
 
 @contextlib.contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """Name the file in every error: what strangers wrote can fail in any way while it is read."""
+    """Name the file in every error: reading an untrusted file can fail in any way."""
     try:
         yield
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}.") from error.__cause__
     except FileNotFoundError as error:
         raise CheckpointError(
-            f"{path}: there is no such file, so this is not a complete saved state."
+            f"{path}: no such file, so this is not a complete saved state."
         ) from error
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error}.") from error
@@ -368,7 +370,7 @@ def _reading(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _synced(path: Path) -> Iterator[IO[bytes]]:
-    """A new file that is on the disk, not only in its cache, when the block ends."""
+    """A new file that is flushed to the disk when the block ends."""
     with open(path, "xb") as file:
         yield file
         file.flush()
@@ -386,20 +388,20 @@ def _removed_on_error(*paths: Path) -> Iterator[None]:
 
 
 def _sync_directory(directory: Path) -> None:
-    """Make new names in a directory survive a power failure."""
+    """Flush the names of a directory to the disk."""
     if os.name == "nt":  # directories cannot be opened there
         return
     descriptor = os.open(directory, os.O_RDONLY)
     try:
-        with contextlib.suppress(OSError):  # some network file systems refuse
+        with contextlib.suppress(OSError):  # not supported by some network file systems
             os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
 
 def _remove_leftovers(directory: Path, pattern: str, *, keep: Path) -> None:
-    """Remove what an earlier state, or a save that was killed, left behind."""
+    """Remove files of an earlier state, or of a save that was killed."""
     for path in directory.glob(pattern):
         if path != keep:
-            with contextlib.suppress(OSError):  # someone may be reading it; the next save tries
+            with contextlib.suppress(OSError):  # it may be open elsewhere; the next save retries
                 path.unlink()

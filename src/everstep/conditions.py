@@ -1,15 +1,15 @@
 """Conditions on the statistics of a train step, most often used to stop training.
 
-A condition is called once a train step. A statistic that the train step did not produce leaves the
-condition as it was, and unmet. NaN is no progress: it hits no bound, beats no best and moves no
-reference value, and it counts against patience, so a run whose statistic turned NaN still ends.
+A condition is called once per train step. If the train step did not produce its statistic, the
+condition does not change and is not met. NaN is no progress: it hits no bound, sets no record and
+moves no reference value, and it counts against patience, so a run whose statistic became NaN ends.
 """
 
 import difflib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from .data import TrainStatKey, TrainStats
 from .errors import ConfigError
@@ -19,57 +19,65 @@ class Condition(Protocol):
     """Callable that returns True once a condition on the statistics of a train step is met."""
 
     def __call__(self, train_stats: TrainStats, /) -> bool:
-        """True where training should stop; called once a train step."""
+        """Whether training should stop; called once per train step."""
 
 
-class And:
-    """True where every condition is; each is called at every train step, so each keeps count.
+class _Join(ABC):
+    """Several conditions as one. All are called at every train step, because some of them count."""
+
+    #: Conditions that are joined.
+    conditions: list[Condition]
+
+    def __init__(self, conditions: Sequence[Condition], /) -> None:
+        name = type(self).__name__
+        self.conditions = list(conditions)
+        if not self.conditions:
+            raise ConfigError(f"`{name}` needs at least one condition; got an empty list.")
+        for condition in self.conditions:
+            if not callable(condition):
+                raise ConfigError(
+                    f"`{name}` joins conditions; got {condition!r}, which is not one."
+                )
+
+    @abstractmethod
+    def __call__(self, train_stats: TrainStats, /) -> bool:
+        """Whether the joined conditions are met."""
+
+    def _met(self, train_stats: TrainStats) -> list[bool]:
+        return [condition(train_stats) for condition in self.conditions]
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.conditions!r})"
+
+
+class And(_Join):
+    """Met when every condition is met.
 
     Args:
         conditions: Conditions to join, at least one.
 
     """
 
-    #: Conditions that are joined.
-    conditions: list[Condition]
-
-    def __init__(self, conditions: Sequence[Condition], /) -> None:
-        self.conditions = _joined("And", conditions)
-
     def __call__(self, train_stats: TrainStats, /) -> bool:
-        """True where every condition is met."""
-        met = [condition(train_stats) for condition in self.conditions]
-        return all(met)
-
-    def __repr__(self) -> str:
-        return f"And({self.conditions!r})"
+        """Whether every condition is met."""
+        return all(self._met(train_stats))
 
 
-class Or:
-    """True where any condition is; each is called at every train step, so each keeps count.
+class Or(_Join):
+    """Met when any condition is met.
 
     Args:
         conditions: Conditions to join, at least one.
 
     """
 
-    #: Conditions that are joined.
-    conditions: list[Condition]
-
-    def __init__(self, conditions: Sequence[Condition], /) -> None:
-        self.conditions = _joined("Or", conditions)
-
     def __call__(self, train_stats: TrainStats, /) -> bool:
-        """True where at least one condition is met."""
-        met = [condition(train_stats) for condition in self.conditions]
-        return any(met)
-
-    def __repr__(self) -> str:
-        return f"Or({self.conditions!r})"
+        """Whether at least one condition is met."""
+        return any(self._met(train_stats))
 
 
 class HitsLowerBound:
-    """True in train steps whose statistic is at or below a bound.
+    """Met in train steps whose statistic is at or below a bound.
 
     Args:
         key: Name of the statistic, such as `"losses/vf"`.
@@ -84,12 +92,12 @@ class HitsLowerBound:
     lower_bound: float
 
     def __init__(self, key: TrainStatKey, lower_bound: float, /) -> None:
-        _check(_name_problem("key", key), _finite_problem("lower_bound", lower_bound))
+        _check(key=key, lower_bound=lower_bound)
         self.key = key
         self.lower_bound = lower_bound
 
     def __call__(self, train_stats: TrainStats, /) -> bool:
-        """True where the statistic is at or below the bound."""
+        """Whether the statistic is at or below the bound."""
         value = _read(train_stats, self.key)
         return value is not None and value <= self.lower_bound
 
@@ -98,7 +106,7 @@ class HitsLowerBound:
 
 
 class HitsUpperBound:
-    """True in train steps whose statistic is at or above a bound.
+    """Met in train steps whose statistic is at or above a bound.
 
     Args:
         key: Name of the statistic, such as `"episodes/return_mean_100"`.
@@ -113,12 +121,12 @@ class HitsUpperBound:
     upper_bound: float
 
     def __init__(self, key: TrainStatKey, upper_bound: float, /) -> None:
-        _check(_name_problem("key", key), _finite_problem("upper_bound", upper_bound))
+        _check(key=key, upper_bound=upper_bound)
         self.key = key
         self.upper_bound = upper_bound
 
     def __call__(self, train_stats: TrainStats, /) -> bool:
-        """True where the statistic is at or above the bound."""
+        """Whether the statistic is at or above the bound."""
         value = _read(train_stats, self.key)
         return value is not None and value >= self.upper_bound
 
@@ -127,10 +135,10 @@ class HitsUpperBound:
 
 
 class Plateaus:
-    """True once a statistic has stayed near its previous value several times in a row.
+    """Met once a statistic has stayed near its previous value several times in a row.
 
-    `|new − old| ≤ rtol · |old|` counts as staying near; so does NaN, which does not become the
-    next `old`.
+    A value is near if `|new − old| ≤ rtol · |old|`, or if it is NaN, which does not become the next
+    `old`.
 
     Args:
         key: Name of the statistic.
@@ -155,11 +163,7 @@ class Plateaus:
     rtol: float
 
     def __init__(self, key: TrainStatKey, /, *, patience: int = 5, rtol: float = 1e-3) -> None:
-        _check(
-            _name_problem("key", key),
-            _patience_problem("patience", patience),
-            _tolerance_problem("rtol", rtol),
-        )
+        _check(key=key, patience=patience, rtol=rtol)
         self.key = key
         self.patience = patience
         self.rtol = rtol
@@ -167,7 +171,7 @@ class Plateaus:
         self.old_value = math.nan
 
     def __call__(self, train_stats: TrainStats, /) -> bool:
-        """True once the statistic has stayed near its previous value `patience` times in a row."""
+        """Whether the statistic has stayed near its previous value `patience` times in a row."""
         value = _read(train_stats, self.key)
         if value is None:
             return False
@@ -178,7 +182,7 @@ class Plateaus:
         return self.losses >= self.patience
 
     def _is_near(self, value: float) -> bool:
-        if not math.isfinite(self.old_value):  # `rtol · inf` would take anything for near
+        if not math.isfinite(self.old_value):  # anything is near `rtol · inf`
             return value == self.old_value
         return abs(value - self.old_value) <= self.rtol * abs(self.old_value)
 
@@ -187,7 +191,7 @@ class Plateaus:
 
 
 class _StopsImproving(ABC):
-    """True once a statistic has set no new record several times in a row."""
+    """Met once a statistic has set no new record several times in a row."""
 
     #: Name of the statistic.
     key: TrainStatKey
@@ -199,17 +203,17 @@ class _StopsImproving(ABC):
     patience: int
 
     def __init__(self, key: TrainStatKey, /, *, patience: int = 5) -> None:
-        _check(_name_problem("key", key), _patience_problem("patience", patience))
+        _check(key=key, patience=patience)
         self.key = key
         self.patience = patience
         self.losses = 0
 
     @abstractmethod
     def _is_record(self, value: float) -> bool:
-        """Whether `value` is a new record, which is then kept. False for NaN."""
+        """Whether `value` is a new record, which is then stored. False for NaN."""
 
     def __call__(self, train_stats: TrainStats, /) -> bool:
-        """True once there has been no new record `patience` times in a row."""
+        """Whether there has been no new record `patience` times in a row."""
         value = _read(train_stats, self.key)
         if value is None:
             return False
@@ -221,7 +225,7 @@ class _StopsImproving(ABC):
 
 
 class StopsDecreasing(_StopsImproving):
-    """True once a statistic has not gone below its minimum several times in a row.
+    """Met once a statistic has not gone below its minimum several times in a row.
 
     Args:
         key: Name of the statistic.
@@ -239,7 +243,7 @@ class StopsDecreasing(_StopsImproving):
 
 
 class StopsIncreasing(_StopsImproving):
-    """True once a statistic has not gone above its maximum several times in a row.
+    """Met once a statistic has not gone above its maximum several times in a row.
 
     Args:
         key: Name of the statistic.
@@ -267,8 +271,8 @@ def condition_from_config(config: object, /) -> Condition:
         config: The entry, as a YAML or JSON parser returns it.
 
     Raises:
-        ConfigError: Lists everything wrong with the entry, each problem opening with the path to
-            it, such as `And[1].Plateaus.patience`.
+        ConfigError: Lists every problem of the entry, each with its path, such as
+            `And[1].Plateaus.patience`.
 
     """
     problems = _config_problems(config, "")
@@ -281,89 +285,57 @@ def _read(train_stats: Mapping[str, Any], key: TrainStatKey) -> None | float:
     return float(train_stats[key]) if key in train_stats else None
 
 
-def _check(*problems: None | str) -> None:
-    found = [problem for problem in problems if problem is not None]
-    if found:
-        raise ConfigError(found)
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _joined(name: str, conditions: Sequence[Condition]) -> list[Condition]:
-    joined = list(conditions)
-    if not joined:
-        raise ConfigError(f"`{name}` needs at least one condition; got an empty list.")
-    for condition in joined:
-        if not callable(condition):
-            raise ConfigError(f"`{name}` joins conditions; got {condition!r}, which is not one.")
-    return joined
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _name_problem(option: str, value: object) -> None | str:
-    if isinstance(value, str) and value:
-        return None
-    return f"`{option}` must be the name of a statistic; got {value!r}."
-
-
-def _finite_problem(option: str, value: Any) -> None | str:
-    if _is_number(value) and math.isfinite(value):
-        return None
-    return f"`{option}` must be a finite number; got {value!r}."
-
-
-def _patience_problem(option: str, value: Any) -> None | str:
-    if _is_number(value) and isinstance(value, int) and value > 0:
-        return None
-    return f"`{option}` must be a whole number above 0; got {value!r}."
-
-
-def _tolerance_problem(option: str, value: Any) -> None | str:
-    if _is_number(value) and math.isfinite(value) and value >= 0:
-        return None
-    return f"`{option}` must be a finite number, 0 or above; got {value!r}."
-
-
-class _Entry(NamedTuple):
-    """How a configuration file spells one condition."""
-
-    build: Callable[..., Condition]
-    required: tuple[str, ...]
-    optional: tuple[str, ...] = ()
-
-    @property
-    def options(self) -> tuple[str, ...]:
-        return self.required + self.optional
-
-
-_ENTRIES = {
-    "HitsLowerBound": _Entry(lambda key, bound: HitsLowerBound(key, bound), ("key", "bound")),
-    "HitsUpperBound": _Entry(lambda key, bound: HitsUpperBound(key, bound), ("key", "bound")),
-    "Plateaus": _Entry(
-        lambda key, **options: Plateaus(key, **options), ("key",), ("patience", "rtol")
+#: For each option, what it must be, and whether a value is that.
+_RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "key": ("the name of a statistic", lambda value: isinstance(value, str) and value != ""),
+    "bound": ("a finite number", _is_finite),
+    "lower_bound": ("a finite number", _is_finite),
+    "upper_bound": ("a finite number", _is_finite),
+    "patience": (
+        "a whole number above 0",
+        lambda value: _is_finite(value) and isinstance(value, int) and value > 0,
     ),
-    "StopsDecreasing": _Entry(
-        lambda key, **options: StopsDecreasing(key, **options), ("key",), ("patience",)
-    ),
-    "StopsIncreasing": _Entry(
-        lambda key, **options: StopsIncreasing(key, **options), ("key",), ("patience",)
-    ),
+    "rtol": ("a finite number, 0 or above", lambda value: _is_finite(value) and value >= 0),
+}
+
+
+def _problems(options: Mapping[str, Any]) -> dict[str, str]:
+    """Messages for options that break their rules, by option."""
+    return {
+        name: f"`{name}` must be {_RULES[name][0]}; got {value!r}."
+        for name, value in options.items()
+        if not _RULES[name][1](value)
+    }
+
+
+def _check(**options: Any) -> None:
+    problems = _problems(options)
+    if problems:
+        raise ConfigError(list(problems.values()))
+
+
+#: Conditions of a file with their required options, in the order of arguments, and optional ones.
+_CONDITIONS: dict[str, tuple[Callable[..., Condition], tuple[str, ...], tuple[str, ...]]] = {
+    "HitsLowerBound": (HitsLowerBound, ("key", "bound"), ()),
+    "HitsUpperBound": (HitsUpperBound, ("key", "bound"), ()),
+    "Plateaus": (Plateaus, ("key",), ("patience", "rtol")),
+    "StopsDecreasing": (StopsDecreasing, ("key",), ("patience",)),
+    "StopsIncreasing": (StopsIncreasing, ("key",), ("patience",)),
 }
 _JOINS: dict[str, Callable[[list[Condition]], Condition]] = {"And": And, "Or": Or}
-_OPTION_PROBLEMS: dict[str, Callable[[str, Any], None | str]] = {
-    "key": _name_problem,
-    "bound": _finite_problem,
-    "patience": _patience_problem,
-    "rtol": _tolerance_problem,
-}
 
 
 def _build(config: Any) -> Condition:
     [(name, options)] = config.items()
     if name in _JOINS:
         return _JOINS[name]([_build(entry) for entry in options])
-    return _ENTRIES[name].build(**options)
+    cls, required, _ = _CONDITIONS[name]
+    optional = {key: value for key, value in options.items() if key not in required}
+    return cls(*(options[key] for key in required), **optional)
 
 
 def _config_problems(config: object, path: str) -> list[str]:
@@ -374,37 +346,32 @@ def _config_problems(config: object, path: str) -> list[str]:
         ]
     [(name, options)] = config.items()
     here = f"{path}.{name}" if path else f"{name}"
-    if name in _JOINS:
-        return _join_problems(options, here)
-    if name in _ENTRIES:
-        return _entry_problems(_ENTRIES[name], options, here)
-    return [f"{here}: unknown condition{_hint(name, (*_ENTRIES, *_JOINS))}"]
-
-
-def _join_problems(entries: object, path: str) -> list[str]:
-    if not isinstance(entries, list) or not entries:
-        return [f"{path}: expected a list of at least one condition; got {entries!r}"]
+    if name in _CONDITIONS:
+        return _option_problems(name, options, here)
+    if name not in _JOINS:
+        return [f"{here}: unknown condition{_hint(name, (*_CONDITIONS, *_JOINS))}"]
+    if not isinstance(options, list) or not options:
+        return [f"{here}: expected a list of at least one condition; got {options!r}"]
     return [
         problem
-        for i, entry in enumerate(entries)
-        for problem in _config_problems(entry, f"{path}[{i}]")
+        for i, entry in enumerate(options)
+        for problem in _config_problems(entry, f"{here}[{i}]")
     ]
 
 
-def _entry_problems(entry: _Entry, options: object, path: str) -> list[str]:
+def _option_problems(name: str, options: object, path: str) -> list[str]:
+    _, required, optional = _CONDITIONS[name]
+    known = required + optional
     if not isinstance(options, Mapping):
-        return [f"{path}: expected a mapping with {', '.join(entry.options)}; got {options!r}"]
+        return [f"{path}: expected a mapping with {', '.join(known)}; got {options!r}"]
     problems = [
-        f"{path}.{option}: unknown key{_hint(option, entry.options)}"
+        f"{path}.{option}: unknown key{_hint(option, known)}"
         for option in options
-        if option not in entry.options
+        if option not in known
     ]
-    problems += [f"{path}.{key}: missing" for key in entry.required if key not in options]
-    for option in entry.options:
-        problem = _OPTION_PROBLEMS[option](option, options[option]) if option in options else None
-        if problem is not None:
-            problems.append(f"{path}.{option}: {problem}")
-    return problems
+    problems += [f"{path}.{key}: missing" for key in required if key not in options]
+    broken = _problems({key: options[key] for key in known if key in options})
+    return problems + [f"{path}.{key}: {problem}" for key, problem in broken.items()]
 
 
 def _hint(name: object, names: Sequence[str]) -> str:

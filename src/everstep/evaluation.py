@@ -1,4 +1,4 @@
-"""Complete episodes with a policy, in an environment of their own."""
+"""Evaluation: complete episodes of a policy, in an environment of their own."""
 
 from typing import Any
 
@@ -30,6 +30,11 @@ def evaluate(
         env_config=env_config,
         max_env_steps=max_env_steps,
     )
+    return episode_stats(returns, lengths)
+
+
+def episode_stats(returns: torch.Tensor, lengths: torch.Tensor) -> dict[str, float]:
+    """Statistics of returns and lengths, `[episodes]` each, by name."""
     return {
         "episodes/count": len(returns),
         "episodes/return_mean": float(returns.mean()),
@@ -52,20 +57,20 @@ def run_episodes(
     """Returns and lengths of `episodes` complete episodes, float64 `[episodes]` each, on the CPU.
 
     Every environment plays the same number of episodes (to within one), decided beforehand:
-    taking the first that finish would favour short ones. Where episodes never end, one is
-    `env.horizon` env steps from a reset.
+    taking the first that finish would favour short ones. In a non-episodic environment, an episode
+    is `env.horizon` env steps from a reset.
 
     Args:
-        policy: Who plays, in eval mode.
-        env: Where; it is reset first.
-        episodes: How many.
+        policy: The policy, in eval mode.
+        env: The environment; it is reset first.
+        episodes: Number of episodes.
         deterministic: Whether actions are the distribution's mode rather than samples.
         env_config: Passed to the reset.
         max_env_steps: Env steps in each environment after which to give up.
 
     Raises:
-        ValueError: Where `episodes` is not positive.
-        EnvError: Where the episodes did not end within `max_env_steps`.
+        ValueError: If `episodes` is not positive.
+        EnvError: If the episodes did not end within `max_env_steps`.
 
     """
     if episodes < 1:
@@ -140,7 +145,7 @@ class _Player:
 
     @torch.no_grad()
     def step(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Whose episode ended, bool `[N]`, and return and length of each so far, `[N, 2]`."""
+        """Ended episodes, bool `[N]`, and return and length of each so far, `[N, 2]`."""
         rollout, policy = self.rollout, self.policy
         if self.goes_on:
             rollout.carry()

@@ -1,5 +1,6 @@
 """Hyperparameters of training; their annotations are the rules that `validate` checks."""
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, ClassVar, Literal
@@ -262,13 +263,15 @@ class Hyperparameters:
             return [no_graphs_on(device)]
         count = torch.cuda.device_count()
         if device.type == "cuda" and (device.index or 0) >= count:
-            return [f"`device` {device} is not available; PyTorch finds {count} CUDA devices."]
+            return [f"`device` {device} is not available: PyTorch sees {count} CUDA devices."]
         return []
 
     def _optimizer_problems(self) -> list[str]:
-        """What the optimizer says of its options; one of a single number costs nothing."""
+        """Options that the optimizer refuses; an optimizer of a single number costs nothing."""
         options, rates = self.optimizer_options()
-        problems = []
+        problems = _number_problems(self.optimizer_cls, {**options, **rates})
+        if problems:
+            return problems
         if rates and self.lr_schedule is not None:
             problems.append(
                 f"`optimizer_config` has {' and '.join(rates)}, and `lr_schedule` sets one "
@@ -279,8 +282,8 @@ class Hyperparameters:
             try:
                 self.optimizer_cls([nn.Parameter(torch.zeros(1))], **chosen)
             except (TypeError, ValueError) as error:
-                message = f"`optimizer_config` {self.optimizer_cls.__name__} says: {error}."
-                return [*problems, message]
+                name = self.optimizer_cls.__name__
+                return [*problems, f"`optimizer_config`: invalid option for {name}: {error}."]
         return problems
 
     def optimizer_options(self) -> tuple[dict[str, Any], dict[str, float]]:
@@ -300,6 +303,33 @@ class Hyperparameters:
 def no_graphs_on(device: torch.device) -> str:
     """Message for CUDA graphs on another device."""
     return f"`cuda_graphs` True needs a CUDA device; got `device` {device}. Set it to 'auto'."
+
+
+def _number_problems(optimizer_cls: Callable[..., Any], options: dict[str, Any]) -> list[str]:
+    """Options that must be numbers, because their defaults are, and are not."""
+    defaults = {k: p.default for k, p in inspect.signature(optimizer_cls).parameters.items()}
+    rate = defaults.get("lr") if _is_number(defaults.get("lr")) else 1e-3
+    defaults |= {"lr": rate, "lr_pi": rate, "lr_v": rate}
+    problems = []
+    for name, value in options.items():
+        default = defaults.get(name)
+        if _is_number(default):
+            expected, fits = "a number", _is_number(value)
+        elif isinstance(default, tuple) and all(map(_is_number, default)):
+            default, expected = list(default), f"a list of {len(default)} numbers"
+            fits = isinstance(value, list | tuple) and len(value) == len(default)
+            fits = fits and all(map(_is_number, value))
+        else:
+            continue
+        if not fits and (value is not None or name in ("lr", "lr_pi", "lr_v")):
+            problems.append(
+                f"`optimizer_config` {name} must be {expected}; got {value!r}. Try {default}."
+            )
+    return problems
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | torch.Tensor) and not isinstance(value, bool)
 
 
 def _schedule_problems(name: str, schedule: None | list[tuple[int, float]]) -> list[str]:

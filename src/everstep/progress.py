@@ -1,4 +1,4 @@
-"""What a run shows while it trains: a live view on a terminal, one line an interval elsewhere."""
+"""Progress of a run on the console: a live view on a terminal, one line per interval elsewhere."""
 
 import math
 import os
@@ -31,18 +31,16 @@ class _Moment(NamedTuple):
 
 
 class ConsoleProgress:
-    """A logger that shows a run's progress to whoever watches it.
+    """A logger that shows a run's progress.
 
-    On a terminal: a bar towards the budget, the return with its course so far, KL, speed, the
-    shares of collection and update, and the time left. Elsewhere (a file, a pipe, a notebook, CI,
+    On a terminal: a progress bar, the return with its course so far, KL, speed, the shares of
+    collection and update, and the time left. Elsewhere (a file, a pipe, a notebook, CI,
     `TERM=dumb`): one plain line every `interval` seconds and one at the end. A statistic that was
-    never logged is not shown, one that is absent for a while keeps its last value.
-
-    It writes to standard error, which leaves standard output to results.
+    never logged is not shown; one that is absent for a while keeps its last value.
 
     Args:
-        total_env_steps: Budget of the run; None where something else ends it.
-        console: Where to write.
+        total_env_steps: Budget of the run; None if something else ends it.
+        console: Output; standard error by default, which leaves standard output to results.
         interval: Seconds between two plain lines.
         clock: Seconds from any origin.
 
@@ -50,6 +48,9 @@ class ConsoleProgress:
 
     #: Budget of the run, env steps; may be set later.
     total_env_steps: None | int
+
+    #: Last value of every statistic.
+    metrics: dict[str, float]
 
     def __init__(
         self,
@@ -63,7 +64,7 @@ class ConsoleProgress:
         self._console = Console(stderr=True) if console is None else console
         self._interval = interval
         self._clock = clock
-        self._metrics: dict[str, float] = {}
+        self.metrics = {}
         self._course = Course()
         self._moments: deque[_Moment] = deque()
         self._shown_at = clock()
@@ -75,12 +76,15 @@ class ConsoleProgress:
         """Show nothing."""
 
     def log_metrics(self, metrics: Mapping[str, float], *, step: int) -> None:
-        """Take statistics after `step` env steps in, and show them when it is time."""
-        self._metrics.update(metrics)
+        """Record statistics after `step` env steps, and show them if the interval is over."""
+        self.metrics.update(metrics)
         self._shown = False
         if not any(name.startswith("eval/") for name in metrics):
             self._moments.append(_Moment(self._clock(), int(step)))
-            self._forget_old_moments()
+            while len(self._moments) > 2 and (
+                self._moments[-1].seconds - self._moments[0].seconds > _SPEED_WINDOW
+            ):
+                self._moments.popleft()
             value = _first(metrics, _RETURN_KEYS)
             if value is not None:
                 self._course.add(value)
@@ -88,7 +92,7 @@ class ConsoleProgress:
             self._show()
 
     def close(self, status: RunStatus = "FINISHED") -> None:
-        """Show the last statistics and give the terminal back."""
+        """Show the last statistics and restore the terminal."""
         if not self._shown:
             self._show()
         if self._live is not None:
@@ -100,14 +104,8 @@ class ConsoleProgress:
         """Env steps of the run so far."""
         return self._moments[-1].env_steps if self._moments else 0
 
-    def _forget_old_moments(self) -> None:
-        while len(self._moments) > 2 and (
-            self._moments[-1].seconds - self._moments[0].seconds > _SPEED_WINDOW
-        ):
-            self._moments.popleft()
-
     def _speed(self) -> None | float:
-        """Env steps a second lately; None before there are two moments to compare."""
+        """Recent env steps per second; None before there are two moments to compare."""
         if len(self._moments) < 2:
             return None
         first, last = self._moments[0], self._moments[-1]
@@ -123,18 +121,17 @@ class ConsoleProgress:
     def _show(self) -> None:
         self._shown_at = self._clock()
         self._shown = True
-        if not self._watched:  # and not through rich, which would fold the line
+        if not self._watched:  # not printed by rich, which would fold the line
             print(self._line(), file=self._console.file, flush=True)
             return
-        if self._live is None:  # no refresh thread: it would take the interpreter from training
+        if self._live is None:  # no refresh thread: it would compete with training for the GIL
             self._live = Live(console=self._console, auto_refresh=False)
             self._live.start()
         self._live.update(self._view(), refresh=True)
 
     def _line(self) -> str:
         words = [f"env_steps={self.env_steps:,}"]
-        for name, text in self._statistics():
-            words.append(f"{name}={text}")
+        words += [f"{name}={text}" for name, text in self._statistics()]
         speed, left = self._speed(), self._seconds_left()
         if speed is not None:
             words.append(f"{speed:,.0f} steps/s")
@@ -143,12 +140,12 @@ class ConsoleProgress:
         return " ".join(words)
 
     def _statistics(self) -> list[tuple[str, str]]:
-        """Names and texts of the statistics that a plain line shows."""
+        """Names and formatted values of the statistics of a plain line."""
         found = [
-            ("return", _first(self._metrics, _RETURN_KEYS), ".1f"),
-            ("len", self._metrics.get("episodes/length_mean"), ".0f"),
-            ("kl", self._metrics.get("monitors/kl_div"), ".4f"),
-            ("eval", _first(self._metrics, [f"eval/{key}" for key in _RETURN_KEYS]), ".1f"),
+            ("return", _first(self.metrics, _RETURN_KEYS), ".1f"),
+            ("len", self.metrics.get("episodes/length_mean"), ".0f"),
+            ("kl", self.metrics.get("monitors/kl_div"), ".4f"),
+            ("eval", _first(self.metrics, [f"eval/{key}" for key in _RETURN_KEYS]), ".1f"),
         ]
         return [(name, format(value, form)) for name, value, form in found if value is not None]
 
@@ -177,8 +174,8 @@ class ConsoleProgress:
         return [(label, value) for label, value in rows if value]
 
     def _shares(self) -> str:
-        collect = self._metrics.get("profiling/collect_ms")
-        step = self._metrics.get("profiling/step_ms")
+        collect = self.metrics.get("profiling/collect_ms")
+        step = self.metrics.get("profiling/step_ms")
         if collect is None or step is None or not collect + step > 0:
             return ""
         share = 100 * collect / (collect + step)
@@ -186,7 +183,7 @@ class ConsoleProgress:
 
 
 class Course:
-    """The course of a statistic over the whole run, as a line of at most `width` small bars.
+    """Sparkline of a statistic over the whole run, at most `width` bars.
 
     Each bar is the mean of equally many values; when there are too many bars, neighbours merge.
     Values that are not finite are left out.
@@ -199,7 +196,7 @@ class Course:
         self._pending: list[float] = []
 
     def add(self, value: float) -> None:
-        """Take the next value in."""
+        """Add the next value."""
         if not math.isfinite(value):
             return
         self._pending.append(value)
@@ -222,7 +219,7 @@ class Course:
 
 
 def duration(seconds: float) -> str:
-    """Minutes and seconds, and hours where there are any: `0:12`, `1:02:03`."""
+    """Minutes and seconds, with hours if there are any: `0:12`, `1:02:03`."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
@@ -234,13 +231,13 @@ def summary(
     ui_command: None | str,
     seconds: float,
 ) -> str:
-    """A few lines that say how a run ended, where it is and how to look at it.
+    """A few lines on how a run ended, where it is recorded and how to look at it.
 
     Args:
         metrics: The last statistics, `env/steps` among them; any may be absent.
         run_dir: The run's directory, if it has one.
         ui_command: The command that shows the run's curves, if there is one.
-        seconds: How long the run took.
+        seconds: Duration of the run.
 
     """
     env_steps = int(metrics.get("env/steps", 0))
@@ -263,11 +260,11 @@ def _number(value: None | float) -> None | str:
 
 
 def _first(metrics: Mapping[str, float], keys: Any) -> None | float:
-    """The first of several statistics that is there."""
+    """The first of several statistics that is present."""
     return next((metrics[key] for key in keys if key in metrics), None)
 
 
 def _is_watched(console: Console) -> bool:
-    """True on a terminal that can redraw; False also in CI, whose terminals nobody watches."""
+    """Whether the console is a terminal that can redraw, outside of CI."""
     redraws = console.is_terminal and not console.is_dumb_terminal and not console.is_jupyter
     return redraws and os.environ.get("CI", "").lower() not in ("1", "true", "yes")

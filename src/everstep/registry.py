@@ -1,8 +1,7 @@
-"""Finding the adapter for an environment, and making environments from strings.
+"""Registry of adapters: wraps environments, and makes them from spec strings.
 
-Adapters register through the entry-point group `everstep.adapters`, Everstep's own like anyone
-else's. The name of the entry point is the prefix of a spec string, such as `"gymnasium"` in
-`"gymnasium:CartPole-v1"`.
+All adapters, also Everstep's own, register through the entry-point group `everstep.adapters`. The
+name of the entry point is the prefix of a spec string: `gymnasium` in `gymnasium:CartPole-v1`.
 """
 
 import difflib
@@ -17,18 +16,15 @@ from .errors import AdapterError
 #: The entry-point group that adapters register in.
 GROUP = "everstep.adapters"
 
-# What a factory takes over from its adapter, where the adapter has it.
-_TAKEN_OVER = ("default_num_envs", "default_horizon", "max_num_envs", "max_horizon")
-
 _warned: set[str] = set()
 
 
 class Adapter(Protocol):
-    """What an entry point of `everstep.adapters` leads to: a class with two class methods.
+    """Object of an entry point of `everstep.adapters`: a class with two class methods.
 
-    Its module is imported whenever an adapter is looked for, so it imports its library late.
-    It may also have `default_num_envs`, `default_horizon`, `max_num_envs` and `max_horizon`, and
-    `suggest(env) -> str`: what to do with an object that it nearly matches.
+    Its module is imported whenever an adapter is searched for, so it should import its library
+    late. It may also have `default_num_envs`, `default_horizon`, `max_num_envs`, `max_horizon`, and
+    `suggest(env) -> str`, advice on an object that it nearly matches.
     """
 
     def __call__(self, env: Any, /, **options: Any) -> Env:
@@ -36,7 +32,7 @@ class Adapter(Protocol):
         ...
 
     def matches(self, env: object, /) -> bool:
-        """True where it can wrap `env`. Decides by type, and imports no library to do so."""
+        """Whether it can wrap `env`. Decides by type, without importing a library."""
         ...
 
     def make(
@@ -49,31 +45,31 @@ class Adapter(Protocol):
         device: Device = "cpu",
         **kwargs: Any,
     ) -> Env:
-        """A new environment of its family."""
+        """A new environment."""
         ...
 
 
 def prefixes() -> tuple[str, ...]:
-    """Prefixes of spec strings, one for each registered adapter, sorted."""
+    """Prefixes of all registered adapters, sorted."""
     return tuple(sorted(_registered()))
 
 
 def wrap(env: Any, /, **options: Any) -> Env:
-    """An existing environment as an Everstep environment; an `Env` comes back as it is.
+    """Wrap an existing environment as an Everstep environment; an `Env` is returned unchanged.
 
     Args:
-        env: Environment of any family that an adapter is registered for.
+        env: Environment of a type that an adapter is registered for.
         options: Options of the adapter, such as `horizon` and `device`.
 
     Raises:
-        AdapterError: Where no adapter matches, or the one that does cannot represent it.
+        AdapterError: If no adapter matches, or the one that does cannot represent it.
 
     """
     if isinstance(env, Env):
         if options:
             raise AdapterError(
-                f"{type(env).__name__} already is an Everstep environment, so there is nothing to "
-                f"set {', '.join(options)} on. Set it where the environment is made."
+                f"{type(env).__name__} is an Everstep environment already and takes no options; "
+                f"got {', '.join(options)}. Set them when the environment is made."
             )
         return env
     adapters = _usable_adapters()
@@ -97,12 +93,12 @@ def make(
     Args:
         spec: `"prefix:name"`, such as `"gymnasium:CartPole-v1"`.
         num_envs: Number of parallel environments.
-        horizon: Env steps between resets that the environment is meant for.
-        device: Device of everything that goes in and comes out.
+        horizon: Env steps between resets.
+        device: Device of actions and results.
         kwargs: Options of the adapter's `make`.
 
     Raises:
-        AdapterError: Where the prefix is not registered, or the adapter cannot make it.
+        AdapterError: If the prefix is not registered, or the adapter cannot make it.
 
     """
     prefix, name = _split(spec)
@@ -110,14 +106,14 @@ def make(
 
 
 def factory(spec: str, /, **kwargs: Any) -> EnvFactory:
-    """Whatever makes environments from a spec string, for algorithms that choose how many.
+    """A factory of environments from a spec string; the algorithm chooses their number.
 
     Args:
         spec: `"prefix:name"`, such as `"gymnasium:CartPole-v1"`.
         kwargs: Options of the adapter's `make`.
 
     Raises:
-        AdapterError: Where the prefix is not registered.
+        AdapterError: If the prefix is not registered.
 
     """
     return SpecFactory(spec, **kwargs)
@@ -149,9 +145,7 @@ class SpecFactory:
         self.kwargs = kwargs
         self._prefix, self._name = _split(spec)
         self._adapter = _load(self._prefix)
-        for name in _TAKEN_OVER:
-            if hasattr(self._adapter, name):
-                setattr(self, name, getattr(self._adapter, name))
+        copy_defaults(self._adapter, self)
 
     def __call__(
         self,
@@ -171,23 +165,27 @@ class SpecFactory:
         return f"everstep.factory({self.spec!r}{options})"
 
 
-def _registered() -> dict[str, EntryPoint]:
-    """Entry points by prefix; plug-ins come before Everstep's own adapters.
+def copy_defaults(source: object, target: object) -> None:
+    """Copy the defaults and maxima that adapters and factories may declare."""
+    for name in ("default_num_envs", "default_horizon", "max_num_envs", "max_horizon"):
+        if hasattr(source, name):
+            setattr(target, name, getattr(source, name))
 
-    So a plug-in may match a special case of what one of ours matches.
-    """
-    found: dict[str, EntryPoint] = {}
+
+def _registered() -> dict[str, EntryPoint]:
+    """Entry points by prefix. Plug-ins come first, so they can match special cases of our types."""
+    registered: dict[str, EntryPoint] = {}
     points = sorted(
         entry_points(group=GROUP), key=lambda point: (_is_own(point), point.name, point.value)
     )
     for point in points:
-        known = found.setdefault(point.name, point)
-        if known.value != point.value:
+        used = registered.setdefault(point.name, point)
+        if used.value != point.value:
             _warn_once(
-                f"The adapter prefix {point.name!r} is registered twice; {known.value!r} is used, "
+                f"The adapter prefix {point.name!r} is registered twice; {used.value!r} is used, "
                 f"{point.value!r} is not. Uninstall one of them."
             )
-    return found
+    return registered
 
 
 def _is_own(point: EntryPoint) -> bool:
@@ -205,10 +203,10 @@ def _split(spec: str) -> tuple[str, str]:
 
 
 def _known(prefix: str) -> str:
-    """The registered prefixes as a sentence, and the one nearest to `prefix`."""
+    """Message with the registered prefixes, and the one nearest to `prefix`."""
     known = prefixes()
     if not known:
-        return "No adapter is registered: install Everstep with pip, also to work on its source."
+        return "No adapter is registered: install Everstep with pip, also from source."
     near = difflib.get_close_matches(prefix, known, n=1)
     guess = f" Did you mean {near[0]!r}?" if near and near[0] != prefix else ""
     return f"Known prefixes: {', '.join(known)}.{guess}"
@@ -235,7 +233,7 @@ def _check_adapter(adapter: Any) -> Adapter:
 
 
 def _usable_adapters() -> dict[str, Adapter]:
-    """Every adapter that can be loaded; one warning for each that cannot."""
+    """Every adapter that can be loaded, with a warning for each that cannot."""
     adapters = {}
     for prefix in _registered():
         try:
@@ -248,8 +246,8 @@ def _usable_adapters() -> dict[str, Adapter]:
 def _matches(prefix: str, adapter: Adapter, env: object) -> bool:
     try:
         return adapter.matches(env)
-    except Exception as error:  # a plug-in's fault is not to break the others
-        _warn_once(f"The adapter of {prefix!r} failed to look at an environment: {error!r}")
+    except Exception as error:  # a broken plug-in must not break others
+        _warn_once(f"`matches` of the adapter of {prefix!r} failed: {error!r}")
         return False
 
 
@@ -265,8 +263,8 @@ def _no_match(env: object, adapters: dict[str, Adapter]) -> str:
     return " ".join(
         [
             f"No adapter can wrap a `{kind.__module__}.{kind.__qualname__}`.",
-            *dict.fromkeys(suggestions),  # kinds of one family may say the same
-            f"Environments of these families can be wrapped: {', '.join(adapters) or 'none'}.",
+            *dict.fromkeys(suggestions),  # adapters of one library may suggest the same
+            f"Environments of these types can be wrapped: {', '.join(adapters) or 'none'}.",
         ]
     )
 

@@ -252,7 +252,7 @@ parts = pytest.mark.parametrize("part", ["document", "archive", "file"])
 def test_a_missing_file_is_named(saved, part):
     path, load = saved[part]
     path.unlink()
-    with pytest.raises(CheckpointError, match=rf"{path.name}: there is no such file"):
+    with pytest.raises(CheckpointError, match=rf"{path.name}: no such file"):
         load()
 
 
@@ -560,6 +560,7 @@ def run_script(script, *arguments):
     )
 
 
+@pytest.mark.slow
 @needs_posix
 @pytest.mark.parametrize("kind", ["directory", "file"])
 def test_killed_at_every_step_of_a_save(tmp_path, kind):
@@ -571,6 +572,7 @@ def test_killed_at_every_step_of_a_save(tmp_path, kind):
     assert 1 <= saves <= kills  # some kills came before the save counted, some after
 
 
+@pytest.mark.slow
 @needs_posix
 def test_killed_at_any_moment(tmp_path):
     draw = random.Random(0)
@@ -586,6 +588,7 @@ def test_killed_at_any_moment(tmp_path):
         assert torch.equal(loaded["w"], torch.full((100_000,), float(loaded["i"])))
 
 
+@pytest.mark.slow
 @needs_posix
 def test_a_full_disk_leaves_the_old_state_and_no_rest(tmp_path):
     result = run_script(FULL_DISK, tmp_path)

@@ -534,10 +534,10 @@ def test_moments_of_copies_are_those_of_all_their_rows(before: int) -> None:
     torch.testing.assert_close(own.var, whole.var(0, correction=0))
 
 
-def test_a_single_observation_has_been_seen() -> None:
-    normalizer = ObservationNormalizer(Unbounded(1))
-    assert not normalizer.has_seen_any()
+def test_statistics_begin_with_a_single_observation() -> None:
+    normalizer, obs = ObservationNormalizer(Unbounded(1)), (torch.tensor([[100.0]]),)
+    assert normalizer(obs)[0] == 100.0
     normalizer.update((torch.ones(2, 1),), torch.tensor([False, False]))
-    assert not normalizer.has_seen_any()
+    assert normalizer(obs)[0] == 100.0
     normalizer.update((torch.ones(2, 1),), torch.tensor([False, True]))
-    assert normalizer.has_seen_any()
+    assert normalizer(obs)[0] == 10.0

@@ -8,6 +8,7 @@ import ast
 import importlib
 import math
 import re
+import shutil
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -283,7 +284,8 @@ def test_a_saved_policy_does_not_grow_with_what_it_has_seen(tmp_path: Path) -> N
     assert sizes[1] == pytest.approx(sizes[0], rel=0.05)
 
 
-def test_two_trainers_have_a_run_each(tmp_path: Path) -> None:
+def test_two_trainers_have_a_run_each(tmp_path: Path, empty_store: Path) -> None:
+    shutil.copy(empty_store, tmp_path)
     with (
         Trainer(DiscreteDummyEnv, **SMALL, gamma=0.9, run_dir=tmp_path / "a") as one,
         Trainer(DiscreteDummyEnv, **SMALL, gamma=0.8, run_dir=tmp_path / "b") as other,

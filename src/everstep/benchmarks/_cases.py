@@ -1,4 +1,4 @@
-"""Benchmarks as data: what is trained, in which sizes, and what it is compared with."""
+"""Benchmarks as data: environments, sizes, settings and peers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -32,13 +32,13 @@ Device = Literal["cpu", "cuda"]
 
 @dataclass(kw_only=True)
 class Work:
-    """What every side does. Other settings are habits of a library and stay as it ships them."""
+    """Settings of every side. All other settings are the defaults of a library."""
 
     __pydantic_config__: ClassVar[Any] = STRICT
 
     env: str
     """`rl8-discrete`, `rl8-continuous`, `rl8-cartpole`, `drift`, or a spec string such as
-    `gymnasium:CartPole-v1`. Where no peer is asked for, a dotted path, too."""
+    `gymnasium:CartPole-v1`. Without peers also a dotted path."""
 
     num_envs: PositiveInt
     """Parallel environments."""
@@ -62,7 +62,7 @@ class Work:
     """Activation of the hidden layers."""
 
     recurrent: bool = False
-    """Whether the policy is the recurrent default instead; `hiddens` says nothing then."""
+    """Whether the policy is the recurrent default; `hiddens` is then ignored."""
 
     lr: PositiveFloat = 1e-3
     """Learning rate."""
@@ -77,7 +77,7 @@ class Work:
     """ε of the clipped surrogate."""
 
     vf_coeff: PositiveFloat = 1.0
-    """Weight of the value loss, which is half the squared error where the library lets choose."""
+    """Weight of the value loss, which is half the squared error if the library has a choice."""
 
     entropy_coeff: NonNegativeFloat = 0.0
     """Weight of the entropy bonus."""
@@ -86,7 +86,7 @@ class Work:
     """Norm that gradients are clipped to."""
 
     target_kl_div: None | PositiveFloat = None
-    """What the learning rate is adapted to, with `adaptive_lr`."""
+    """KL divergence that the learning rate is adapted to, with `adaptive_lr`."""
 
     adaptive_lr: bool = False
     """Whether the learning rate follows the KL divergence."""
@@ -97,7 +97,7 @@ class Work:
 
 @dataclass(kw_only=True)
 class Learning:
-    """The check beside a speed: what was learned from so many transitions."""
+    """The learning check of a benchmark of speed."""
 
     __pydantic_config__: ClassVar[Any] = STRICT
 
@@ -114,31 +114,31 @@ class Learning:
 
 @dataclass(kw_only=True)
 class Solving:
-    """A threshold, and what is done when it is not reached."""
+    """A threshold to be reached, and the limit of transitions."""
 
     __pydantic_config__: ClassVar[Any] = STRICT
 
     metric: Metric
-    """As that of the learning check."""
+    """See the learning check."""
 
     threshold: float
-    """Where the clock stops."""
+    """Value at which the clock stops."""
 
     max_transitions: PositiveInt
-    """Where a training is given up."""
+    """Transitions after which a training is given up."""
 
     seeds: PositiveInt = 5
-    """Trainings, each with its own seed and in processes of its own."""
+    """Trainings, each with its own seed and processes."""
 
 
 @dataclass(kw_only=True)
 class Measure:
-    """How long to measure."""
+    """Durations of a measurement."""
 
     __pydantic_config__: ClassVar[Any] = STRICT
 
     block_s: PositiveFloat = 2.0
-    """Seconds of a block, about: as many whole iterations."""
+    """Approximate seconds of a block, in whole iterations."""
 
     warm_up: NonNegativeInt = 3
     """Iterations before the first block: compilation, graph capture, caches."""
@@ -148,72 +148,59 @@ class Measure:
 
 
 @dataclass(kw_only=True)
-class Row:
-    """One size of a benchmark; what it says goes before what the benchmark says."""
+class _Settings:
+    """Fields of a benchmark that a row can override."""
 
     __pydantic_config__: ClassVar[Any] = STRICT
-
-    name: str
-    """What the table calls it."""
 
     work: dict[str, Any] = field(default_factory=dict)
     """Fields of `Work`."""
 
     everstep: dict[str, Any] = field(default_factory=dict)
-    """Fields of `AlgorithmConfig`, for our side alone."""
+    """Fields of `AlgorithmConfig`, for Everstep's side only."""
 
     peers: dict[str, Any] = field(default_factory=dict)
-    """Peers of this row; by name, what they do differently."""
+    """Peers to compare with; by name, their own `work` and `options`."""
 
     learn: dict[str, Any] = field(default_factory=dict)
-    """Fields of `Learning`."""
+    """Fields of `Learning`; empty for no learning check."""
 
     solve: dict[str, Any] = field(default_factory=dict)
-    """Fields of `Solving`."""
+    """Fields of `Solving`, to measure time to a threshold instead of speed."""
 
 
 @dataclass(kw_only=True)
-class Case:
-    """A benchmark, as a file says it."""
+class Row(_Settings):
+    """One size of a benchmark; its fields override those of the benchmark."""
 
-    __pydantic_config__: ClassVar[Any] = STRICT
+    name: str
+    """Name in the table."""
+
+
+@dataclass(kw_only=True)
+class Case(_Settings):
+    """A benchmark, as described by a file."""
 
     title: str
-    """What it measures, in a line."""
+    """One line on what it measures."""
 
     rows: list[dict[str, Any]]
     """Its sizes."""
 
     device: Device = "cpu"
-    """Where its numbers count."""
+    """Device of its published numbers."""
 
     threads: PositiveInt = 1
     """PyTorch's threads on every side."""
 
     precisions: list[Precision] = field(default_factory=lambda: ["fp32"])
-    """Each row is measured in each; peers as shipped stay in float32."""
-
-    work: dict[str, Any] = field(default_factory=dict)
-    """Fields of `Work` that all rows share."""
-
-    everstep: dict[str, Any] = field(default_factory=dict)
-    """Fields of `AlgorithmConfig`, for our side alone."""
-
-    peers: dict[str, Any] = field(default_factory=dict)
-    """Peers that it can be compared with; by name, what they do differently: `work` and
-    `options`."""
-
-    learn: dict[str, Any] = field(default_factory=dict)
-    """Fields of `Learning`; nothing where nothing can be learned."""
-
-    solve: dict[str, Any] = field(default_factory=dict)
-    """Fields of `Solving`, where wall time to a threshold is measured instead of speed."""
+    """Precisions of each row; peers as shipped always use float32."""
 
     measure: dict[str, Any] = field(default_factory=dict)
     """Fields of `Measure`."""
 
     small: dict[str, Any] = field(default_factory=dict)
-    """What is different where a benchmark of GPUs is tried on a CPU: any of these fields."""
+    """Overrides of any of these fields when a GPU benchmark is tried on a CPU."""
 
 
 @dataclass(frozen=True)
@@ -230,7 +217,7 @@ class Cell:
     measure: Measure
 
     def order(self, side: str, device: str, threads: int) -> dict[str, Any]:
-        """What the program of a side is told."""
+        """Settings of the program of a side."""
         own = self.peers.get(side, {})
         work = validate(Work, asdict(self.work) | own.get("work", {}))
         shipped = side in self.peers and not side.endswith("-tuned")
@@ -250,15 +237,15 @@ def case_names() -> tuple[str, ...]:
 
 
 def load_case(name: str, overrides: Sequence[str] = (), *, device: None | Device = None) -> Case:
-    """A named benchmark, or the one in a file.
+    """A named benchmark, or the benchmark in a file.
 
     Args:
         name: One of `case_names()`, or the path of a YAML file.
-        overrides: Assignments such as `"work.num_envs=64"`; they go before what rows say.
-        device: `cpu` or `cuda`; the case's own where None.
+        overrides: Assignments such as `"work.num_envs=64"`, which override rows, too.
+        device: `cpu` or `cuda`; the case's own if None.
 
     Raises:
-        ConfigError: Lists everything that is wrong with it.
+        ConfigError: Lists every problem.
 
     """
     if name in case_names():
@@ -268,7 +255,7 @@ def load_case(name: str, overrides: Sequence[str] = (), *, device: None | Device
     else:
         raise ConfigError(
             f"{name}: {unknown_name('benchmark', name, case_names())}. `everstep bench --list` "
-            "names them; the path of a YAML file is good, too."
+            "lists them; the path of a YAML file is valid, too."
         )
     document = load(path)
     case = _checked(document)
@@ -291,7 +278,7 @@ def _checked(document: Document) -> Case:
 
 
 def _problems(case: Case) -> list[Problem]:
-    """What is wrong with rows, peers and our own settings."""
+    """Problems of rows and peers."""
     problems = [] if case.rows else [Problem(("rows",), "a benchmark needs at least one row")]
     for i, row in enumerate(case.rows):
         try:
@@ -305,7 +292,7 @@ def _problems(case: Case) -> list[Problem]:
 
 
 def _changed(case: Case, changes: Mapping[str, Any], place: str) -> Case:
-    """The case with `changes` in every row, too."""
+    """The case with `changes`, also in every row."""
     unknown = [name for name in changes if name not in asdict(case)]
     if unknown:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""What can go wrong with a benchmark."""
+"""Errors of benchmarks."""
 
 from ..errors import EverstepError
 
@@ -13,7 +13,7 @@ class PeerError(BenchmarkError):
     Args:
         peer: The side's name.
         python: Its interpreter.
-        what: What happened, and what to do about it.
+        what: The failure, and how to fix it.
 
     """
 

@@ -1,6 +1,6 @@
 """Everstep's side of a benchmark: the algorithm, through the public interface.
 
-Run as `python -m everstep.benchmarks._everstep`; `peers._serving` says what it is told and answers.
+Run as `python -m everstep.benchmarks._everstep`; see `peers._serving` for requests and answers.
 """
 
 from collections.abc import Callable
@@ -38,7 +38,7 @@ class PoleEnv(Env):
         return self.world.reset()
 
     def step(self, action: torch.Tensor | TensorDict) -> TensorDict:
-        """What an action `[N, 1]` causes."""
+        """Result of an action, `[N, 1]`."""
         assert isinstance(action, torch.Tensor)
         obs, rewards = self.world.step(action.squeeze(-1))
         return TensorDict(
@@ -66,7 +66,7 @@ class DriftEnv(Env):
         return self.world.reset()
 
     def step(self, action: torch.Tensor | TensorDict) -> TensorDict:
-        """What an action `[N, 8]` causes."""
+        """Result of an action, `[N, 8]`."""
         assert isinstance(action, torch.Tensor)
         obs, rewards, done = self.world.step(action)
         ends = done.unsqueeze(-1)
@@ -119,7 +119,7 @@ class Everstep:
 
 
 def make_env(name: str) -> EnvFactory:
-    """The environment that `work.env` names: one of ours, a spec string or a dotted path."""
+    """The environment of `work.env`: a benchmark environment, a spec or a dotted path."""
     if name in ENVS:
         return ENVS[name]
     if ":" in name:
@@ -129,7 +129,7 @@ def make_env(name: str) -> EnvFactory:
 
 
 def make_config(work: dict[str, Any]) -> AlgorithmConfig | RecurrentAlgorithmConfig:
-    """The work in the words of `AlgorithmConfig`; what stands under `everstep` comes on top."""
+    """The work as an `AlgorithmConfig`, overridden by the fields under `everstep`."""
     config_cls = RecurrentAlgorithmConfig if work["recurrent"] else AlgorithmConfig
     known = {field.name for field in fields(config_cls)}
     settings = {name: value for name, value in work.items() if name in known}

@@ -1,4 +1,4 @@
-"""Taking turns: blocks of the sides alternate, so that what else a machine does hits all alike."""
+"""Measurement: blocks of the sides alternate, so that other load affects all of them equally."""
 
 import math
 import time
@@ -16,7 +16,7 @@ from ._sides import Side, interpreter
 
 @dataclass(frozen=True)
 class Bench:
-    """How to run cells."""
+    """Settings of a measurement."""
 
     #: `cpu` or `cuda`.
     device: str
@@ -27,7 +27,7 @@ class Bench:
     #: Blocks of each side.
     pairs: int = 5
 
-    #: Peers to compare with, where a cell knows them.
+    #: Peers to compare with, in cells that have them.
     peers: tuple[str, ...] = ()
 
     #: Interpreters, by peer or library.
@@ -36,7 +36,7 @@ class Bench:
     #: Whether learning is checked beside speed.
     learning: bool = True
 
-    #: What is told meanwhile.
+    #: Receives messages on the progress.
     say: Callable[[str], None] = lambda text: None
 
     def start(self, name: str, cell: Cell) -> Side:
@@ -52,7 +52,7 @@ class Bench:
 
 @dataclass
 class SideResult:
-    """What one side did."""
+    """Results of one side."""
 
     precision: str
     python: str
@@ -62,12 +62,12 @@ class SideResult:
     trainings: list[dict[str, Any]] = field(default_factory=list)
 
     def rate(self, phase: str = "total_s") -> None | float:
-        """Transitions a second: the median block; None for a phase that does nothing."""
+        """Transitions per second of the median block; None for a phase that does nothing."""
         found = [_rate(block, phase) for block in self.blocks if block[phase] > 0]
         return median(found) if found else None
 
     def milliseconds(self, phase: str) -> None | float:
-        """Milliseconds an iteration spends in a phase: the median block."""
+        """Milliseconds per iteration in a phase, of the median block."""
         found: list[float] = [1e3 * block[phase] / block["iterations"] for block in self.blocks]
         return median(found) if found else None
 
@@ -81,21 +81,21 @@ class SideResult:
 
 @dataclass
 class CellResult:
-    """What came out of a cell."""
+    """Results of a cell."""
 
     name: str
     precision: str
     sides: dict[str, SideResult]
 
-    #: Our speed in the peer's: how many times as fast, by pairs.
+    #: Everstep ÷ peer in transitions per second, or peer time ÷ Everstep time, by pairs.
     ratios: dict[str, Interval]
 
 
 def measure(cell: Cell, bench: Bench) -> CellResult:
-    """Measure a cell, in whichever way it asks for.
+    """Measure a cell: its speed, or its time to a threshold.
 
     Raises:
-        PeerError: Where a side cannot be started, fails, or does not answer in time.
+        PeerError: If a side cannot be started, fails, or does not answer in time.
 
     """
     return _solve(cell, bench) if cell.solve is not None else _speed(cell, bench)
@@ -138,7 +138,7 @@ def _rate(block: Mapping[str, Any], phase: str) -> float:
 def _alternate(
     sides: Sequence[Side], results: Mapping[str, SideResult], cell: Cell, bench: Bench
 ) -> None:
-    """Blocks in the order A B, B A, A B, …, each of about the same seconds."""
+    """Run blocks in the order A B, B A, A B, …, of about equal duration."""
     iterations = {}
     for side in sides:
         once = side.ask("run", 1)["total_s"]
@@ -154,7 +154,7 @@ def _alternate(
 def _learn(
     sides: Sequence[Side], results: Mapping[str, SideResult], cell: Cell, bench: Bench
 ) -> None:
-    """Train each side anew with each seed."""
+    """Train each side from scratch with each seed."""
     learn = cell.learn
     assert learn is not None
     for seed in range(learn.seeds):
@@ -165,7 +165,7 @@ def _learn(
 
 
 def _solve(cell: Cell, bench: Bench) -> CellResult:
-    """Wall time to the threshold; every training has a process of its own."""
+    """Measure wall time to the threshold; every training is a separate process."""
     solve = cell.solve
     assert solve is not None
     results: dict[str, SideResult] = {}

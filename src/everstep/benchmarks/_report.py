@@ -1,12 +1,14 @@
-"""Results as a Markdown table and as JSON."""
+"""Results of a benchmark as Markdown and as JSON, and the list of benchmarks."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
 from statistics import mean
 from typing import Any
 
+from ._cases import Cell, case_names, load_case
 from ._intervals import Interval
-from ._measuring import CellResult, SideResult
+from ._machine import machine
+from ._measuring import Bench, CellResult, SideResult
 
 _SPEED = (
     "row",
@@ -37,11 +39,79 @@ _SOLVE = (
 )
 
 
-def speed_table(results: Sequence[CellResult], horizons: dict[str, int]) -> str:
-    """A row for each side of each cell.
+def listing() -> str:
+    """Every benchmark with its title, rows, precisions, device and peers."""
+    blocks = []
+    for name in case_names():
+        case = load_case(name)
+        peers = {peer: None for row in case.rows for peer in (row.get("peers") or case.peers)}
+        facts = {
+            "rows": ", ".join(row["name"] for row in case.rows),
+            "precisions": ", ".join(case.precisions),
+            "device": case.device,
+            "peers": ", ".join(peers) or "none",
+        }
+        lines = [f"  {key:<11}{fact}" for key, fact in facts.items()]
+        blocks.append("\n".join([f"{name}: {case.title}", *lines]))
+    return "\n\n".join(blocks)
+
+
+def report(
+    results: Sequence[CellResult], cells: Sequence[Cell], bench: Bench, settings: dict[str, Any]
+) -> str:
+    """Title, table, machine, versions and learning check, in Markdown.
 
     Args:
-        results: What was measured.
+        results: Results of `cells`.
+        cells: What was measured.
+        bench: How it was measured.
+        settings: `benchmark`, `title` and `set` of the command line.
+
+    """
+    host = machine(bench.device)
+    where = f"{host['cpu']}, {host['cores']} cores, {host['memory_gib']:g} GiB"
+    if bench.device == "cuda":
+        where += f"; {host['gpu']}, clocks {host['gpu_clocks']}"
+    seeds = max((cell.solve.seeds for cell in cells if cell.solve), default=0)
+    repeats = f"{seeds} seeds" if seeds else f"{bench.pairs} pairs"
+    facts = [
+        f"* {where}; {host['system']}",
+        f"* {bench.device}, {bench.threads} threads, {repeats}",
+        versions(results),
+    ]
+    if settings["set"]:
+        facts.append(f"* set: {' '.join(settings['set'])}")
+    if seeds:
+        table = solve_table(results)
+    else:
+        facts += _learning_notes(cells, bench)
+        table = speed_table(results, _horizons(cells, bench))
+    return f"{settings['benchmark']}: {settings['title']}\n\n{table}\n\n" + "\n".join(facts)
+
+
+def _learning_notes(cells: Sequence[Cell], bench: Bench) -> list[str]:
+    learns = {cell.name: cell.learn for cell in cells if cell.learn is not None and bench.learning}
+    return [
+        f"* learned, {name}: {learn.metric} after {learn.transitions:,} transitions, "
+        f"mean of {learn.seeds} seeds (least to greatest)"
+        for name, learn in learns.items()
+    ]
+
+
+def _horizons(cells: Sequence[Cell], bench: Bench) -> dict[str, int]:
+    """Env steps a rollout, by row and side."""
+    return {
+        f"{cell.name}/{side}": cell.order(side, bench.device, bench.threads)["horizon"]
+        for cell in cells
+        for side in bench.names(cell)
+    }
+
+
+def speed_table(results: Sequence[CellResult], horizons: dict[str, int]) -> str:
+    """Table of speed with a row for each side of each cell.
+
+    Args:
+        results: Results of cells.
         horizons: Env steps a rollout, by row and side: `"{row}/{side}"`.
 
     """
@@ -70,7 +140,7 @@ def speed_table(results: Sequence[CellResult], horizons: dict[str, int]) -> str:
 
 
 def solve_table(results: Sequence[CellResult]) -> str:
-    """A row for each side of each cell: medians over the seeds are not hidden by failures."""
+    """Table of time to a threshold with a row for each side of each cell, medians over seeds."""
     rows = []
     for result in results:
         for name, side in result.sides.items():
@@ -92,7 +162,7 @@ def solve_table(results: Sequence[CellResult]) -> str:
 def document(
     results: Sequence[CellResult], settings: dict[str, Any], machine: dict[str, Any]
 ) -> dict[str, Any]:
-    """Everything that was measured, down to the blocks."""
+    """All measurements, down to the blocks, as JSON values."""
     return {"machine": machine, "settings": settings, "cells": [_cell(r) for r in results]}
 
 
@@ -112,7 +182,7 @@ def _cell(result: CellResult) -> dict[str, Any]:
 
 
 def versions(results: Sequence[CellResult]) -> str:
-    """A line for each side: its interpreter's packages."""
+    """A line for each side with its interpreter's packages."""
     lines = {}
     for result in results:
         for name, side in result.sides.items():
@@ -121,7 +191,7 @@ def versions(results: Sequence[CellResult]) -> str:
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Markdown, without the columns that say nothing."""
+    """Markdown table without empty columns."""
     kept = [i for i in range(len(header)) if any(row[i] != "–" for row in rows)]
     lines = [[header[i] for i in kept], ["---"] * len(kept)]
     lines += [[row[i] for i in kept] for row in rows]

@@ -1,4 +1,4 @@
-"""The sides of a benchmark: processes that work one at a time, and never outlive the bench."""
+"""The sides of a benchmark: processes that work one at a time, and end with the bench."""
 
 import json
 import os
@@ -12,7 +12,6 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any
 
 from ._errors import PeerError
@@ -22,20 +21,20 @@ _HERE = Path(__file__).parent
 
 
 class Side:
-    """A program that was started and waits for requests; use it as a context manager.
+    """A program in a process that waits for requests; a context manager.
 
     Args:
         name: `everstep`, or a peer's name.
-        work: What the program is to do.
-        python: Interpreter that has what the program needs.
+        work: Settings of the program.
+        python: Interpreter that has the packages the program needs.
         timeout_s: Seconds that an answer may take.
 
     Raises:
-        PeerError: Where it cannot be started.
+        PeerError: If it cannot be started.
 
     """
 
-    #: Versions of what it runs with.
+    #: Versions of its packages.
     versions: dict[str, str]
 
     def __init__(self, name: str, work: dict[str, Any], python: str, timeout_s: float) -> None:
@@ -58,26 +57,21 @@ class Side:
     def __enter__(self) -> "Side":
         return self
 
-    def __exit__(
-        self,
-        kind: None | type[BaseException],
-        error: None | BaseException,
-        traceback: None | TracebackType,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def ask(self, request: str, argument: Any) -> dict[str, Any]:
         """The answer to a request.
 
         Raises:
-            PeerError: Where the program fails, or does not answer in time.
+            PeerError: If the program fails, or does not answer in time.
 
         """
         self._send({request: argument})
         return self._receive(request)
 
     def close(self) -> None:
-        """End the process and everything that it started."""
+        """End the process and all processes that it started."""
         process = self._process
         with suppress(OSError, ValueError, subprocess.TimeoutExpired):
             assert process.stdin is not None
@@ -110,7 +104,7 @@ class Side:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._complaints,
-            # What a library leaves behind goes away with it; ours may import from here.
+            # Files that a library writes are removed; our side may import from here.
             cwd=None if ours else self._directory,
             env=environment,
             start_new_session=True,  # Ctrl-C is for the bench, which ends all sides
@@ -125,7 +119,7 @@ class Side:
 
     def _send(self, message: dict[str, Any]) -> None:
         assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # the answer that is missing says so
+        with suppress(BrokenPipeError):  # the missing answer is reported
             self._process.stdin.write(json.dumps(message).encode() + b"\n")
             self._process.stdin.flush()
 
@@ -159,14 +153,14 @@ class Side:
             )
         tail = "\n  ".join(said)
         code = self._process.returncode
-        return f"ended with code {code} at `{request}`. Its last words:\n  {tail}"
+        return f"ended with code {code} at `{request}`. Its last output:\n  {tail}"
 
     def _error(self, what: str) -> PeerError:
         return PeerError(self.name, self.python, what)
 
 
 def _kill_group(process: "subprocess.Popen[bytes]") -> None:
-    """Kill the process and what it has started, which shares its group."""
+    """Kill the process and its children, which share its group."""
     with suppress(OSError):
         if hasattr(os, "killpg"):
             os.killpg(process.pid, signal.SIGKILL)
@@ -175,7 +169,7 @@ def _kill_group(process: "subprocess.Popen[bytes]") -> None:
 
 
 def _found(name: str, python: str) -> str:
-    """The interpreter's absolute path; links stay, by which virtual environments are known."""
+    """The interpreter's absolute path; links are kept, since they identify virtual environments."""
     path = shutil.which(os.path.expanduser(python))
     if path is None:
         raise PeerError(

@@ -1,8 +1,8 @@
-"""Configuration files: one loader for YAML and JSON that knows the line of every key.
+"""Configuration files: one loader for YAML and JSON that records the line of every key.
 
-YAML is read by the rules of YAML 1.2: `3e-4` is a number, `yes` and `off` are words. JSON goes
-through the same code. Nothing that a file says is executed; classes are named by dotted paths,
-which only `import_name` turns into objects.
+YAML is read by the rules of YAML 1.2: `3e-4` is a number, `yes` and `off` are strings. JSON is read
+by the same code. Reading a file executes no code; classes are named by dotted paths, which
+`import_name` turns into objects.
 """
 
 from ._document import COMMAND_LINE, Document, KeyPath, Place

@@ -1,4 +1,4 @@
-"""What a configuration file says, where it says it, and how its problems are told."""
+"""Documents: the values of a configuration file, their places, and its problems."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -13,22 +13,22 @@ KeyPath = tuple[str | int, ...]
 
 
 class Place(NamedTuple):
-    """Where a value was written: problems are listed in the order of their places."""
+    """Place of a value; problems are listed in the order of their places."""
 
-    #: Line of the file; what the command line says comes behind it.
+    #: Line of the file; the command line comes last.
     rank: int
 
     #: `train.yaml:12` or `command line`.
     label: str
 
 
-#: Where overrides come from.
+#: Place of overrides.
 COMMAND_LINE = Place(sys.maxsize, "command line")
 
 
 @dataclass(frozen=True)
 class Document:
-    """What a configuration file says, and where it says it."""
+    """Values of a configuration file, and their places."""
 
     #: The file, as the caller wrote its path.
     name: str
@@ -36,36 +36,36 @@ class Document:
     #: The file's keys and values.
     values: dict[str, Any]
 
-    #: Where each key and each element of a list was written.
+    #: Place of each key and of each element of a list.
     places: dict[KeyPath, Place] = field(default_factory=dict)
 
-    #: What is wrong with the file itself, whatever its keys may mean: duplicate keys, NaN.
+    #: Problems of the file itself, independent of its keys' meaning: duplicate keys, NaN.
     problems: tuple[tuple[Place, Problem], ...] = ()
 
     def place(self, path: KeyPath) -> Place:
-        """Where `path` was written, or else the nearest value around it."""
+        """Place of `path`, or else of the nearest value around it."""
         while path and path not in self.places:
             path = path[:-1]
         return self.places.get(path, Place(0, self.name))
 
     def check(self, problems: Sequence[Problem] = ()) -> None:
-        """Raise where anything is wrong with the file or, as `problems` say, with its values.
+        """Raise if the file has problems, or if `problems` of its values are given.
 
         Raises:
             ConfigError: Lists every problem as `train.yaml:12: gama: unknown key`, by line.
 
         """
-        found = [(self.place(problem.path), problem) for problem in problems]
-        told = {(place, problem.path) for place, problem in found}
-        found += [(place, own) for place, own in self.problems if (place, own.path) not in told]
-        if found:
-            found.sort(key=lambda located: located[0].rank)
-            raise ConfigError([f"{place.label}: {problem}" for place, problem in found])
+        located = [(self.place(problem.path), problem) for problem in problems]
+        known = {(place, problem.path) for place, problem in located}
+        located += [(place, own) for place, own in self.problems if (place, own.path) not in known]
+        if located:
+            located.sort(key=lambda pair: pair[0].rank)
+            raise ConfigError([f"{place.label}: {problem}" for place, problem in located])
 
     def hoist(self, name: str, keys: Sequence[str]) -> "Document":
-        """A copy with `keys` of the mapping under `name` moved to the top, if it is a mapping.
+        """A copy with `keys` of the mapping under `name` moved to the top level.
 
-        A key that is there already becomes one of the copy's problems.
+        A key that the top level has already becomes one of the copy's problems.
         """
         inner = self.values.get(name)
         if not isinstance(inner, dict):

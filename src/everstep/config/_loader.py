@@ -1,4 +1,4 @@
-"""Reading YAML and JSON: values, the line of each, and what is wrong with the file itself."""
+"""Loader of YAML and JSON: values, their lines, and problems of the file itself."""
 
 import json
 import math
@@ -14,13 +14,13 @@ from ..errors import ConfigError
 from ..validation import Problem
 from ._document import Document, KeyPath, Place
 
-#: Values a file may hold: aliases multiply what they refer to, so a small file could fill memory.
+#: Largest number of values in a file: with aliases, a small file could fill the memory.
 MAX_VALUES = 100_000
 
 TAG = "tag:yaml.org,2002:"
 
-#: What a plain scalar must look like to be more than a string: YAML 1.2's core schema, and
-#: underscores between the digits of integers. JSON's words for NaN are numbers so as to be refused.
+#: Patterns of plain scalars that are not strings: YAML 1.2's core schema, and underscores between
+#: the digits of integers. JSON's NaN and Infinity are recognised as numbers, to be refused.
 PLAIN_SCALARS = {
     TAG + "null": r"~|null|Null|NULL|",
     TAG + "bool": r"true|True|TRUE|false|False|FALSE",
@@ -32,7 +32,7 @@ PLAIN_SCALARS = {
 
 
 class _Syntax(yaml.SafeLoader):
-    """YAML's syntax with 1.2's scalars: no dates, no `yes`, no base 60."""
+    """YAML with the scalars of version 1.2: no dates, no `yes`, no base 60."""
 
     yaml_implicit_resolvers: dict[Any, Any] = {}  # noqa: RUF012 (PyYAML's way to drop its own)
 
@@ -54,7 +54,7 @@ def _float(text: str) -> float:
 
 
 def _string(text: str) -> str:
-    """`text` with surrogate pairs joined, in which JSON escapes characters beyond 16 bits."""
+    """`text` with surrogate pairs joined: JSON escapes characters beyond 16 bits as pairs."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
@@ -68,10 +68,10 @@ _SCALARS: dict[str, Callable[[str], Any]] = {
 
 
 class Values:
-    """Turns nodes of YAML into values, and notes where each was and what is wrong with it.
+    """Converts YAML nodes to values, and records places and problems.
 
     Args:
-        place: Says where a node was written.
+        place: Returns the place of a node.
 
     """
 
@@ -95,7 +95,7 @@ class Values:
             return [self.entry(item, (*path, i), parents) for i, item in enumerate(node.value)]
         if isinstance(node, yaml.ScalarNode) and node.tag in _SCALARS:
             return self.scalar(node, path)
-        return self.problem(node, path, f"the tag {node.tag!r} has no meaning here; drop it")
+        return self.problem(node, path, f"the tag {node.tag!r} is not supported; drop it")
 
     def mapping(
         self, mapping: yaml.MappingNode, path: KeyPath, parents: tuple[yaml.Node, ...]
@@ -132,7 +132,7 @@ class Values:
         return value
 
     def problem(self, node: yaml.Node, path: KeyPath, message: str) -> None:
-        """Note what is wrong with a node; its value is None then."""
+        """Record a problem of a node, whose value is then None."""
         self.problems.append((self.place(node), Problem(path, message)))
 
 
@@ -140,8 +140,8 @@ def load(path: str | os.PathLike[str]) -> Document:
     """The document in a `.yaml`, `.yml` or `.json` file.
 
     Raises:
-        ConfigError: Where the file cannot be read as a mapping, with its name and line. What is
-            wrong with single values waits for `Document.check`, so that all is told at once.
+        ConfigError: If the file cannot be read as a mapping. Problems of single values are raised
+            by `Document.check`, all at once.
 
     """
     name, suffix = str(path), Path(path).suffix.lower()
@@ -153,7 +153,7 @@ def load(path: str | os.PathLike[str]) -> Document:
         kinds = {yaml.SequenceNode: "a list", yaml.ScalarNode: "a single value"}
         raise ConfigError(
             f"{name}:1: expected a mapping, one `key: value` a line; "
-            f"the file holds {kinds.get(type(root), 'nothing')}."
+            f"the file contains {kinds.get(type(root), 'nothing')}."
         )
     values = Values(lambda node: _line(node, name))
     return Document(name, values.value(root, ()), values.places, tuple(values.problems))
@@ -177,7 +177,7 @@ def _read(path: Path, name: str) -> str:
 
 
 def _checked_json(text: str, name: str) -> str:
-    """JSON `text` as YAML, of which it is a subset but for a few characters."""
+    """JSON `text` as YAML, of which it is a subset except for a few characters."""
     if not text.strip():
         return text
     try:
@@ -190,10 +190,10 @@ def _checked_json(text: str, name: str) -> str:
 
 
 def compose(text: str, name: str) -> yaml.Node | None:
-    """The root of YAML's node graph; None where the text is empty.
+    """The root of YAML's node graph; None if the text is empty.
 
     Raises:
-        ConfigError: Where the text is not YAML; begins with `name` and the line.
+        ConfigError: If the text is not YAML; begins with `name` and the line.
 
     """
     try:

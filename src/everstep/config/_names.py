@@ -1,4 +1,4 @@
-"""Dotted names: the only way from a word in a file to a Python object."""
+"""Dotted names of Python objects in configuration files."""
 
 import difflib
 import importlib
@@ -13,17 +13,17 @@ from ..validation import unknown_name
 
 
 def dotted_name(value: Any) -> str:
-    """`package.module.Name` of a class or function: what `import_name` takes."""
+    """`package.module.Name` of a class or function, which `import_name` imports."""
     return f"{value.__module__}.{value.__qualname__}"
 
 
 def import_name(name: str) -> Any:
-    """The object at a dotted path such as `my_package.envs.MyEnv`; imports modules on the way.
+    """The object at a dotted path such as `my_package.envs.MyEnv`; its modules are imported.
 
-    Modules are looked for where Python does: among installed packages and on `sys.path`.
+    Modules are installed packages, or on `sys.path`.
 
     Raises:
-        ConfigError: Says which part was not found and what is near it, or how importing failed.
+        ConfigError: Names the part that was not found and the nearest name, or the import's error.
 
     """
     first, *rest = name.split(".")
@@ -46,7 +46,7 @@ def _member(owner: Any, reached: str, part: str) -> Any:
         return getattr(owner, part)
     except AttributeError:
         pass
-    except Exception as error:  # a module may import its names when they are asked for
+    except Exception as error:  # a module may import its names lazily
         raise _failed(f"{reached}.{part}", error) from error
     module = _import_module(f"{reached}.{part}") if hasattr(owner, "__path__") else None
     if module is None:
@@ -57,10 +57,10 @@ def _member(owner: Any, reached: str, part: str) -> Any:
 
 
 def _import_module(name: str) -> ModuleType | None:
-    """The module; None where there is none of that name."""
+    """The module; None if there is none of that name."""
     try:
         return importlib.import_module(name)
-    except Exception as error:  # whatever the module itself does when it is imported
+    except Exception as error:  # importing a module may raise anything
         if isinstance(error, ModuleNotFoundError) and error.name == name:
             return None
         raise _failed(name, error) from error

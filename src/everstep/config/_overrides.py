@@ -1,4 +1,4 @@
-"""`key=value` assignments from a command line, on top of a file."""
+"""`key=value` assignments of a command line, which override a file."""
 
 import re
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ def apply_overrides(document: Document, assignments: Sequence[str]) -> Document:
     """A copy of `document` with `key=value` assignments made in order.
 
     Keys are dotted (`env_kwargs.max_episode_steps=200`), values are YAML (`3e-4`, `[64, 64]`).
-    What is wrong with an assignment becomes one of the copy's problems.
+    An invalid assignment becomes one of the copy's problems.
     """
     values, places = _copy(document.values), dict(document.places)
     problems = list(document.problems)
@@ -50,7 +50,7 @@ def _parse(assignment: str) -> tuple[tuple[str, ...], Any]:
 
 
 def _assign(values: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
-    """Set the value at `path`, with mappings made on the way where there is nothing."""
+    """Set the value at `path`; missing mappings are created."""
     inner = values
     for i, name in enumerate(path[:-1]):
         if inner.get(name) is None:
@@ -63,5 +63,5 @@ def _assign(values: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
 
 
 def _copy(value: Any) -> Any:
-    """A copy of the mappings, which assignments change."""
+    """A copy of the mappings, since assignments change them."""
     return {k: _copy(v) for k, v in value.items()} if isinstance(value, dict) else value

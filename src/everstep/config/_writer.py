@@ -1,4 +1,4 @@
-"""Writing values as YAML that the loader reads back equal."""
+"""Writer of YAML that the loader reads back equal."""
 
 import numbers
 import re
@@ -12,10 +12,10 @@ from ._names import dotted_name
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes every string that YAML 1.1 or 1.2 would take for something else."""
+    """Quotes every string that YAML 1.1 or 1.2 would read as another type."""
 
     def ignore_aliases(self, data: Any) -> bool:
-        """True: a value is written out wherever it appears."""
+        """True: repeated values are written out."""
         return True
 
     def represent_sequence(
@@ -27,7 +27,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _represent_string(dumper: _Dumper, text: str) -> yaml.ScalarNode:
-    """The string, with Unicode's line breaks escaped: PyYAML would write them into the line."""
+    """The string, with Unicode's line breaks escaped, which PyYAML would write as they are."""
     style = '"' if re.search("[\x85\u2028\u2029]", text) else None
     return dumper.represent_scalar(f"{TAG}str", text, style=style)
 
@@ -50,8 +50,8 @@ def dump(values: Mapping[str, Any]) -> str:
 
 
 def plain(value: Any) -> Any:
-    """`value` in types that a file can hold: tuples as lists, classes and functions as dotted
-    names, objects with `as_config()` as what that returns, other objects as strings.
+    """`value` in types that a file can hold: tuples become lists, classes and functions dotted
+    names, objects with `as_config()` its result, other objects strings.
     """
     if value is None or isinstance(value, bool):
         return value

@@ -1,4 +1,4 @@
-"""Where the statistics of a run go: a file that is always complete, and trackers that may fail."""
+"""Loggers: a file with every statistic of a run, and trackers that may fail without stopping it."""
 
 from .base import Logger, LoggerGroup, RunStatus, create_run_dir
 from .jsonl import JsonlLogger, read_metrics

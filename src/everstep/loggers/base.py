@@ -1,5 +1,6 @@
 """The logger protocol, a group of loggers that cannot fail, and the directory of a run."""
 
+import contextlib
 import itertools
 import logging
 import re
@@ -9,30 +10,30 @@ from typing import Any, Literal, Protocol
 
 from ..errors import ConfigError
 
-#: How a run ended: as it should, with an error, or because it was interrupted.
+#: How a run ended: normally, with an error, or interrupted.
 RunStatus = Literal["FINISHED", "FAILED", "KILLED"]
 
 _log = logging.getLogger(__name__)
 
 
 class Logger(Protocol):
-    """Receives the parameters and statistics of one run, in the order in which they arise."""
+    """Receives the parameters and statistics of one run, in order."""
 
     def log_params(self, params: Mapping[str, Any]) -> None:
-        """Record what the run was started with; may be called again with more."""
+        """Record parameters of the run; may be called again with more."""
 
     def log_metrics(self, metrics: Mapping[str, float], *, step: int) -> None:
         """Record statistics after `step` env steps."""
 
     def close(self, status: RunStatus = "FINISHED") -> None:
-        """Deliver what is left and release everything; calling it again does nothing."""
+        """Flush, and release all resources; calling it again does nothing."""
 
 
 class LoggerGroup:
-    """Passes everything on to several loggers; one that raises is left out from then on.
+    """Forwards calls to several loggers; one that raises is left out from then on.
 
-    Nothing a member raises reaches the caller: it is logged once as a warning, because there is
-    nothing the training code could do about it. `KeyboardInterrupt` and its like do pass.
+    An exception of a member is logged once as a warning and does not reach the caller, since
+    training must not stop. `KeyboardInterrupt` and other non-`Exception`s do pass.
 
     Args:
         loggers: Members, called in this order.
@@ -47,7 +48,7 @@ class LoggerGroup:
         self._working = list(loggers)
 
     def log_params(self, params: Mapping[str, Any]) -> None:
-        """Record what the run was started with."""
+        """Record parameters of the run."""
         self._each(lambda logger: logger.log_params(params))
 
     def log_metrics(self, metrics: Mapping[str, float], *, step: int) -> None:
@@ -59,7 +60,8 @@ class LoggerGroup:
         self._each(lambda logger: logger.close(status))
         for logger in self.loggers:
             if logger not in self._working:
-                _close_quietly(logger)
+                with contextlib.suppress(Exception):
+                    logger.close("FAILED")
 
     def _each(self, call: Callable[[Logger], None]) -> None:
         for logger in list(self._working):
@@ -68,31 +70,24 @@ class LoggerGroup:
             except Exception as error:
                 self._working.remove(logger)
                 _log.warning(
-                    "%s failed and is left out from now on; training goes on. %s: %s",
+                    "%s failed and is left out from now on; training continues. %s: %s",
                     type(logger).__name__,
                     type(error).__name__,
                     error,
                 )
 
 
-def _close_quietly(logger: Logger) -> None:
-    try:
-        logger.close("FAILED")
-    except Exception:
-        _log.debug("%s could not be closed.", type(logger).__name__, exc_info=True)
-
-
 def create_run_dir(root: str | Path, name: str) -> Path:
     """A new directory `root/name-0001`, or the next free number; no two callers get the same.
 
     Args:
-        root: Directory of all runs, created where it is missing.
-        name: Start of the directory's name. What is not a letter, a digit, `.`, `_` or `-` becomes
-            `-`, so that an environment's name such as `gymnasium:CartPole-v1` will do.
+        root: Directory of all runs, created if missing.
+        name: Start of the directory's name. Characters other than letters, digits, `.`, `_` and `-`
+            become `-`, so a spec such as `gymnasium:CartPole-v1` is valid.
 
     Raises:
-        ConfigError: Where nothing of `name` is left.
-        OSError: Where the directory cannot be created.
+        ConfigError: If `name` has no valid character.
+        OSError: If the directory cannot be created.
 
     """
     stem = re.sub(r"[^\w.\-]+", "-", name).strip("-.")
@@ -103,7 +98,7 @@ def create_run_dir(root: str | Path, name: str) -> Path:
     for number in itertools.count(_last_number(root, stem) + 1):
         run_dir = root / f"{stem}-{number:04d}"
         try:
-            run_dir.mkdir()  # fails where another process was faster
+            run_dir.mkdir()  # fails if another process was faster
         except FileExistsError:
             continue
         return run_dir

@@ -1,4 +1,4 @@
-"""The primary record of a run: one JSON object a line, complete whatever happens to trackers.
+"""The primary record of a run, `metrics.jsonl`: one JSON object per line.
 
 A line reads `{"step": 2048, "time": 1700000000.0, "losses/vf": 0.5}`: env steps, seconds since the
 epoch, then the statistics. JSON has no NaN and no infinities, so they are the strings `"NaN"`,
@@ -21,16 +21,16 @@ _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 class JsonlLogger:
-    """Appends each call's statistics to a file as one line, which then survives a crash.
+    """Appends the statistics of each call to a file as one line, unbuffered.
 
-    A file that exists is continued. What an earlier process left of an unfinished last line is
-    removed first. Parameters are not recorded: they are in the run's configuration file.
+    An existing file is continued, after an unfinished last line of an earlier process has been
+    removed. Parameters are not recorded: they are in the run's configuration file.
 
     Args:
         path: The file; its directory must exist.
 
     Raises:
-        OSError: Where the file cannot be opened.
+        OSError: If the file cannot be opened.
 
     """
 
@@ -49,8 +49,8 @@ class JsonlLogger:
         """Append one line.
 
         Raises:
-            ValueError: Where a statistic is named `step` or `time`, or the logger is closed.
-            OSError: Where the line could not be written; no part of it is left in the file.
+            ValueError: If a statistic is named `step` or `time`, or the logger is closed.
+            OSError: If the line could not be written; no part of it is left in the file.
 
         """
         for name in _RESERVED:
@@ -69,7 +69,7 @@ class JsonlLogger:
         start = os.fstat(descriptor).st_size
         written = 0
         try:
-            while written < len(line):  # a nearly full disk takes a part and then refuses
+            while written < len(line):  # a nearly full disk writes a part and then fails
                 written += os.write(descriptor, line[written:])
         except OSError:
             os.ftruncate(descriptor, start)
@@ -77,15 +77,14 @@ class JsonlLogger:
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
-    """The records of a file that `JsonlLogger` wrote, oldest first, NaN and infinities as floats.
+    """Records of a file that `JsonlLogger` wrote, oldest first, with NaN and infinities as floats.
 
-    An unfinished last line, which a process that is still writing or was killed leaves, is left
-    out. Where a run was resumed from before its end, a step occurs twice and the later record is
-    the one that counts.
+    An unfinished last line, of a process that is still writing or was killed, is left out. If a run
+    was resumed from a checkpoint before its end, steps occur twice; the later record is valid.
 
     Raises:
         EverstepError: Names the first line that is not a record.
-        OSError: Where the file cannot be read.
+        OSError: If the file cannot be read.
 
     """
     lines = Path(path).read_bytes().split(b"\n")

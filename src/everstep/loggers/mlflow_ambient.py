@@ -1,8 +1,8 @@
-"""What `mlflow.active_run()` and `mlflow.get_tracking_uri()` say in the caller's thread.
+"""MLflow's active run and tracking URI in the caller's thread.
 
-MLflow keeps a stack of active runs a thread and one tracking URI a process. `mlflow.start_run`
-would do what `enter` does, but contacts the store from the caller's thread while doing it, and
-refuses a second run. No function here contacts a store.
+MLflow keeps a stack of active runs per thread and one tracking URI per process. `enter` does what
+`mlflow.start_run` would do, which contacts the store from the caller's thread and refuses a second
+run. No function here contacts a store.
 """
 
 import logging
@@ -21,7 +21,7 @@ class _Entered(NamedTuple):
 
 _lock = threading.Lock()
 _entered: list[_Entered] = []
-#: The tracking URI set here, and the one that the caller had set before.
+#: The tracking URI set here, and the one that was set before.
 _our_uri: None | str = None
 _callers_uri: None | str = None
 
@@ -34,14 +34,17 @@ def callers_run(mlflow: Any) -> None | Any:
 
 
 def callers_uri(mlflow: Any) -> None | str:
-    """The tracking URI that the caller chose, or None where everything is at its default.
+    """The tracking URI that the caller chose, or None if everything is at its default.
 
-    Whoever chose an experiment (`mlflow.set_experiment` leaves this variable) chose its store too.
+    Choosing an experiment chooses its store: `mlflow.set_experiment` sets MLFLOW_EXPERIMENT_ID.
     """
     with _lock:
         if _our_uri is not None and mlflow.get_tracking_uri() == _our_uri:
             return _callers_uri
-        return _configured_uri(mlflow)
+        if mlflow.is_tracking_uri_set() or os.environ.get("MLFLOW_EXPERIMENT_ID"):
+            uri: str = mlflow.get_tracking_uri()
+            return uri
+    return None
 
 
 def enter(mlflow: Any, run: Any, uri: str) -> None:
@@ -56,7 +59,7 @@ def enter(mlflow: Any, run: Any, uri: str) -> None:
 
 
 def leave(mlflow: Any, run_id: str) -> bool:
-    """Undo `enter`, from any thread. False where the caller has already ended the run."""
+    """Undo `enter`, from any thread. False if the caller has already ended the run."""
     with _lock:
         mine = next((entered for entered in _entered if entered.run_id == run_id), None)
         if mine is None:
@@ -80,15 +83,8 @@ def _active_runs() -> None | list[Any]:
     return stack
 
 
-def _configured_uri(mlflow: Any) -> None | str:
-    if mlflow.is_tracking_uri_set() or os.environ.get("MLFLOW_EXPERIMENT_ID"):
-        uri: str = mlflow.get_tracking_uri()
-        return uri
-    return None
-
-
 def _point_at(mlflow: Any, uri: None | str) -> None:
-    """Set the tracking URI to ours, or with None back to the caller's."""
+    """Set the tracking URI to `uri`, or with None back to the caller's."""
     global _our_uri, _callers_uri
     current = mlflow.get_tracking_uri()
     if _our_uri is not None and current != _our_uri:

@@ -1,4 +1,4 @@
-"""The thread that takes parameters and metrics to an MLflow store, at the store's pace."""
+"""The thread that delivers parameters and metrics to an MLflow store."""
 
 import contextlib
 import logging
@@ -30,18 +30,18 @@ class Point(NamedTuple):
 
 
 class Delivery:
-    """A bounded queue and the daemon thread that empties it; the only one to contact the store.
+    """A bounded queue and the daemon thread that empties it; only this thread contacts the store.
 
-    The store may be slow, absent or failing. What it does not take waits in the queue; when the
-    queue is full its oldest points are dropped, because who watches a run looks at its end. One
-    warning a logger says that something is wrong, however often it goes wrong.
+    The store may be slow, absent or failing. Points that it does not accept wait in the queue; when
+    the queue is full the oldest are dropped, since the end of a run matters most. However often the
+    store fails, one warning is logged.
 
     Args:
         mlflow: The imported package.
-        target: Where the run goes.
-        run_name: Name of the run that is opened.
-        queue_size: Points that can wait.
-        record: Named in warnings as the record that is complete; empty where there is none.
+        target: Store and experiment, or the run to join.
+        run_name: Name of a new run.
+        queue_size: Largest number of waiting points.
+        record: Path of the complete record, to be named in warnings; empty if there is none.
 
     """
 
@@ -87,11 +87,11 @@ class Delivery:
 
     @property
     def waiting(self) -> int:
-        """Points that the store has not taken yet."""
+        """Number of points that the store has not accepted yet."""
         return len(self._points) + len(self._in_flight)
 
     def put_points(self, points: list[Point]) -> None:
-        """Queue points; never waits for the store."""
+        """Queue points without waiting for the store."""
         with self._lock:
             self._points.extend(points)
             while len(self._points) > self._queue_size:
@@ -99,15 +99,15 @@ class Delivery:
                 self.lost += 1
 
     def put_params(self, params: dict[str, str]) -> None:
-        """Queue parameters; never waits for the store."""
+        """Queue parameters without waiting for the store."""
         with self._lock:
             self._params.update(params)
 
     def close(self, status: None | RunStatus, *, patience: float, limit: float) -> None:
-        """Deliver what waits and end the run with `status`; None leaves the run open.
+        """Deliver waiting points and end the run with `status`; None leaves the run open.
 
-        Gives up after `patience` seconds in which the store answered nothing, and after `limit`
-        seconds in any case.
+        Gives up after `patience` seconds without an answer of the store, and after `limit` seconds
+        in any case.
         """
         self._status = status
         self._closing.set()
@@ -123,10 +123,10 @@ class Delivery:
         self._report_losses()
 
     def warn(self, what: str) -> None:
-        """Log what is wrong with the tracker, the first time only.
+        """Log a failure of the tracker, the first time only.
 
-        A logged warning and not `warnings.warn`: nothing in the caller's code can be changed about
-        it, it may come from a thread, and where warnings are errors it must not stop training.
+        Not with `warnings.warn`: the caller's code is not the cause, it may come from a thread, and
+        it must not stop training if warnings are errors.
         """
         with self._lock:
             self._outage = True
@@ -134,7 +134,7 @@ class Delivery:
         if first:
             record = f" {self._record} has every statistic." if self._record else ""
             _log.warning(
-                "MLflow at %s %s. Training goes on.%s",
+                "MLflow at %s %s. Training continues.%s",
                 store.redacted(self._target.uri),
                 store.redacted(what),
                 record,
@@ -173,7 +173,7 @@ class Delivery:
             self._connect()
             self.settled.set()
         self._send_params()
-        while self._take() and not self._abandoned.is_set():
+        while self.waiting and not self._abandoned.is_set():
             self._send_points()
         if closing and not self._abandoned.is_set():
             if self._status is not None:
@@ -212,24 +212,21 @@ class Delivery:
         with self._lock:
             self._params = {n: v for n, v in self._params.items() if n not in known}
 
-    def _take(self) -> list[Point]:
-        """The next points to send; those of a failed request come again."""
+    def _send_points(self) -> None:
+        """Send the next points; those of a failed request are sent again."""
         if not self._in_flight:
             with self._lock:
                 count = min(len(self._points), store.MAX_METRICS)
                 self._in_flight = [self._points.popleft() for _ in range(count)]
-        return self._in_flight
-
-    def _send_points(self) -> None:
         metrics = [self._mlflow.entities.Metric(*point) for point in self._in_flight]
         if not self._ask(self._client.log_batch, self._run_id, metrics=metrics):
             self.lost += len(self._in_flight)
         self._in_flight = []
 
     def _ask(self, request: Callable[..., Any], *arguments: Any, **batch: list[Any]) -> bool:
-        """False where the store refuses the request: it always will, and must not hold up the rest.
+        """Whether the store accepted the request; a refused one (status 400) is not repeated.
 
-        Raises whatever else goes wrong; the request is then made again.
+        Any other failure is raised, and the request is made again.
         """
         try:
             request(*arguments, **batch)
@@ -244,8 +241,8 @@ class Delivery:
         return True
 
 
-class _NotOurChatter(logging.Filter):
-    """Rejects what libraries log about the work of the thread that made the filter."""
+class _NotOurThread(logging.Filter):
+    """Rejects log records of libraries from the thread that created the filter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -258,19 +255,18 @@ class _NotOurChatter(logging.Filter):
 
 @contextlib.contextmanager
 def _quiet_thread() -> Iterator[None]:
-    """Keep MLflow's, Alembic's and urllib3's messages about this thread's work off the console.
+    """Suppress log messages of MLflow, Alembic and urllib3 from this thread.
 
-    They tell of tables created and requests repeated; what matters comes back as an exception.
-    Other threads' messages pass.
+    They report created tables and repeated requests; failures come back as exceptions.
     """
-    chatter = _NotOurChatter()
+    ours = _NotOurThread()
     places: list[logging.Handler | logging.Logger] = [logging.getLogger("urllib3.connectionpool")]
     for name in ("mlflow", "alembic"):
         places += logging.getLogger(name).handlers
     for place in places:
-        place.addFilter(chatter)
+        place.addFilter(ours)
     try:
         yield
     finally:
         for place in places:
-            place.removeFilter(chatter)
+            place.removeFilter(ours)

@@ -1,4 +1,4 @@
-"""An MLflow run as a sink: fed in the background, joined where the caller has one already."""
+"""The MLflow logger: sends statistics from a thread, to the caller's active run or a new one."""
 
 import atexit
 import logging
@@ -15,32 +15,32 @@ from .mlflow_delivery import Delivery, Point
 
 _log = logging.getLogger(__name__)
 
-#: Seconds that the constructor waits for a store on this machine, and for one over a network.
+#: Seconds that the constructor waits for a local store, and for a remote one.
 _LOCAL_WAIT = 30.0
 _REMOTE_WAIT = 2.0
 
 
 class MlflowLogger:
-    """Sends parameters and metrics to MLflow from a thread; never stops or slows training.
+    """Sends parameters and metrics to MLflow from a thread, without blocking training.
 
-    The run is the caller's where one is active in this thread; it is joined and left open.
-    Otherwise a new run is opened, which is then what `mlflow.active_run()` returns in this thread
-    until `close`. A second logger opens a second run, and the newest open one is the active one.
+    If a run is active in this thread, it is joined and left open. Otherwise a new run is opened,
+    which `mlflow.active_run()` returns in this thread until `close`. A second logger opens a second
+    run; the newest open one is the active one.
 
     The store is `tracking_uri`, else the one MLflow is configured to use, else an SQLite file
-    `mlflow.db` in `root`. If it does not answer soon (30 s on this machine, 2 s over a network),
-    the constructor returns without an active run, and the thread keeps trying; what is logged
-    waits in a queue. A logged warning, one a logger, says so.
+    `mlflow.db` in `root`. If it does not answer in time (30 s if local, 2 s if remote), the
+    constructor logs a warning and returns without an active run; the thread keeps trying, and
+    points wait in a queue. A logger logs at most one such warning.
 
     Args:
-        root: Directory of the runs, which holds the default store.
-        experiment_name: Experiment, created where it is missing. By default the one that MLflow is
-            configured to use, else `default_experiment`.
-        default_experiment: Experiment where nobody names one.
-        run_name: Name of the run that is opened; MLflow invents one by default.
+        root: Directory of the runs, which contains the default store.
+        experiment_name: Experiment, created if missing. None: the one that MLflow is configured to
+            use, else `default_experiment`.
+        default_experiment: Experiment if none is named or configured.
+        run_name: Name of a new run; None: MLflow generates one.
         tracking_uri: Store, as `mlflow.set_tracking_uri` takes it.
-        queue_size: Points that can wait for the store; beyond it the oldest are dropped.
-        record: Path of the record that is complete whatever happens; named in warnings.
+        queue_size: Largest number of waiting points; beyond it the oldest are dropped.
+        record: Path of the complete record, to be named in warnings.
         wait: Seconds that the constructor waits for the store.
         patience: Seconds without an answer after which `close` gives up.
         limit: Seconds after which `close` gives up in any case.
@@ -68,7 +68,13 @@ class MlflowLogger:
         try:
             import mlflow
         except Exception as error:  # a broken dependency of MLflow raises anything
-            _warn_import(error, str(record))
+            _log.warning(
+                "MLflow cannot be imported (%s: %s), so the run is not tracked. Training "
+                "continues.%s",
+                type(error).__name__,
+                error,
+                f" {record} has every statistic." if record else "",
+            )
             return
         self._mlflow = mlflow
         self._target = store.choose_target(
@@ -87,24 +93,26 @@ class MlflowLogger:
 
     @property
     def tracking_uri(self) -> None | str:
-        """URI of the store; None where MLflow cannot be imported."""
+        """URI of the store; None if MLflow cannot be imported."""
         return None if self._delivery is None else self._target.uri
 
     @property
     def run_id(self) -> None | str:
         """Id of the run; None until the store has answered."""
-        if self._delivery is None:
-            return None
-        run = self._delivery.run
-        return self._target.run_id if run is None else run.info.run_id
+        return self._info("run_id")
 
     @property
     def experiment_id(self) -> None | str:
         """Id of the experiment; None until the store has answered."""
+        return self._info("experiment_id")
+
+    def _info(self, name: str) -> None | str:
+        """Attribute of the run, else of the target."""
         if self._delivery is None:
             return None
         run = self._delivery.run
-        return self._target.experiment_id if run is None else run.info.experiment_id
+        value: None | str = getattr(self._target if run is None else run.info, name)
+        return value
 
     @property
     def undelivered(self) -> int:
@@ -112,16 +120,16 @@ class MlflowLogger:
         return 0 if self._delivery is None else self._delivery.lost + self._delivery.waiting
 
     def ui_command(self) -> None | str:
-        """The command that shows the run, or its address where a server does.
+        """The command that shows the run, or its URL on a server.
 
-        None where MLflow cannot be imported.
+        None if MLflow cannot be imported.
         """
         if self._delivery is None:
             return None
         return store.ui_command(self._target, self.experiment_id, self.run_id)
 
     def log_params(self, params: Mapping[str, Any]) -> None:
-        """Queue parameters, as text; a parameter that the run already has keeps its value."""
+        """Queue parameters as text; a parameter that the run already has keeps its value."""
         if self._delivery is not None and not self._closed:
             self._delivery.put_params(store.flat_params(params))
 
@@ -138,10 +146,9 @@ class MlflowLogger:
         )
 
     def close(self, status: RunStatus = "FINISHED") -> None:
-        """Deliver what waits, within the time allowed, and end the run if it is ours.
+        """Deliver waiting points, within the time allowed, and end the run if it is ours.
 
-        A warning tells how many points the store did not take, unless one has told before that
-        the store is failing.
+        Logs the number of points that were not delivered, as a warning unless there has been one.
         """
         if self._delivery is None or self._closed:
             return
@@ -161,18 +168,9 @@ class MlflowLogger:
             ambient.enter(self._mlflow, self._delivery.run, self._target.uri)
 
     def _leave(self) -> bool:
-        """False where the caller has ended our run already; its status is then the caller's."""
+        """False if the caller has ended our run already, which then keeps the caller's status."""
         return self.run_id is None or ambient.leave(self._mlflow, self.run_id)
 
     def _close_at_exit(self) -> None:
         failed = getattr(sys, "last_value", None) is not None  # set for an uncaught exception
         self.close("FAILED" if failed else "FINISHED")
-
-
-def _warn_import(error: Exception, record: str) -> None:
-    _log.warning(
-        "MLflow cannot be imported (%s: %s), so the run is not tracked there. Training goes on.%s",
-        type(error).__name__,
-        error,
-        f" {record} has every statistic." if record else "",
-    )

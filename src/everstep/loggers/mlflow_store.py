@@ -1,4 +1,4 @@
-"""Where an MLflow run is kept: which store, which experiment, and names that the store accepts."""
+"""The store and experiment of an MLflow run, and names that a store accepts."""
 
 import contextlib
 import functools
@@ -28,7 +28,7 @@ _FORBIDDEN = re.compile(r"[^\w/.\- ]" if os.name == "nt" else r"[^\w/.\- :]")
 
 
 class Target(NamedTuple):
-    """Where a run goes; chosen without contacting the store."""
+    """Store and experiment of a run; chosen without contacting the store."""
 
     #: URI of the store.
     uri: str
@@ -36,16 +36,16 @@ class Target(NamedTuple):
     #: Run of the caller to join; None opens a run.
     run_id: None | str = None
 
-    #: Experiment of the run that is opened; the name counts where the id is None.
+    #: Experiment of a new run; the name is used if the id is None.
     experiment_id: None | str = None
     experiment_name: str = DEFAULT_EXPERIMENT
 
-    #: Where a new experiment keeps artifacts; None leaves it to the store.
+    #: Artifact location of a new experiment; None leaves it to the store.
     artifacts: None | str = None
 
     @property
     def is_remote(self) -> bool:
-        """True where a server answers for the store, over a network."""
+        """Whether the store is behind a server."""
         return urlsplit(self.uri).scheme in ("http", "https") or self.uri.startswith("databricks")
 
 
@@ -57,7 +57,7 @@ def choose_target(
     tracking_uri: None | str,
     default_experiment: str = DEFAULT_EXPERIMENT,
 ) -> Target:
-    """Where the run goes: the caller's active run, else a store and an experiment.
+    """The caller's active run, else a store and an experiment.
 
     The store is `tracking_uri`, else what the caller configured, else `root/mlflow.db`. The
     experiment is `experiment_name`, else what the caller configured, else `default_experiment`.
@@ -78,7 +78,7 @@ def choose_target(
 
 
 def default_uri(root: Path) -> str:
-    """URI of the embedded store beside the runs."""
+    """URI of the SQLite store in the directory of runs."""
     path = (root.resolve() / "mlflow.db").as_posix()
     return "sqlite:///" + path.replace("%", "%25").replace("?", "%3F")
 
@@ -92,7 +92,7 @@ def open_run(client: Any, target: Target, run_name: None | str) -> Any:
 
 
 def _find_experiment(client: Any, target: Target) -> str:
-    """Id of the experiment, created where it is missing. A deleted one keeps its name for good."""
+    """Id of the experiment, created if missing. A deleted experiment's name cannot be reused."""
     name = target.experiment_name
     for number in range(2, 1000):
         experiment = client.get_experiment_by_name(name)
@@ -114,7 +114,7 @@ def _find_experiment(client: Any, target: Target) -> str:
 
 
 def _run_tags() -> dict[str, str]:
-    """What MLflow's page shows as the source and the user of a run."""
+    """Source and user of a run, as MLflow's pages show them."""
     tags = {"mlflow.source.name": sys.argv[0] or "python", "mlflow.source.type": "LOCAL"}
     with contextlib.suppress(Exception):  # a container's user may have no name
         tags["mlflow.user"] = getpass.getuser()
@@ -125,11 +125,11 @@ def _run_tags() -> dict[str, str]:
 def first_use_lock(uri: str) -> Iterator[None]:
     """Let one process at a time open a sqlite store.
 
-    Two that create the tables of a fresh one at once fail with `duplicate column name`.
+    Two processes that create its tables at once fail with `duplicate column name`.
     """
     match = re.match(r"sqlite(?:\+\w+)?:///([^?]+)", uri)
     path = unquote(match[1]) if match else ":memory:"
-    if path == ":memory:" or sys.platform == "win32":  # there the caller's retry has to do
+    if path == ":memory:" or sys.platform == "win32":  # the caller retries there
         yield
         return
     import fcntl
@@ -141,7 +141,7 @@ def first_use_lock(uri: str) -> Iterator[None]:
 
 
 def ui_command(target: Target, experiment_id: None | str, run_id: None | str) -> str:
-    """The command that shows the store's runs, or the run's address where a server does."""
+    """The command that shows the store's runs, or the run's URL on a server."""
     if not target.is_remote:
         return f"mlflow ui --backend-store-uri {shlex.quote(target.uri)}"
     page = f"{target.uri.rstrip('/')}/#/experiments"

@@ -1,7 +1,7 @@
-"""The rules of the environment protocol, as checks of an environment of one's own.
+"""Conformance checks of the environment protocol.
 
-`EnvConformance` is a suite to inherit, `run_checks` the same as a function, and the command
-`everstep check` runs them on an installed environment. Nothing here needs pytest.
+`EnvConformance` is a test suite to inherit, `run_checks` the same as a function, and the command
+`everstep check` runs them on an installed environment. Only `EnvConformance`'s tests need pytest.
 """
 
 from ._oracle import Transition, known_values, oracle_advantages, transitions_of

@@ -1,4 +1,4 @@
-"""The check of `asynchronous`: an env step in two halves is an env step."""
+"""The check of `asynchronous`: `step_async` and `step_wait` equal `step`."""
 
 from typing import Any
 
@@ -15,15 +15,15 @@ _STEPS = 12
 
 
 def check_asynchronous(subject: Subject) -> None:
-    """`step_async` and `step_wait` of an environment that is `asynchronous` are its `step`."""
+    """If an environment is `asynchronous`, `step_async` and `step_wait` do what `step` does."""
     num_envs = max(subject.num_envs_choices)
     with Player(subject, num_envs, seed=subject.seed) as player:
         _check_declared(player.env)
         player.reset()
         rows = [_in_halves(player) for _ in range(_STEPS)]
-        player.reset()  # no env step is left under way
-        is_known = hasattr(player.env, "seed") and subject.deterministic_by_seed
-    if not is_known:
+        player.reset()  # no env step is pending
+        repeats = hasattr(player.env, "seed") and subject.deterministic_by_seed
+    if not repeats:
         return
     with Player(subject, num_envs, seed=subject.seed) as player:
         player.reset()
@@ -32,21 +32,21 @@ def check_asynchronous(subject: Subject) -> None:
             if changed is not None:
                 raise Violation(
                     "`step_wait`",
-                    "It returns what `step` would have returned after the action of `step_async`.",
+                    "It returns what `step` returns for the action of `step_async`.",
                     f"{changed}, at env step {t}",
-                    "Let `step` be the two, one after the other; or do not declare `asynchronous`.",
+                    "Implement `step` as one after the other, or do not declare `asynchronous`.",
                 )
 
 
 def _check_declared(env: Any) -> None:
-    """Raise where there are no halves to be compared."""
+    """Raise if there is nothing to compare."""
     if not getattr(env, "asynchronous", False):
-        raise NotApplicable("the environment does not say that it is `asynchronous`")
+        raise NotApplicable("the environment does not declare `asynchronous`")
     for name in ("step_async", "step_wait"):
         if not hasattr(env, name):
             raise Violation(
                 "`asynchronous`",
-                "Where it is True, `step_async` and `step_wait` are an env step.",
+                "If it is True, the environment has `step_async` and `step_wait`.",
                 f"no `{name}`",
                 "Add it, or do not declare `asynchronous`.",
             )
@@ -55,7 +55,7 @@ def _check_declared(env: Any) -> None:
 
 
 def _in_halves(player: Player) -> Row:
-    """Copies of what an env step in two halves returned."""
+    """Copies of the result of `step_async` and `step_wait`."""
     env: Any = player.env
     action, obs = player.choose(), copies(player.observation.flatten(player.acted_on))
     with torch.no_grad():

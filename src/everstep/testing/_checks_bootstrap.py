@@ -1,4 +1,4 @@
-"""The check of what training makes of an environment's rows: advantages against the oracle."""
+"""The check of bootstrapping: advantages of training against the oracle's."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -25,7 +25,7 @@ _TOLERANCE = 1e-12
 
 
 def check_bootstrap(subject: Subject) -> None:
-    """Advantages that training computes are those of the definition, to 1e-12."""
+    """Advantages that training computes equal those of the definition, to 1e-12."""
     with Player(subject, max(subject.num_envs_choices), seed=subject.seed) as player:
         player.reset()
         env = _Recorded(player, torch.get_default_dtype())
@@ -54,15 +54,15 @@ def _algorithm(env: Any, player: Player, horizon: int) -> Algorithm:
 
 
 def _compare(algorithm: Algorithm, rows: list[Row]) -> None:
-    """Raise where a rollout's advantages are not those of its rows."""
+    """Raise if a rollout's advantages are not those of its rows."""
     for env in range(algorithm.rollout.num_envs):
         transitions = transitions_of(rows, env, known_values)
         expected = torch.tensor(
             oracle_advantages(transitions, gamma=_GAMMA, gae_lambda=_LAMBDA), dtype=torch.float64
         )
-        found = algorithm.rollout.advantages[:-1, env, 0].cpu()
+        computed = algorithm.rollout.advantages[:-1, env, 0].cpu()
         scale = expected.nan_to_num().abs().max().clamp(min=1.0)
-        error = ((found - expected).abs() / scale).nan_to_num()
+        error = ((computed - expected).abs() / scale).nan_to_num()
         valid = torch.tensor([transition is not None for transition in transitions])
         if error.max() > _TOLERANCE or not torch.equal(
             algorithm.rollout.valid[:, env, 0].cpu(), valid
@@ -71,8 +71,8 @@ def _compare(algorithm: Algorithm, rows: list[Row]) -> None:
             raise Violation(
                 "advantages",
                 "They are sums of temporal differences to the end of each episode.",
-                f"{found[t].item()} for {expected[t].item()} in environment {env}, row {t}",
-                "Return each row's own reward and flags: what happened because of its action.",
+                f"{computed[t].item()} for {expected[t].item()} in environment {env}, row {t}",
+                "Return the reward and flags that each row's own action caused.",
             )
 
 
@@ -84,9 +84,9 @@ def _attempt(call: Any) -> Any:
     except EverstepError as error:
         raise Violation(
             "training",
-            "An algorithm can be built on the environment, and collect.",
+            "An algorithm can be built on the environment, and can collect.",
             f"{type(error).__name__}: {error}",
-            "Mend what the error names.",
+            "Fix what the error names.",
         ) from error
 
 
@@ -101,9 +101,9 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 class _Recorded:
-    """A player's environment, with copies of its rows, in its own default dtype.
+    """A player's environment that records its rows and runs in its own default dtype.
 
-    Training runs in float64 here, and an environment made before is not to notice.
+    The check trains in float64; the environment was made with another default dtype.
     """
 
     def __init__(self, player: Player, dtype: torch.dtype) -> None:
@@ -128,7 +128,7 @@ class _Recorded:
 
 
 class _KnownValues(Model):
-    """Values that are a fixed function of the observation."""
+    """Model whose values are a fixed function of the observation."""
 
     def __init__(
         self, observation_spec: TensorSpec, action_spec: TensorSpec, /, *, player: Player
@@ -148,7 +148,7 @@ class _KnownValues(Model):
 
 
 class _Chosen(Distribution):
-    """Actions that the suite chooses."""
+    """Distribution whose samples are the suite's actions."""
 
     def sample(self) -> torch.Tensor | TensorDict:
         action: torch.Tensor | TensorDict = self.model.player.choose()

@@ -1,4 +1,4 @@
-"""The check of `capturable`: no operation that a CUDA graph cannot hold."""
+"""The check of `capturable`: `step` has no operation that a CUDA graph cannot record."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ _STEPS = 16
 
 
 class _Forbidding(TorchDispatchMode):
-    """Raises where an operation would wait for the device, or reads a mask as indices."""
+    """Raises if an operation would wait for the device, or its output shape depends on data."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: None | dict[str, Any] = None
@@ -22,7 +22,8 @@ class _Forbidding(TorchDispatchMode):
         if waits(func, args, kwargs or {}):
             raise Violation(
                 "`capturable`",
-                "`step` waits for nothing: no number goes to the host, no shape depends on data.",
+                "`step` never waits for the device: no value is read on the host, and no shape "
+                "depends on data.",
                 f"the operation {func.overloadpacket.__name__}",
                 "Use `torch.where` and `masked_fill` rather than indices and `if`; or do not "
                 "declare `capturable`.",
@@ -31,10 +32,10 @@ class _Forbidding(TorchDispatchMode):
 
 
 def check_capturable(subject: Subject) -> None:
-    """An environment that says it is `capturable` steps without waiting for its device."""
+    """If an environment is `capturable`, it steps without waiting for its device."""
     with Player(subject, max(subject.num_envs_choices), seed=subject.seed) as player:
         if not getattr(player.env, "capturable", False):
-            raise NotApplicable("the environment does not say that it is `capturable`")
+            raise NotApplicable("the environment does not declare `capturable`")
         player.reset()
         for _ in range(_STEPS):
             action = player.choose()

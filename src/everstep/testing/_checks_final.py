@@ -1,4 +1,4 @@
-"""Checks of what is seen where an episode ends, and of rows that no action caused."""
+"""Checks of final observations, and of rows that no action caused."""
 
 from dataclasses import dataclass
 
@@ -6,12 +6,12 @@ import torch
 
 from ..data import DataKeys
 from ..specs import Structure
-from ._checks_episodes import episodic, told
+from ._checks_episodes import described, episodic
 from ._player import Player, Row, difference, traces
 from ._results import NotApplicable, Violation
 from ._subject import Subject
 
-#: Rows that are needed before a coincidence among them is a mistake.
+#: Fewest rows whose coincidence counts as a violation.
 _ENOUGH = 3
 
 
@@ -27,8 +27,8 @@ def check_final_obs(subject: Subject) -> None:
         raise NotApplicable(
             f"{len(ends.final)} episodes ended with an observation of their own and were followed "
             f"by another, too few to compare; raise `num_steps`, or choose actions that end "
-            "episodes. Where neither `final_obs` nor `valid` is declared, `on_missing_final` "
-            "decides what truncated rows are bootstrapped from"
+            "episodes. If neither `final_obs` nor `valid` is declared, `on_missing_final` decides "
+            "what truncated rows are bootstrapped from"
         )
     _check_not_next(ends)
     _check_not_last(ends, segments)
@@ -43,9 +43,9 @@ def _check_finite(row: Row) -> None:
             env = int(bad.nonzero()[0])
             raise Violation(
                 "`final_obs`",
-                "It is finite; or NaN where a truncated row has lost it.",
-                f"{leaf[env].flatten()[:8].tolist()} in environment {env}, {told(row, env)}",
-                "Return `obs` where nothing ended.",
+                "It is finite, or NaN in a truncated row that has lost it.",
+                f"{leaf[env].flatten()[:8].tolist()} in environment {env}, {described(row, env)}",
+                "Return `obs` if nothing ended.",
             )
 
 
@@ -59,7 +59,7 @@ class _Ends:
     #: The first one of the next episode.
     new: torch.Tensor
 
-    #: What the last action was chosen from.
+    #: The one that the last action was chosen from.
     last: torch.Tensor
 
     #: Whether a clock alone ended the episode, bool `[ends]`.
@@ -98,19 +98,19 @@ def _last(row: Row) -> torch.Tensor:
 
 
 def _check_not_next(ends: _Ends) -> None:
-    """Raise where final observations are those of the next episodes."""
+    """Raise if final observations are those of the next episodes."""
     if torch.equal(ends.final, ends.new) and len(ends.new.unique(dim=0)) > 1:
         raise Violation(
             "the final observation",
             "It is the one before the reset.",
             f"the first one of the next episode at all {len(ends.final)} ends",
-            "Copy the observation before environments are reset: a reset in place takes with it "
-            "what was not copied. If the final observation is lost, declare no `final_obs`.",
+            "Copy the observation before environments are reset in place. If the final observation "
+            "is lost, declare no `final_obs`.",
         )
 
 
 def _check_not_last(ends: _Ends, segments: list[list[Row]]) -> None:
-    """Raise where final observations are those that the last actions were chosen from."""
+    """Raise if final observations are those that the last actions were chosen from."""
     final, last = ends.final[ends.expired], ends.last[ends.expired]
     going_on = [
         (_last(row) != _obs(row)).any(-1)[~row.done & ~row.first & row.valid]
@@ -122,8 +122,8 @@ def _check_not_last(ends: _Ends, segments: list[list[Row]]) -> None:
     if always_moves and len(final) >= _ENOUGH and torch.equal(final, last):
         raise Violation(
             "the final observation",
-            "It is what the last action led to.",
-            f"what that action was chosen from at all {len(final)} ends by a clock",
+            "It is the result of the last action.",
+            f"the one that action was chosen from, at all {len(final)} truncations",
             "Step first, then copy the observation, then reset.",
         )
 
@@ -132,16 +132,16 @@ def _check_not_last(ends: _Ends, segments: list[list[Row]]) -> None:
 
 
 def check_invalid_rows(subject: Subject) -> None:
-    """Whatever the action of a row that is not valid, the same follows."""
-    seen = [trace for trace in traces(subject) if DataKeys.VALID in trace.episode_keys]
-    if not seen:
+    """The action of a row that is not valid has no effect."""
+    declaring = [trace for trace in traces(subject) if DataKeys.VALID in trace.episode_keys]
+    if not declaring:
         raise NotApplicable("the environment does not declare `valid`: an action caused every row")
-    rows = seen[-1].segments[0]
+    rows = declaring[-1].segments[0]
     if all(bool(row.valid.all()) for row in rows):
         raise NotApplicable(f"every row of {subject.num_steps} env steps was valid")
     with Player(subject, subject.num_envs_choices[-1], seed=subject.seed) as player:
         if not (hasattr(player.env, "seed") and subject.deterministic_by_seed):
-            raise NotApplicable("no seed makes the environment repeat itself")
+            raise NotApplicable("the environment is not deterministic by seed")
         structure = Structure.of(player.env.action_spec)
         player.reset()
         for t, row in enumerate(rows):
@@ -152,12 +152,13 @@ def check_invalid_rows(subject: Subject) -> None:
                 torch.where(invalid.view(-1, *[1] * (x.ndim - 1)), y, x)
                 for x, y in zip(given, others, strict=True)
             )
-            found = player.step(structure.unflatten(mixed, [player.env.num_envs]))
-            changed = difference(row, found)
+            changed = difference(
+                row, player.step(structure.unflatten(mixed, [player.env.num_envs]))
+            )
             if changed is not None:
                 raise Violation(
                     "`valid`",
                     "The action of a row that is not valid has no effect.",
                     f"{changed}, at env step {t} after another action in such rows",
-                    "Ignore the action where an environment is reset.",
+                    "Ignore the action in the row of a reset.",
                 )

@@ -1,4 +1,4 @@
-"""Checks of making, seeding, resetting, continuing and closing."""
+"""Checks of making, seeding, resetting and closing an environment."""
 
 import copy as copying
 from contextlib import ExitStack
@@ -19,7 +19,7 @@ _RESETS = 6
 
 
 def check_seed(subject: Subject) -> None:
-    """Equal seeds and actions give equal rows, and another seed gives others."""
+    """Equal seeds and actions give equal rows, and another seed gives different ones."""
     num_envs = max(subject.num_envs_choices)
     with Player(subject, num_envs, seed=subject.seed) as player:
         _check_seedable(subject, player)
@@ -32,14 +32,14 @@ def check_seed(subject: Subject) -> None:
     if same_starts and not _are_fixed(starts):
         raise Violation(
             "`seed`",
-            "Another seed gives other states.",
+            "Another seed gives different states.",
             f"the same states of {_RESETS} resets for seeds {subject.seed} and {other}",
             "Pass the seed on to every generator that the environment draws from.",
         )
 
 
 def check_reseed(subject: Subject) -> None:
-    """After `seed` and `reset`, an environment that was used before is like a new one."""
+    """After `seed` and `reset`, a used environment repeats the rows of a new one."""
     if not subject.reseedable:
         raise NotApplicable("`reseedable` is False")
     num_envs = max(subject.num_envs_choices)
@@ -48,7 +48,7 @@ def check_reseed(subject: Subject) -> None:
         start, rows = player.reset(), player.play(_STEPS)
         player.t = 0  # the same actions again
         player.seed(subject.seed)
-        _compare(start, rows, player.reset(), player, "An environment that was used before")
+        _compare(start, rows, player.reset(), player, "A used environment")
 
 
 def _starts(player: Player) -> Leaves:
@@ -72,10 +72,10 @@ def _check_seedable(subject: Subject, player: Player) -> None:
 
 
 def _compare(start: Leaves, rows: list[Row], again: Leaves, player: Player, who: str) -> None:
-    """Raise where an environment does not repeat what was seen from a reset on."""
+    """Raise if an environment does not repeat the rows of an earlier reset."""
     rule = f"{who} repeats states and rewards."
     fix = (
-        "Draw everything random from generators that `seed` seeds, and let `reset` set back all "
+        "Draw random numbers from generators that `seed` seeds, and let `reset` restore everything "
         "that steps have changed."
     )
     if not _equal(start, again):
@@ -91,7 +91,7 @@ def _equal(a: Leaves, b: Leaves) -> bool:
 
 
 def check_later_resets(subject: Subject) -> None:
-    """A later reset draws new states; a seed counts for one reset."""
+    """Later resets draw new states: a seed determines one reset."""
     if not subject.resets_draw_new_states:
         raise NotApplicable("`resets_draw_new_states` is False")
     with Player(subject, max(subject.num_envs_choices), seed=subject.seed) as player:
@@ -107,13 +107,13 @@ def check_later_resets(subject: Subject) -> None:
         "`reset`",
         "It draws new states each time.",
         "the same states from three resets",
-        "Seed generators in `seed`, not in `reset`. Where states are fixed, set "
+        "Seed generators in `seed`, not in `reset`. If initial states are fixed, set "
         "`resets_draw_new_states` to False.",
     )
 
 
 def check_reset(subject: Subject) -> None:
-    """`reset` starts over at the horizon, at once, and in the middle, and takes a config."""
+    """`reset` works at the horizon, twice in a row and in an episode, and takes a config."""
     for num_envs in subject.num_envs_choices:
         with Player(subject, num_envs) as player:
             for num_steps in (subject.horizon, 0, max(1, subject.horizon // 2), subject.horizon):
@@ -131,7 +131,7 @@ def check_reset(subject: Subject) -> None:
 
 
 def check_close(subject: Subject) -> None:
-    """`close` may come twice and before a reset, and leaves the next environment alone."""
+    """`close` may be called twice and before a reset, and does not affect other environments."""
     num_envs = min(subject.num_envs_choices)
     with ExitStack() as stack:
         player = stack.enter_context(Player(subject, num_envs))
@@ -155,12 +155,12 @@ def _close(player: Player, when: str) -> None:
         player.close()
     except Exception as error:  # whatever an environment may raise
         received = f"{type(error).__name__}: {error}"
-        fix = "Remember that it was closed, and release only what there is."
+        fix = "Release only resources that exist and have not been released."
         raise Violation("`close`", f"It may be called {when}.", received, fix) from error
 
 
 def check_process(subject: Subject) -> None:
-    """Environments leave PyTorch's global settings as they found them."""
+    """Environments do not change PyTorch's global settings."""
     before = _settings()
     with Player(subject, min(subject.num_envs_choices), seed=subject.seed) as player:
         player.reset()
@@ -170,7 +170,7 @@ def check_process(subject: Subject) -> None:
     if changed:
         raise Violation(
             "the process",
-            "Its settings are the caller's.",
+            "Its settings belong to the caller.",
             ", ".join(changed),
             "Use context managers, such as `torch.no_grad()`, inside the environment.",
         )

@@ -1,4 +1,4 @@
-"""Checks of who may write to what, and when."""
+"""Checks of memory: who may write to observations, results and actions."""
 
 from contextlib import ExitStack
 from typing import Any
@@ -17,7 +17,7 @@ _STEPS = 8
 
 
 def check_memory(subject: Subject) -> None:
-    """What `reset` and `step` returned stays as it is until the next of them."""
+    """Results of `reset` and `step` stay unchanged until the next call."""
     num_envs = max(subject.num_envs_choices)
     with ExitStack() as stack:
         player = stack.enter_context(Player(subject, num_envs))
@@ -39,7 +39,7 @@ def check_memory(subject: Subject) -> None:
 
 
 def _disturb(player: Player, others: list[Player], outcome: Any = None) -> None:
-    """What a caller may do between two env steps."""
+    """Do what a caller may do between two env steps."""
     for other in others:
         other.step()
     player.env.observation_spec.rand()
@@ -49,7 +49,7 @@ def _disturb(player: Player, others: list[Player], outcome: Any = None) -> None:
 
 
 def _overwrite(action: torch.Tensor | TensorDict) -> None:
-    """Put other numbers into an action, which is the caller's again once `step` has returned."""
+    """Overwrite an action, which a caller may do once `step` has returned."""
     for leaf in [action] if isinstance(action, torch.Tensor) else action.values(True, True):
         leaf.copy_(leaf == 0)
 
@@ -64,16 +64,16 @@ def _check_obs_unchanged(player: Player, before: Leaves, what: str) -> None:
 def _changed(what: str, changed: str) -> Violation:
     return Violation(
         what,
-        "What it returned stays unchanged until the next `step` or `reset`, whatever happens to "
-        "the action, to other environments of the class, and to copies.",
+        "Its result stays unchanged until the next `step` or `reset`, whatever happens to the "
+        "action, to other environments of the class, and to copies.",
         f"a change of {changed}",
-        "Copy what shares memory with the action, with class attributes or with a buffer that "
-        "something else writes to.",
+        "Copy tensors that share memory with the action, with class attributes or with a buffer "
+        "that something else writes to.",
     )
 
 
 def check_actions_unwritten(subject: Subject) -> None:
-    """`step` does not write to the action that it is given."""
+    """`step` does not write to its action."""
     with Player(subject, max(subject.num_envs_choices)) as player:
         structure = Structure.of(player.env.action_spec)
         player.reset()
@@ -86,7 +86,7 @@ def check_actions_unwritten(subject: Subject) -> None:
                 if not same(x, y):
                     raise Violation(
                         "`action`",
-                        "It is the caller's: `step` reads it.",
+                        "`step` only reads it.",
                         f"{x.flatten()[:8].tolist()} became {y.flatten()[:8].tolist()}",
                         "Work on a copy: `action.clamp(…)` rather than `action.clamp_(…)`.",
                     )
@@ -96,7 +96,7 @@ def check_actions_unwritten(subject: Subject) -> None:
 
 
 def check_action_forms(subject: Subject) -> None:
-    """Actions may have any strides, require gradients, and lie outside of bounds."""
+    """Actions may have any strides, require gradients, and exceed their bounds."""
     num_envs = max(subject.num_envs_choices)
     plain = _play(subject, num_envs, _as_it_is)
     forms = {"with strides": _strided, "that require gradients": _with_gradients}
@@ -107,9 +107,9 @@ def check_action_forms(subject: Subject) -> None:
             if plain[0] and changed is not None:
                 raise Violation(
                     "`action`",
-                    f"Actions {name} do what the same actions do in plain memory.",
+                    f"Actions {name} have the effect of the same contiguous actions.",
                     f"{changed}, at env step {t}",
-                    "Read the action with PyTorch, not by its address: `action.contiguous()`.",
+                    "Read the action with PyTorch, or call `action.contiguous()` first.",
                 )
     _play(subject, num_envs, _far_out, "actions outside of their bounds")
 
@@ -131,8 +131,8 @@ def _play(
             except Unplayable as error:
                 if form is _as_it_is:
                     raise
-                rule = f"It takes {what}."
-                fix = "Read it with `action.detach()`, and clip what the environment executes."
+                rule = f"It accepts {what}."
+                fix = "Read it with `action.detach()`, and clip it to its bounds."
                 raise Violation("`step`", rule, error.received, fix) from error
         return hasattr(player.env, "seed") and subject.deterministic_by_seed, rows
 
@@ -142,7 +142,7 @@ def _as_it_is(leaf: torch.Tensor, spec: Any) -> torch.Tensor:
 
 
 def _strided(leaf: torch.Tensor, spec: Any) -> torch.Tensor:
-    """The same numbers, every other one of a larger block, the batch last in memory."""
+    """The same values in every other element of a larger block, with the batch last in memory."""
     block = torch.empty(*reversed(leaf.shape), 2, dtype=leaf.dtype, device=leaf.device)
     view = block[..., 0].permute(*reversed(range(leaf.ndim)))
     return view.copy_(leaf)
@@ -153,7 +153,7 @@ def _with_gradients(leaf: torch.Tensor, spec: Any) -> torch.Tensor:
 
 
 def _far_out(leaf: torch.Tensor, spec: Any) -> torch.Tensor:
-    """Real-valued actions at ten times their bounds: a Gaussian policy's may lie anywhere."""
+    """Real-valued actions at ten times their bounds: those of a Gaussian policy are unbounded."""
     if not (isinstance(spec, Bounded) and leaf.is_floating_point()):
         return leaf
     return torch.where(leaf > 0, spec.space.high, spec.space.low).to(leaf.device) * 10

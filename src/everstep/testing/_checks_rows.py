@@ -1,4 +1,4 @@
-"""Checks of specs, and of each row by itself."""
+"""Checks of specs, and of single rows."""
 
 from torchrl.data import TensorSpec
 
@@ -22,26 +22,26 @@ def _check_spec_devices(player: Player) -> None:
     device = with_index(player.env.device)
     for name in ("observation_spec", "action_spec"):
         for path, leaf in leaf_specs(getattr(player.env, name)).items():
-            found = None if leaf.device is None else with_index(leaf.device)
-            if found not in (None, device):
+            leaf_device = None if leaf.device is None else with_index(leaf.device)
+            if leaf_device not in (None, device):
                 where = ".".join((name, *path))
-                rule = f"Specs must live where the environment does, on {device}."
-                raise Violation(f"`{where}`", rule, found, "Make the spec with `device=`.")
+                rule = f"Specs must be on the environment's device, {device}."
+                raise Violation(f"`{where}`", rule, leaf_device, "Make the spec with `device=`.")
 
 
 def _check_size(player: Player, num_envs: int, subject: Subject) -> None:
     env = player.env
     if env.num_envs != num_envs:
-        fix = "Make as many, or set `num_envs_choices` to what the environment has."
-        rule = f"It must be what was asked for, {num_envs}."
+        fix = "Make as many, or set `num_envs_choices` to the environment's number."
+        rule = f"It must be the requested number, {num_envs}."
         raise Violation("`num_envs`", rule, env.num_envs, fix)
     if with_index(env.device) != with_index(subject.device):
-        rule = f"It must be what was asked for, {subject.device}."
+        rule = f"It must be the requested device, {subject.device}."
         raise Violation("`device`", rule, env.device, "Pass the device on to the environment.")
 
 
 def check_rows(subject: Subject) -> None:
-    """What `reset` and `step` return is as declared, finite, and inside the specs' bounds."""
+    """Results of `reset` and `step` are as declared, finite, and within the specs' bounds."""
     for trace in traces(subject):
         specs = leaf_specs(trace.observation_spec.cpu())
         for rows in trace.segments:
@@ -59,12 +59,12 @@ def _check_rewards(row: Row, when: str) -> None:
     rewards = row.rewards[row.valid]
     if not rewards.isfinite().all():
         received = f"{rewards[~rewards.isfinite()][0].item()} at {when}"
-        fix = "Bound what the environment returns."
+        fix = "Bound the environment's rewards."
         raise Violation("`rewards`", "They must be finite.", received, fix)
 
 
 def _known_final(row: Row) -> Leaves:
-    """The final observations that are there."""
+    """The final observations that are not lost."""
     known = row.done & row.first
     for leaf in row.final_obs:
         known = known & leaf.isfinite().flatten(1).all(-1)
@@ -76,8 +76,8 @@ def _check_finite(specs: dict[Path, TensorSpec], leaves: Leaves, when: str) -> N
         if not leaf.isfinite().all():
             name = ".".join((DataKeys.OBS, *path))
             bad = leaf[~leaf.isfinite()][0].item()
-            rule = "Observations must be finite, in rows that are not valid, too."
-            fix = "Return zeros where there is nothing to see, and bound the rest."
+            rule = "Observations must be finite, also in rows that are not valid."
+            fix = "Return zeros if there is nothing to observe, and bound the rest."
             raise Violation(f"`{name}`", rule, f"{bad} at {when}", fix)
 
 
@@ -86,9 +86,9 @@ def _check_bounds(specs: dict[Path, TensorSpec], leaves: Leaves, key: str, when:
         if len(leaf) and not spec.is_in(leaf):
             raise Violation(
                 f"`{'.'.join((key, *path))}`",
-                f"It must be inside its spec, {_short(spec)}.",
+                f"It must be within its spec, {_short(spec)}.",
                 f"values from {leaf.min().item()} to {leaf.max().item()} at {when}",
-                "Mend the observation, or widen the spec (`Unbounded` where there is no bound).",
+                "Fix the observation, or widen the spec (`Unbounded` if there is no bound).",
             )
 
 
@@ -97,7 +97,7 @@ def _short(spec: TensorSpec) -> str:
 
 
 def check_description(subject: Subject) -> None:
-    """`describe` says in short lines what was detected: a mapping of strings to strings."""
+    """`describe` returns what was detected, as a mapping of strings to strings."""
     with Player(subject, subject.num_envs_choices[0]) as player:
         describe = getattr(player.env, "describe", None)
         if describe is None:

@@ -1,4 +1,4 @@
-"""The check of `state_dict` and `load_state_dict`: a checkpoint goes on where it was taken."""
+"""The check of `state_dict` and `load_state_dict`: training continues where it was saved."""
 
 import copy
 import tempfile
@@ -20,7 +20,7 @@ _STEPS = 12
 
 
 def check_state(subject: Subject) -> None:
-    """`load_state_dict(state_dict())` goes on from there, in the same and in a new environment."""
+    """After `load_state_dict(state_dict())`, the same and a new environment repeat the rows."""
     num_envs = max(subject.num_envs_choices)
     with Player(subject, num_envs, seed=subject.seed) as player:
         if not (hasattr(player.env, "state_dict") and hasattr(player.env, "load_state_dict")):
@@ -38,36 +38,36 @@ def check_state(subject: Subject) -> None:
 
 
 class _Moment(NamedTuple):
-    """Where a state was taken, and what followed."""
+    """The circumstances of a state, and the rows that followed."""
 
     t: int
 
-    #: What the next action was chosen from.
+    #: Observations that the next action was chosen from.
     acted_on: Any
 
-    #: What followed.
+    #: Rows that followed.
     rows: list[Row]
 
-    #: PyTorch's generators, which a checkpoint brings back itself.
+    #: PyTorch's generators, which checkpoints restore separately.
     generators: dict[torch.device, torch.Tensor]
 
 
 def _play_to_an_end(player: Player, num_steps: int) -> None:
-    """Play until an episode has just ended: resets that are due are easily forgotten."""
+    """Play until an episode has just ended: a state must include pending resets."""
     for _ in range(num_steps):
         if player.step().done.any():
             return
 
 
 def _stored(state: Any) -> Any:
-    """The state as a checkpoint gives it back."""
+    """The state, saved and loaded as part of a checkpoint."""
     with tempfile.TemporaryDirectory() as directory:
         try:
             save_file(f"{directory}/state", state)
         except CheckpointError as error:
             raise Violation(
                 "`state_dict`",
-                "A checkpoint can hold it.",
+                "It can be saved in a checkpoint.",
                 str(error),
                 "Make it of dicts, lists, tuples, tensors, numbers, strings and None.",
             ) from error
@@ -75,7 +75,7 @@ def _stored(state: Any) -> Any:
 
 
 def _check_continues(player: Player, state: Any, moment: _Moment) -> None:
-    """Raise where an environment with that state does not repeat the rows."""
+    """Raise if an environment with that state does not repeat the rows."""
     env: Any = player.env
     attempt("`load_state_dict`", lambda: env.load_state_dict(copy.deepcopy(state)))
     player.t, player.acted_on = moment.t, moment.acted_on
@@ -85,25 +85,25 @@ def _check_continues(player: Player, state: Any, moment: _Moment) -> None:
             if changed is not None:
                 raise Violation(
                     "`load_state_dict`",
-                    "It brings back everything that decides what follows.",
+                    "It restores everything that determines the following rows.",
                     f"{changed}, {i} env steps after it",
-                    "Put all that steps change into the state, copied: clocks, generators, and "
-                    "whatever waits for a reset.",
+                    "Copy everything that steps change into the state: clocks, generators, and "
+                    "pending resets.",
                 )
 
 
 def _generators(player: Player) -> dict[torch.device, torch.Tensor]:
     """States of PyTorch's generators that an environment may draw from, by device."""
     device = with_index(player.env.device)
-    found = {torch.device("cpu"): torch.get_rng_state()}
+    states = {torch.device("cpu"): torch.get_rng_state()}
     if device.type == "cuda":
-        found[device] = torch.cuda.get_rng_state(device)
-    return found
+        states[device] = torch.cuda.get_rng_state(device)
+    return states
 
 
 @contextmanager
 def _generators_set(player: Player, states: dict[torch.device, torch.Tensor]) -> Iterator[None]:
-    """Set PyTorch's generators in here; outside they stay as they are."""
+    """Set PyTorch's generators within the block."""
     with forked_generators(player.env.device):
         for device, state in states.items():
             if device.type == "cuda":

@@ -1,7 +1,7 @@
-"""Advantages from their definition: episode by episode, as sums over what follows.
+"""Advantages by their definition: sums of temporal differences, episode by episode.
 
-Slow on purpose, and written without a look at how rollouts are stored: no recursion, no masks, no
-tensors but those that values are made of.
+A reference implementation that shares nothing with training: no recursion, no masks, and no
+tensors except as input of values.
 """
 
 import math
@@ -19,7 +19,7 @@ ValueFunction = Callable[[Leaves], torch.Tensor]
 
 @dataclass(frozen=True)
 class Transition:
-    """What one action in one environment led to."""
+    """One transition of one environment."""
 
     #: Value of the observation that it was chosen from.
     value: float
@@ -27,7 +27,7 @@ class Transition:
     #: The reward.
     reward: float
 
-    #: Value of what it led to, before any reset: 0 where the task ended; None where that is lost.
+    #: Value of the next observation before any reset: 0 if the task ended; None if it is lost.
     next_value: None | float
 
     #: Whether the episode ended.
@@ -42,10 +42,10 @@ def oracle_advantages(
         A_t = Σ_k (γλ)^k · (r_{t+k} + γ·V(s_{t+k+1}) − V(s_{t+k}))
 
     to the end of the episode or of the rollout. A transition whose `next_value` is lost adds
-    nothing. NaN where a row is none of the policy's transitions, or its own `next_value` is lost.
+    nothing. The advantage of a row that is not valid, or whose `next_value` is lost, is NaN.
 
     Args:
-        transitions: One a row; None for rows that the policy's action did not cause.
+        transitions: One per row; None for rows that are not valid.
         gamma: γ, the discount.
         gae_lambda: λ.
 
@@ -77,7 +77,7 @@ def _episodes(transitions: Sequence[None | Transition]) -> list[list[int]]:
 
 
 def _difference(transition: None | Transition, gamma: float) -> None | float:
-    """The temporal difference; None where it is not known."""
+    """The temporal difference; None if the next value is lost."""
     if transition is None or transition.next_value is None:
         return None
     return transition.reward + gamma * transition.next_value - transition.value
@@ -86,12 +86,12 @@ def _difference(transition: None | Transition, gamma: float) -> None | float:
 def transitions_of(
     rows: Sequence[Row], env: int, value_of: ValueFunction
 ) -> list[None | Transition]:
-    """The transitions of one environment, as the rows that it returned tell them.
+    """The transitions of one environment in the rows of a rollout.
 
     Args:
-        rows: Rows of a rollout.
-        env: Which environment.
-        value_of: Values of observations.
+        rows: Rows of the rollout.
+        env: Index of the environment.
+        value_of: Value function of observations.
 
     """
     return [_transition_of(row, env, value_of) for row in rows]
@@ -116,10 +116,10 @@ def _transition_of(row: Row, env: int, value_of: ValueFunction) -> None | Transi
 
 
 def known_values(leaves: Leaves) -> torch.Tensor:
-    """Values `[B]` that tell observations apart: bounded, smooth, float64, and no model's.
+    """Values `[B]` that differ between observations: bounded, smooth, in float64.
 
-    The mean of cos(w_f·x_f + 1) over all numbers x_f of an observation, with a weight w_f for
-    each; what one row is worth does not depend on the rows beside it.
+    The mean of cos(w_f·x_f + 1) over all numbers x_f of an observation, with fixed weights w_f; the
+    value of a row does not depend on other rows.
     """
     numbers = torch.cat([leaf.flatten(1).double() for leaf in leaves], -1)
     positions = torch.arange(numbers.shape[1], dtype=torch.float64, device=numbers.device)

@@ -1,8 +1,7 @@
-"""Playing an environment, and keeping copies of what it returned."""
+"""Playing an environment, with copies of what it returns."""
 
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 
@@ -29,18 +28,18 @@ _FLAGS = (DataKeys.TERMINATED, DataKeys.TRUNCATED, DataKeys.FIRST, DataKeys.VALI
 
 @dataclass(frozen=True)
 class Row:
-    """Copies of what one env step took and returned, on the CPU."""
+    """Copies of the inputs and results of one env step, on the CPU."""
 
-    #: What the actions were chosen from, `[N, …]`.
+    #: Observations that actions were chosen from, `[N, …]`.
     obs: Leaves
 
-    #: What is acted on next, `[N, …]`.
+    #: Observations that are acted on next, `[N, …]`.
     next_obs: Leaves
 
     #: Rewards, `[N]`.
     rewards: torch.Tensor
 
-    #: The task ended, bool `[N]`; False where it is not declared, and so the next two.
+    #: The task ended, bool `[N]`; False if not declared, like the next two.
     terminated: torch.Tensor
 
     #: A clock ended the episode, bool `[N]`.
@@ -49,36 +48,36 @@ class Row:
     #: `next_obs` opens an episode, bool `[N]`.
     first: torch.Tensor
 
-    #: The action caused the row, bool `[N]`; True where it is not declared.
+    #: The action caused the row, bool `[N]`; True if not declared.
     valid: torch.Tensor
 
-    #: Observations before a reset, `[N, …]`; empty where they are not declared.
+    #: Observations before a reset, `[N, …]`; empty if not declared.
     final_obs: Leaves
 
     @property
     def done(self) -> torch.Tensor:
-        """Where an episode ended, bool `[N]`."""
+        """Whether an episode ended, bool `[N]`."""
         return self.terminated | self.truncated
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Everything that was returned, by name."""
-        leaves = {DataKeys.OBS: self.next_obs, DataKeys.FINAL_OBS: self.final_obs}
-        found = {f"{key} {i}": x for key, xs in leaves.items() for i, x in enumerate(xs)}
+        """Results of the env step, by name."""
+        groups = {DataKeys.OBS: self.next_obs, DataKeys.FINAL_OBS: self.final_obs}
+        leaves = {f"{key} {i}": x for key, xs in groups.items() for i, x in enumerate(xs)}
         flags = {key: cast(torch.Tensor, getattr(self, key)) for key in _FLAGS}
-        return {DataKeys.REWARDS: self.rewards, **found, **flags}
+        return {DataKeys.REWARDS: self.rewards, **leaves, **flags}
 
 
 class Player(AbstractContextManager["Player"]):
-    """An environment that is played, checked for what everything else rests on, and closed.
+    """An environment that is made, played, checked against its declarations, and closed.
 
     Args:
         subject: The environment under test.
-        num_envs: Number of parallel environments that are asked for.
-        seed: What to seed the environment with, where it can be seeded; None for not at all.
+        num_envs: Number of parallel environments.
+        seed: Seed of the environment, if it can be seeded; None for no seed.
 
     Raises:
-        Unplayable: Where it cannot be made, reset or stepped, or what it returns does not have
-            the structure, shapes, dtypes and device that it declares.
+        Unplayable: If it cannot be made, reset or stepped, or its results do not have the declared
+            structure, shapes, dtypes and device.
 
     """
 
@@ -91,7 +90,7 @@ class Player(AbstractContextManager["Player"]):
     #: Env steps so far.
     t: int
 
-    #: What the next action is chosen from, as the environment returned it.
+    #: Observations that the next action is chosen from, as the environment returned them.
     acted_on: Any
 
     def __init__(self, subject: Subject, num_envs: int, *, seed: None | int = None) -> None:
@@ -106,23 +105,18 @@ class Player(AbstractContextManager["Player"]):
             if seed is not None and hasattr(self.env, "seed"):
                 self.seed(seed)
         except BaseException:
-            self.__exit__(None, None, None)
+            self.__exit__()
             raise
         self.observation = Structure.of(self.env.observation_spec)
         self.t = 0
         self.acted_on = None
 
-    def __exit__(
-        self,
-        kind: None | type[BaseException],
-        error: None | BaseException,
-        traceback: None | TracebackType,
-    ) -> None:
-        with suppress(Exception):  # `check_close` is about that
+    def __exit__(self, *error: object) -> None:
+        with suppress(Exception):  # `check_close` reports it
             self.close()
 
     def close(self) -> None:
-        """Close the environment, where it can be closed."""
+        """Close the environment, if it has `close`."""
         if hasattr(self.env, "close"):
             self.env.close()
 
@@ -152,7 +146,7 @@ class Player(AbstractContextManager["Player"]):
             return self._subject.choose_action(self.env, self.acted_on, self.t)
 
     def step_as_is(self, action: torch.Tensor | TensorDict) -> Any:
-        """What an env step returned, not copied."""
+        """Result of an env step, not copied."""
         with torch.no_grad():
             outcome = attempt("`step`", lambda: self.env.step(action))
         check_outcome(self.env, self.observation, outcome)
@@ -161,7 +155,7 @@ class Player(AbstractContextManager["Player"]):
         return outcome
 
     def step(self, action: None | torch.Tensor | TensorDict = None) -> Row:
-        """Copies of what an env step returned.
+        """Copies of the result of an env step.
 
         Args:
             action: Actions, `[N, …]`; None to choose them.
@@ -176,7 +170,7 @@ class Player(AbstractContextManager["Player"]):
         return [self.step() for _ in range(num_steps)]
 
     def copy_row(self, obs: Leaves, outcome: Any) -> Row:
-        """Copies of what an env step returned after `obs` `[N, …]`."""
+        """Copies of the result of an env step from `obs`, `[N, …]`."""
         declared = episode_keys(self.env)
         flags = {key: torch.zeros(self.env.num_envs, dtype=torch.bool) for key in _FLAGS}
         flags[DataKeys.VALID] = ~flags[DataKeys.VALID]
@@ -194,30 +188,30 @@ class Player(AbstractContextManager["Player"]):
 
 
 def forked_generators(device: Device) -> AbstractContextManager[None]:
-    """Leave PyTorch's generators, on the CPU and on `device`, as they are found."""
+    """Restore PyTorch's generators, on the CPU and on `device`, at the end of the block."""
     device = with_index(device)
     return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
 
 
 def copy(x: torch.Tensor) -> torch.Tensor:
-    """A copy on the CPU that shares nothing."""
+    """A copy on the CPU that shares no memory."""
     return x.detach().cpu().clone()
 
 
 def copies(leaves: Leaves) -> Leaves:
-    """Copies on the CPU that share nothing."""
+    """Copies on the CPU that share no memory."""
     return tuple(copy(x) for x in leaves)
 
 
 def same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors hold the same numbers; NaN is the same as NaN."""
+    """Whether two tensors have equal values; NaN equals NaN."""
     if not a.is_floating_point():
         return torch.equal(a, b)
     return torch.allclose(a, b, rtol=0.0, atol=0.0, equal_nan=True)
 
 
 def difference(a: Row, b: Row) -> None | str:
-    """The first thing in which two rows differ; None where they are the same."""
+    """The first difference of two rows; None if they are equal."""
     others = b.tensors()
     for name, x in a.tensors().items():
         y = others[name]
@@ -234,7 +228,7 @@ def _short(x: torch.Tensor) -> str:
 
 @dataclass(frozen=True)
 class Trace:
-    """What one environment returned: rows after its first reset, then rows after a second one."""
+    """Rows of one environment after its first reset, and after a second one."""
 
     #: Number of parallel environments.
     num_envs: int
@@ -245,11 +239,11 @@ class Trace:
     #: Spec of one observation.
     observation_spec: TensorSpec
 
-    #: One list of rows a reset of all environments.
+    #: One list of rows per reset of all environments.
     segments: list[list[Row]]
 
 
-#: Traces of each subject: several checks read them, and making environments can take seconds.
+#: Traces of each subject, shared by checks: making environments can take seconds.
 _TRACES: WeakKeyDictionary[Subject, list[Trace]] = WeakKeyDictionary()
 
 

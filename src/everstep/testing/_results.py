@@ -1,4 +1,4 @@
-"""What a check can say: nothing, that a rule is broken, or why the rule does not apply."""
+"""Results of checks: passed, a violation of a rule, or not applicable with a reason."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -11,22 +11,22 @@ class Violation(EverstepError, AssertionError):
 
     Args:
         what: The thing that is wrong, such as `rewards`.
-        rule: What it has to be.
-        received: What it is.
-        fix: What to do about it.
+        rule: The rule that it breaks.
+        received: Its value.
+        fix: How to fix it.
 
     """
 
     #: The thing that is wrong, such as `rewards`.
     what: str
 
-    #: What it has to be.
+    #: The rule that it breaks.
     rule: str
 
-    #: What it is.
+    #: Its value.
     received: str
 
-    #: What to do about it.
+    #: How to fix it.
     fix: str
 
     def __init__(self, what: str, rule: str, received: object, fix: str) -> None:
@@ -35,31 +35,31 @@ class Violation(EverstepError, AssertionError):
 
 
 class Unplayable(Violation):
-    """A broken rule that other checks rest on: an environment cannot be played at all."""
+    """A violation that other checks depend on: the environment cannot be played at all."""
 
-    #: Name of the check that is about this rule.
-    told_by = "rows"
+    #: Name of the check that reports it.
+    owner = "rows"
 
 
 class Unresettable(Unplayable):
     """An environment cannot be reset."""
 
-    told_by = "reset"
+    owner = "reset"
 
 
 class Unmakeable(Unplayable):
     """An environment cannot be made, or lacks what it needs to be played."""
 
-    told_by = "specs"
+    owner = "specs"
 
 
 class NotApplicable(Exception):
-    """A rule says nothing about this environment, or nothing that was seen shows it."""
+    """A rule does not concern this environment, or what was played does not show it."""
 
 
 @dataclass(frozen=True)
 class CheckResult:
-    """What came out of one check."""
+    """Result of one check."""
 
     #: Name of the check; `EnvConformance` has it as `test_<name>`.
     name: str
@@ -67,10 +67,10 @@ class CheckResult:
     #: The rule that was checked.
     rule: str
 
-    #: What came out.
+    #: Result.
     status: Literal["passed", "failed", "not applicable"]
 
-    #: Why it does not apply.
+    #: Why the rule does not apply.
     reason: str = ""
 
     #: The broken rule.

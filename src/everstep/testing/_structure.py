@@ -1,4 +1,4 @@
-"""What all checks rest on: an environment can be played, and returns what it declares."""
+"""Basic requirements: an environment can be played, and returns what it declares."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -15,14 +15,14 @@ _T = TypeVar("_T")
 
 _TOGETHER = frozenset({DataKeys.TERMINATED, DataKeys.TRUNCATED, DataKeys.FIRST})
 
-_FIX = "Return what the specs and `episode_keys` say, or change what they say."
+_FIX = "Return what the specs and `episode_keys` declare, or change the declaration."
 
 
 def attempt(what: str, call: Callable[[], _T], kind: type[Unplayable] = Unplayable) -> _T:
-    """What `call` returns.
+    """Result of `call`.
 
     Raises:
-        Unplayable: Of the kind given, where it raises.
+        Unplayable: Of the given kind, if `call` raises.
 
     """
     try:
@@ -31,14 +31,14 @@ def attempt(what: str, call: Callable[[], _T], kind: type[Unplayable] = Unplayab
         raise
     except Exception as error:  # whatever an environment may raise
         received = f"{type(error).__name__}: {error}"
-        raise kind(what, "It must not raise.", received, "Mend what raises it.") from error
+        raise kind(what, "It must not raise.", received, "Fix what raises it.") from error
 
 
 def check_members(env: Any) -> None:
-    """Check that an environment has what it needs to be played.
+    """Check that an environment has the attributes it needs to be played.
 
     Raises:
-        Unmakeable: Where it lacks something, or what it has is of no use.
+        Unmakeable: If one is missing or invalid.
 
     """
     for name in ("num_envs", "device", "observation_spec", "action_spec", "reset", "step"):
@@ -69,14 +69,14 @@ def _check_keys(declared: frozenset[str]) -> None:
             "`episode_keys`",
             f"It must be a subset of {sorted(EPISODE_KEYS)}.",
             sorted(declared),
-            "Leave out what is not an episode key.",
+            "Leave out other names.",
         )
     if declared and not declared >= _TOGETHER:
         raise Unmakeable(
             "`episode_keys`",
             "terminated, truncated and first go together, and the others need them.",
             sorted(declared),
-            "Declare and return all three, False where nothing sets them.",
+            "Declare and return all three, False by default.",
         )
 
 
@@ -86,23 +86,23 @@ def episode_keys(env: Env) -> frozenset[str]:
 
 
 def check_outcome(env: Env, observation: Structure, outcome: Any) -> None:
-    """Check that what `step` returned is as it is declared.
+    """Check that the result of `step` is as declared.
 
     Raises:
-        Unplayable: Where it is not.
+        Unplayable: If it is not.
 
     """
     if not hasattr(outcome, "keys"):
         raise Unplayable("`step`", "It must return a TensorDict.", type(outcome).__name__, _FIX)
-    found, declared = set(outcome.keys()), episode_keys(env)
+    returned, declared = set(outcome.keys()), episode_keys(env)
     expected = {DataKeys.OBS, DataKeys.REWARDS} | declared
-    undeclared = (found & EPISODE_KEYS) - declared
-    if expected - found or undeclared:
+    undeclared = (returned & EPISODE_KEYS) - declared
+    if expected - returned or undeclared:
         raise Unplayable(
             "`step`",
             f"Every row must have {', '.join(sorted(expected))}, and no other episode key.",
-            ", ".join(sorted(map(str, found))),
-            "Return every key of `episode_keys` in every row, and declare what is returned.",
+            ", ".join(sorted(map(str, returned))),
+            "Return every key of `episode_keys` in every row, and declare every returned key.",
         )
     check_obs(env, observation, DataKeys.OBS, outcome[DataKeys.OBS])
     if DataKeys.FINAL_OBS in declared:
@@ -120,7 +120,7 @@ def check_obs(env: Env, observation: Structure, key: str, obs: Any) -> Leaves:
     """Leaves of observations `[N, …]`.
 
     Raises:
-        Unplayable: Where they are not as the spec says.
+        Unplayable: If they do not match the spec.
 
     """
     if observation.is_plain is not isinstance(obs, torch.Tensor):

@@ -1,4 +1,4 @@
-"""The environment under test: how it is made, what it is told, how it is acted on."""
+"""The environment under test: how it is made, configured and acted on."""
 
 from abc import ABC, abstractmethod
 from typing import Any
@@ -13,40 +13,40 @@ from ..specs import options
 
 
 class Subject(ABC):
-    """An environment under test. A subclass says how it is made, and may change the attributes."""
+    """An environment under test. Subclasses implement `make_env` and may change the attributes."""
 
     #: Device that environments are made on.
     device: Device = "cpu"
 
-    #: Env steps between resets that environments are made for.
+    #: `horizon` that environments are made with.
     horizon: int = 16
 
-    #: Env steps that are played in search of a broken rule; enough for episodes to end.
+    #: Env steps that are played; enough for episodes to end.
     num_steps: int = 64
 
-    #: Numbers of parallel environments. One is enough where the batch is fixed; several show more.
+    #: Numbers of parallel environments; a single one if the batch size is fixed.
     num_envs_choices: tuple[int, ...] = (1, 2, 5)
 
     #: Seed of everything random.
     seed: int = 0
 
-    #: Whether a seed decides everything that follows, in an environment that has `seed`.
+    #: Whether a seed determines everything that follows, in an environment that has `seed`.
     deterministic_by_seed: bool = True
 
-    #: Whether `seed` and `reset` make an environment that was used before like a new one.
+    #: Whether `seed` and `reset` put a used environment into the state of a new one.
     reseedable: bool = True
 
-    #: Whether a later reset draws new states, as it does unless every reset gives the same ones.
+    #: Whether later resets draw new states.
     resets_draw_new_states: bool = True
 
-    #: Whether episodes end while `num_steps` are played. True: it is a failure if none does.
-    #: False: it is a failure if one does. None: what is not seen is not checked, visibly.
+    #: Whether episodes end within `num_steps`. True: fail if none does. False: fail if one does.
+    #: None: skip the checks of ends that were not observed.
     episodes_end: None | bool = None
 
-    #: Whether only one environment may exist at a time, as with simulators that own the process.
+    #: Whether only one environment may exist at a time, as with some simulators.
     exclusive: bool = False
 
-    #: A config that `reset` takes.
+    #: A valid config of `reset`.
     reset_config: None | dict[str, Any] = None
 
     @abstractmethod
@@ -55,22 +55,22 @@ class Subject(ABC):
 
         Args:
             num_envs: One of `num_envs_choices`.
-            horizon: Env steps between resets that it is meant for.
-            device: Device of everything that goes in and comes out.
+            horizon: Env steps between resets.
+            device: Device of actions and results.
 
         """
 
     def choose_action(
         self, env: Env, obs: torch.Tensor | TensorDict, t: int
     ) -> torch.Tensor | TensorDict:
-        """Actions `[num_envs, …]` of env step `t`: random ones, unless a suite knows better.
+        """Actions `[num_envs, …]` of env step `t`, random by default.
 
-        Override it where random actions end no episode. PyTorch's generator is seeded anew before
-        each call, so equal env steps get equal actions.
+        Override it if random actions end no episode. PyTorch's generator is seeded before each
+        call, so equal env steps get equal actions.
 
         Args:
             env: The environment.
-            obs: What is acted on, `[num_envs, …]`.
+            obs: Current observations, `[num_envs, …]`.
             t: Env steps since the environment was made.
 
         """
@@ -80,7 +80,7 @@ class Subject(ABC):
 def random_actions(
     action_spec: TensorSpec, obs: torch.Tensor | TensorDict, num_envs: int
 ) -> torch.Tensor | TensorDict:
-    """Random actions `[num_envs, …]`; allowed ones where observations hold an `action_mask`."""
+    """Random actions `[num_envs, …]`, allowed by `action_mask` if observations have it."""
     actions = action_spec.rand(torch.Size([num_envs]))
     mask = None if isinstance(obs, torch.Tensor) else obs.get(DataKeys.ACTION_MASK, None)
     counts = options(action_spec)

@@ -1,8 +1,7 @@
-"""Trainers: an algorithm, its statistics, evaluations, conditions and record."""
+"""Trainers: run an algorithm, evaluate it, stop it, and record its statistics."""
 
 from ._base import GenericTrainerBase
-from ._feedforward import Trainer
-from ._recurrent import RecurrentTrainer
+from ._trainers import RecurrentTrainer, Trainer
 from .config import TrainConfig
 
 __all__ = ["GenericTrainerBase", "RecurrentTrainer", "TrainConfig", "Trainer"]

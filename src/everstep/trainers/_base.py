@@ -1,4 +1,4 @@
-"""The training loop: steps, evaluations, conditions, and a record of it all."""
+"""Base of trainers: the training loop, evaluations, stop conditions and the record of a run."""
 
 import contextlib
 import os
@@ -23,40 +23,40 @@ from ._reduction import reduce_stats
 
 _Algorithm = TypeVar("_Algorithm", bound=GenericAlgorithmBase[Any, Any, Any])
 
-#: Directory of runs, where none is given.
+#: Directory of runs, if none is given.
 RUNS = Path("runs")
 
 
 class GenericTrainerBase(Generic[_Algorithm]):
-    """Base of trainers: one trainer an algorithm.
+    """Base of trainers: trains one algorithm.
 
     Args:
-        algorithm: What is trained.
+        algorithm: The algorithm to train.
         run_dir: Directory of this run's record: `config.yaml`, `metrics.jsonl`, the policy and a
             checkpoint. `"auto"` makes a new one under `runs/`; None writes nothing anywhere.
         run_name: Name of the run, and of the directory that `"auto"` makes.
         experiment_name: MLflow experiment. None: the one that MLflow is configured to use, else
             one named after the environment.
-        track: Whether there is an MLflow run: the caller's where one is active, else a new one.
-        loggers: What else receives parameters and statistics.
-        eval_env: Environment of `eval`; None to evaluate on the training environment, by the
-            rules that sharing it imposes.
-        eval_episodes: Complete episodes an evaluation on `eval_env`.
-        record: What `config.yaml` holds beside the resolved hyperparameters.
-        run_arguments: Arguments of `run` that are used where a call leaves them out.
+        track: Whether there is an MLflow run: the caller's if one is active, else a new one.
+        loggers: Further loggers of parameters and statistics.
+        eval_env: Environment of `eval`. None: evaluations share the training environment, and can
+            only start when it is due for a reset.
+        eval_episodes: Complete episodes per evaluation on `eval_env`.
+        record: Further keys of `config.yaml`, beside the resolved hyperparameters.
+        run_arguments: Default arguments of `run`.
 
     """
 
-    #: What is trained.
+    #: The algorithm that is trained.
     algorithm: _Algorithm
 
     #: Receives parameters and statistics.
     logger: LoggerGroup
 
-    #: The MLflow sink, where there is one.
+    #: The MLflow logger, if there is one.
     mlflow: None | MlflowLogger
 
-    #: Directory of this run's record, where there is one.
+    #: Directory of this run's record, if there is one.
     run_dir: None | Path
 
     #: Running totals.
@@ -86,7 +86,7 @@ class GenericTrainerBase(Generic[_Algorithm]):
         name = run_name or str(record.get("env_cls") or algorithm.params["env_cls"])
         self.run_dir = _make_run_dir(run_dir, name)
         self.mlflow = None
-        sinks: list[Logger] = list(loggers)
+        sinks = list(loggers)
         if self.run_dir is not None:
             self._write_config(self.run_dir, record)
             metrics = self.run_dir / "metrics.jsonl"
@@ -132,22 +132,22 @@ class GenericTrainerBase(Generic[_Algorithm]):
     ) -> TrainStats:
         """Train until a condition is met, and return the last train step's statistics.
 
-        Runs on for ever where there is neither a condition nor a budget. At the end, also when it
-        is interrupted or fails, the policy and a checkpoint are written to `run_dir`. With
-        `test_every`, that many updates lie between tests: evaluations of `num_test_episodes`
-        complete episodes on `eval_env`.
+        Without a condition and a budget, `run` does not stop. At the end, also when it is
+        interrupted or fails, the policy and a checkpoint are written to `run_dir`. With the
+        hyperparameter `test_every`, the policy is tested after every that many updates: an
+        evaluation of `num_test_episodes` complete episodes on `eval_env`.
 
         Args:
             env_config: Passed to resets of the environment in train steps.
-            eval_env_config: Passed to resets in evaluations; `env_config` where None, unless the
+            eval_env_config: Passed to resets in evaluations; `env_config` if None, unless the
                 shared environment is never reset.
             steps_per_eval: Train steps between evaluations; None for no evaluations.
-            stop_conditions: Conditions, looked at after every train step; one is enough.
+            stop_conditions: Conditions, called after every train step; one is enough to stop.
             total_env_steps: Environment transitions after which to stop, counted from the
                 trainer's first.
 
         Raises:
-            ValueError: Where the environment is shared and an evaluation could not use
+            ValueError: If the environment is shared and an evaluation could not use
                 `eval_env_config`, `steps_per_eval` is not a multiple of
                 `horizons_per_env_reset`, or `test_every` is set.
 
@@ -159,18 +159,17 @@ class GenericTrainerBase(Generic[_Algorithm]):
             "stop_conditions": stop_conditions,
             "total_env_steps": total_env_steps,
         }
-        arguments = {**self._run_arguments, **{k: v for k, v in given.items() if v is not None}}
+        arguments = self._run_arguments | {k: v for k, v in given.items() if v is not None}
         check_evaluations(
-            self.algorithm.horizons_per_env_reset,
+            self.algorithm,
             shared=self.eval_env is None,
             steps_per_eval=arguments.get("steps_per_eval"),
             eval_env_config=arguments.get("eval_env_config"),
-            test_every=self.algorithm.hparams.test_every,
         )
         try:
             stats = self._loop(**arguments)
         except BaseException:
-            with contextlib.suppress(OSError):  # the first error is the one to tell
+            with contextlib.suppress(OSError):  # the first error is the one to report
                 self.save()
             raise
         self.save()
@@ -185,15 +184,16 @@ class GenericTrainerBase(Generic[_Algorithm]):
         stop_conditions: Sequence[Condition] = (),
         total_env_steps: None | int = None,
     ) -> TrainStats:
+        never_reset = self.eval_env is None and self.algorithm.horizons_per_env_reset < 0
+        config = eval_env_config or (None if never_reset else env_config)
         while True:
             stats = self.step(env_config=env_config)
             # Every condition sees every train step: some of them count.
             met = [condition(stats) for condition in stop_conditions]
-            spent = total_env_steps is not None and self.state["env/steps"] >= total_env_steps
-            if any(met) or spent:
+            steps, env_steps = self.state["algorithm/steps"], self.state["env/steps"]
+            if any(met) or (total_env_steps is not None and env_steps >= total_env_steps):
                 return stats
-            hparams, steps = self.algorithm.hparams, self.state["algorithm/steps"]
-            config = eval_env_config or self._inherited(env_config)
+            hparams = self.algorithm.hparams
             if steps_per_eval and steps % steps_per_eval == 0:
                 self.eval(env_config=config)
             if hparams.test_every and steps % hparams.test_every == 0:
@@ -203,7 +203,7 @@ class GenericTrainerBase(Generic[_Algorithm]):
         """Collect one rollout, update the policy with it, and return both's statistics.
 
         Args:
-            env_config: Passed to the environment's reset, where there is one.
+            env_config: Passed to the environment's reset, if one is due.
 
         """
         memory_stats = self.algorithm.memory_stats()
@@ -227,24 +227,24 @@ class GenericTrainerBase(Generic[_Algorithm]):
     ) -> EvalCollectStats:
         """Evaluate the policy, and return the statistics under `"eval/"`.
 
-        On `eval_env`: complete episodes. On the shared training environment:
-        `horizons_per_env_reset` rollouts, which can only start where a reset is due.
+        On `eval_env`, an evaluation plays complete episodes. On the shared training environment, it
+        collects `horizons_per_env_reset` rollouts and can only start when a reset is due.
 
         Args:
             env_config: Passed to the environment's reset.
             deterministic: Whether actions are the distribution's mode rather than samples.
-            episodes: How many, on `eval_env`; `eval_episodes` where None.
+            episodes: Number of episodes on `eval_env`; `eval_episodes` if None.
 
         Raises:
-            RuntimeError: Where the shared environment is not due for a reset.
-            ValueError: Where `env_config` is given but the shared environment is never reset, or
+            RuntimeError: If the shared environment is not due for a reset.
+            ValueError: If `env_config` is given but the shared environment is never reset, or
                 `episodes` is given and there is no `eval_env`.
 
         """
         if self.eval_env is not None:
             device = self.algorithm.policy.device
             with torch.random.fork_rng([device] if device.type == "cuda" else []):
-                found = evaluate(
+                result = evaluate(
                     self.algorithm.policy,
                     self.eval_env,
                     episodes=self.eval_episodes if episodes is None else episodes,
@@ -254,23 +254,22 @@ class GenericTrainerBase(Generic[_Algorithm]):
         elif episodes is not None:
             raise ValueError(f"`episodes` {_NEEDS_EVAL_ENV}")
         else:
-            found = self._eval_shared(env_config, deterministic)
-        stats = {f"eval/{key}": value for key, value in found.items()}
+            result = self._eval_shared(env_config, deterministic)
+        stats = {f"eval/{key}": value for key, value in result.items()}
         self._log(stats)
         return cast(EvalCollectStats, stats)
 
     def _eval_shared(
         self, env_config: None | dict[str, Any], deterministic: bool
     ) -> dict[str, float]:
-        every = self.algorithm.horizons_per_env_reset
-        if env_config and every < 0 and self.state["algorithm/collects"]:
+        every, collects = self.algorithm.horizons_per_env_reset, self.state["algorithm/collects"]
+        if env_config and every < 0 and collects:
             raise ValueError(_UNUSED_CONFIG)
-        if every > 0 and self.state["algorithm/collects"] % every:
+        if every > 0 and collects % every:
             raise RuntimeError(
-                "`eval` shares the environment with training and can only start where a reset is "
-                f"due, every {every} rollouts (`horizons_per_env_reset`); "
-                f"{self.state['algorithm/collects'] % every} have passed since the last. Call it "
-                "then, or give the trainer an `eval_env`."
+                "`eval` shares the environment with training and can only start when a reset is "
+                f"due, every {every} rollouts (`horizons_per_env_reset`); {collects % every} have "
+                "passed since the last. Call it then, or give the trainer an `eval_env`."
             )
         rollouts: list[dict[str, float]] = []
         with self.algorithm.evaluating():
@@ -279,11 +278,6 @@ class GenericTrainerBase(Generic[_Algorithm]):
                 rollouts.append(cast(dict[str, float], stats))
                 self.state["algorithm/collects"] += 1
         return reduce_stats(rollouts)
-
-    def _inherited(self, env_config: None | dict[str, Any]) -> None | dict[str, Any]:
-        """What an evaluation passes to a reset where it was given nothing of its own."""
-        never_reset = self.eval_env is None and self.algorithm.horizons_per_env_reset < 0
-        return None if never_reset else env_config
 
     # ---- the record ---------------------------------------------------------------------------
 
@@ -297,25 +291,25 @@ class GenericTrainerBase(Generic[_Algorithm]):
             self.save_checkpoint()
 
     def save_checkpoint(self, path: None | str | os.PathLike[str] = None) -> None:
-        """Write everything that training continues from to a directory, atomically.
+        """Write a checkpoint, from which training can continue, to a directory, atomically.
 
         Args:
-            path: The directory; `run_dir/checkpoint` where None.
+            path: The directory; `run_dir/checkpoint` if None.
 
         Raises:
-            ValueError: Where neither is given.
+            ValueError: If neither is given.
 
         """
         save_state(self._checkpoint_path(path), self.state_dict())
 
     def load_checkpoint(self, path: None | str | os.PathLike[str] = None) -> None:
-        """Continue from a checkpoint; exactly, where the environment offers its state.
+        """Continue from a checkpoint; exactly, if the environment offers its state.
 
         Args:
-            path: The directory; `run_dir/checkpoint` where None.
+            path: The directory; `run_dir/checkpoint` if None.
 
         Raises:
-            CheckpointError: Where it is damaged or does not fit.
+            CheckpointError: If it is damaged or does not fit.
 
         """
         self.load_state_dict(load_state(self._checkpoint_path(path)))
@@ -326,7 +320,7 @@ class GenericTrainerBase(Generic[_Algorithm]):
         return Path(path) if path is not None else cast(Path, self.run_dir) / "checkpoint"
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that training continues from."""
+        """State of the algorithm and of the trainer, from which training can continue."""
         return {"algorithm": self.algorithm.state_dict(), "trainer": dict(self.state)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -335,32 +329,31 @@ class GenericTrainerBase(Generic[_Algorithm]):
         self.state = cast(TrainerState, dict(state["trainer"]))
 
     def close(self, status: RunStatus = "FINISHED") -> None:
-        """Deliver what loggers hold and end the MLflow run, if it is this trainer's own."""
+        """Flush and close the loggers, and end the MLflow run if it is this trainer's own."""
         self.logger.close(status)
 
 
 def check_evaluations(
-    every: int,
+    algorithm: GenericAlgorithmBase[Any, Any, Any],
     *,
     shared: bool,
     steps_per_eval: None | int,
     eval_env_config: None | dict[str, Any],
-    test_every: None | int,
 ) -> None:
-    """Check that evaluations can be made as `run` was asked to.
+    """Check that evaluations are possible with the arguments of `run`.
 
     Args:
-        every: `horizons_per_env_reset`.
+        algorithm: The algorithm that is trained.
         shared: Whether evaluations use the training environment.
         steps_per_eval: See `run`.
         eval_env_config: See `run`.
-        test_every: See `run`.
 
     Raises:
-        ValueError: Where they cannot.
+        ValueError: If they are not.
 
     """
-    if test_every is not None and shared:
+    every = algorithm.horizons_per_env_reset
+    if algorithm.hparams.test_every is not None and shared:
         raise ValueError(f"`test_every` {_NEEDS_EVAL_ENV}")
     if steps_per_eval is not None and steps_per_eval < 1:
         raise ValueError(f"`steps_per_eval` must be at least 1; got {steps_per_eval}.")
@@ -371,7 +364,7 @@ def check_evaluations(
     if every > 0 and steps_per_eval % every:
         raise ValueError(
             "`steps_per_eval` must be a multiple of `horizons_per_env_reset` "
-            f"({every}) where `eval` shares the environment with training; got {steps_per_eval}. "
+            f"({every}) if `eval` shares the environment with training; got {steps_per_eval}. "
             "Change one of them, or give the trainer an `eval_env`."
         )
 
@@ -387,7 +380,7 @@ def _make_run_dir(run_dir: None | str | os.PathLike[str], name: str) -> None | P
 
 
 _NEEDS_EVAL_ENV = (
-    "plays complete episodes, in an environment of its own: give the trainer an `eval_env`, or "
+    "plays complete episodes in a separate environment: give the trainer an `eval_env`, or "
     "leave it out."
 )
 

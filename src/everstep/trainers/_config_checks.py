@@ -1,4 +1,4 @@
-"""What can be wrong with a training configuration, found before anything is built."""
+"""Checks of a training configuration, made before anything is built."""
 
 import importlib
 import inspect
@@ -15,7 +15,7 @@ from ..hyperparameters import Hyperparameters
 from ..registry import factory
 from ..validation import InvalidError, Problem, check_fields, unknown_name
 
-#: Where to look for a class that was named without its module.
+#: Modules searched for a class that was named without its module.
 _HOMES = ("torch.optim", "everstep.distributions", "everstep.models", "everstep.env")
 
 _SPEC = "gymnasium:CartPole-v1"
@@ -29,13 +29,14 @@ def resolve_names(
 ) -> tuple[dict[str, Any], list[Problem]]:
     """A file's values with objects in place of the dotted names under `keys`.
 
-    Names that lead nowhere are left out, and become problems.
+    Names that cannot be imported are left out and reported as problems.
     """
     resolved, problems = dict(values), []
-    for key in keys:
+    for key in (*keys, "objective"):
         name = values.get(key)
         is_spec = key == "env_cls" and isinstance(name, str) and ":" in name
-        if name is None or is_spec:
+        is_word = key == "objective" and not (isinstance(name, str) and "." in name)
+        if name is None or is_spec or is_word:
             continue
         try:
             resolved[key] = _resolve(name)
@@ -44,8 +45,12 @@ def resolve_names(
             is_id = key == "env_cls" and "." not in str(name)
             hint = f"; other libraries' environments are specs such as {_SPEC}" if is_id else ""
             problems.append(Problem((key,), f"{error}{hint}"))
-    problems += _resolve_parts(resolved)
-    if resolved.get("model") is not None:
+    for i, entry in enumerate(values.get("bonuses") or ()):
+        try:
+            _resolve_bonus(entry if isinstance(entry, dict) else {})
+        except ConfigError as error:
+            problems.append(Problem(("bonuses", i), str(error)))
+    if values.get("model") is not None:
         message = (
             f"a file cannot hold a model; name its class in model_cls. Got {values['model']!r}"
         )
@@ -53,25 +58,8 @@ def resolve_names(
     return resolved, problems
 
 
-def _resolve_parts(values: dict[str, Any]) -> list[Problem]:
-    """Put objects in place of the dotted names that stand for objectives and bonuses."""
-    problems = []
-    objective = values.get("objective")
-    if isinstance(objective, str) and "." in objective:
-        try:
-            values["objective"] = _resolve(objective)
-        except ConfigError as error:
-            problems.append(Problem(("objective",), str(error)))
-    for i, entry in enumerate(values.get("bonuses") or ()):
-        try:
-            _resolve_bonus(entry if isinstance(entry, dict) else {})
-        except ConfigError as error:
-            problems.append(Problem(("bonuses", i), str(error)))
-    return problems
-
-
 def _resolve_bonus(named: dict[Any, Any]) -> None:
-    """Put classes in place of the dotted names of a bonus, and of its options `…_cls`."""
+    """Replace the dotted names of a bonus, and of its options `…_cls`, by classes."""
     for options in named.values():
         for key, value in (options if isinstance(options, dict) else {}).items():
             if str(key).endswith("_cls") and isinstance(value, str):
@@ -94,7 +82,7 @@ def _resolve(name: Any) -> Any:
 def field_problems(
     cls: type[Any], values: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[Problem]]:
-    """The values that fit the fields of a dataclass, as these hold them, and what does not fit."""
+    """The values that fit the fields of a dataclass, converted, and a problem for each other."""
     try:
         return check_fields(cls, values), []
     except InvalidError as error:
@@ -109,81 +97,85 @@ def unknown_problems(values: Mapping[str, Any], known: tuple[str, ...]) -> list[
 
 
 def sentence_problem(sentence: str) -> Problem:
-    """The problem of a sentence about one or more fields, under the first that it names."""
+    """An error message about fields as a problem of the first field that it names."""
     name = re.search(r"`(\w+)`", sentence)
     rest = sentence.removesuffix(".")
     if name is None:
         return Problem(("algorithm_config",), rest)
-    subject = f"{name[0]} "
-    is_subject = rest.startswith(subject) and not rest.startswith(f"{subject}and ")
-    return Problem((name[1],), rest.removeprefix(subject) if is_subject else rest)
+    if rest.startswith((f"{name[0]} ", f"{name[0]}: ")) and not rest.startswith(f"{name[0]} and "):
+        rest = rest.removeprefix(name[0]).lstrip(": ")
+    return Problem((name[1],), rest)
 
 
 def env_problems(env_cls: Any, env_kwargs: Mapping[str, Any]) -> list[Problem]:
-    """What keeps `env_cls` from being what environments are made of."""
+    """Problems of `env_cls` and `env_kwargs`."""
     expected = (
         f"expected an environment class, a factory, an environment, or a spec such as {_SPEC}"
     )
+    message = None
     if env_cls is None:
-        return [Problem(("env_cls",), f"required, and missing; {expected}")]
-    if isinstance(env_cls, str):
-        return _spec_problems(env_cls, env_kwargs)
-    if is_made(env_cls):
+        message = f"required, and missing; {expected}"
+    elif isinstance(env_cls, str):
+        message = _spec_problem(env_cls, env_kwargs)
+    elif is_made(env_cls):
         return _made_problems(env_cls, env_kwargs)
-    if not callable(env_cls):
-        return [Problem(("env_cls",), f"{expected}; got {env_cls!r}")]
-    return option_problems("env_kwargs", env_cls, env_kwargs) or _factory_problems(
-        env_cls, env_kwargs
-    )
+    elif not callable(env_cls):
+        message = f"{expected}; got {env_cls!r}"
+    else:
+        problems = option_problems("env_kwargs", env_cls, env_kwargs)
+        if problems:
+            return problems
+        message = _factory_problem(env_cls, env_kwargs)
+    return [] if message is None else [Problem(("env_cls",), message)]
 
 
 def is_made(env_cls: Any) -> bool:
-    """Whether this is an environment rather than what makes one."""
+    """Whether this is an environment, not a class or factory of one."""
     return hasattr(env_cls, "step") and not isinstance(env_cls, type)
 
 
-def _spec_problems(spec: str, env_kwargs: Mapping[str, Any]) -> list[Problem]:
+def _spec_problem(spec: str, env_kwargs: Mapping[str, Any]) -> None | str:
     if ":" not in spec:
-        message = f"a name in Python code; import the class, or write a spec such as {_SPEC}"
-        return [Problem(("env_cls",), f"{message}. Got {spec!r}")]
+        return (
+            f"a name in Python code; import the class, or write a spec such as {_SPEC}. "
+            f"Got {spec!r}"
+        )
     try:
         factory(spec, **env_kwargs)
     except AdapterError as error:
-        return [Problem(("env_cls",), str(error).removesuffix("."))]
-    return []
+        return str(error).removesuffix(".")
+    return None
 
 
 def _made_problems(env: Any, env_kwargs: Mapping[str, Any]) -> list[Problem]:
     problems = []
     if not (hasattr(env, "observation_spec") and hasattr(env, "action_spec")):
-        message = f"{type(env).__name__} is no Everstep environment; `everstep.wrap` makes it one"
+        message = f"{type(env).__name__} is no Everstep environment; wrap it with `everstep.wrap`"
         problems.append(Problem(("env_cls",), message))
     if env_kwargs:
-        message = "the environment is made already; give them to its constructor instead"
+        message = "the environment exists already; give them to its constructor instead"
         problems.append(Problem(("env_kwargs",), message))
     return problems
 
 
-def _factory_problems(env_cls: Callable[..., Any], env_kwargs: Mapping[str, Any]) -> list[Problem]:
-    signature = _signature(env_cls)
-    if signature is None:
-        return []
+def _factory_problem(env_cls: Callable[..., Any], env_kwargs: Mapping[str, Any]) -> None | str:
     try:
-        signature.bind(1, None, device="cpu", **env_kwargs)
+        signature = _signature(env_cls)
+        if signature is not None:
+            signature.bind(1, None, device="cpu", **env_kwargs)
     except TypeError as error:
         name = getattr(env_cls, "__name__", repr(env_cls))
-        message = (
+        return (
             f"{name} must take (num_envs, horizon, *, device): {error}. "
             f"Environments of other libraries are written as specs such as {_SPEC}"
         )
-        return [Problem(("env_cls",), message)]
-    return []
+    return None
 
 
 def option_problems(
     key: str, function: Callable[..., Any], options: Mapping[str, Any]
 ) -> list[Problem]:
-    """A problem for every option, written under `key`, that `function` has no parameter for."""
+    """A problem for every option under `key` that `function` has no parameter for."""
     signature = _signature(function)
     if signature is None:
         return []
@@ -207,9 +199,9 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
 
 
 def stop_problems(stop: Any, hyperparameters: Mapping[str, Any]) -> list[Problem]:
-    """What is wrong with the conditions among `stop` that are written as mappings."""
+    """Problems of the conditions in `stop` that are mappings."""
     problems = []
-    # Terms of the loss and bonuses of one's own have names of their own.
+    # Custom loss terms and bonuses have statistics of their own names.
     more = any(hyperparameters.get(name) for name in ("bonuses", "objective", "policy_loss_addons"))
     free = ("losses/", "bonuses/") if more else ()
     for i, entry in enumerate(stop if isinstance(stop, list) else []):
@@ -220,7 +212,7 @@ def stop_problems(stop: Any, hyperparameters: Mapping[str, Any]) -> list[Problem
         except ConfigError as error:
             problems += [Problem(("stop", i), text.removesuffix(".")) for text in error.problems]
             continue
-        # A condition on a statistic that never comes would never stop anything.
+        # A condition on a statistic that does not exist would never be met.
         unknown = [key for key in keys if key not in _STATISTICS and not key.startswith(free)]
         problems += [
             Problem(("stop", i), f"{key}: {unknown_name('statistic', key, _STATISTICS)}")
@@ -230,24 +222,24 @@ def stop_problems(stop: Any, hyperparameters: Mapping[str, Any]) -> list[Problem
 
 
 def _keys_of(condition: Any) -> list[str]:
-    """Names of the statistics that a condition, or what it joins, looks at."""
+    """Names of the statistics that a condition, or those it joins, depend on."""
     joined = getattr(condition, "conditions", None)
     return [condition.key] if joined is None else [k for c in joined for k in _keys_of(c)]
 
 
 def hyperparameter_problems(config: Hyperparameters) -> list[Problem]:
-    """The rules between hyperparameters that are broken, and options that no class takes."""
+    """Problems between hyperparameters, and options that a class does not take."""
     options, _ = config.optimizer_options()
     problems = option_problems("optimizer_config", config.optimizer_cls, options)
     if config.model_cls is not None:
         problems += option_problems("model_config", config.model_cls, config.model_config or {})
-    told = {problem.path[0] for problem in problems}
+    reported = {problem.path[0] for problem in problems}
     others = [sentence_problem(sentence) for sentence in config.problems()]
-    return problems + [problem for problem in others if problem.path[0] not in told]
+    return problems + [problem for problem in others if problem.path[0] not in reported]
 
 
 def run_dir_problems(run_dir: Any) -> list[Problem]:
-    """What keeps a run from being recorded in `run_dir`."""
+    """Problems of `run_dir`: it holds a run already, or is a file."""
     if not isinstance(run_dir, str | Path):
         return []
     if (Path(run_dir) / "metrics.jsonl").exists():

@@ -1,14 +1,15 @@
-"""Statistics of several rollouts as statistics of all of them."""
+"""Reduction of the statistics of several rollouts to those of all of them."""
 
 import math
 from collections.abc import Sequence
 
 
 def reduce_stats(rollouts: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Statistics over rollouts of equal length; what only some have is taken from those.
+    """Statistics over rollouts of equal length; a key may be absent from some of them.
 
-    Minima and maxima are theirs; means are averaged and deviations are the root of the mean
-    square, weighted by episodes where they are about episodes; everything else is a sum.
+    Minima and maxima are reduced by min and max. Means are averaged and standard deviations are
+    the root of the mean square, weighted by the number of episodes for `episodes/*`. Everything
+    else is a sum.
     """
     keys = dict.fromkeys(key for stats in rollouts for key in stats)
     return {key: _reduce(key, [stats for stats in rollouts if key in stats]) for key in keys}
@@ -17,7 +18,7 @@ def reduce_stats(rollouts: Sequence[dict[str, float]]) -> dict[str, float]:
 def _reduce(key: str, rollouts: Sequence[dict[str, float]]) -> float:
     values = [stats[key] for stats in rollouts]
     kind = key.split("/")[-1].split("_")[-1]
-    if kind == "100":  # a window over the last episodes: the newest says it
+    if kind == "100":  # a moving window over episodes: the newest value
         return values[-1]
     about_episodes = key.startswith("episodes/")
     weights = [stats["episodes/count"] if about_episodes else 1.0 for stats in rollouts]

@@ -1,4 +1,4 @@
-"""Training described by a file: an environment, hyperparameters, a budget and a place."""
+"""`TrainConfig`: environment, hyperparameters, budget and directory of a training run."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -21,23 +21,22 @@ from ..config import Document, apply_overrides, dotted_name, load, plain
 from ..env import Env, EnvFactory
 from ..errors import AdapterError, ConfigError
 from ..loggers import create_run_dir
-from ..registry import SpecFactory
+from ..registry import SpecFactory, copy_defaults
 from ..registry import factory as spec_factory
 from ..validation import STRICT, PositiveInt, Problem, unknown_name
 from . import _config_checks as checks
 from ._base import RUNS, check_evaluations
-from ._feedforward import Trainer
-from ._recurrent import RecurrentTrainer
+from ._trainers import RecurrentTrainer, Trainer
 
 AnyAlgorithm = Algorithm | RecurrentAlgorithm
 
-#: Environments in an evaluation, where training has as many.
+#: Largest number of environments in an evaluation.
 EVAL_NUM_ENVS = 16
 
-#: Hyperparameters: a field added to a config needs no edit here.
+#: Names of hyperparameters; a field added to a config needs no edit here.
 HYPERPARAMETERS = tuple(field.name for field in fields(RecurrentAlgorithmConfig))
 
-# Those of recurrent policies alone.
+# Hyperparameters of recurrent policies only.
 _RECURRENT = set(HYPERPARAMETERS) - {field.name for field in fields(AlgorithmConfig)}
 
 # Keys that hold dotted names in a file.
@@ -51,19 +50,15 @@ _SWITCHES = tuple(
     and type(None) in get_args(get_type_hints(RecurrentAlgorithmConfig)[field.name])
 )
 
-# What an environment factory may say about itself.
-_DECLARATIONS = ("default_num_envs", "default_horizon", "max_num_envs", "max_horizon")
-
 
 @dataclass(kw_only=True)
 class RunOptions:
-    """What a training run is made of, beside hyperparameters."""
+    """Options of a training run, beside hyperparameters."""
 
     __pydantic_config__: ClassVar[Any] = STRICT
 
     env_cls: Annotated[EnvFactory | Env | str, SkipValidation]
-    """Environment class, factory, an environment already made, or a spec such as
-    `"gymnasium:CartPole-v1"`."""
+    """Environment class, factory or instance, or a spec such as `"gymnasium:CartPole-v1"`."""
 
     env_config: dict[str, Any] | None = None
     """Passed to every reset of the environment."""
@@ -72,13 +67,13 @@ class RunOptions:
     """Keyword arguments of the environment class or factory, or of the spec's adapter."""
 
     recurrent: bool = False
-    """Whether the policy is recurrent: `model_cls` is a `RecurrentModel` then, or None."""
+    """Whether the policy is recurrent; `model_cls` is then a `RecurrentModel`, or None."""
 
     total_env_steps: PositiveInt | None = None
     """Environment transitions after which training stops. None: no such limit."""
 
     stop: list[Any] | None = None
-    """Conditions that stop training, one is enough: objects, or mappings such as
+    """Conditions that stop training; one is enough. Objects, or mappings such as
     `{HitsUpperBound: {key: episodes/return_mean_100, bound: 475}}`."""
 
     steps_per_eval: PositiveInt | None = None
@@ -88,8 +83,8 @@ class RunOptions:
     """Passed to resets in evaluations. None: `env_config`."""
 
     eval_episodes: PositiveInt | None = None
-    """Complete episodes an evaluation, in an environment of its own. None: 100 of them where
-    `env_cls` is a spec; else evaluations share the training environment."""
+    """Complete episodes per evaluation, in a separate environment. None: 100 if `env_cls` is a
+    spec; else evaluations share the training environment."""
 
     run_dir: Annotated[str, Field(min_length=1)] | Path | None = None
     """Directory of the run's record. None: a new one under `runs/`."""
@@ -98,7 +93,7 @@ class RunOptions:
     """MLflow experiment. None: the environment's name."""
 
     algorithm_config: dict[str, Any] = field(default_factory=dict)
-    """The hyperparameters that were given."""
+    """Hyperparameters that were given."""
 
 
 _OPTIONS = tuple(field.name for field in fields(RunOptions))
@@ -106,15 +101,15 @@ _NAMES = tuple(name for name in (*_OPTIONS, *HYPERPARAMETERS) if name != "algori
 
 
 class TrainConfig(RunOptions):
-    """Everything that a training run is made of.
+    """Configuration of a training run.
 
     Takes the fields of `RunOptions` and those of `AlgorithmConfig` (`RecurrentAlgorithmConfig` with
     `recurrent`), the latter by name or together as `algorithm_config`; all are attributes.
-    What is None is as if it had not been given, except for hyperparameters that None switches off,
-    such as `vf_clip_param`.
+    None means that a field was not given, except for hyperparameters that None switches off, such
+    as `vf_clip_param`.
 
     Args:
-        env_cls: Environment class, factory, an environment already made, or a spec.
+        env_cls: Environment class, factory or instance, or a spec.
         algorithm_config: Fields of `AlgorithmConfig`.
         **options: Fields of `RunOptions` and `AlgorithmConfig`.
 
@@ -142,7 +137,7 @@ class TrainConfig(RunOptions):
         self._set(values)
 
     def _set(self, values: Mapping[str, Any], source: Document | None = None) -> None:
-        """Take over checked values."""
+        """Set all fields to checked values."""
         given = {name: values[name] for name in HYPERPARAMETERS if name in values}
         options = {name: values[name] for name in _OPTIONS if name in values}
         object.__setattr__(self, "_source", source)
@@ -169,16 +164,16 @@ class TrainConfig(RunOptions):
     ) -> "TrainConfig":
         """The config in a YAML or JSON file.
 
-        Environment, model, distribution and optimizer classes are dotted paths there, such as
-        `my_package.envs.MyEnv`; their modules are imported from wherever Python finds modules.
-        Hyperparameters stand beside the other fields, or under `algorithm_config`.
+        Environment, model, distribution and optimizer classes are dotted paths in a file, such as
+        `my_package.envs.MyEnv`; their modules are looked for on `sys.path`. Hyperparameters are
+        top-level keys, or keys of `algorithm_config`.
 
         Args:
             path: The file; its name ends in `.yaml`, `.yml` or `.json`.
             overrides: Assignments such as `"gamma=0.99"` or `"env_kwargs.max_episode_steps=200"`.
 
         Raises:
-            ConfigError: Lists everything that is wrong, as `train.yaml:12: gama: unknown key`.
+            ConfigError: Lists every problem, as `train.yaml:12: gama: unknown key`.
 
         """
         document = load(path).hoist("algorithm_config", HYPERPARAMETERS)
@@ -190,7 +185,7 @@ class TrainConfig(RunOptions):
         """The config in a file that was read with `everstep.config.load`.
 
         Raises:
-            ConfigError: Lists everything that is wrong, each with its place.
+            ConfigError: Lists every problem, each with its place.
 
         """
         document = document.hoist("algorithm_config", HYPERPARAMETERS)
@@ -204,17 +199,17 @@ class TrainConfig(RunOptions):
         elif inner is not None:
             message = f"expected a mapping of hyperparameters; got {inner!r}"
             problems.append(Problem(("algorithm_config",), message))
-        told = {problem.path for problem in problems}
+        reported = {problem.path for problem in problems}
         values, more = _check(values)
-        document.check(problems + [problem for problem in more if problem.path not in told])
+        document.check(problems + [problem for problem in more if problem.path not in reported])
         config = cls.__new__(cls)
         config._set(values, document)
         return config
 
     def to_dict(self) -> dict[str, Any]:
-        """What was given, as a file would hold it; `from_file` makes an equal config of it.
+        """The given values as a file would hold them; `from_file` makes an equal config of them.
 
-        Environments and models already made, and functions that only exist at run time, are there
+        Environment and model instances, and functions that only exist at run time, are represented
         by name; reading such a name back is an error.
         """
         values = _given(self._values())
@@ -238,8 +233,8 @@ class TrainConfig(RunOptions):
             **trainer_arguments: Arguments of `Trainer`, such as `run_dir` and `loggers`.
 
         Raises:
-            ConfigError: Lists everything that is wrong, with its place where it was in a file.
-                Nothing has been written then.
+            ConfigError: Lists every problem, with its place in the file if there is one. Nothing
+                has been written then.
 
         """
         self.validate()
@@ -263,11 +258,10 @@ class TrainConfig(RunOptions):
     def _check_evaluations(self, algorithm: AnyAlgorithm, *, shared: bool) -> None:
         try:
             check_evaluations(
-                algorithm.horizons_per_env_reset,
+                algorithm,
                 shared=shared,
                 steps_per_eval=self.steps_per_eval,
                 eval_env_config=self.eval_env_config,
-                test_every=algorithm.hparams.test_every,
             )
         except ValueError as error:
             problem = checks.sentence_problem(str(error))
@@ -289,7 +283,7 @@ class TrainConfig(RunOptions):
         }
 
     def validate(self) -> None:
-        """Check everything again, for attributes may have been set.
+        """Check all fields again: attributes may have been set.
 
         Raises:
             ConfigError: Lists every field that breaks a rule.
@@ -300,16 +294,14 @@ class TrainConfig(RunOptions):
         self._set(values, self._source)
 
     def make_env_source(self) -> EnvFactory | Env:
-        """What `AlgorithmConfig.build` takes: `env_cls` with its `env_kwargs`."""
+        """Environment source for `AlgorithmConfig.build`: `env_cls` with its `env_kwargs`."""
         env_kwargs = self.env_kwargs or {}
         if isinstance(self.env_cls, str):
             return spec_factory(self.env_cls, **env_kwargs)
         if not env_kwargs:
             return self.env_cls
         bound = partial(cast(EnvFactory, self.env_cls), **env_kwargs)
-        for name in _DECLARATIONS:
-            if hasattr(self.env_cls, name):
-                setattr(bound, name, getattr(self.env_cls, name))
+        copy_defaults(self.env_cls, bound)
         return bound
 
     def _values(self) -> dict[str, Any]:
@@ -327,10 +319,10 @@ class TrainConfig(RunOptions):
             raise
 
     def _blame(self, error: Exception) -> list[Problem]:
-        """What a failure to build says about the fields, if it says anything about them."""
+        """Problems of fields that a failure to build is about; empty if it names none."""
         if isinstance(error, ConfigError):
             return [checks.sentence_problem(sentence) for sentence in error.problems]
-        # Python quotes the argument that a constructor which we cannot see does not take.
+        # The constructor's signature is unknown here, but Python's error quotes the argument.
         named = [
             Problem((key, name), str(error).removesuffix("."))
             for key in ("env_kwargs", "model_config")
@@ -342,7 +334,7 @@ class TrainConfig(RunOptions):
         return named
 
     def _make_eval_env(self, algorithm: AnyAlgorithm) -> Env | None:
-        """An environment for evaluations alone, where they do not share that of training."""
+        """The evaluation environment, unless evaluations share the training environment."""
         wanted = self.steps_per_eval is not None and isinstance(self.env_cls, str)
         source: Any = self.make_env_source()
         hparams = algorithm.hparams
@@ -363,7 +355,7 @@ class TrainConfig(RunOptions):
         return str(getattr(source, "__name__", type(source).__name__))
 
     def _record(self) -> dict[str, Any]:
-        """What a run's `config.yaml` needs beside resolved hyperparameters to be run again."""
+        """Keys of the run's `config.yaml` beside resolved hyperparameters, to run it again."""
         given = self.to_dict()
         classes = {name: given.get(name) for name in _CLASSES}
         switches = {name: given[name] for name in _SWITCHES if name in given}
@@ -373,12 +365,12 @@ class TrainConfig(RunOptions):
 
 
 def eval_seed(seed: int) -> int:
-    """Seed of an evaluation's environments, far from the seeds that training's count up from."""
+    """Seed of evaluation environments, far from those that count up from the training seed."""
     return 2**31 - 1 - seed % 2**30
 
 
 def _check(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
-    """The values that are given and good, as fields hold them, and every problem."""
+    """The valid values, converted as fields hold them, and every problem."""
     given = _given(values)
     problems = checks.unknown_problems(values, _NAMES)
     options, more = checks.field_problems(

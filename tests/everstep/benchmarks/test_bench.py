@@ -98,6 +98,7 @@ def is_gone(pid: int) -> bool:
 # Measuring.
 
 
+@pytest.mark.slow
 def test_both_sides_are_measured(case: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = case.with_suffix(".json")
     flags = ["--compare", "cleanrl", "--pairs", "2", "--json", str(report)]
@@ -123,6 +124,7 @@ def test_both_sides_are_measured(case: Path, capsys: pytest.CaptureFixture[str])
     assert all(block["transitions"] == 32 * block["iterations"] for block in theirs["blocks"])
 
 
+@pytest.mark.slow
 def test_time_to_a_threshold(case: Path, capsys: pytest.CaptureFixture[str]) -> None:
     solve = "solve.metric=reward solve.threshold=0.5 solve.max_transitions=1000 solve.seeds=1"
     assert main(["bench", str(case), "--set", *solve.split()]) == 0
@@ -180,6 +182,7 @@ def test_the_interval_lies_within_the_sample() -> None:
     assert (low, high) == (1.0, 5.0)
 
 
+@pytest.mark.slow
 def test_the_interval_covers_what_it_should() -> None:
     generator = np.random.default_rng(0)
     intervals = [bootstrap_median(generator.normal(1.0, 0.1, 15)) for _ in range(200)]
@@ -263,6 +266,7 @@ def test_what_is_no_answer_is_told(interpreter: Callable[[str], str]) -> None:
         side(interpreter("echo hello"))
 
 
+@pytest.mark.slow
 def test_a_hang_ends(interpreter: Callable[[str], str], tmp_path: Path) -> None:
     python = interpreter(f"echo $$ > {tmp_path}/pid; sleep 60 & wait")
     with pytest.raises(PeerError, match=r"no answer to `ready` within 0.5 s.*measure.timeout_s"):
@@ -270,14 +274,24 @@ def test_a_hang_ends(interpreter: Callable[[str], str], tmp_path: Path) -> None:
     assert is_gone(int((tmp_path / "pid").read_text()))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="signals are POSIX's")
 def test_nothing_outlives_ctrl_c(
     case: Path, interpreter: Callable[[str], str], tmp_path: Path
 ) -> None:
-    python = interpreter(f"sleep 60 & echo $$ $! > {tmp_path}/pids.new\n"
-                         f"mv {tmp_path}/pids.new {tmp_path}/pids; wait")  # fmt: skip
-    command = [sys.executable, "-m", "everstep", "bench", str(case), "--compare", "cleanrl"]
-    command += ["--peer-python", f"cleanrl={python}"]
+    """A side that waits for its turn ends, and one that hangs is killed, with all they started."""
+    ready, warm = '{"ready": {"versions": {}}}', '{"warm_s": 0}'
+    python = interpreter(
+        f"sleep 60 & echo $$ $! >> {tmp_path}/pids.new\n"
+        f"case $2 in everstep*) echo '{ready}'; echo '{warm}'; cat > {tmp_path}/requests; exit;; "
+        f"esac\nmv {tmp_path}/pids.new {tmp_path}/pids; wait"
+    )
+    # Everstep's side would take seconds to start.
+    program = (
+        "import sys; from everstep.__main__ import main; from everstep.benchmarks import _measuring"
+        f"\n_measuring.interpreter = lambda *_: {python!r}\nsys.exit(main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", program, "bench", str(case), "--compare", "cleanrl"]
     pids = tmp_path / "pids"
     with subprocess.Popen(command, cwd=tmp_path) as bench:
         while not pids.exists():
@@ -285,7 +299,9 @@ def test_nothing_outlives_ctrl_c(
             time.sleep(0.05)
         bench.send_signal(signal.SIGINT)
     assert bench.returncode == 130
-    assert all(is_gone(int(pid)) for pid in pids.read_text().split())
+    numbers = pids.read_text().split()
+    assert len(numbers) == 4
+    assert all(is_gone(int(pid)) for pid in numbers)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -19,6 +19,7 @@ from everstep.bonuses import Bonus, RandomNetworkDistillation, Stream
 from everstep.env import Env
 from everstep.errors import CheckpointError, ConfigError, NonFiniteError
 from everstep.models import Model
+from everstep.rollouts import Sequences
 from everstep_adapters.gymnasium import GymnasiumEnv
 from tests.toys import TERMINATED, TRUNCATED, Episode, scripted_vector_env
 
@@ -344,7 +345,7 @@ def test_the_predictor_does_not_learn_from_what_is_not_known() -> None:
     rollout = algorithm.rollout
     lost = rollout.ends.flatten()
     assert rollout.known.all()
-    minibatch = rollout.sequences(rollout.valid, kept={"rnd": bonus.kept}).select(None)
+    minibatch = Sequences(rollout, rollout.valid, kept={"rnd": bonus.kept}).select(None)
     assert (minibatch.weight == 1 / 48).all()
     errors = novelty(bonus, minibatch.next_obs).flatten()
     expected = errors[~lost].sum() / 48
@@ -374,7 +375,7 @@ def test_the_rows_of_a_share_keep_their_weights() -> None:
     algorithm.collect()
     rollout = algorithm.rollout
     valid = torch.rand(8, 6, 1) < 0.5
-    minibatch = rollout.sequences(valid, kept={"rnd": bonus.kept}).select(None)
+    minibatch = Sequences(rollout, valid, kept={"rnd": bonus.kept}).select(None)
     errors, weight = novelty(bonus, minibatch.next_obs), minibatch.weight
     torch.manual_seed(7)
     found = bonus.losses(minibatch)

@@ -2,6 +2,8 @@
 
 import json
 import os
+import pkgutil
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -12,8 +14,9 @@ import numpy as np
 import pytest
 import torch
 
-from everstep import Policy, __version__
+from everstep import Policy, __version__, cli
 from everstep.__main__ import main
+from everstep.cli import COMMANDS
 from everstep.config import dump, load
 from everstep.loggers import read_metrics
 
@@ -70,12 +73,21 @@ def here(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def train(here, capsys):
+def store(here, empty_store):
+    """A store of MLflow in `runs`."""
+    (here / "runs").mkdir()
+    shutil.copy(empty_store, here / "runs")
+
+
+@pytest.fixture
+def train(here, capsys, request):
     """Train on `config` with further arguments: exit code, standard output, standard error."""
 
     def train(config, *arguments, track=False):
         (here / "train.yaml").write_text(config if isinstance(config, str) else dump(config))
         flags = [] if track else ["--no-mlflow"]
+        if track:
+            request.getfixturevalue("store")
         code = main(["train", "-f", "train.yaml", *flags, *arguments])
         return code, *capsys.readouterr()
 
@@ -124,6 +136,11 @@ def test_help_and_version_do_not_wait_for_pytorch():
     )
     assert process.returncode == 0, process.stderr
     assert f"everstep {__version__}" in process.stdout
+
+
+def test_every_module_is_a_command():
+    modules = {module.name for module in pkgutil.iter_modules(cli.__path__)}
+    assert {name for name in modules if not name.startswith("_")} == set(COMMANDS)
 
 
 def test_the_module_is_the_command():
@@ -187,7 +204,7 @@ def test_training_leaves_a_run_and_says_where(train, here):
 @pytest.mark.parametrize(
     ("config", "arguments", "steps"),
     [
-        ({}, [], 100),
+        pytest.param({}, [], 100, marks=pytest.mark.slow),
         ({}, ["--max-steps", "3"], 3),
         ({"total_env_steps": 16}, [], 2),
         ({"total_env_steps": 16}, ["--max-steps", "1"], 1),
@@ -226,7 +243,7 @@ def test_a_seed_makes_the_same_training(train, here):
 
 
 @pytest.mark.filterwarnings("ignore:.*type hint:UserWarning")  # MLflow's, of its own
-@pytest.mark.parametrize("track", [False, True])
+@pytest.mark.parametrize("track", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_policy_is_saved_elsewhere_too(train, here, track):
     import mlflow
 
@@ -273,6 +290,7 @@ algorithm_config:
         (DOCUMENTED + "    horizons_per_env_reset: 2\n", {"horizons_per_env_reset": 2}),
     ],
 )
+@pytest.mark.usefixtures("store")
 def test_a_configuration_of_rl8_and_all_its_flags(here, capsys, config, resolved):
     (here / "config.yaml").write_text(config)
     code = main(
@@ -390,6 +408,8 @@ def test_an_error_in_the_users_constructor_is_shown_whole(train, here):
     assert not (here / "runs").exists()
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("store")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupted_training_is_saved_and_closed(here, number, code):
     (here / "train.yaml").write_text(dump(CARTPOLE | {"total_env_steps": 10**12}))
@@ -484,7 +504,7 @@ def test_what_is_no_run_is_said(evaluate, my_run, here):
     )
     code, _, err = evaluate(".")
     assert code == 2
-    assert "It holds runs, such as my run." in err
+    assert "It contains runs, such as my run." in err
     (my_run / "policy").unlink()
     assert evaluate(my_run)[2].startswith(f"{my_run}: no policy in it")
     (my_run / "policy").write_bytes(b"not a policy")
@@ -499,7 +519,7 @@ def test_what_is_no_run_is_said(evaluate, my_run, here):
 
 
 def test_the_interval_of_the_mean():
-    from everstep._cli_eval import mean_interval
+    from everstep.cli.eval import mean_interval
 
     assert mean_interval(np.full(10, 3.0), seed=0) == (3.0, 3.0)
     assert mean_interval(np.array([7.0]), seed=0) == (7.0, 7.0)
@@ -568,7 +588,7 @@ def test_the_doctor_finds_what_is_there(here, capsys):
     assert report["runs"] == str(here / "runs")
     assert report["problems"] == []
     assert main(["doctor"]) == 0
-    assert capsys.readouterr().out.endswith("All is well.\n")
+    assert capsys.readouterr().out.endswith("No problems found.\n")
     assert list(here.iterdir()) == []
 
 
@@ -578,6 +598,7 @@ def test_the_doctor_sees_where_runs_cannot_be_written(here, capsys):
     assert f"PROBLEM     {here}/runs is not a writable directory" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_doctor_survives_packages_that_do_not_fit_together(here):
     (here / "torchrl").mkdir()
     (here / "torchrl/__init__.py").write_text("raise ImportError('undefined symbol: _ZN3c10')")

@@ -573,7 +573,7 @@ def test_gradients_are_exact_and_never_subnormal(
 
     found = gradient()
     with monkeypatch.context() as uncut:
-        uncut.setattr("everstep.distributions._vanishing.vanishing", lambda dtype: 0.0)
+        uncut.setattr("everstep.distributions._base.smallest_gradient", lambda dtype: 0.0)
         exact = gradient()
     assert ((exact != 0) & (exact.abs() < limits.tiny)).any()
     smallest = limits.tiny / limits.eps**2
@@ -622,7 +622,7 @@ def test_half_precision_is_cut_where_it_has_the_range(
     gradient = gradient_of(x)
     assert gradient[1].ne(0).all()
     with monkeypatch.context() as uncut:
-        uncut.setattr("everstep.distributions._vanishing.vanishing", lambda dtype: 0.0)
+        uncut.setattr("everstep.distributions._base.smallest_gradient", lambda dtype: 0.0)
         assert (gradient_of(x)[0, 1] != 0) == (dtype is torch.bfloat16)
     smallest = torch.finfo(dtype).tiny if dtype is torch.bfloat16 else 0.0
     assert not ((gradient != 0) & (gradient.abs() < smallest)).any()

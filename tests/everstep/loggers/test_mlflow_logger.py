@@ -5,6 +5,7 @@ import json
 import logging
 import math
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -41,11 +42,11 @@ def _no_configuration(monkeypatch, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    """Directory with a store that exists: making one takes seconds."""
+def root(tmp_path_factory, empty_store):
+    """Directory with a store."""
     root = tmp_path_factory.mktemp("runs with a space")
-    with contextlib.closing(MlflowLogger(root)):
-        return root
+    shutil.copy(empty_store, root)
+    return root
 
 
 def stored(logger):
@@ -217,8 +218,9 @@ def test_a_second_logger_gets_its_own_run(root, first_out):
     assert [stored(logger).data.params for logger in loggers] == [{"lr": "0"}, {"lr": "1"}]
 
 
-def test_two_loggers_with_different_stores(root, tmp_path):
+def test_two_loggers_with_different_stores(root, tmp_path, empty_store):
     """The store that the active run lives in is the one that MLflow points at."""
+    shutil.copy(empty_store, tmp_path)
     first = MlflowLogger(root)
     second = MlflowLogger(tmp_path)
     assert second.tracking_uri != first.tracking_uri == f"sqlite:///{root}/mlflow.db"
@@ -307,7 +309,7 @@ class Tracker(BaseHTTPRequestHandler):
         if server.mode == "hang":
             server.stopping.wait()
         if server.mode == "slow":
-            server.stopping.wait(0.4)
+            server.stopping.wait(0.15)
         status, answer = (500, {}) if server.mode == "500" else self._route(request)
         body = json.dumps(answer).encode()
         with contextlib.suppress(OSError):  # the client may have given up
@@ -413,10 +415,11 @@ def test_a_failing_tracker_costs_one_warning(
     assert sink.undelivered == 100
 
 
+@pytest.mark.slow
 def test_a_slow_tracker_gets_everything(tmp_path, caplog, connecting_threads):
     """The constructor gives up waiting; `close` does not while answers arrive.
 
-    A dozen and a half of requests take 0.4 s each, and more where the machine is busy.
+    A dozen and a half of requests take 0.15 s each, and more where the machine is busy.
     """
     with tracker("slow") as server:
         sink = train(server.uri, tmp_path, steps=5000, wait=0.1, patience=20.0)
@@ -548,6 +551,7 @@ assert (sink.run_id, sink.experiment_id, sink.tracking_uri, sink.ui_command()) =
 """
 
 
+@pytest.mark.slow
 def test_without_mlflow(tmp_path):
     result = run_script(WITHOUT_MLFLOW, tmp_path)
     assert result.returncode == 0, result.stderr
@@ -561,7 +565,7 @@ FIRST_USE = """
 import sys
 from everstep.loggers import MlflowLogger
 sys.stdin.readline()
-logger = MlflowLogger(sys.argv[1], experiment_name="shared")
+logger = MlflowLogger(sys.argv[1], experiment_name="shared", wait=300.0, patience=60.0)
 for step in range(100):
     logger.log_metrics({"a": step}, step=step)
 print(logger.run_id)
@@ -570,6 +574,7 @@ if len(sys.argv) > 2:
 """
 
 
+@pytest.mark.slow
 def test_two_processes_share_a_fresh_store_and_end_their_runs(tmp_path):
     """Neither closes its logger: that is done at exit, after an error as FAILED."""
     processes = [

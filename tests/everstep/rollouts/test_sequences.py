@@ -7,7 +7,7 @@ import torch
 from torchrl.data import Binary, Categorical, Composite, Unbounded
 
 from everstep.data import EPISODE_KEYS
-from everstep.rollouts import Rollout
+from everstep.rollouts import Rollout, Sequences
 from everstep.specs import Structure
 from tests.toys import flags
 

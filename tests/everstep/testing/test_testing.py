@@ -278,7 +278,8 @@ def test_every_check_is_a_test_and_says_its_rule() -> None:
     assert all(result.rule for result in run_checks(made_by(CannotBeMade)))
 
 
-def test_checks_do_without_pytest_and_leave_generators_alone() -> None:
+@pytest.mark.slow
+def test_checks_do_without_pytest() -> None:
     program = (
         "import sys, torch; from everstep import DiscreteDummyEnv\n"
         "from everstep.testing import EnvConformance, run_checks\n"
@@ -287,6 +288,9 @@ def test_checks_do_without_pytest_and_leave_generators_alone() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_checks_leave_generators_alone() -> None:
     torch.manual_seed(3)
     before = torch.get_rng_state()
     run_checks(made_by(Walk), num_steps=24)

@@ -44,7 +44,7 @@ def test_totals() -> None:
 def test_an_algorithm_can_be_given() -> None:
     algorithm = AlgorithmConfig(**SMALL).build(DiscreteDummyEnv)
     assert Trainer(algorithm, run_dir=None).algorithm is algorithm
-    with pytest.raises(ConfigError, match="has its config already: drop gamma"):
+    with pytest.raises(ConfigError, match="has a config already: drop gamma"):
         Trainer(algorithm, gamma=0.9, run_dir=None)
 
 

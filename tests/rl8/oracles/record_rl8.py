@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from rl8.env import ContinuousDummyEnv, DiscreteDummyEnv
-
 from rl8 import AlgorithmConfig, RecurrentAlgorithmConfig
+from rl8.env import ContinuousDummyEnv, DiscreteDummyEnv
 
 COMMON: dict[str, Any] = {
     "num_envs": 16,

@@ -1,4 +1,4 @@
-"""What programs share that step vector environments of Gymnasium or EnvPool."""
+"""Helpers of programs that step vector environments of Gymnasium or EnvPool."""
 
 from collections import deque
 from typing import Any

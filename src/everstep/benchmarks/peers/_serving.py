@@ -27,7 +27,7 @@ import torch
 
 
 class Iteration(NamedTuple):
-    """What one rollout and one update took."""
+    """Transitions and seconds of one rollout and one update."""
 
     #: Env steps, added up over the environments.
     transitions: int

@@ -3,11 +3,10 @@
 from typing import Any
 
 import torch
+from rl8 import AlgorithmConfig, RecurrentAlgorithmConfig
 from rl8.env import ContinuousDummyEnv, DiscreteDummyEnv, Env
 from tensordict import TensorDict
 from torchrl.data import Categorical, Unbounded
-
-from rl8 import AlgorithmConfig, RecurrentAlgorithmConfig
 
 from ._serving import Iteration, Stopwatch, serve
 from ._worlds import Pole
@@ -31,7 +30,7 @@ class PoleEnv(Env):
         return self.world.reset()
 
     def step(self, action: torch.Tensor) -> TensorDict:
-        """What an action `[N, 1]` causes."""
+        """Result of an action, `[N, 1]`."""
         obs, rewards = self.world.step(action.squeeze(-1))
         return TensorDict(
             {"obs": obs, "rewards": rewards.unsqueeze(-1)},

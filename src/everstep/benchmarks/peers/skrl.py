@@ -17,8 +17,10 @@ from ._worlds import Drift
 
 ACTIVATIONS = {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU}
 
-OBSERVATIONS = gymnasium.spaces.Box(-np.inf, np.inf, (Drift.obs_size,))
-ACTIONS = gymnasium.spaces.Box(-np.inf, np.inf, (Drift.action_size,))
+SPACES = {
+    "observation_space": gymnasium.spaces.Box(-np.inf, np.inf, (Drift.obs_size,)),
+    "action_space": gymnasium.spaces.Box(-np.inf, np.inf, (Drift.action_size,)),
+}
 
 
 def _network(work: dict[str, Any], outputs: int) -> nn.Sequential:
@@ -33,12 +35,7 @@ class Actor(GaussianMixin, Model):
     """A mean for each action, and a deviation that no observation changes."""
 
     def __init__(self, work: dict[str, Any]) -> None:
-        Model.__init__(
-            self,
-            observation_space=OBSERVATIONS,
-            action_space=ACTIONS,
-            device=work["device"],
-        )
+        Model.__init__(self, **SPACES, device=work["device"])
         GaussianMixin.__init__(self)
         self.network = _network(work, Drift.action_size)
         self.log_std = nn.Parameter(torch.zeros(Drift.action_size))
@@ -54,12 +51,7 @@ class Critic(DeterministicMixin, Model):
     """A value."""
 
     def __init__(self, work: dict[str, Any]) -> None:
-        Model.__init__(
-            self,
-            observation_space=OBSERVATIONS,
-            action_space=ACTIONS,
-            device=work["device"],
-        )
+        Model.__init__(self, **SPACES, device=work["device"])
         DeterministicMixin.__init__(self)
         self.network = _network(work, 1)
 
@@ -81,8 +73,7 @@ class Skrl:
         self.agent = PPO(
             models={"policy": Actor(work).to(device), "value": Critic(work).to(device)},
             memory=RandomMemory(memory_size=self.horizon, num_envs=self.num_envs, device=device),
-            observation_space=OBSERVATIONS,
-            action_space=ACTIONS,
+            **SPACES,
             device=device,
             cfg=_settings(work),
         )

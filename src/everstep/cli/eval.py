@@ -1,23 +1,20 @@
-"""`everstep eval`: how good the policy of a run is."""
+"""`everstep eval`: evaluate the policy of a run."""
 
 import argparse
-import dataclasses
 import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
+from ..errors import ConfigError
+from ._arguments import add_overrides, non_negative, positive
 
-from .config import apply_overrides, load
-from .env import Env
-from .errors import ConfigError
-from .evaluation import run_episodes
-from .policies import GenericPolicyBase, load_policy
-from .trainers import TrainConfig
-from .trainers.config import eval_seed
-from .validation import unknown_name
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ..env import Env
+    from ..trainers import TrainConfig
 
 #: Keys of a run's configuration that an evaluation depends on.
 _KEYS = (
@@ -33,20 +30,45 @@ _KEYS = (
     "distribution_cls",
 )
 
-#: Parallel environments, where training had as many.
-_NUM_ENVS = 16
-
+#: Resamples of the bootstrap interval.
 _RESAMPLES = 2000
 
 
+def add_parser(commands: Any) -> argparse.ArgumentParser:
+    """Declare the command's arguments."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "eval",
+        help="evaluate the policy of a run",
+        description="Evaluate the policy of a run in a new environment of the run's kind.",
+    )
+    parser.add_argument("run_dir", metavar="RUN_DIR", help="directory of the run")
+    add_overrides(parser, "env_kwargs.max_episode_steps=200")
+    parser.add_argument(
+        "--episodes", type=positive, default=100, metavar="N", help="(default: %(default)s)"
+    )
+    parser.add_argument(
+        "--seed", type=non_negative, metavar="N", help="(default: derived from the run's seed)"
+    )
+    parser.add_argument("--stochastic", action="store_true", help="sample the actions")
+    parser.add_argument("--num-envs", type=positive, metavar="N", help="parallel environments")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    return parser
+
+
 def run(arguments: argparse.Namespace) -> int:
-    """Print how the policy does; the exit code is 0.
+    """Evaluate the policy and print statistics; the exit code is 0.
 
     Raises:
-        ConfigError: Where this is not the directory of a run, or its environment cannot be made.
-        CheckpointError: Where the policy cannot be read.
+        ConfigError: If this is not the directory of a run, or its environment cannot be made.
+        CheckpointError: If the policy cannot be read.
 
     """
+    import torch
+
+    from ..evaluation import episode_stats, run_episodes
+    from ..policies import load_policy
+    from ..trainers.config import eval_seed
+
     run_dir = Path(arguments.run_dir)
     _check_run_dir(run_dir)
     config = _read_config(run_dir, arguments.overrides)
@@ -58,36 +80,12 @@ def run(arguments: argparse.Namespace) -> int:
         device=device,
     )
     seed = eval_seed(config.seed or 0) if arguments.seed is None else arguments.seed
-    returns, lengths = _play(policy, _make_env(config, arguments, device), config, arguments, seed)
-    result = {
-        "run_dir": str(run_dir),
-        "seed": seed,
-        "deterministic": not arguments.stochastic,
-        "episodes/count": len(returns),
-        "episodes/return_mean": float(returns.mean()),
-        "episodes/return_mean_interval": mean_interval(returns.numpy(), seed=seed),
-        "episodes/return_std": float(returns.std(correction=0)),
-        "episodes/return_min": float(returns.min()),
-        "episodes/return_max": float(returns.max()),
-        "episodes/length_mean": float(lengths.mean()),
-    }
-    print(json.dumps(result, indent=2) if arguments.json else _text(result))
-    return 0
-
-
-def _play(
-    policy: GenericPolicyBase[Any],
-    env: Env,
-    config: TrainConfig,
-    arguments: argparse.Namespace,
-    seed: int,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns and lengths of the episodes, `[episodes]` each."""
+    env = _make_env(config, arguments, device)
     try:
         torch.manual_seed(seed)
         if hasattr(env, "seed"):
             env.seed(seed)
-        return run_episodes(
+        returns, lengths = run_episodes(
             policy,
             env,
             episodes=arguments.episodes,
@@ -96,10 +94,21 @@ def _play(
         )
     finally:
         env.close()
+    result = {
+        "run_dir": str(run_dir),
+        "seed": seed,
+        "deterministic": not arguments.stochastic,
+        **episode_stats(returns, lengths),
+        "episodes/return_mean_interval": mean_interval(returns.numpy(), seed=seed),
+    }
+    print(json.dumps(result, indent=2) if arguments.json else _text(result))
+    return 0
 
 
-def mean_interval(values: np.ndarray[Any, Any], *, seed: int) -> tuple[float, float]:
+def mean_interval(values: "np.ndarray[Any, Any]", *, seed: int) -> tuple[float, float]:
     """Bootstrap 95 % interval of the mean: percentiles of means of resampled values."""
+    import numpy as np
+
     generator = np.random.default_rng(seed)
     means = [generator.choice(values, len(values)).mean() for _ in range(_RESAMPLES)]
     low, high = np.percentile(means, [2.5, 97.5])
@@ -127,7 +136,7 @@ def _text(result: dict[str, Any]) -> str:
 def _check_run_dir(run_dir: Path) -> None:
     if not (run_dir / "config.yaml").is_file():
         runs = sorted(path.parent for path in run_dir.glob("*/config.yaml"))
-        hint = f" It holds runs, such as {runs[-1]}." if runs else ""
+        hint = f" It contains runs, such as {runs[-1]}." if runs else ""
         raise ConfigError(f"{run_dir}: not the directory of a run: no config.yaml in it.{hint}")
     if not (run_dir / "policy").exists():
         raise ConfigError(
@@ -135,7 +144,11 @@ def _check_run_dir(run_dir: Path) -> None:
         )
 
 
-def _read_config(run_dir: Path, overrides: list[str]) -> TrainConfig:
+def _read_config(run_dir: Path, overrides: list[str]) -> "TrainConfig":
+    from ..config import apply_overrides, load
+    from ..trainers import TrainConfig
+    from ..validation import unknown_name
+
     document = apply_overrides(load(run_dir / "config.yaml"), overrides)
     names = [override.split("=")[0].split(".")[0] for override in overrides]
     unused = [name for name in names if name not in _KEYS]
@@ -144,26 +157,30 @@ def _read_config(run_dir: Path, overrides: list[str]) -> TrainConfig:
         raise ConfigError(f"command line: {unused[0]}: {known}; an evaluation takes {_KEYS}")
     values = {key: value for key, value in document.values.items() if key in _KEYS}
     try:
-        return TrainConfig.from_document(dataclasses.replace(document, values=values))
+        return TrainConfig.from_document(replace(document, values=values))
     except ConfigError as error:
         place = f"everstep eval {shlex.quote(str(run_dir))}"
-        hint = f"Name the environment where no file can: {place} env_cls=gymnasium:CartPole-v1"
+        hint = f"Name the environment if no file can: {place} env_cls=gymnasium:CartPole-v1"
         hints = [hint] if any(": env_cls: " in problem for problem in error.problems) else []
         raise ConfigError([*error.problems, *hints]) from None
 
 
-def _device(config: TrainConfig) -> str:
-    """The run's device, or the CPU where the device is not there."""
+def _device(config: "TrainConfig") -> str:
+    """The run's device, or the CPU if that device is not available."""
+    import torch
+
     device = str(config.device or "cpu")
     return device if device.startswith("cuda") and torch.cuda.is_available() else "cpu"
 
 
-def _make_env(config: TrainConfig, arguments: argparse.Namespace, device: str) -> Env:
+def _make_env(config: "TrainConfig", arguments: argparse.Namespace, device: str) -> "Env":
+    from ..trainers.config import EVAL_NUM_ENVS
+
     source: Any = config.make_env_source()
     num_envs = arguments.num_envs
     if num_envs is None:
-        trained_with = config.num_envs if isinstance(config.num_envs, int) else _NUM_ENVS
-        num_envs = min(arguments.episodes, trained_with, _NUM_ENVS)
+        trained_with = config.num_envs if isinstance(config.num_envs, int) else EVAL_NUM_ENVS
+        num_envs = min(arguments.episodes, trained_with, EVAL_NUM_ENVS)
     horizon = config.horizon if isinstance(config.horizon, int) else None
     env: Env = source(num_envs, horizon, device=device)
     return env

@@ -1,4 +1,4 @@
-"""`everstep doctor`: what is installed, what works, and what to do about the rest."""
+"""`everstep doctor`: installed versions, devices, adapters and extras, and how to fix problems."""
 
 import argparse
 import importlib
@@ -10,24 +10,29 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from packaging.requirements import Requirement
+from .. import __version__
+from ..errors import AdapterError
 
-from . import __version__
-from .errors import AdapterError
-
-#: Packages that training cannot do without, in the order of their imports.
+#: Packages that training needs, in the order of their imports.
 _PACKAGES = ("torch", "tensordict", "torchrl", "gymnasium", "mlflow", "numpy")
 
 
+def add_parser(commands: Any) -> argparse.ArgumentParser:
+    """Declare the command's arguments."""
+    parser: argparse.ArgumentParser = commands.add_parser("doctor", help="check the installation")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    return parser
+
+
 def run(arguments: argparse.Namespace) -> int:
-    """Print what was found; the exit code is 1 where something that training needs is broken."""
+    """Print the report; the exit code is 1 if something that training needs is broken."""
     report = examine()
     print(json.dumps(report, indent=2) if arguments.json else _text(report))
     return 1 if report["problems"] else 0
 
 
 def examine() -> dict[str, Any]:
-    """Versions, devices, adapters, extras and the directory of runs, and what is wrong."""
+    """Versions, devices, adapters, extras, the directory of runs, and a list of problems."""
     problems: list[str] = []
     versions = {"python": platform.python_version(), "everstep": __version__}
     for name in _PACKAGES:
@@ -35,7 +40,7 @@ def examine() -> dict[str, Any]:
     return {
         "versions": versions,
         "devices": _devices(),
-        "adapters": {} if problems else _adapters(problems),  # would only repeat them
+        "adapters": {} if problems else _adapters(problems),  # else they fail the same way
         "extras": _extras(),
         "runs": _runs(problems),
         "problems": problems,
@@ -43,7 +48,7 @@ def examine() -> dict[str, Any]:
 
 
 def _version(name: str, problems: list[str]) -> str:
-    """The package's version once it has been imported, which finds binaries that do not fit."""
+    """The package's version. Importing it finds binaries that do not fit together."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
@@ -59,7 +64,7 @@ def _version(name: str, problems: list[str]) -> str:
 def _advice(name: str) -> str:
     if name in ("torchrl", "tensordict"):
         return (
-            f"{name} is built for one version of PyTorch: install those that belong together, "
+            f"{name} is built for one version of PyTorch: install matching versions, "
             "pip install --upgrade torch torchrl tensordict"
         )
     return f"pip install --upgrade {'mlflow-skinny' if name == 'mlflow' else name}"
@@ -76,8 +81,8 @@ def _devices() -> list[str]:
 
 
 def _adapters(problems: list[str]) -> dict[str, str]:
-    """`"ok"` or what is wrong, for the prefix of each adapter."""
-    from .registry import factory, prefixes
+    """`"ok"` or an error message, by prefix of the adapter."""
+    from ..registry import factory, prefixes
 
     found = {}
     for prefix in prefixes():
@@ -87,12 +92,12 @@ def _adapters(problems: list[str]) -> dict[str, str]:
         except AdapterError as error:
             found[prefix] = str(error)
     if not found:
-        problems.append("No adapter is registered: install Everstep with pip, its source too.")
+        problems.append("No adapter is registered: install Everstep with pip, also from source.")
     return found
 
 
 def _extras() -> dict[str, str]:
-    """`"ok"` or the pip line, for each optional extra."""
+    """`"ok"` or the pip command, by optional extra."""
     try:
         distribution = importlib.metadata.distribution("everstep")
     except importlib.metadata.PackageNotFoundError:
@@ -106,6 +111,8 @@ def _extras() -> dict[str, str]:
 
 def _lacks(package: str, extra: str) -> bool:
     """Whether a package that `package[extra]` requires is missing."""
+    from packaging.requirements import Requirement
+
     requirements = [Requirement(text) for text in importlib.metadata.requires(package) or []]
     for requirement in requirements:
         marker = requirement.marker
@@ -121,11 +128,13 @@ def _lacks(package: str, extra: str) -> bool:
 
 
 def _runs(problems: list[str]) -> str:
-    """The directory of runs, where one can write it."""
+    """The directory of runs, and a problem if it cannot be written."""
     runs = Path("runs").absolute()
     existing = next(path for path in (runs, *runs.parents) if path.exists())
     if not (existing.is_dir() and os.access(existing, os.W_OK)):
-        problems.append(f"{existing} is not a writable directory: train elsewhere, or --run-dir.")
+        problems.append(
+            f"{existing} is not a writable directory: train elsewhere, or use --run-dir."
+        )
         return f"{runs} (not writable)"
     return str(runs)
 
@@ -137,4 +146,4 @@ def _text(report: dict[str, Any]) -> str:
     lines += [f"extra       {name}: {state}" for name, state in report["extras"].items()]
     lines.append(f"{'runs':<12}{report['runs']}")
     lines += [f"PROBLEM     {problem}" for problem in report["problems"]]
-    return "\n".join(lines) if report["problems"] else "\n".join([*lines, "All is well."])
+    return "\n".join(lines if report["problems"] else [*lines, "No problems found."])

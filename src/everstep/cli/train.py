@@ -1,0 +1,235 @@
+"""`everstep train`: train a policy from a configuration file and record the run."""
+
+import argparse
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from .. import __version__
+from ..errors import ConfigError
+from ._arguments import add_overrides, non_negative, positive
+
+if TYPE_CHECKING:
+    from ..policies import GenericPolicyBase
+    from ..progress import ConsoleProgress
+    from ..trainers import GenericTrainerBase
+
+#: Train steps if neither the file nor the command line sets a budget.
+_DEFAULT_MAX_STEPS = 100
+
+#: Multiply-adds of one minibatch, per layer pass, below which a second thread does not pay.
+_SMALL = 20_000_000
+
+#: Flags that set keys of the file.
+_KEYS = ("experiment_name", "steps_per_eval", "seed", "run_dir")
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, which ends training as Ctrl-C does."""
+
+    #: What a shell reports for a process that SIGTERM ended.
+    exit_code = 143
+
+
+def add_parser(commands: Any) -> argparse.ArgumentParser:
+    """Declare the command's arguments."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "train",
+        help="train a policy from a configuration file",
+        description="Train a policy from a configuration file. Modules that the file names are "
+        "also looked for in the current directory.",
+    )
+    parser.set_defaults(default_max_steps=_DEFAULT_MAX_STEPS)
+    parser.add_argument("-f", "--file", required=True, metavar="FILE", help="YAML or JSON file")
+    add_overrides(parser, "gamma=0.99 env_kwargs.max_episode_steps=200")
+    parser.add_argument(
+        "--max-steps",
+        type=positive,
+        metavar="N",
+        help="stop after N train steps of num_envs x horizon env steps (default: "
+        f"{_DEFAULT_MAX_STEPS} if the file has neither total_env_steps nor stop)",
+    )
+    parser.add_argument(
+        "--experiment-name", metavar="NAME", help="MLflow experiment (default: the environment)"
+    )
+    parser.add_argument(
+        "--save", metavar="DIR", help="also save the policy, and an MLflow model of it, in DIR"
+    )
+    parser.add_argument(
+        "--steps-per-eval", type=positive, metavar="N", help="evaluate every N train steps"
+    )
+    parser.add_argument(
+        "--seed", type=non_negative, metavar="N", help="seed of policy and environment"
+    )
+    parser.add_argument(
+        "--run-dir", metavar="DIR", help="directory of the run (default: a new one)"
+    )
+    parser.add_argument("--no-mlflow", action="store_true", help="do not track the run with MLflow")
+    return parser
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Train, and return the exit code.
+
+    Raises:
+        ConfigError: If the configuration is invalid; nothing has been written then.
+        KeyboardInterrupt: If training was interrupted, after it has been saved.
+
+    """
+    from ..conditions import HitsUpperBound
+    from ..progress import ConsoleProgress
+    from ..trainers import TrainConfig
+
+    config = TrainConfig.from_file(arguments.file, _overrides(arguments))
+    if arguments.save is not None:
+        _check_free(Path(arguments.save) / "model")
+    run_arguments = config.run_arguments()
+    max_steps = arguments.max_steps
+    if max_steps is None and not (config.total_env_steps or config.stop):
+        max_steps = arguments.default_max_steps
+    if max_steps is not None:
+        run_arguments["stop_conditions"].append(HitsUpperBound("algorithm/steps", max_steps))
+    progress = ConsoleProgress()
+    with _sigterm_interrupts(), ExitStack() as stack:
+        trainer = config.build(loggers=[progress], track=not arguments.no_mlflow)
+        for env in (trainer.algorithm.env, trainer.eval_env):
+            if env is not None:
+                stack.callback(env.close)
+        _choose_threads(trainer)
+        progress.total_env_steps = _budget(trainer, config.total_env_steps, max_steps)
+        return _train(trainer, progress, run_arguments, arguments.save)
+
+
+def _overrides(arguments: argparse.Namespace) -> list[str]:
+    """Assignments to keys of the file: the user's, and those of flags."""
+    flags = {key: getattr(arguments, key) for key in _KEYS}
+    given = [f"{key}={json.dumps(flag)}" for key, flag in flags.items() if flag is not None]
+    return [*arguments.overrides, *given]
+
+
+def _check_free(model: Path) -> None:
+    if model.exists():  # MLflow would refuse it, after the training
+        raise ConfigError(
+            f"--save {model.parent}: {model} exists already: name another directory, or remove it"
+        )
+
+
+def _choose_threads(trainer: "GenericTrainerBase[Any]") -> None:
+    """Use one thread for small networks on a CPU, unless the environment variable is set."""
+    import torch
+
+    algorithm = trainer.algorithm
+    weights = sum(p.numel() for p in algorithm.policy.model.parameters())
+    small = weights * algorithm.minibatch_size < _SMALL
+    if small and algorithm.hparams.device_type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
+
+
+def _budget(
+    trainer: "GenericTrainerBase[Any]", total_env_steps: int | None, max_steps: int | None
+) -> int | None:
+    """Env steps at which training stops at the latest, if that is known."""
+    hparams = trainer.algorithm.hparams
+    budgets = [] if total_env_steps is None else [total_env_steps]
+    if max_steps is not None:
+        budgets.append(max_steps * hparams.num_envs * hparams.horizon)
+    return min(budgets, default=None)
+
+
+def _train(
+    trainer: "GenericTrainerBase[Any]",
+    progress: "ConsoleProgress",
+    run_arguments: dict[str, Any],
+    save: str | None,
+) -> int:
+    from ..progress import summary
+
+    ui_command = None if trainer.mlflow is None else trainer.mlflow.ui_command()
+    print(f"Run     {trainer.run_dir}")
+    if ui_command is not None:
+        print(f"Curves  {ui_command}")
+    sys.stdout.flush()
+    started = time.monotonic()
+
+    def print_summary() -> None:
+        seconds = time.monotonic() - started
+        print(summary(progress.metrics, trainer.run_dir, ui_command, seconds))
+
+    try:
+        with trainer:
+            trainer.run(**run_arguments)
+            if save is not None:
+                _save(trainer.algorithm.policy, Path(save))
+    except KeyboardInterrupt:
+        place = trainer.run_dir
+        print(f"Interrupted. The policy and a checkpoint are in {place}.", file=sys.stderr)
+        print_summary()
+        raise
+    except Exception as error:
+        _report_failure(error, trainer.run_dir)
+        return 1
+    print_summary()
+    if save is not None:
+        print(f"  {'policy':<16}{Path(save) / 'policy'}")
+        print(f"  {'MLflow model':<16}{Path(save) / 'model'}")
+    return 0
+
+
+def _save(policy: "GenericPolicyBase[Any]", directory: Path) -> None:
+    """Save the policy as a file, and beside it as an MLflow model that needs Everstep."""
+    import mlflow
+    import torch
+    from packaging.version import Version
+
+    directory.mkdir(parents=True, exist_ok=True)
+    python_model = policy.save(directory / "policy")
+    run = mlflow.active_run()
+    metadata = {} if run is None else {"run_id": run.info.run_id, "run_name": run.info.run_name}
+    mlflow.pyfunc.save_model(
+        str(directory / "model"),
+        python_model=python_model,
+        artifacts={"policy": str(directory / "policy")},
+        pip_requirements=[
+            f"everstep=={__version__}",
+            f"torch=={Version(torch.__version__).public}",
+            f"mlflow=={mlflow.__version__}",
+        ],
+        metadata=metadata,
+    )
+
+
+def _report_failure(error: Exception, run_dir: Path | None) -> None:
+    """Print one line; the traceback goes to the run's directory."""
+    print(f"everstep: training failed: {type(error).__name__}: {error}", file=sys.stderr)
+    if run_dir is None:
+        traceback.print_exception(error)
+        return
+    place = run_dir / "traceback.txt"
+    place.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
+    print(f"The traceback is in {place}.", file=sys.stderr)
+
+
+@contextmanager
+def _sigterm_interrupts() -> Iterator[None]:
+    """Let SIGTERM, which schedulers send, end training as Ctrl-C does."""
+
+    def terminate(signum: int, frame: FrameType | None) -> None:
+        raise Terminated
+
+    if threading.current_thread() is not threading.main_thread():  # only it can set handlers
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
