@@ -12,10 +12,10 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
 from everstep.errors import EnvError
-from everstep_adapters._handoff import Downlink, Slab, borrow, lend, to_numpy
-from everstep_adapters._rows import Row
-from everstep_adapters._spaces import observation_parts
+from everstep_adapters.common.handoff import Downlink, Slab, borrow, lend, to_numpy
 from everstep_adapters.gymnasium import GymnasiumEnv
+from everstep_adapters.gymnasium.rows import Row
+from everstep_adapters.gymnasium.spaces import observation_parts
 from tests.everstep_adapters.gymnasium.gymnasium_toys import scripted
 
 CPU = torch.device("cpu")
@@ -109,7 +109,7 @@ print("alive")
 
 
 def test_negative_strides_do_not_end_the_process() -> None:
-    safe = "from everstep_adapters._handoff import borrow; assert borrow(array)[0] == 3"
+    safe = "from everstep_adapters.common.handoff import borrow; assert borrow(array)[0] == 3"
     found = subprocess.run(
         [sys.executable, "-c", NEGATIVE.format(line=safe)], capture_output=True, text=True
     )

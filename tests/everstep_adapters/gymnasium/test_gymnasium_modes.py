@@ -14,7 +14,7 @@ from gymnasium.wrappers.vector import RecordEpisodeStatistics
 
 from everstep.errors import AdapterError, EnvError
 from everstep_adapters import GymnasiumEnv
-from everstep_adapters._episodes import resolve_mode
+from everstep_adapters.gymnasium.endings import resolve_mode
 from tests.everstep_adapters.gymnasium.gymnasium_toys import (
     MODES,
     Behaving,

@@ -27,7 +27,7 @@ import everstep
 from everstep import Trainer
 from everstep.errors import AdapterError
 from everstep_adapters import TorchRLEnv
-from everstep_adapters._torchrl.handoff import Handoff
+from everstep_adapters.torchrl.handoff import Handoff
 from tests.everstep_adapters.torchrl.torchrl_toys import (
     SCRIPTS,
     InPlace,

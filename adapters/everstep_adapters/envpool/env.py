@@ -1,0 +1,161 @@
+"""The environment that wraps EnvPool's pools."""
+
+import sys
+import warnings
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+from everstep.data import Device
+from everstep.errors import AdapterError
+
+from ..common.actions import ActionBounds
+from ..common.calls import why_not_made
+from ..common.pools import PoolCalls, Remake, check_steps_together, is_envpool
+from ..gymnasium import GymnasiumEnv
+
+if TYPE_CHECKING:
+    from gymnasium.vector import VectorEnv
+
+
+class EnvPoolEnv(GymnasiumEnv):
+    """A pool of `envpool.make_gymnasium` as an Everstep environment.
+
+    EnvPool's seeds are fixed where a pool is made. `seed` therefore makes the pool anew at the next
+    reset, with the same options; a pool that was made elsewhere and wrapped keeps its seed.
+
+    Args:
+        env: Pool in Gymnasium's semantics, perhaps in wrappers.
+        horizon: Env steps between resets that it is meant for.
+        device: Device of everything that goes in and comes out.
+        action_bounds: As `GymnasiumEnv` has it.
+
+    Raises:
+        AdapterError: Where the pool returns some of its rows in an env step, or has several players
+            in an environment, or a space without tensors.
+
+    """
+
+    #: Number of environments that `num_envs="auto"` makes: threads step them, so they cost little.
+    default_num_envs: ClassVar[int] = 64
+
+    #: What `describe` calls the family.
+    family: ClassVar[str] = "EnvPool"
+
+    #: What `describe` says of seeds.
+    seeding: ClassVar[str] = "the next reset makes the pool anew, if it was made here"
+
+    def __init__(
+        self,
+        env: "VectorEnv[Any, Any, Any]",
+        /,
+        horizon: None | int = None,
+        *,
+        device: Device = "cpu",
+        action_bounds: ActionBounds = "clip",
+    ) -> None:
+        if not is_envpool(env):
+            received = f"`env` must come from `envpool.make_gymnasium`; got {type(env).__name__}."
+            raise AdapterError(f"{received} {self.suggest(env)}".strip())
+        _check_config(env)
+        _make_spaces(env)
+        super().__init__(env, horizon, device=device, action_bounds=action_bounds)
+        self._make_pool: None | Remake = None
+        assert isinstance(self._calls, PoolCalls)
+        self._calls.remake = self._remake
+
+    @classmethod
+    def matches(cls, env: object, /) -> bool:
+        """True for a pool in Gymnasium's semantics. Imports nothing."""
+        return is_envpool(env)
+
+    @classmethod
+    def suggest(cls, env: object, /) -> str:
+        """What to do with a pool in other semantics; empty for others."""
+        mixin = getattr(sys.modules.get("envpool.python.envpool"), "EnvPoolMixin", None)
+        if mixin is None or not isinstance(env, mixin):
+            return ""
+        return "EnvPool makes the same pool in semantics that fit: `envpool.make_gymnasium`."
+
+    @classmethod
+    def make(
+        cls,
+        name: str,
+        num_envs: int,
+        /,
+        *,
+        horizon: None | int = None,
+        device: Device = "cpu",
+        action_bounds: ActionBounds = "clip",
+        **kwargs: Any,
+    ) -> "EnvPoolEnv":
+        """A new pool, made by `envpool.make_gymnasium` and wrapped.
+
+        Args:
+            name: Task, such as `"HalfCheetah-v4"` or `"Pong-v5"`.
+            num_envs: Number of parallel environments.
+            horizon: Env steps between resets that it is meant for.
+            device: Device of everything that goes in and comes out.
+            action_bounds: As `GymnasiumEnv` has it.
+            kwargs: Options of the pool, such as `max_episode_steps`, `seed` or `num_threads`.
+
+        Raises:
+            AdapterError: Where EnvPool cannot make it, or the adapter cannot represent it.
+
+        """
+        envpool = _import_envpool()
+
+        def make_pool(**seed: int) -> "VectorEnv[Any, Any, Any]":
+            try:
+                pool = envpool.make_gymnasium(name, **{**kwargs, "num_envs": num_envs, **seed})
+            except Exception as error:
+                raise AdapterError(
+                    f"EnvPool cannot make {name!r}: {why_not_made(error)}"
+                ) from error
+            _make_spaces(pool)
+            return cast("VectorEnv[Any, Any, Any]", pool)
+
+        env = cls(make_pool(), horizon, device=device, action_bounds=action_bounds)
+        env._make_pool = lambda seed: make_pool(seed=seed)
+        return env
+
+    def _remake(self, seed: int) -> "VectorEnv[Any, Any, Any]":
+        """The pool that a seed asks for; the same one where nothing is known of how it was made."""
+        if self._make_pool is not None:
+            self.env.close()
+            self.env = self._make_pool(seed)
+        else:
+            warnings.warn(
+                f"{type(self.env).__name__} keeps the seed that it was made with. Pass `seed` to "
+                "`envpool.make_gymnasium`, or let `everstep.make('envpool:…', …)` make the pool.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return self.env
+
+
+def _check_config(env: "VectorEnv[Any, Any, Any]") -> None:
+    config = cast(Any, env.unwrapped).spec.config
+    check_steps_together(env, config.batch_size)
+    players = config.max_num_players
+    if players > 1:
+        raise AdapterError(
+            f"{type(env.unwrapped).__name__} has up to {players} players in an environment, whose "
+            "number changes; only environments of one player have a row each."
+        )
+
+
+def _make_spaces(env: "VectorEnv[Any, Any, Any]") -> None:
+    """Let a pool make its spaces, which it keeps, without what Gymnasium warns of then.
+
+    EnvPool writes its bounds in float64, whatever the dtype of its spaces.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*precision lowered by casting")
+        _ = env.observation_space, env.action_space
+
+
+def _import_envpool() -> Any:
+    try:
+        import envpool
+    except ImportError as error:
+        raise AdapterError("EnvPool is needed: pip install 'everstep[envpool]'") from error
+    return envpool
