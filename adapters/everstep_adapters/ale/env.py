@@ -7,8 +7,8 @@ from everstep.errors import AdapterError
 
 from ..common.actions import ActionBounds
 from ..common.autoreset import parse_mode
-from ..common.calls import why_not_made
-from ..common.pools import check_steps_together, is_ale
+from ..common.calls import creation_error
+from ..common.pools import check_batch_size, is_ale
 from ..gymnasium import GymnasiumEnv
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class ALEEnv(GymnasiumEnv):
         action_bounds: As `GymnasiumEnv` has it, for continuous actions.
 
     Raises:
-        AdapterError: Where it returns some of its rows in an env step, or its games have no action
+        AdapterError: If it returns some of its rows in an env step, or its games have no action
             space in common.
 
     """
@@ -34,7 +34,7 @@ class ALEEnv(GymnasiumEnv):
     #: Number of environments that `num_envs="auto"` makes: threads step them.
     default_num_envs: ClassVar[int] = 16
 
-    #: What `describe` calls the family.
+    #: Name of the environment type in `describe`.
     family: ClassVar[str] = "ALE"
 
     def __init__(
@@ -56,7 +56,7 @@ class ALEEnv(GymnasiumEnv):
                 f"{env} plays games that have no action space in common. Make it with "
                 "`full_action_space=True`, or an environment for each game."
             )
-        check_steps_together(env, cast(Any, env.unwrapped).batch_size)
+        check_batch_size(env, cast(Any, env.unwrapped).batch_size)
         super().__init__(
             env,
             horizon,
@@ -67,7 +67,7 @@ class ALEEnv(GymnasiumEnv):
 
     @classmethod
     def matches(cls, env: object, /) -> bool:
-        """True for ALE's vector environment. Imports nothing."""
+        """Whether `env` is ALE's vector environment. Imports nothing."""
         return is_ale(env)
 
     @classmethod
@@ -95,7 +95,7 @@ class ALEEnv(GymnasiumEnv):
             kwargs: Options of `AtariVectorEnv`, such as `frameskip` or `episodic_life`.
 
         Raises:
-            AdapterError: Where ALE cannot make it, or the adapter cannot represent it.
+            AdapterError: If ALE cannot make it, or the adapter cannot represent it.
 
         """
         mode = parse_mode(autoreset_mode)
@@ -108,15 +108,15 @@ class ALEEnv(GymnasiumEnv):
         try:
             env = _make_vector_env(name, num_envs, autoreset_mode=mode, **kwargs)
         except Exception as error:
-            raise AdapterError(f"ALE cannot make {name!r}: {why_not_made(error)}") from error
+            raise AdapterError(f"ALE cannot make {name!r}: {creation_error(error)}") from error
         return cls(env, horizon, device=device, action_bounds=action_bounds)
 
 
 def _make_vector_env(name: str, num_envs: int, **kwargs: Any) -> "VectorEnv[Any, Any, Any]":
-    """A new one, with metadata of its own.
+    """A new vector environment with metadata of its own.
 
-    It writes its mode into what all classes without metadata share, where it would be taken for
-    the mode of others.
+    Its constructor writes its mode into the metadata that all classes without their own share,
+    which would then hold for other environments, too.
     """
     from gymnasium.vector import VectorEnv
 

@@ -7,27 +7,27 @@ from everstep.errors import AdapterError
 if TYPE_CHECKING:
     from gymnasium.vector import AutoresetMode
 
-#: The option that names a mode, in error messages.
-MODES = (
+#: End of the errors about modes: the option that names one.
+MODE_OPTION = (
     "Pass `autoreset_mode=` with what the environment does when an episode has ended: 'NEXT_STEP' "
     "(the next step resets it and ignores the action), 'SAME_STEP' (the same step returns the next "
     "episode's observation) or 'DISABLED' (it waits for a reset)."
 )
 
 
-def parse_mode(declared: object) -> "AutoresetMode":
-    """The mode that `declared` is or names: `"NEXT_STEP"`, `"NextStep"` and `"next_step"` are one.
+def parse_mode(mode: object) -> "AutoresetMode":
+    """A mode, from itself or its name: `"NEXT_STEP"`, `"NextStep"` and `"next_step"` are the same.
 
     Raises:
-        AdapterError: Where it is no mode.
+        AdapterError: If there is no such mode.
 
     """
     from gymnasium.vector import AutoresetMode
 
-    if isinstance(declared, AutoresetMode):
-        return declared
-    spelled = str(declared).replace("_", "").lower()
-    for mode in AutoresetMode:
-        if mode.value.lower() == spelled:
-            return mode
-    raise AdapterError(f"{declared!r} is not a time at which environments are reset. {MODES}")
+    if isinstance(mode, AutoresetMode):
+        return mode
+    name = str(mode).replace("_", "").lower()
+    for member in AutoresetMode:
+        if member.value.lower() == name:
+            return member
+    raise AdapterError(f"{mode!r} is not an autoreset mode. {MODE_OPTION}")

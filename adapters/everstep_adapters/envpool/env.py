@@ -1,15 +1,16 @@
 """The environment that wraps EnvPool's pools."""
 
-import sys
 import warnings
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from everstep.data import Device
 from everstep.errors import AdapterError
 
 from ..common.actions import ActionBounds
-from ..common.calls import why_not_made
-from ..common.pools import PoolCalls, Remake, check_steps_together, is_envpool
+from ..common.calls import creation_error
+from ..common.detection import is_loaded_instance
+from ..common.pools import PoolCalls, check_batch_size, is_envpool
 from ..gymnasium import GymnasiumEnv
 
 if TYPE_CHECKING:
@@ -19,29 +20,29 @@ if TYPE_CHECKING:
 class EnvPoolEnv(GymnasiumEnv):
     """A pool of `envpool.make_gymnasium` as an Everstep environment.
 
-    EnvPool's seeds are fixed where a pool is made. `seed` therefore makes the pool anew at the next
-    reset, with the same options; a pool that was made elsewhere and wrapped keeps its seed.
+    The seed of a pool is an option of its constructor. `seed` therefore makes a new pool at the
+    next reset, with the same options; a pool that was made elsewhere and wrapped keeps its seed.
 
     Args:
-        env: Pool in Gymnasium's semantics, perhaps in wrappers.
+        env: Pool with Gymnasium's interface, perhaps in wrappers.
         horizon: Env steps between resets that it is meant for.
         device: Device of everything that goes in and comes out.
         action_bounds: As `GymnasiumEnv` has it.
 
     Raises:
-        AdapterError: Where the pool returns some of its rows in an env step, or has several players
-            in an environment, or a space without tensors.
+        AdapterError: If the pool returns some of its rows in an env step, has several players in an
+            environment, or a space without tensors.
 
     """
 
     #: Number of environments that `num_envs="auto"` makes: threads step them, so they cost little.
     default_num_envs: ClassVar[int] = 64
 
-    #: What `describe` calls the family.
+    #: Name of the environment type in `describe`.
     family: ClassVar[str] = "EnvPool"
 
-    #: What `describe` says of seeds.
-    seeding: ClassVar[str] = "the next reset makes the pool anew, if it was made here"
+    #: Effect of `seed` in `describe`.
+    seeding: ClassVar[str] = "the next reset makes a new pool, if it was made here"
 
     def __init__(
         self,
@@ -58,22 +59,21 @@ class EnvPoolEnv(GymnasiumEnv):
         _check_config(env)
         _make_spaces(env)
         super().__init__(env, horizon, device=device, action_bounds=action_bounds)
-        self._make_pool: None | Remake = None
+        self._make_pool: None | Callable[[int], Any] = None
         assert isinstance(self._calls, PoolCalls)
         self._calls.remake = self._remake
 
     @classmethod
     def matches(cls, env: object, /) -> bool:
-        """True for a pool in Gymnasium's semantics. Imports nothing."""
+        """Whether `env` is a pool with Gymnasium's interface. Imports nothing."""
         return is_envpool(env)
 
     @classmethod
     def suggest(cls, env: object, /) -> str:
-        """What to do with a pool in other semantics; empty for others."""
-        mixin = getattr(sys.modules.get("envpool.python.envpool"), "EnvPoolMixin", None)
-        if mixin is None or not isinstance(env, mixin):
+        """Advice for a pool with another interface; empty for others."""
+        if not is_loaded_instance(env, "envpool.python.envpool", "EnvPoolMixin"):
             return ""
-        return "EnvPool makes the same pool in semantics that fit: `envpool.make_gymnasium`."
+        return "EnvPool makes the same pool with the right interface: `envpool.make_gymnasium`."
 
     @classmethod
     def make(
@@ -98,7 +98,7 @@ class EnvPoolEnv(GymnasiumEnv):
             kwargs: Options of the pool, such as `max_episode_steps`, `seed` or `num_threads`.
 
         Raises:
-            AdapterError: Where EnvPool cannot make it, or the adapter cannot represent it.
+            AdapterError: If EnvPool cannot make it, or the adapter cannot represent it.
 
         """
         envpool = _import_envpool()
@@ -108,7 +108,7 @@ class EnvPoolEnv(GymnasiumEnv):
                 pool = envpool.make_gymnasium(name, **{**kwargs, "num_envs": num_envs, **seed})
             except Exception as error:
                 raise AdapterError(
-                    f"EnvPool cannot make {name!r}: {why_not_made(error)}"
+                    f"EnvPool cannot make {name!r}: {creation_error(error)}"
                 ) from error
             _make_spaces(pool)
             return cast("VectorEnv[Any, Any, Any]", pool)
@@ -118,7 +118,7 @@ class EnvPoolEnv(GymnasiumEnv):
         return env
 
     def _remake(self, seed: int) -> "VectorEnv[Any, Any, Any]":
-        """The pool that a seed asks for; the same one where nothing is known of how it was made."""
+        """A new pool with that seed; the same pool if it was made elsewhere."""
         if self._make_pool is not None:
             self.env.close()
             self.env = self._make_pool(seed)
@@ -134,7 +134,7 @@ class EnvPoolEnv(GymnasiumEnv):
 
 def _check_config(env: "VectorEnv[Any, Any, Any]") -> None:
     config = cast(Any, env.unwrapped).spec.config
-    check_steps_together(env, config.batch_size)
+    check_batch_size(env, config.batch_size)
     players = config.max_num_players
     if players > 1:
         raise AdapterError(
@@ -144,7 +144,7 @@ def _check_config(env: "VectorEnv[Any, Any, Any]") -> None:
 
 
 def _make_spaces(env: "VectorEnv[Any, Any, Any]") -> None:
-    """Let a pool make its spaces, which it keeps, without what Gymnasium warns of then.
+    """Make a pool's spaces, which it caches, without Gymnasium's warnings.
 
     EnvPool writes its bounds in float64, whatever the dtype of its spaces.
     """

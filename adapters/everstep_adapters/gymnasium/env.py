@@ -1,6 +1,5 @@
 """The environment that wraps Gymnasium's vector environments."""
 
-import sys
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -10,51 +9,39 @@ from everstep.data import DataKeys, Device
 from everstep.env import Env
 from everstep.errors import AdapterError
 
-from ..common.actions import ActionBounds
+from ..common.actions import ActionBounds, ActionCheck
 from ..common.autoreset import parse_mode
-from ..common.calls import why_not_made
-from ..common.description import copies_in_words, spec_in_words
-from .endings import (
-    FINAL_OBSERVATIONS,
-    EpisodeClock,
-    make_endings,
-    pending_survives_reset,
-    resolve_mode,
-)
+from ..common.calls import creation_error
+from ..common.detection import is_loaded_instance, pop_options
+from ..common.specs import compose_spec, describe_spec
+from .actions import Actions, make_actions
+from .endings import EpisodeClock, make_endings
+from .modes import pending_survives_reset, resolve_mode
 from .probe import Evidence, probe_autoreset
-from .rows import Row, pick
-from .spaces import (
-    Actions,
-    make_actions,
-    observation_parts,
-    observation_spec,
-    where,
-)
-from .tensor_rows import TensorActions, TensorRows, can_stay, is_of_tensors
+from .rows import RowMemory, pick
+from .spaces import observation_parts, where
+from .tensor_rows import TensorActions, TensorRows, is_of_tensors, needs_host
 from .workers import make_calls
 
 if TYPE_CHECKING:
     from gymnasium.vector import AutoresetMode, VectorEnv
-
-#: Options of the adapter that `GymnasiumEnv.make` does not pass to Gymnasium.
-_OPTIONS = ("max_episode_steps", "action_bounds", "random_phase", "step_timeout")
 
 #: Options that an environment with a vector entry point of its own does not take.
 _NEEDS_SYNC = ("autoreset_mode", "max_episode_steps", "wrappers", "vector_kwargs")
 
 
 class GymnasiumEnv(Env):
-    """Any `gymnasium.vector.VectorEnv` as an Everstep environment; the module says how it resets.
+    """A `gymnasium.vector.VectorEnv` as an Everstep environment; the module says how it resets.
 
     Observations keep their dtype, except that `float64` becomes PyTorch's default dtype, and
     `uint16` and `uint32` become `int32` and `int64`. Integers that count from a `start` count from
     0 here. `Dict` and `Tuple` spaces become `Composite` specs (a tuple's keys are "0", "1", …).
     `step` returns the same TensorDict each time, locked: clone it before changing it.
 
-    In SAME_STEP, `final_obs` is the returned observation wherever no episode ended. Where one was
+    In SAME_STEP, `final_obs` equals `obs` in rows in which no episode ended. If an episode was
     truncated and the environment lost its final observation, floating-point leaves hold NaN.
-    Environments that write to an observation they have handed out corrupt their final
-    observations in this mode; use another for them.
+    Environments that write to an observation which they have returned corrupt their final
+    observations in this mode; use another mode for them.
 
     Args:
         env: Vector environment. `close` closes it.
@@ -66,15 +53,15 @@ class GymnasiumEnv(Env):
             `SyncVectorEnv`, or an `AsyncVectorEnv` with shared memory: others cannot reset single
             rows. A limit of the environment's own stays in force.
         action_bounds: `"clip"` sends the nearest action inside the space's bounds; `"rescale"` maps
-            [-1, 1] to them. Real-valued actions are in PyTorch's default dtype where the space's
+            [-1, 1] to them. Real-valued actions are in PyTorch's default dtype if the space's dtype
             is `float64`.
         random_phase: After each reset of all rows, put each at a random point of its
             `max_episode_steps`, so that their episodes do not end together.
         step_timeout: Seconds that a worker of an `AsyncVectorEnv` may take to answer before all
-            are ended and an `EnvError` says so; `None` for any time. No effect on Windows.
+            are ended and an `EnvError` is raised; `None` for no limit. No effect on Windows.
 
     Raises:
-        AdapterError: Where the adapter cannot represent the environment; says what does help.
+        AdapterError: If the adapter cannot represent the environment; names a way out.
 
     """
 
@@ -84,10 +71,10 @@ class GymnasiumEnv(Env):
     #: Env steps that `horizon="auto"` means.
     default_horizon: ClassVar[int] = 128
 
-    #: What `describe` calls the family.
+    #: Name of the environment type in `describe`.
     family: ClassVar[str] = "Gymnasium"
 
-    #: What `describe` says of seeds.
+    #: Effect of `seed` in `describe`.
     seeding: ClassVar[str] = "the next reset; row i gets seed + i"
 
     #: When the wrapped environment resets itself.
@@ -120,29 +107,26 @@ class GymnasiumEnv(Env):
         self.episode_keys = self._endings.episode_keys
 
         on_device = torch.device(device)
-        self._actions = make_actions(
-            env.single_action_space, self.num_envs, on_device, action_bounds
-        )
+        space = env.single_action_space
+        self._actions = make_actions(space, self.num_envs, on_device, action_bounds)
         self.action_spec = self._actions.spec
-        self._action_shape = torch.Size([self.num_envs, *self.action_spec.shape])
+        self._check_action = ActionCheck(self.num_envs, self.action_spec)
         self._parts = observation_parts(env.single_observation_space, on_device)
-        self.observation_spec = observation_spec(self._parts, on_device)
-        self._row = Row(self._parts, self.episode_keys, self.num_envs, on_device)
+        self.observation_spec = compose_spec({x.key: x.spec for x in self._parts}, on_device)
+        self._memory = RowMemory(self._parts, self.episode_keys, self.num_envs, on_device)
         self._tensors: None | TensorRows = None
         self._sender: Actions | TensorActions = self._actions
         self._was_reset = self._is_stepping = False
 
     @classmethod
     def matches(cls, env: object, /) -> bool:
-        """True for a Gymnasium vector environment. Imports nothing."""
-        vector = sys.modules.get("gymnasium.vector")
-        return vector is not None and isinstance(env, vector.VectorEnv)
+        """Whether `env` is a Gymnasium vector environment. Imports nothing."""
+        return is_loaded_instance(env, "gymnasium.vector", "VectorEnv")
 
     @classmethod
-    def suggest(cls, env: object, /) -> str:
-        """What to do with an object that is nearly a vector environment; empty for others."""
-        gymnasium = sys.modules.get("gymnasium")
-        if gymnasium is None or not isinstance(env, gymnasium.Env):
+    def suggest(cls, env: Any, /) -> str:
+        """Advice for an object that is nearly a vector environment; empty for others."""
+        if not is_loaded_instance(env, "gymnasium", "Env"):
             return ""
         name = repr(env.spec.id) if env.spec is not None else "name"
         return (
@@ -164,8 +148,8 @@ class GymnasiumEnv(Env):
     ) -> "GymnasiumEnv":
         """A new environment, made by `gymnasium.make_vec` and wrapped.
 
-        Where `autoreset_mode`, `max_episode_steps`, `wrappers` or `vector_kwargs` is given and
-        `vectorization_mode` is not, that is `"sync"`: Gymnasium's default can be a class of the
+        With any of `autoreset_mode`, `max_episode_steps`, `wrappers` and `vector_kwargs`, the
+        default of `vectorization_mode` is `"sync"`: Gymnasium's default can be a class of the
         environment's own that takes none of them. `max_episode_steps` replaces the limit that the
         environment is registered with, and the adapter counts; with `"vector_entry_point"` the
         environment does.
@@ -179,7 +163,7 @@ class GymnasiumEnv(Env):
                 each environment's constructor.
 
         Raises:
-            AdapterError: Where Gymnasium cannot make it, or the adapter cannot represent it.
+            AdapterError: If Gymnasium cannot make it, or the adapter cannot represent it.
 
         """
         gymnasium = _import_gymnasium()
@@ -187,7 +171,8 @@ class GymnasiumEnv(Env):
         try:
             env = gymnasium.make_vec(name, num_envs=num_envs, **made_with)
         except Exception as error:  # the environment's constructor may raise anything
-            raise AdapterError(f"Gymnasium cannot make {name!r}: {why_not_made(error)}") from error
+            reason = creation_error(error)
+            raise AdapterError(f"Gymnasium cannot make {name!r}: {reason}") from error
         try:
             return cls(env, horizon, device=device, **options)
         except BaseException:
@@ -216,26 +201,24 @@ class GymnasiumEnv(Env):
         options = dict(config) if config else None  # Gymnasium pops from it
         observation, _ = self._calls.reset(seed=self._seed, options=options)
         self._seed = None
-        self._clock.start()
         self._endings.start()
         if not self._was_reset:
-            self._choose_way(observation)
+            self._was_reset = True
+            self._use_tensors(observation)
         if self._tensors is not None:
             return self._tensors.reset(observation)
-        self._row.wait()
-        self._row.read_obs(observation)
-        first: torch.Tensor | TensorDict = self._row.publish()[DataKeys.OBS]
+        self._memory.writable().read_obs(observation)
+        first: torch.Tensor | TensorDict = self._memory.publish()[DataKeys.OBS]
         return first
 
-    def _choose_way(self, observation: Any) -> None:
-        """Keep rows and actions off the host where the environment speaks tensors."""
-        self._was_reset = True
+    def _use_tensors(self, observation: Any) -> None:
+        """Send actions and read rows without the host, if the environment uses tensors."""
         path = self._parts[0].path
         leaf = pick(observation, path, where(DataKeys.OBS, path))
         if not is_of_tensors(leaf):
             return
         self._sender = TensorActions(self._actions, leaf)
-        if can_stay(self._parts, self.autoreset_mode) and not self._clock.is_limited:
+        if not needs_host(self._parts, self.autoreset_mode) and not self._clock.is_limited:
             self._tensors = TensorRows(
                 self._parts,
                 self.num_envs,
@@ -252,27 +235,27 @@ class GymnasiumEnv(Env):
                 spec has it. Never written to.
 
         Raises:
-            AdapterError: Where the action has another shape or kind of dtype.
-            EnvError: Where what the environment returned does not fit its spaces.
+            AdapterError: If the action has another shape or kind of dtype.
+            EnvError: If what the environment returned does not fit its spaces.
 
         """
-        return self._rows(self._calls.step(self._sent(action, "step")))
+        return self._rows(self._calls.step(self._to_env(action, "step")))
 
     @property
     def asynchronous(self) -> bool:
-        """Whether the environments are stepped while the caller goes on after `step_async`.
+        """Whether the environments are stepped in the background after `step_async`.
 
-        Those of an `AsyncVectorEnv` are, and those of a pool of threads; not in wrappers of
-        Gymnasium's, which know of no such thing.
+        Those of an `AsyncVectorEnv` are, and those of a pool of threads, but not in wrappers of
+        Gymnasium's, which have no such methods.
         """
         return self._calls.asynchronous
 
     def step_async(self, action: torch.Tensor | TensorDict) -> None:
         """Begin an env step, which `step_wait` completes; see `step` for arguments and errors.
 
-        Where `asynchronous` is False, the environments are stepped in `step_wait`.
+        If `asynchronous` is False, the environments are stepped in `step_wait`.
         """
-        self._calls.send(self._sent(action, "step_async"))
+        self._calls.send(self._to_env(action, "step_async"))
         self._is_stepping = True
 
     def step_wait(self) -> TensorDict:
@@ -282,25 +265,19 @@ class GymnasiumEnv(Env):
         self._is_stepping = False
         return self._rows(self._calls.receive())
 
-    def _sent(self, action: object, name: str) -> Any:
+    def _to_env(self, action: object, method: str) -> Any:
         if self._is_stepping:
-            raise _unfinished(name)
-        if (
-            isinstance(action, torch.Tensor)
-            and action.shape == self._action_shape
-            and action.dtype in self._actions.dtypes
-        ):
-            return self._sender.to_env(action)
-        raise self._wrong_action(action)
+            raise _unfinished(method)
+        return self._sender.to_env(self._check_action(action))
 
     def _rows(self, returned: tuple[Any, Any, Any, Any, dict[str, Any]]) -> TensorDict:
         if self._tensors is not None:
             return self._tensors.step(returned)
         observation, rewards, terminated, truncated, infos = returned
-        row = self._row
+        row = self._memory.writable()
         row.read(observation, rewards, terminated, truncated)
         self._endings.end(row, infos)
-        return row.publish()
+        return self._memory.publish()
 
     def describe(self) -> dict[str, str]:
         """What was detected, one short line each."""
@@ -308,34 +285,40 @@ class GymnasiumEnv(Env):
             "family": self.family,
             "environment": str(self.env),
             "num_envs": str(self.num_envs),
-            "observation": spec_in_words(self.observation_spec),
-            "action": spec_in_words(self.action_spec),
+            "observation": describe_spec(self.observation_spec),
+            "action": describe_spec(self.action_spec),
             "resets": f"{self.autoreset_mode.name}, from {self._mode_source}",
-            "final observations": FINAL_OBSERVATIONS[self.autoreset_mode.name],
-            "limit": self._clock.in_words,
-            "hand-off": self._hand_off(),
+            "final observations": self._endings.final_observations,
+            "limit": self._clock.description,
+            "hand-off": self._describe_copies(),
             "seeding": self.seeding,
         }
 
-    def _hand_off(self) -> str:
+    def _describe_copies(self) -> str:
+        device = torch.device(self.device)
         if self._tensors is not None:
             return "tensors as they are, 0 copies; rewards and flags are new"
-        return copies_in_words(torch.device("cpu"), torch.device(self.device))
+        if device.type == "cpu":
+            return "one copy into rows of host memory, which the tensors show; nothing is allocated"
+        return (
+            f"one copy into {'pinned ' * (device.type == 'cuda')}rows of host memory, one packed "
+            f"copy from cpu to {device}; actions back through one"
+        )
 
     def probe(self) -> Evidence:
-        """When the environment resets itself, as playing it shows. Reset it afterwards.
+        """The autoreset mode, determined by stepping the environment. Reset it afterwards.
 
-        It is played from a fixed seed with random actions, to the end of an episode, unless its
-        class tells.
+        It is stepped from a fixed seed with random actions, to the end of an episode, unless its
+        class has only one mode.
         """
         return probe_autoreset(self.env, self._calls)
 
     def render(self) -> Any:
-        """Whatever the wrapped environment renders."""
+        """The result of the wrapped environment's `render`."""
         return self.env.render()
 
     def close(self) -> None:
-        """Close the wrapped environment, once. What failed before is ended."""
+        """Close the wrapped environment, once. Workers that failed are ended."""
         self._calls.close()
 
     def __repr__(self) -> str:
@@ -344,22 +327,9 @@ class GymnasiumEnv(Env):
             f"device={str(self.device)!r}, autoreset_mode={self.autoreset_mode.name!r})"
         )
 
-    def _wrong_action(self, action: object) -> AdapterError:
-        if not isinstance(action, torch.Tensor):
-            return AdapterError(f"An action must be a tensor; got {type(action).__name__}.")
-        if action.shape != self._action_shape:
-            return AdapterError(
-                f"An action must have shape {tuple(self._action_shape)}, `num_envs` and then "
-                f"`action_spec.shape`; got {tuple(action.shape)}."
-            )
-        return AdapterError(
-            f"An action must have the dtype {self.action_spec.dtype} or one of its kind; "
-            f"got {action.dtype}."
-        )
 
-
-def _unfinished(name: str) -> AdapterError:
-    return AdapterError(f"An env step has begun: call `step_wait` before `{name}`.")
+def _unfinished(method: str) -> AdapterError:
+    return AdapterError(f"An env step has begun: call `step_wait` before `{method}`.")
 
 
 def _check_vector_env(env: object) -> None:
@@ -382,20 +352,20 @@ def _import_gymnasium() -> Any:
 
 def _split_options(kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Options of the adapter, and keyword arguments of `gymnasium.make_vec`."""
-    options = {key: kwargs[key] for key in _OPTIONS if key in kwargs}
-    made_with = {key: value for key, value in kwargs.items() if key not in options}
+    made_with = dict(kwargs)
+    options = pop_options(GymnasiumEnv, made_with)
+    mode = options.pop("autoreset_mode", None)
     vectorized = made_with.get("vectorization_mode")
     if vectorized is None and any(kwargs.get(key) is not None for key in _NEEDS_SYNC):
         vectorized = made_with["vectorization_mode"] = "sync"
-    mode = made_with.pop("autoreset_mode", None)
     if getattr(vectorized, "value", vectorized) in ("sync", "async"):
         if mode is not None:
             vector_kwargs = made_with.get("vector_kwargs") or {}
             made_with["vector_kwargs"] = {**vector_kwargs, "autoreset_mode": parse_mode(mode)}
         if options.get("max_episode_steps") is not None:
-            made_with["max_episode_steps"] = -1  # Gymnasium's word for no limit of its own
+            made_with["max_episode_steps"] = -1  # Gymnasium's value for no limit of its own
         return options, made_with
-    # A class of the environment's own: the mode is what it is, and a limit is for it to keep.
+    # A class of the environment's own: it has one mode, and counts the limit itself.
     if mode is not None:
         options["autoreset_mode"] = mode
     if options.get("max_episode_steps") is not None:

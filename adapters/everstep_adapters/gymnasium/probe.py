@@ -1,12 +1,12 @@
-"""When a vector environment really resets itself, found out by playing it.
+"""The autoreset mode of a vector environment, determined by stepping it.
 
-An episode is played to its end twice, from the same seed and with the same actions, and left with
-different ones. What the last env steps returned tells:
+An episode is played to its end twice, from the same seed and with the same actions, and then
+stepped once more with different ones. The last env steps show the mode:
 
-* the infos hold a final observation, and another one was returned: it was reset in the same step;
-* the env step after the end did the same whatever the action was: it was the reset;
-* that env step was refused, or episodes stayed at their end: nothing was reset;
-* otherwise it was reset in the same step, and the final observation is lost.
+* the infos hold a final observation, and another one was returned: SAME_STEP;
+* the env step after the end returned the same for either action: NEXT_STEP;
+* that env step was refused, or episodes stayed at their end: DISABLED;
+* otherwise SAME_STEP, with final observations that are lost.
 """
 
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,9 +18,9 @@ import torch
 from everstep.data import DataKeys
 from everstep.errors import EnvError
 
-from ..common.calls import Calls
-from .final_observations import left_another
-from .rows import BoolArray, Row
+from ..common.calls import VectorCalls
+from .final_observations import holds_another
+from .rows import BoolArray, RowMemory
 from .spaces import observation_parts
 
 if TYPE_CHECKING:
@@ -30,41 +30,41 @@ _FLAGS = frozenset({DataKeys.TERMINATED, DataKeys.TRUNCATED, DataKeys.FIRST})
 
 
 class Evidence(NamedTuple):
-    """What playing an environment has shown."""
+    """Result of a probe."""
 
-    #: When it resets itself; `None` where that could not be seen.
+    #: The mode; `None` if it could not be determined.
     mode: "None | AutoresetMode"
 
-    #: What was seen, or why nothing was.
+    #: Observation that shows the mode, or the reason why none does.
     reason: str
 
 
 class _Played(NamedTuple):
-    """What an env step of all rows returned."""
+    """Results of an env step of all rows."""
 
     #: Leaves of the observation.
     obs: list[npt.NDArray[Any]]
 
     done: BoolArray
 
-    #: Whether the infos held another observation, the final one.
-    left_another: bool
+    #: Whether the infos held a final observation, other than `obs`.
+    holds_another: bool
 
     def equals(self, other: "_Played", rows: BoolArray) -> bool:
-        """True where both observed the same in `rows`."""
+        """Whether both have the same observations in `rows`."""
         pairs = zip(self.obs, other.obs, strict=True)
         return all(np.array_equal(one[rows], another[rows]) for one, another in pairs)
 
 
 def probe_autoreset(
-    env: "VectorEnv[Any, Any, Any]", calls: Calls, max_env_steps: int = 1000, seed: int = 0
+    env: "VectorEnv[Any, Any, Any]", calls: VectorCalls, max_env_steps: int = 1000, seed: int = 0
 ) -> Evidence:
-    """When `env` resets itself. Plays it, unless its class tells; reset it afterwards.
+    """The autoreset mode of `env`. Steps it, unless its class has only one; reset it afterwards.
 
     Args:
         env: The vector environment.
-        calls: How it is called.
-        max_env_steps: Env steps in which an episode has to end.
+        calls: Calls to it.
+        max_env_steps: Most env steps until an episode ends.
         seed: Seed of its resets and of the random actions.
 
     """
@@ -72,13 +72,13 @@ def probe_autoreset(
 
     base = env.unwrapped
     if isinstance(base, SyncVectorEnv | AsyncVectorEnv) and not getattr(base, "worker", None):
-        return Evidence(base.autoreset_mode, f"every {type(base).__name__} does what it says")
+        return Evidence(base.autoreset_mode, f"every {type(base).__name__} does what it declares")
     player = _Player(env, calls, seed)
     count, end = player.play_to_an_end(max_env_steps)
     rows = end.done
     if not rows.any():
         return Evidence(None, f"no episode ended in {count} env steps of random actions")
-    if end.left_another:
+    if end.holds_another:
         return Evidence(AutoresetMode.SAME_STEP, "its infos hold final observations")
     try:
         after = player.step(count)
@@ -100,18 +100,17 @@ def probe_autoreset(
 
 
 class _Player:
-    """Plays an environment from a seed, with the same actions each time, or with others."""
+    """Steps an environment from a seed, with the same actions each time, or with others."""
 
-    def __init__(self, env: "VectorEnv[Any, Any, Any]", calls: Calls, seed: int) -> None:
+    def __init__(self, env: "VectorEnv[Any, Any, Any]", calls: VectorCalls, seed: int) -> None:
         cpu = torch.device("cpu")
-        self._row = Row(
-            observation_parts(env.single_observation_space, cpu), _FLAGS, env.num_envs, cpu
-        )
+        parts = observation_parts(env.single_observation_space, cpu)
+        self._row = RowMemory(parts, _FLAGS, env.num_envs, cpu).writable()
         self._env, self._calls, self._seed = env, calls, seed
         self._done = np.zeros(env.num_envs, dtype=np.bool_)
 
     def play_to_an_end(self, max_env_steps: int) -> tuple[int, _Played]:
-        """The number of env steps until one ended an episode, and what that one returned."""
+        """The number of env steps until one ended an episode, and its results."""
         self._reset()
         for t in range(max_env_steps):
             played = self.step(t)
@@ -127,7 +126,7 @@ class _Player:
         return played, self.step(count, other=True)
 
     def actions_matter(self, rows: BoolArray) -> bool:
-        """True where another first action leads every row of `rows` elsewhere."""
+        """Whether another first action changes the observation of every row of `rows`."""
         outcomes = []
         for other in (False, True):
             self._reset()
@@ -142,21 +141,21 @@ class _Player:
         row.read_obs(observation)
         row.terminated[:], row.truncated[:] = terminated, truncated
         self._done = row.terminated | row.truncated
-        left = bool(self._done.any()) and left_another(row, infos)
+        left = bool(self._done.any()) and holds_another(row, infos)
         return _Played([leaf.array.copy() for leaf in row.obs], self._done, left)
 
     def _reset(self) -> None:
-        """Reset it, in a state in which no row is about to be: some reset that row once more."""
+        """Reset it while no row waits for a reset: some environments reset that row once more."""
         try:
             for t in range(10):
                 if self._done.any():
                     self.step(t)
         except EnvError:
-            pass  # it refuses env steps after an end, and keeps nothing over a reset
+            pass  # it refuses env steps after an end; a reset is enough
         self._calls.reset(seed=self._seed)
 
     def _action(self, t: int, other: bool) -> Any:
-        """The action of env step `t`, or one that differs in every row, if there is one."""
+        """The action of env step `t`, or one that differs from it in every row if possible."""
         from gymnasium.vector.utils import batch_space
 
         space = batch_space(self._env.single_action_space, self._env.num_envs)

@@ -1,8 +1,8 @@
-"""The memory of what an adapter's `step` returns, and how host arrays are read into it."""
+"""Memory of the rows that `step` returns, and the reading of host arrays into it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,15 +17,15 @@ from .spaces import Part, where
 
 BoolArray = npt.NDArray[np.bool_]
 
-#: Flags in the order in which they lie in memory.
+#: Flags in the order of their memory.
 FLAGS = (DataKeys.FIRST, DataKeys.VALID, DataKeys.TERMINATED, DataKeys.TRUNCATED)
 
 
 def pick(observation: Any, path: Sequence[Any], name: str) -> Any:
-    """What the indices `path` lead to in an observation.
+    """The value at the indices `path` of an observation.
 
     Raises:
-        EnvError: Where there is nothing.
+        EnvError: If there is none.
 
     """
     try:
@@ -37,10 +37,10 @@ def pick(observation: Any, path: Sequence[Any], name: str) -> Any:
 
 
 def copy_into(array: npt.NDArray[Any], value: Any, name: str) -> None:
-    """Copy what an environment returned as `name` into `array`, whatever its memory order.
+    """Copy `value`, which an environment returned as `name`, into `array`.
 
     Raises:
-        EnvError: Where the shape is not the array's, or the dtype cannot become the array's.
+        EnvError: If the shape is not the array's, or the dtype cannot become the array's.
 
     """
     if (
@@ -49,13 +49,9 @@ def copy_into(array: npt.NDArray[Any], value: Any, name: str) -> None:
         and value.dtype.kind == array.dtype.kind
     ):
         array[...] = value  # on small batches twice as fast as `copyto`
-    else:
-        _convert_into(array, to_numpy(value), name)
-
-
-def _convert_into(array: npt.NDArray[Any], values: npt.NDArray[Any], name: str) -> None:
-    if values.shape != array.shape:  # NumPy would broadcast
-        raise _wrong_shape(values, array.shape, name)
+        return
+    values = to_numpy(value)
+    check_shape(values.shape, array.shape, name)  # NumPy would broadcast
     try:
         np.copyto(array, values)
     except TypeError as error:
@@ -64,46 +60,53 @@ def _convert_into(array: npt.NDArray[Any], values: npt.NDArray[Any], name: str) 
         ) from error
 
 
-def _wrong_shape(values: npt.NDArray[Any], shape: tuple[int, ...], name: str) -> EnvError:
-    return EnvError(
-        f"`{name}` must have shape {shape}, as the environment's spaces say; got {values.shape}."
-    )
+def check_shape(shape: Sequence[int], expected: Sequence[int], name: str) -> None:
+    """Check the shape of what an environment returned as `name`.
+
+    Raises:
+        EnvError: If it is another.
+
+    """
+    if tuple(shape) != tuple(expected):
+        raise EnvError(
+            f"`{name}` must have shape {tuple(expected)}, as the environment's spaces say; "
+            f"got {tuple(shape)}."
+        )
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """One tensor of a batch of observations, and the way to it in what environments return."""
+    """One tensor of a batch of observations, and its place in what environments return."""
 
-    #: What errors call it, such as `obs['camera']`.
+    #: Name in errors, such as `obs['camera']`.
     name: str
 
     #: Indices to it in the environment's observation, outermost first.
     path: tuple[Any, ...]
 
-    #: What the space's values start at; subtracted, as categories count from 0.
+    #: First value of the space; subtracted, since categories count from 0.
     start: None | npt.NDArray[Any]
 
     #: Host memory, `[num_envs, *space.shape]`.
     array: npt.NDArray[Any]
 
     def read(self, batch: Any) -> None:
-        """Take every row from a batch of observations."""
+        """Read every row from a batch of observations."""
         is_plain = not self.path and self.start is None
         copy_into(self.array, batch if is_plain else self._pick(batch), self.name)
 
     def read_rows(self, batch: Any, rows: BoolArray) -> None:
-        """Take the rows of a batch of observations where `rows` `[num_envs]` is True."""
+        """Read the rows of a batch of observations where `rows` `[num_envs]` is True."""
         values = to_numpy(self._pick(batch))
-        if values.shape != self.array.shape:
-            raise _wrong_shape(values, self.array.shape, self.name)
+        check_shape(values.shape, self.array.shape, self.name)
         self.array[rows] = values[rows]
 
     def read_row(self, observation: Any, i: int) -> None:
-        """Take row `i` from the observation of one environment."""
+        """Read row `i` from the observation of one environment."""
         copy_into(self.array[i, ...], self._pick(observation), self.name)
 
     def equals(self, batch: Any, rows: BoolArray) -> bool:
-        """True where a batch of observations holds what the array holds in `rows`."""
+        """Whether a batch of observations and the array hold the same in `rows`."""
         values = to_numpy(self._pick(batch))[rows].astype(self.array.dtype)
         return np.array_equal(values, self.array[rows], equal_nan=self.array.dtype.kind == "f")
 
@@ -112,52 +115,73 @@ class Leaf:
         return value if self.start is None else to_numpy(value) - self.start
 
 
-class Face(NamedTuple):
-    """The arrays of one side of a row's memory."""
+@dataclass(frozen=True)
+class Row:
+    """The host's arrays of one row, which is all environments in one env step."""
 
+    #: Leaves of the observation that is acted on next.
     obs: list[Leaf]
+
+    #: Leaves of the observation before a reset; empty if that is not an episode key.
     final: list[Leaf]
+
+    #: Rewards and flags, `[num_envs]`; `valid` is all True if it is not an episode key.
     rewards: npt.NDArray[Any]
     terminated: BoolArray
     truncated: BoolArray
     first: BoolArray
     valid: BoolArray
 
+    def read(self, batch: Any, rewards: Any, terminated: Any, truncated: Any) -> None:
+        """Read what an env step returned, but for its infos."""
+        self.read_obs(batch)
+        if (  # what nearly all return; one test costs less than three
+            type(rewards) is type(terminated) is type(truncated) is np.ndarray
+            and rewards.shape == terminated.shape == truncated.shape == self.rewards.shape
+            and rewards.dtype.kind == "f"
+            and terminated.dtype.kind == truncated.dtype.kind == "b"
+        ):
+            self.rewards[...] = rewards
+            self.terminated[...] = terminated
+            self.truncated[...] = truncated
+            return
+        copy_into(self.rewards, rewards, DataKeys.REWARDS)
+        copy_into(self.terminated, terminated, DataKeys.TERMINATED)
+        copy_into(self.truncated, truncated, DataKeys.TRUNCATED)
 
-class Row:
-    """What `step` returns for a batch of environments: written on the host, shown on the device.
+    def read_obs(self, batch: Any) -> None:
+        """Read the observations that are acted on next."""
+        for leaf in self.obs:
+            leaf.read(batch)
+
+    def read_obs_rows(self, batch: Any, rows: BoolArray) -> None:
+        """Read the observations that are acted on next, where `rows` is True."""
+        for leaf in self.obs:
+            leaf.read_rows(batch, rows)
+
+    def copy_final(self) -> None:
+        """Copy the observations to the final ones, before rows are reset."""
+        for final, obs in zip(self.final, self.obs, strict=False):  # `final` may be empty
+            np.copyto(final.array, obs.array)
+
+
+class RowMemory:
+    """Memory of a row: written on the host, shown on the device.
 
     Flags and rewards are flat on the host, `[num_envs]`, as Gymnasium has them, and `[num_envs, 1]`
-    in `data`. All arrays change sides with `publish`, where host and device have memory of their
-    own: take them from the row in every env step.
+    in `data`. Where host and device have memory of their own the host has two rows, in turn.
 
     Args:
         parts: Leaves of the observation.
         episode_keys: Episode keys that `data` holds.
-        num_envs: Number of rows.
+        num_envs: Number of environments.
         device: Device of `data`.
         staged: See `Slab`.
 
     """
 
-    #: Whether host and device have memory of their own.
-    is_staged: bool
-
     #: The tensors, locked: a key that a caller replaced would be lost to every later env step.
     data: TensorDict
-
-    #: Leaves of the observation that is acted on next.
-    obs: list[Leaf]
-
-    #: Leaves of the observation before a reset; empty where that is not an episode key.
-    final: list[Leaf]
-
-    #: Rewards and flags, `[num_envs]`.
-    rewards: npt.NDArray[Any]
-    terminated: BoolArray
-    truncated: BoolArray
-    first: BoolArray
-    valid: BoolArray
 
     def __init__(
         self,
@@ -179,7 +203,6 @@ class Row:
         block = ((len(flags), num_envs, 1), torch.bool)
         self._slab = Slab([*layout.values(), block], device, staged=staged)
         *others, shared = self._slab.slots
-        self.is_staged = len(shared.arrays) > 1
         slots = dict(zip(layout, others, strict=True))
         for i, flag in enumerate(flags):
             slots[(flag,)] = Slot(tuple(array[i] for array in shared.arrays), shared.tensor[i])
@@ -188,98 +211,46 @@ class Row:
         for key, slot in slots.items():
             self.data.set(key, slot.tensor)
         self.data.lock_()
-        self._faces = [_face(parts, slots, side, num_envs) for side in range(len(shared.arrays))]
-        self._turn()
+        self._rows = [_make_row(parts, slots, side) for side in range(len(shared.arrays))]
+        self._is_staged = len(self._rows) > 1
 
-    def _turn(self) -> None:
-        """Show the side that may be written."""
-        face = self._faces[self._slab.side]
-        self.obs, self.final, self.rewards, *flags = face
-        self.terminated, self.truncated, self.first, self.valid = flags
-
-    def read(self, batch: Any, rewards: Any, terminated: Any, truncated: Any) -> None:
-        """Take what an env step returned, but for its infos. Waits until that may be written."""
-        if self.is_staged:
-            self._slab.wait()
-        for leaf in self.obs:
-            leaf.read(batch)
-        if (  # what nearly all return; one test costs less than three
-            type(rewards) is type(terminated) is type(truncated) is np.ndarray
-            and rewards.shape == terminated.shape == truncated.shape == self.rewards.shape
-            and rewards.dtype.kind == "f"
-            and terminated.dtype.kind == truncated.dtype.kind == "b"
-        ):
-            self.rewards[...] = rewards
-            self.terminated[...] = terminated
-            self.truncated[...] = truncated
-            return
-        copy_into(self.rewards, rewards, DataKeys.REWARDS)
-        copy_into(self.terminated, terminated, DataKeys.TERMINATED)
-        copy_into(self.truncated, truncated, DataKeys.TRUNCATED)
-
-    def read_obs(self, batch: Any) -> None:
-        """Take the observations that are acted on next."""
-        for leaf in self.obs:
-            leaf.read(batch)
-
-    def read_obs_rows(self, batch: Any, rows: BoolArray) -> None:
-        """Take the observations that are acted on next, where `rows` is True."""
-        for leaf in self.obs:
-            leaf.read_rows(batch, rows)
-
-    def keep_final(self) -> None:
-        """Copy the observations to the final ones, before rows are reset."""
-        for final, obs in zip(self.final, self.obs, strict=False):  # `final` may be empty
-            np.copyto(final.array, obs.array)
-
-    def wait(self) -> None:
-        """Return when the row may be written to."""
+    def writable(self) -> Row:
+        """The row to write next, when it may be written to."""
+        if not self._is_staged:
+            return self._rows[0]
         self._slab.wait()
+        return self._rows[self._slab.side]
 
     def publish(self) -> TensorDict:
-        """The row on its device. Unchanged until the next one is written."""
-        if self.is_staged:
+        """What was written, on the device. Unchanged until the next row is written."""
+        if self._is_staged:
             self._slab.publish()
-            self._turn()
         return self.data
 
 
-def _face(
-    parts: Sequence[Part], slots: dict[tuple[str, ...], Slot], side: int, num_envs: int
-) -> Face:
-    """The arrays of one side; `valid` is all True where it is not an episode key."""
-
+def _make_row(parts: Sequence[Part], slots: dict[tuple[str, ...], Slot], side: int) -> Row:
     def flat(name: str) -> npt.NDArray[Any]:
-        return slots[(name,)].arrays[side].reshape(num_envs)
+        return slots[(name,)].arrays[side].reshape(-1)
 
-    all_valid = np.ones(num_envs, dtype=np.bool_)
-    return Face(
-        _leaves(DataKeys.OBS, parts, slots, side),
-        _leaves(DataKeys.FINAL_OBS, parts, slots, side),
-        flat(DataKeys.REWARDS),
-        flat(DataKeys.TERMINATED),
-        flat(DataKeys.TRUNCATED),
-        flat(DataKeys.FIRST),
-        flat(DataKeys.VALID) if (DataKeys.VALID,) in slots else all_valid,
+    def leaves(name: str) -> list[Leaf]:
+        return [
+            Leaf(where(name, part.path), part.path, part.start, _as_space(slot.arrays[side], part))
+            for part in parts
+            if (slot := slots.get((name, *part.key))) is not None
+        ]
+
+    rewards = flat(DataKeys.REWARDS)
+    return Row(
+        obs=leaves(DataKeys.OBS),
+        final=leaves(DataKeys.FINAL_OBS),
+        rewards=rewards,
+        terminated=flat(DataKeys.TERMINATED),
+        truncated=flat(DataKeys.TRUNCATED),
+        first=flat(DataKeys.FIRST),
+        valid=flat(DataKeys.VALID) if (DataKeys.VALID,) in slots else np.ones(len(rewards), bool),
     )
-
-
-def _leaves(
-    name: str, parts: Sequence[Part], slots: dict[tuple[str, ...], Slot], side: int
-) -> list[Leaf]:
-    return [
-        Leaf(where(name, part.path), part.path, start_of(part), _as_space(slot.arrays[side], part))
-        for part in parts
-        if (slot := slots.get((name, *part.key))) is not None
-    ]
 
 
 def _as_space(array: npt.NDArray[Any], part: Part) -> npt.NDArray[Any]:
     """`[num_envs, *space.shape]`: a scalar of the space has a dimension of its own in its spec."""
     return array.reshape(len(array), *(part.space.shape or ()))
-
-
-def start_of(part: Part) -> None | npt.NDArray[Any]:
-    """What the space's values start at; `None` where they start at 0."""
-    start = np.asarray(getattr(part.space, "start", 0))
-    return start if start.any() else None

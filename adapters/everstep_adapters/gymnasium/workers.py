@@ -1,8 +1,7 @@
-"""Calls to a vector environment: what it raises, who answers, and what becomes of its processes.
+"""Calls to Gymnasium's own vector environments, and the processes of an `AsyncVectorEnv`.
 
-Whatever an environment raises becomes an `EnvError` that names it. The processes of an
-`AsyncVectorEnv` are ended as soon as one of them has failed: what they would answer from then on
-belongs to no env step.
+All processes are ended as soon as one of them has failed: later answers of the others would belong
+to no env step.
 """
 
 import socket
@@ -13,26 +12,28 @@ from typing import TYPE_CHECKING, Any
 from everstep.env import has_halves
 from everstep.errors import AdapterError, EnvError
 
-from ..common.calls import GONE, Calls, error_text
+from ..common.calls import GONE, VectorCalls, error_text
 from ..common.pools import PoolCalls, is_ale, is_envpool
 
 if TYPE_CHECKING:
     from gymnasium.vector import AsyncVectorEnv, VectorEnv
 
-#: Seconds that an error which a worker announced may be on its way, and that one may take to end.
+#: Seconds to wait for an error that a worker has announced, and for a process to end.
 _PATIENCE = 5.0
 
+_HERE = "by running it in this process, with `vectorization_mode='sync'` or `SyncVectorEnv`"
 
-class BufferCalls(Calls):
-    """Calls to a `SyncVectorEnv`, which returns its buffer of observations in `step`, not a copy.
 
-    Whoever calls takes what is returned before the next call. Others who step the environment get
-    the copies that it was made to return.
+class BufferCalls(VectorCalls):
+    """Calls to a `SyncVectorEnv`, whose `step` returns its buffer of observations, not a copy.
+
+    The caller reads what is returned before the next call. Others who step the environment get the
+    copies that it was made to return.
     """
 
     def step(self, actions: Any) -> Any:
-        """See `Calls.step`."""
-        env: Any = self._env
+        """See `VectorCalls.step`."""
+        env = self._env
         copies, env.copy = env.copy, False
         try:
             return super().step(actions)
@@ -40,75 +41,65 @@ class BufferCalls(Calls):
             env.copy = copies
 
 
-class WorkerCalls(Calls):
+class WorkerCalls(VectorCalls):
     """Calls to an environment whose rows are processes; the first failure ends them all.
 
     Args:
         env: The environment, perhaps in wrappers.
-        patience: Seconds that a worker may take to answer; `None` for any time.
+        timeout: Seconds that a worker may take to answer; `None` for no limit.
 
     """
 
-    def __init__(self, env: "VectorEnv[Any, Any, Any]", patience: None | float) -> None:
+    def __init__(self, env: "VectorEnv[Any, Any, Any]", timeout: None | float) -> None:
         super().__init__(env)
-        self._workers: AsyncVectorEnv = env.unwrapped  # type: ignore[assignment]
-        self._patience = patience
+        workers: Any = env.unwrapped
+        self._workers = workers
+        self._timeout = timeout
         self._has_begun = False
-        self._errors = _Errors(self._workers.error_queue)
-        self._workers.error_queue = self._errors  # type: ignore[assignment]
-        limit_waiting(self._workers, patience)
+        self._errors = workers.error_queue = _Errors(workers.error_queue)
+        limit_waiting(workers, timeout)
 
     @property
     def asynchronous(self) -> bool:
-        """See `Calls.asynchronous`. Wrappers know of no such thing, and wait."""
+        """See `VectorCalls.asynchronous`. Wrappers have no `step_async` of their own."""
         return self._env is self._workers and has_halves(self._env, "step_async")
 
     def send(self, actions: Any) -> None:
-        """See `Calls.send`. The workers begin at once."""
+        """See `VectorCalls.send`. The workers begin at once."""
         self._has_begun = self.asynchronous
-        if not self._has_begun:
-            return super().send(actions)
-        self._check_open()
-        try:
-            self._workers.step_async(actions)
-        except BaseException as error:
-            self._fail("step", error)
-            raise
+        if self._has_begun:
+            self.call("step_async", actions)
+        else:
+            super().send(actions)
 
     def receive(self) -> Any:
-        """See `Calls.receive`."""
-        if not self._has_begun:
-            return super().receive()
-        self._check_open()
-        try:
-            return self._workers.step_wait()
-        except BaseException as error:
-            self._fail("step", error)
-            raise
+        """See `VectorCalls.receive`."""
+        return self.call("step_wait") if self._has_begun else super().receive()
 
     def close(self) -> None:
         """Close the environment, once; its processes end whatever state they are in."""
         from gymnasium.vector.async_vector_env import AsyncState
 
-        if not self._ended and self._workers._state is not AsyncState.DEFAULT:
-            end_processes(self._workers)  # waiting for their answers could take for ever
+        if not self._closed and self._workers._state is not AsyncState.DEFAULT:
+            end_processes(self._workers)  # their answers may never come
         try:
             super().close()
         except (OSError, EOFError):  # some had ended already, or do not answer
             end_processes(self._workers)
 
-    def _fail(self, name: str, error: BaseException) -> None:
+    def _fail(self, method: str, error: BaseException, hint: str = "") -> None:
+        name = "step" if method.startswith("step_") else method
         codes = end_processes(self._workers, some_ended=isinstance(error, GONE))
         self.close()
-        self._ended = f"was closed after `{name}` failed or was interrupted"
+        self._closed = f"was closed after `{name}` failed or was interrupted"
         if isinstance(error, Exception):
             reason = self._reason(error, codes)
-            raise EnvError(f"{self._env} failed in `{name}`: {reason}") from error
+            raise EnvError(f"{self.name} failed in `{name}`: {reason}") from error
 
     def _reason(self, error: Exception, codes: dict[int, int]) -> str:
         if isinstance(error, BlockingIOError) and not self._errors.last:
             return (
-                f"a worker did not answer within {self._patience} s, so all were ended. Pass a "
+                f"a worker did not answer within {self._timeout} s, so all were ended. Pass a "
                 f"larger `step_timeout` if it may take longer, or find where it hangs {_HERE}."
             )
         if isinstance(error, GONE) and not self._errors.last:
@@ -118,53 +109,49 @@ class WorkerCalls(Calls):
                 "it was killed, often for want of memory: use fewer environments. Other codes are "
                 f"its own: find the cause {_HERE}."
             )
-        return (
-            f"{self._errors.last or error_text(error)}. All workers were ended; debug it {_HERE}."
-        )
-
-
-_HERE = "by running it in this process, with `vectorization_mode='sync'` or `SyncVectorEnv`"
+        cause = self._errors.last or error_text(error)
+        return f"{cause}. All workers were ended; debug it {_HERE}."
 
 
 class _Errors:
-    """The queue on which workers tell their errors, but not waited for without end.
+    """The queue of the workers' errors, with a limit on waiting.
 
     An error that cannot be pickled never arrives.
     """
 
-    #: The last error that arrived: which environment raised what.
+    #: The last error that arrived, with the number of its environment.
     last: str
 
-    def __init__(self, errors: Any) -> None:
+    def __init__(self, queue: Any) -> None:
         self.last = ""
-        self._errors = errors
+        self._queue = queue
 
     def get(self) -> Any:
         """The next error: environment, type, value and traceback.
 
         Raises:
-            EOFError: Where none arrives, or one that does not exist here.
+            EOFError: If none arrives, or one whose class does not exist here.
 
         """
         try:
-            told = self._errors.get(timeout=_PATIENCE)
+            received = self._queue.get(timeout=_PATIENCE)
         except Exception as error:
             self.last = "an environment raised an error that could not be sent to this process"
             raise EOFError(self.last) from error
-        index, kind, value, _ = told
+        index, kind, value, _ = received
         self.last = f"environment {index} raised {kind.__name__}: {value}"
-        return told
+        return received
 
 
-def make_calls(env: "VectorEnv[Any, Any, Any]", step_timeout: None | float) -> Calls:
-    """How `env` is called.
+def make_calls(env: "VectorEnv[Any, Any, Any]", step_timeout: None | float) -> VectorCalls:
+    """The calls to `env`.
 
     Args:
         env: The environment.
         step_timeout: Seconds that a worker of an `AsyncVectorEnv` may take to answer.
 
     Raises:
-        AdapterError: Where the time is not positive.
+        AdapterError: If the time is not positive.
 
     """
     from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
@@ -175,14 +162,14 @@ def make_calls(env: "VectorEnv[Any, Any, Any]", step_timeout: None | float) -> C
         return WorkerCalls(env, step_timeout)
     if type(env) is SyncVectorEnv:
         return BufferCalls(env)
-    return PoolCalls(env) if is_envpool(env) or is_ale(env) else Calls(env)
+    return PoolCalls(env) if is_envpool(env) or is_ale(env) else VectorCalls(env)
 
 
 def limit_waiting(env: "AsyncVectorEnv", seconds: None | float) -> None:
-    """Let reading a worker's answer fail with `BlockingIOError` after `seconds`.
+    """Make reading a worker's answer raise `BlockingIOError` after `seconds`.
 
-    The operating system keeps the time, so it costs nothing in an env step. The pipes of Windows
-    know no such limit: there it has no effect.
+    The operating system measures the time, so it costs nothing in an env step. Pipes of Windows
+    have no such limit: there this has no effect.
     """
     if not hasattr(socket, "AF_UNIX"):
         return
@@ -194,11 +181,11 @@ def limit_waiting(env: "AsyncVectorEnv", seconds: None | float) -> None:
 
 
 def end_processes(env: "AsyncVectorEnv", some_ended: bool = False) -> dict[int, int]:
-    """End every worker, at once. Exit codes of those that had ended by themselves, by row.
+    """End every worker at once. Exit codes, by row, of those that had ended by themselves.
 
     Args:
         env: The environment, whose `close` has nothing to do afterwards.
-        some_ended: A pipe is gone, so its process is ending: wait for its exit code.
+        some_ended: Whether a pipe is gone, so that a process is ending: wait for its exit code.
 
     """
     from gymnasium.vector.async_vector_env import AsyncState
@@ -207,11 +194,7 @@ def end_processes(env: "AsyncVectorEnv", some_ended: bool = False) -> dict[int, 
     for process in env.processes:
         if process.sentinel in gone:
             process.join(_PATIENCE)
-    ended = {
-        i: process.exitcode
-        for i, process in enumerate(env.processes)
-        if process.exitcode is not None
-    }
+    codes = [process.exitcode for process in env.processes]
     for process in env.processes:
         process.terminate()
     for process in env.processes:
@@ -224,4 +207,4 @@ def end_processes(env: "AsyncVectorEnv", some_ended: bool = False) -> dict[int, 
             pipe.close()
     env._state = AsyncState.DEFAULT
     env.closed = True
-    return ended
+    return {i: code for i, code in enumerate(codes) if code is not None}

@@ -12,7 +12,7 @@ from everstep.data import Device
 from everstep.env import Env
 from everstep.errors import AdapterError
 
-from ..common.description import spec_in_words
+from ..common.specs import describe_spec
 from .actions import Actions
 from .endings import Endings, External, NextStep, SameStep, told
 from .probe import study
@@ -245,8 +245,8 @@ class IsaacGymEnv(Env):
             "family": f"a task with the interface of {_INTERFACES[reader.interface]}",
             "environment": reader.name,
             "num_envs": str(self.num_envs),
-            "observation": spec_in_words(self.observation_spec),
-            "action": spec_in_words(self.action_spec),
+            "observation": describe_spec(self.observation_spec),
+            "action": describe_spec(self.action_spec),
             "resets": f"{told(self.reset_style)}, known from {self._found.known_from}",
             "final observations": self._endings.final_obs,
             "limit": f"time-outs: {self._time_outs.note}",

@@ -3,7 +3,7 @@
 from importlib.metadata import version
 from typing import Any
 
-from ..common.description import spec_in_words
+from ..common.specs import describe_spec
 from .actions import OneHotActions
 from .calls import called
 from .keys import STEP_COUNT, told_keys
@@ -49,14 +49,14 @@ def _observation(adapter: Any) -> str:
     seen = {leaf.key for leaf in adapter._leaves.values()}
     keys = map(as_key, adapter.env.observation_spec.keys(True, True))
     left_out = [key for key in keys if key not in seen and key[-1] != STEP_COUNT]
-    told = spec_in_words(adapter.observation_spec)
+    told = describe_spec(adapter.observation_spec)
     if len(seen) == 1:
         told = f"{spelled(list(seen))}: {told}"
     return f"{told} (left out: {spelled(left_out)})" if left_out else told
 
 
 def _action(adapter: Any) -> str:
-    told = f"{spelled([adapter._key])}: {spec_in_words(adapter.action_spec)}"
+    told = f"{spelled([adapter._key])}: {describe_spec(adapter.action_spec)}"
     return f"{told}, sent one-hot" if isinstance(adapter._actions, OneHotActions) else told
 
 
