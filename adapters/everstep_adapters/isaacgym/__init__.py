@@ -1,14 +1,15 @@
-"""Tasks in IsaacGym's manner as Everstep environments, told by their interface.
+"""Tasks with IsaacGym's interfaces as Everstep environments.
 
-When a task resets what has ended decides what its rows look like (row `t` holds what happened
-because of action `t`). There are four times, and tasks of all four look alike from outside:
+When a task resets an environment whose episode has ended decides what its rows look like (row `t`
+holds what happened because of action `t`). There are four reset styles, which the interface does
+not tell apart:
 
 * **A** (`next_step_after_physics`): in the next env step, after the physics. The row that ends
-  returns the final observation; what the physics make of the row after it is thrown away.
+  returns the final observation; the physics of the row after it are discarded.
 * **B** (`next_step_before_physics`): in the next env step, before the physics. The row that ends
-  returns the final observation; the action of the row after it meets the state of the reset, which
-  nobody saw. In A and B that row is `first` and not `valid`, its reward is 0 whatever the task
-  computes, and the task is given an action of 0 in it.
+  returns the final observation; the action of the row after it acts on the state of the reset,
+  which was never observed. In A and B that row is `first` and not `valid`, its reward is 0 whatever
+  the task computes, and the task is given an action of 0 in it.
 * **C** (`same_step`): in the env step that ends the episode. The row is done and `first`, and the
   final observation is lost, unless the task puts it into `extras`.
 * **D** (`external`): when `reset_done` is called. The adapter calls it after each env step. The row

@@ -1,4 +1,4 @@
-"""Finding out when a task resets what has ended, by letting its clock run out."""
+"""The reset style of a task, determined by making its episodes time out."""
 
 from typing import Any, NamedTuple
 
@@ -6,46 +6,42 @@ import torch
 
 from everstep.errors import AdapterError
 
-from .endings import FINAL_OBS, STYLES, parse_style, reset_same_step, told
+from .endings import FINAL_OBS, describe_style, list_styles, parse_style, reset_same_step
 from .tasks import Outcome, Task
 
 #: Env steps in which episodes must end once the clock is one env step before its usual end.
-_PATIENCE = 4
-
-_WAY_OUT = "Say when it resets, `reset_style=` one of " + ", ".join(
-    f"{letter!r} ({word!r})" for letter, word in STYLES.items()
-)
+_MOST_ENV_STEPS = 4
 
 
-class Found(NamedTuple):
-    """What was found out about a task."""
+class Profile(NamedTuple):
+    """Properties of a task that its interface does not show."""
 
-    #: `"A"`, `"B"`, `"C"` or `"D"`.
+    #: Reset style: `"A"`, `"B"`, `"C"` or `"D"`.
     style: str
 
-    #: Where that is known from.
+    #: Source of the style.
     known_from: str
 
-    #: Env steps of an episode, a number or a tensor `[N]`; None where nobody says.
+    #: Env steps of an episode, a number or a tensor `[N]`; None if unknown.
     limit: Any
 
-    #: Where final observations are in `extras`; None where they are not.
+    #: Key of final observations in `extras`; None if there is none.
     final_key: None | str
 
-    #: What an env step returned.
+    #: Outcome of an env step.
     outcome: Outcome
 
 
-def study(task: Task, reset_style: None | str, max_episode_length: Any) -> Found:
-    """What an adapter has to know about a task; takes it a few env steps.
+def study(task: Task, reset_style: None | str, max_episode_length: Any) -> Profile:
+    """The properties of a task. Takes a few env steps of it.
 
     Args:
         task: The task.
-        reset_style: Letter or word of when it resets; None to find out.
-        max_episode_length: What the task's attribute of this name would say; None to ask it.
+        reset_style: Letter or name of its style; None to determine it.
+        max_episode_length: Replaces the task's attribute of this name, unless None.
 
     Raises:
-        AdapterError: Where it cannot be found out, or is given as what it cannot be.
+        AdapterError: If the style cannot be determined, or the task cannot have the given one.
 
     """
     longest = task.max_episode_length if max_episode_length is None else max_episode_length
@@ -53,7 +49,7 @@ def study(task: Task, reset_style: None | str, max_episode_length: Any) -> Found
     if task.interface != "VecTask":
         if reset_style is not None and parse_style(reset_style) != "C":
             raise AdapterError(
-                f"{task.name} resets what has ended in the same env step, as its interface says; "
+                f"{task.name} resets in the env step that ends an episode, as its interface says; "
                 f"got `reset_style={reset_style!r}`. Leave it out."
             )
         reset_same_step(task)  # legged_gym reports time-outs only from the first reset on
@@ -62,85 +58,90 @@ def study(task: Task, reset_style: None | str, max_episode_length: Any) -> Found
         return _probe(task, longest)
     style = parse_style(reset_style)
     if style == "D" and task.method("reset_done") is None:
-        raise AdapterError(f"{task.name} has no `reset_done`, so its style cannot be {told('D')}.")
+        style = describe_style(style)
+        raise AdapterError(f"{task.name} has no `reset_done`, so its style cannot be {style}.")
     return _look(style, "given", usual, task)
 
 
-def _look(style: str, known_from: str, limit: Any, task: Task) -> Found:
-    """What is left to be found where the style is known."""
+def _look(style: str, known_from: str, limit: Any, task: Task) -> Profile:
+    """The rest of the properties, for a known style."""
     outcome = task.step(task.zero_actions())
-    return Found(style, known_from, limit, _final_key(outcome), outcome)
+    return Profile(style, known_from, limit, _final_key(outcome), outcome)
 
 
 def _final_key(outcome: Outcome) -> None | str:
     return next((key for key in FINAL_OBS if key in outcome.extras), None)
 
 
-def _probe(task: Task, longest: Any) -> Found:
-    """When a VecTask resets, from what its clock shows after all episodes were made to time out.
+def _probe(task: Task, longest: Any) -> Profile:
+    """The properties of a VecTask, from its clock after all episodes were made to time out.
 
-    A task sets its clock back when it resets. Where it does so in the env step in which time is up
-    the style is C. Otherwise the clock tells after one env step more: 0 where the reset came after
-    the clock had moved (A), 1 where it came before (B); and it has moved on where nothing was
-    reset (D). Takes up to six env steps with actions of 0, and synchronises.
+    A task sets its clock back when it resets. If it does so in the env step in which time is up,
+    the style is C. Otherwise the clock shows the style after one more env step: 0 if the reset came
+    after the clock had moved (A), 1 if it came before (B), and a larger number if nothing was reset
+    (D). Takes up to six env steps with actions of 0, and synchronises.
 
     Raises:
-        AdapterError: Where the clock does not tell; names the option that does.
+        AdapterError: If the clock does not show the style; names the option that sets it.
 
     """
     if longest is None or isinstance(longest, torch.Tensor) or not 2 <= longest < 2**31:
-        raise AdapterError(
-            f"When {task.name} resets cannot be found out: its `max_episode_length` would have to "
-            f"be a number from 2 on; got {longest}. {_WAY_OUT}."
-        )
+        rule = "its `max_episode_length` must be a finite number of at least 2"
+        raise _unknown(task, f"{rule}; got {longest}")
     waiting = task.step(task.zero_actions()).done  # resets what A and B have pending at first
     start = int(longest) - 2
     task.set_clock(start)
     outcome, ended, env_steps = _until_all_end(task, waiting.flatten(), longest)
     limit = start + env_steps
     if bool((task.clock[ended] == 0).all()):
-        return Found("C", "its clock", limit, _final_key(outcome), outcome)
+        return Profile("C", "its clock", limit, _final_key(outcome), outcome)
     task.step(task.zero_actions())
     style = _lazy_style(task, task.clock[ended], limit)
-    return Found(style, "its clock", limit, None, outcome)
+    return Profile(style, "its clock", limit, None, outcome)
 
 
 def _until_all_end(
     task: Task, waiting: torch.Tensor, longest: float
 ) -> tuple[Outcome, torch.Tensor, int]:
-    """The env step that ended all that were left, which these were, `[N]`, and its number.
+    """The outcome that ended all remaining episodes, their rows `[N]`, and its number of env steps.
 
-    Those that fail on the way are left out: they say nothing about the clock.
+    Episodes that fail before are left out: they show nothing about the clock.
     """
     left = waiting if bool(waiting.all()) else ~waiting
-    for env_steps in range(1, _PATIENCE + 1):
+    for env_steps in range(1, _MOST_ENV_STEPS + 1):
         outcome = task.step(task.zero_actions())
         done = outcome.done.flatten()
         if bool(done[left].all()):
             return outcome, left.to(task.clock.device), env_steps
         left = left & ~done
-    raise AdapterError(
-        f"When {task.name} resets cannot be found out: its episodes did not end when "
-        f"`{task.clock_name}` came to `max_episode_length` ({longest}). {_WAY_OUT}."
-    )
+    end = f"when `{task.clock_name}` was at `max_episode_length` ({longest})"
+    raise _unknown(task, f"its episodes did not end {end}")
 
 
 def _lazy_style(task: Task, clock: torch.Tensor, limit: int) -> str:
-    """A, B or D, from the clock of what had ended one env step before.
+    """A, B or D, from the clock of the rows that had ended one env step before.
 
     Raises:
-        AdapterError: Where it shows something else, or different things.
+        AdapterError: If it shows something else, or different things.
 
     """
-    shown = set(clock.tolist())
-    if shown == {0}:
+    values = set(clock.tolist())
+    if values == {0}:
         return "A"
-    if shown == {1}:
+    if values == {1}:
         return "B"
-    if all(value > limit for value in shown) and task.method("reset_done") is not None:
+    has_reset = task.method("reset_done") is not None
+    if has_reset and all(value > limit for value in values):
         return "D"
-    raise AdapterError(
-        f"When {task.name} resets cannot be found out: one env step after its episodes had ended "
-        f"after {limit}, `{task.clock_name}` shows {sorted(shown)}"
-        f"{'' if task.method('reset_done') else ', and it has no `reset_done`'}. {_WAY_OUT}."
+    raise _unknown(
+        task,
+        f"one env step after its episodes had ended after {limit}, `{task.clock_name}` shows "
+        f"{sorted(values)}{'' if has_reset else ', and it has no `reset_done`'}",
+    )
+
+
+def _unknown(task: Task, reason: str) -> AdapterError:
+    return AdapterError(
+        f"The reset style of {task.name} cannot be determined: {reason}. Pass `reset_style=` one "
+        f"of {list_styles()}."
     )

@@ -1,6 +1,6 @@
-"""Reading tasks of IsaacGym's manner: where each keeps its clock, and what its `step` returns.
+"""Tasks of IsaacGym, legged_gym, rsl_rl and Isaac Lab, read through one interface.
 
-Three interfaces are told apart by their members, never by names of classes:
+Three interfaces are distinguished by their members, never by names of classes:
 
 * **VecTask** (IsaacGymEnvs, OmniIsaacGymEnvs): `progress_buf` and `reset_buf`; `step` returns
   `(obs_dict, rewards, resets, extras)`.
@@ -10,7 +10,6 @@ Three interfaces are told apart by their members, never by names of classes:
   `(obs, rewards, terminated, time_outs, extras)`.
 """
 
-import sys
 from collections.abc import Mapping, Sequence
 from functools import reduce
 from operator import getitem
@@ -18,21 +17,22 @@ from typing import Any, NamedTuple
 
 import torch
 from tensordict import TensorDict
-from torchrl.data import Composite, TensorSpec, Unbounded
+from torchrl.data import TensorSpec, Unbounded
 
 from everstep.env import Env
 from everstep.errors import AdapterError, EnvError
+from everstep.specs import Leaves, Path, Structure
 
-#: Keys that lead to a tensor of an observation.
-Path = tuple[str, ...]
+from ..common.detection import is_loaded_instance
+from ..common.specs import compose_spec
 
-#: What an observation is while it is read: a tensor, or nested mappings of them.
+#: An observation as a task returns it: a tensor, or nested mappings of tensors.
 Tree = Any
 
-#: Where a task counts env steps, by interface.
+#: Attribute in which a task counts env steps, by interface.
 _CLOCKS = {"VecTask": "progress_buf", "VecEnv": "episode_length_buf", "Lab": "episode_length_buf"}
 
-# Of rsl_rl's environments, `action_space` is sometimes that of the whole batch.
+# In rsl_rl's environments `action_space` is sometimes that of the whole batch.
 _ACTION_SPACES: dict[str, tuple[str, ...]] = {
     "VecTask": ("act_space", "action_space"),
     "VecEnv": (),
@@ -40,19 +40,22 @@ _ACTION_SPACES: dict[str, tuple[str, ...]] = {
 }
 
 
-class Outcome(NamedTuple):
-    """What an env step returned, on the adapter's device; columns are `[N, 1]`."""
+_OTHER_ADAPTERS = (("gymnasium.vector", "VectorEnv"), ("torchrl.envs.common", "EnvBase"))
 
-    #: Observation `[N, …]`, the task's own memory where it is on the device already.
+
+class Outcome(NamedTuple):
+    """Results of an env step on the adapter's device; columns are `[N, 1]`."""
+
+    #: Observation `[N, …]`; the task's own memory if it is on the device already.
     obs: Tree
 
     #: Rewards; may be a view of the task's memory.
     rewards: torch.Tensor
 
-    #: Where an episode ended, bool; new memory.
+    #: Rows whose episode ended, bool; new memory.
     done: torch.Tensor
 
-    #: `terminated` and `truncated`, bool, where `step` returns them apart; else None.
+    #: `terminated` and `truncated`, bool, if `step` returns both; else None.
     flags: None | tuple[torch.Tensor, torch.Tensor]
 
     #: Everything else.
@@ -60,12 +63,12 @@ class Outcome(NamedTuple):
 
 
 def interface_of(env: Any) -> None | str:
-    """Which interface an object has, `"VecTask"`, `"VecEnv"` or `"Lab"`; None where none of them.
+    """The interface of an object, `"VecTask"`, `"VecEnv"` or `"Lab"`; None if it has none.
 
-    Imports nothing. Environments that have an adapter of their own have none of them here, though
-    their wrappers may pass on the members of a task inside.
+    Imports nothing. Environments that have an adapter of their own have none of these interfaces,
+    though their wrappers may forward the members of a task inside.
     """
-    if isinstance(env, Env) or _is_of_another_family(env):
+    if isinstance(env, Env) or any(is_loaded_instance(env, *kind) for kind in _OTHER_ADAPTERS):
         return None
     if not isinstance(getattr(env, "num_envs", None), int) or not _calls(env, "step"):
         return None
@@ -78,16 +81,10 @@ def interface_of(env: Any) -> None | str:
     return None
 
 
-def _is_of_another_family(env: object) -> bool:
-    families = (("gymnasium.vector", "VectorEnv"), ("torchrl.envs.common", "EnvBase"))
-    known = (getattr(sys.modules.get(module), name, None) for module, name in families)
-    return any(isinstance(family, type) and isinstance(env, family) for family in known)
-
-
 def _has(env: Any, *names: str) -> bool:
-    """Whether all of them are tensors of one number an environment."""
-    found = (getattr(env, name, None) for name in names)
-    return all(isinstance(x, torch.Tensor) and x.shape == (env.num_envs,) for x in found)
+    """Whether all attributes of these names are tensors `[num_envs]`."""
+    values = (getattr(env, name, None) for name in names)
+    return all(isinstance(x, torch.Tensor) and x.shape == (env.num_envs,) for x in values)
 
 
 def _calls(env: Any, name: str) -> bool:
@@ -95,14 +92,14 @@ def _calls(env: Any, name: str) -> bool:
 
 
 class Task:
-    """A task, read in one way whatever its interface.
+    """A task of any of the interfaces.
 
     Args:
         env: The task.
-        device: Where everything goes that is read; None for where the task has it.
+        device: Device of the results; None for the task's own.
 
     Raises:
-        AdapterError: Where the object has none of the interfaces.
+        AdapterError: If the object has none of the interfaces.
 
     """
 
@@ -112,10 +109,10 @@ class Task:
     #: `"VecTask"`, `"VecEnv"` or `"Lab"`.
     interface: str
 
-    #: Where the task takes actions and returns results.
+    #: Device on which the task takes actions and returns results.
     own_device: torch.device
 
-    #: Where results go.
+    #: Device of the results.
     device: torch.device
 
     def __init__(self, env: Any, device: None | str | torch.device) -> None:
@@ -141,65 +138,61 @@ class Task:
 
     @property
     def clock(self) -> torch.Tensor:
-        """Env steps since each environment was reset, `[N]`; the task's own memory."""
+        """Env steps since the reset of each environment, `[N]`; the task's own memory."""
         clock: torch.Tensor = getattr(self.env, self.clock_name)
         return clock
 
     def set_clock(self, value: float) -> None:
-        """Let every environment believe that this many env steps have passed."""
+        """Set the number of env steps since the reset of every environment."""
         if self.interface == "VecTask":
             self.clock.fill_(value)
-        else:  # a property in some: assigning is what these interfaces provide for
+        else:  # a property in some, which these interfaces allow to assign
             setattr(self.env, self.clock_name, torch.full_like(self.clock, value))
 
     @property
     def max_episode_length(self) -> Any:
-        """What the task says an episode is at most: a number, a tensor `[N]`, or None."""
+        """Most env steps of an episode, as the task has it: a number, a tensor `[N]`, or None."""
         return getattr(self.env, "max_episode_length", None)
 
     def method(self, *names: str) -> Any:
-        """The first method of these names that the task has; None where it has none."""
+        """The first method of these names that the task has; None if it has none."""
         return next((getattr(self.env, name) for name in names if _calls(self.env, name)), None)
 
     def zero_actions(self) -> torch.Tensor:
-        """Actions that are all 0, where and as the task takes them, `[N, A]`."""
+        """Actions of 0 on the task's device, `[N, A]`.
+
+        Raises:
+            AdapterError: If the task does not say how many numbers an action has.
+
+        """
         zeros = self.method("zero_actions")
         if zeros is not None:
             actions: torch.Tensor = zeros()
             return actions
-        return torch.zeros(self.num_envs, self.num_actions(), device=self.own_device)
-
-    def num_actions(self) -> int:
-        """How many numbers an action is.
-
-        Raises:
-            AdapterError: Where the task does not say.
-
-        """
-        for name in ("num_actions", "num_acts"):
-            if isinstance(getattr(self.env, name, None), int):
-                return int(getattr(self.env, name))
-        space = self.action_space
-        if space is None:
-            raise AdapterError(f"{self.name} does not say what an action is: set `num_actions`.")
-        return int(space.shape[0])
+        counts = (getattr(self.env, name, None) for name in ("num_actions", "num_acts"))
+        count = next((count for count in counts if isinstance(count, int)), None)
+        if count is None:
+            if self.action_space is None:
+                raise AdapterError(
+                    f"{self.name} does not say what an action is: set `num_actions`."
+                )
+            count = int(self.action_space.shape[0])
+        return torch.zeros(self.num_envs, count, device=self.own_device)
 
     @property
     def action_space(self) -> Any:
-        """The space of one environment's actions, of whatever library; None where there is none."""
+        """The space of one environment's actions, of any library; None if there is none."""
         names = _ACTION_SPACES[self.interface]
         return next((getattr(self.env, n) for n in names if hasattr(self.env, n)), None)
 
-    # ---- what it returns ----------------------------------------------------------------------
-
     def step(self, actions: torch.Tensor) -> Outcome:
-        """Take an env step.
+        """The outcome of an env step.
 
         Args:
-            actions: Actions `[N, A]`. The task may keep and change them.
+            actions: Actions `[N, A]`. The task may store and change them.
 
         Raises:
-            EnvError: Where what the task returns is not one of the known forms.
+            EnvError: If the task returns something of another form.
 
         """
         returned: Any = self.env.step(actions)
@@ -222,10 +215,10 @@ class Task:
     def _lab_outcome(
         self, obs: Tree, rewards: Any, terminated: Any, truncated: Any, extras: Mapping[str, Any]
     ) -> Outcome:
-        """What Isaac Lab's environments return, whose flags come apart."""
-        if not isinstance(truncated, torch.Tensor):  # one for all, as a wrapper may return it
+        """The outcome of an env step in Isaac Lab, which has two flags."""
+        if not isinstance(truncated, torch.Tensor):  # one for all rows, from a wrapper
             truncated = torch.full_like(terminated, bool(truncated))
-        # Compared, not just cast: the task writes its flags in place.
+        # Compared, which copies: the task writes its flags in place.
         flags = (
             self.column(terminated, "terminated") != 0,
             self.column(truncated, "time_outs") != 0,
@@ -233,10 +226,10 @@ class Task:
         return Outcome(obs, self.column(rewards, "rewards"), flags[0] | flags[1], flags, extras)
 
     def column(self, x: Any, name: str) -> torch.Tensor:
-        """One number an environment as `[N, 1]` on the adapter's device; a view where it can be.
+        """One number an environment as `[N, 1]` on the adapter's device; a view if possible.
 
         Raises:
-            EnvError: Where there are more or fewer.
+            EnvError: If there are more or fewer.
 
         """
         if not isinstance(x, torch.Tensor) or x.shape not in self._columns:
@@ -249,7 +242,7 @@ class Task:
         return here.unsqueeze(-1) if here.ndim == 1 else here
 
     def buffers(self) -> Tree:
-        """Observations as `VecTask.step` makes them of the task's buffers."""
+        """Observations from the task's buffers, as `VecTask.step` makes them."""
         limit = float(getattr(self.env, "clip_obs", float("inf")))
         obs = {"obs": self.env.obs_buf.clamp(-limit, limit)}
         if getattr(self.env, "num_states", 0):
@@ -259,12 +252,12 @@ class Task:
 
 
 def with_states(obs: Tree, states: None | torch.Tensor) -> Tree:
-    """Observations, with those for a critic where there are any."""
+    """Observations, with those for a critic if there are any."""
     return {"obs": obs} if states is None else {"obs": obs, "states": states}
 
 
 def on_device(x: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """`x` itself where it is there already and has no gradient; each call of PyTorch costs."""
+    """`x` on `device` without gradient; `x` itself if possible, as each call of PyTorch costs."""
     if x.requires_grad:
         x = x.detach()
     return x if x.device == device else x.to(device)
@@ -276,19 +269,19 @@ def _with_index(device: str | torch.device) -> torch.device:
 
 
 class Observations:
-    """Observations of one structure, that of the first ones.
+    """Reader of observations that have the structure of the first ones.
 
     Args:
-        first: The first ones.
-        keys: Top-level keys to keep; None for all.
-        task: Whose they are.
+        first: The first observations.
+        keys: Top-level keys to read; None for all.
+        task: The task.
 
     Raises:
-        AdapterError: Where there is no tensor in them, or a key that is asked for is missing.
+        AdapterError: If there is no tensor in them, or a key that is asked for is missing.
 
     """
 
-    #: Spec of one environment's observation: plain where there is one tensor, else `Composite`.
+    #: Spec of one environment's observation: plain if there is one tensor, else `Composite`.
     spec: TensorSpec
 
     def __init__(self, first: Tree, keys: None | Sequence[str], task: Task) -> None:
@@ -303,29 +296,31 @@ class Observations:
             )
         self._paths = [path for path in paths if keys is None or path[0] in keys]
         self._is_plain = len(self._paths) == 1
-        specs = [self._leaf_spec(self._leaf(first, path)) for path in self._paths]
-        self.spec = specs[0]
-        if not self._is_plain:
-            self.spec = Composite(device=self._device)
-            for path, spec in zip(self._paths, specs, strict=True):
-                self.spec[path] = spec
+        specs = {
+            () if self._is_plain else path: Unbounded(
+                leaf.shape[1:], device=self._device, dtype=leaf.dtype
+            )
+            for path, leaf in zip(self._paths, self.leaves(first), strict=True)
+        }
+        self.spec = compose_spec(specs, self._device)
+        self._structure = Structure.of(self.spec)
 
     def read(self, obs: Tree) -> torch.Tensor | TensorDict:
-        """Observations `[N, …]` on the device; the task's own memory where it is there already.
+        """Observations `[N, …]` on the device; the task's own memory if it is there already.
 
         Raises:
-            EnvError: Where a tensor is missing.
+            EnvError: If a tensor is missing.
 
         """
-        if self._is_plain:
-            return self._leaf(obs, self._paths[0])
-        nested: dict[str, Any] = {}
-        for path in self._paths:
-            parent = nested
-            for key in path[:-1]:
-                parent = parent.setdefault(key, {})
-            parent[path[-1]] = self._leaf(obs, path)
-        return TensorDict(nested, batch_size=[self._num_envs])
+        return self.pack(self.leaves(obs))
+
+    def leaves(self, obs: Tree) -> Leaves:
+        """The tensors of observations `[N, …]`; see `read`."""
+        return tuple(self._leaf(obs, path) for path in self._paths)
+
+    def pack(self, leaves: Leaves) -> torch.Tensor | TensorDict:
+        """Observations of these tensors."""
+        return self._structure.unflatten(leaves, [self._num_envs])
 
     def _leaf(self, obs: Tree, path: Path) -> torch.Tensor:
         is_leaf = self._is_plain and isinstance(obs, torch.Tensor)
@@ -336,18 +331,15 @@ class Observations:
                 f"{self._name} returned observations without {'.'.join(path)}, which its first "
                 "ones had. Return the same entries in every env step."
             ) from None
-        found = on_device(leaf, self._device)
-        return found.unsqueeze(-1) if found.ndim == 1 else found
-
-    def _leaf_spec(self, leaf: torch.Tensor) -> TensorSpec:
-        return Unbounded(leaf.shape[1:], device=self._device, dtype=leaf.dtype)
+        leaf = on_device(leaf, self._device)
+        return leaf.unsqueeze(-1) if leaf.ndim == 1 else leaf
 
 
 def _paths(obs: Tree, path: Path = ()) -> list[Path]:
-    """Where the tensors of an observation are, in its own order."""
+    """Paths of the tensors of an observation, in its own order."""
     if isinstance(obs, torch.Tensor):
         return [path]
     if not hasattr(obs, "keys"):
         return []
     children = ((str(key), obs[key]) for key in obs.keys())  # noqa: SIM118  a TensorDict has no items of its own order
-    return [found for key, child in children for found in _paths(child, (*path, key))]
+    return [leaf for key, child in children for leaf in _paths(child, (*path, key))]
