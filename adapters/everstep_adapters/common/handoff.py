@@ -273,6 +273,11 @@ class Downlink:
         return array
 
 
+def indexed(device: str | torch.device) -> torch.device:
+    """A device with its index: "cuda" is the current one."""
+    return torch.empty(0, device=device).device
+
+
 def _offsets(
     layout: Sequence[tuple[tuple[int, ...], torch.dtype]],
 ) -> tuple[list[int], int]:

@@ -12,6 +12,7 @@ from everstep.env import Env
 from everstep.errors import AdapterError
 from everstep.specs import Leaves, Structure, leaf_specs
 
+from ..common.exported import Exported
 from .horizon import render_env, seed_env
 
 #: What TorchRL, or the exported environment, writes beside the observation.
@@ -27,7 +28,7 @@ RESERVED = frozenset(
 IS_INIT = "is_init"
 
 
-class EverstepEnvBase(EnvBase):  # type: ignore[misc]
+class EverstepEnvBase(EnvBase, Exported):  # type: ignore[misc]
     """An Everstep environment as a TorchRL environment of batch size `[num_envs]`.
 
     See `to_torchrl`. What it returns is in memory of its own.

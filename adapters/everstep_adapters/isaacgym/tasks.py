@@ -24,6 +24,7 @@ from everstep.errors import AdapterError, EnvError
 from everstep.specs import Leaves, Path, Structure
 
 from ..common.detection import is_loaded_instance
+from ..common.handoff import indexed
 from ..common.specs import compose_spec
 
 #: An observation as a task returns it: a tensor, or nested mappings of tensors.
@@ -128,8 +129,8 @@ class Task:
         self._columns = (torch.Size([self.num_envs]), torch.Size([self.num_envs, 1]))
         self.clock_name = _CLOCKS[interface]
         own: Any = getattr(env, "rl_device", None) or getattr(env, "device", self.clock.device)
-        self.own_device = _with_index(own)
-        self.device = self.own_device if device is None else _with_index(device)
+        self.own_device = indexed(own)
+        self.device = self.own_device if device is None else indexed(device)
 
     @property
     def name(self) -> str:
@@ -263,11 +264,6 @@ def on_device(x: torch.Tensor, device: torch.device) -> torch.Tensor:
     return x if x.device == device else x.to(device)
 
 
-def _with_index(device: str | torch.device) -> torch.device:
-    """`device` with its index: "cuda" is the current one."""
-    return torch.empty(0, device=device).device
-
-
 class Observations:
     """Reader of observations that have the structure of the first ones.
 
@@ -296,11 +292,10 @@ class Observations:
             )
         self._paths = [path for path in paths if keys is None or path[0] in keys]
         self._is_plain = len(self._paths) == 1
+        names = [()] if self._is_plain else self._paths
         specs = {
-            () if self._is_plain else path: Unbounded(
-                leaf.shape[1:], device=self._device, dtype=leaf.dtype
-            )
-            for path, leaf in zip(self._paths, self.leaves(first), strict=True)
+            name: Unbounded(leaf.shape[1:], device=self._device, dtype=leaf.dtype)
+            for name, leaf in zip(names, self.leaves(first), strict=True)
         }
         self.spec = compose_spec(specs, self._device)
         self._structure = Structure.of(self.spec)

@@ -8,8 +8,8 @@ resets itself has lost that observation: its rows have no `final_obs`, or NaN in
 The agents of a multi-agent environment are rows of their own. One that is done before the others
 waits for its environment's reset; its rows until then, and the one of the reset, are not `valid`.
 
-An Everstep environment that `to_torchrl(invalid_rows="keep")` exported keeps its own rows: what it
-marks by `valid` and `is_init` is taken as it is.
+The rows of an Everstep environment that `to_torchrl(invalid_rows="keep")` exported are unchanged:
+`valid` and `is_init` are used as the environment returns them.
 """
 
 from .env import TorchRLEnv

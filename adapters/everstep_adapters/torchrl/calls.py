@@ -1,11 +1,13 @@
-"""Calls to a TorchRL environment: what it raises, and what becomes of its processes."""
+"""Calls to a TorchRL environment, and the processes of a `ParallelEnv`."""
 
 import contextlib
 from typing import Any
 
-from everstep.errors import AdapterError, EnvError, EverstepError
+from everstep.errors import AdapterError
 
-#: Seconds that an ended process may take to be gone.
+from ..common.calls import Calls
+
+#: Seconds to wait for the end of a process.
 _PATIENCE = 5.0
 
 
@@ -19,33 +21,32 @@ def layers_of(env: Any) -> list[Any]:
     return layers
 
 
-def called(env: Any) -> str:
-    """What errors and descriptions call an environment, such as `TransformedEnv(SerialEnv)`."""
+def name_of(env: Any) -> str:
+    """Name of an environment in errors and descriptions, such as `TransformedEnv(SerialEnv)`."""
     names = [type(layer).__name__ for layer in layers_of(env)]
     return "(".join(names) + ")" * (len(names) - 1)
 
 
-class Calls:
-    """Calls to an environment; whatever it raises becomes an `EnvError` that names it.
+class TorchRLCalls(Calls):
+    """Calls to a TorchRL environment.
 
-    The processes of a `ParallelEnv` are ended as soon as one of them has failed: what the others
-    would answer belongs to no env step.
+    All processes of a `ParallelEnv` are ended as soon as one of them has failed: later answers of
+    the others would belong to no env step.
 
     Args:
         env: The environment.
-        step_timeout: Seconds that a process may take to answer; `None` leaves it to TorchRL.
+        step_timeout: Seconds that a process may take to answer; `None` for TorchRL's limit.
 
     Raises:
-        AdapterError: Where the time is not positive, or there is no process to wait for.
+        AdapterError: If the time is not positive, or there is no process to wait for.
 
     """
 
     def __init__(self, env: Any, step_timeout: None | float) -> None:
         from torchrl.envs import ParallelEnv
 
-        self._env = env
+        super().__init__(env)
         self._step_timeout = step_timeout
-        self._ended = ""
         inner = layers_of(env)[-1]
         self._parallel = inner if isinstance(inner, ParallelEnv) else None
         if step_timeout is None:
@@ -53,62 +54,43 @@ class Calls:
         if not step_timeout > 0 or self._parallel is None:
             raise AdapterError(
                 "`step_timeout` is a number of seconds above 0 that the processes of a "
-                f"`ParallelEnv` may take to answer; got {step_timeout} for {called(env)}."
+                f"`ParallelEnv` may take to answer; got {step_timeout} for {self.name}."
             )
         if self._parallel.is_closed:
-            self._parallel.start()  # which sets the time to TorchRL's own
+            self._parallel.start()  # which sets TorchRL's limit
         self._parallel.BATCHED_PIPE_TIMEOUT = step_timeout
 
-    def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """What the environment's method of that name returns.
-
-        Raises:
-            EnvError: Where it raises, or the environment was closed.
-
-        """
-        if self._ended:
-            raise EnvError(f"{called(self._env)} {self._ended}. Make a new one.")
-        try:
-            return getattr(self._env, name)(*args, **kwargs)
-        except BaseException as error:
-            self._fail(name, error)
-            raise
+    @property
+    def name(self) -> str:
+        """See `Calls.name`."""
+        return name_of(self._env)
 
     def close(self) -> None:
         """Close the environment, once."""
-        if not self._ended:
-            self._ended = "was closed"
-            if not self._env.is_closed:
-                self._env.close()
+        if self._env.is_closed:
+            self._closed = self._closed or "was closed"
+        super().close()
 
-    def _fail(self, name: str, error: BaseException) -> None:
-        """Raise an `EnvError` for an error that is the environment's own."""
-        hint = ""
+    def _fail(self, method: str, error: BaseException, hint: str = "") -> None:
         if self._parallel is not None:
             end_processes(self._parallel)
-            self._ended = f"was closed after `{name}` failed or was interrupted"
-            hint = f" All its processes were ended. {_HERE}"
+            self._closed = f"was closed after `{method}` failed or was interrupted"
+            hint = (
+                " All its processes were ended. Their output has the error; debug it by running "
+                "the environments in this process, with a `SerialEnv`."
+            )
             if self._step_timeout is not None and "time limit" in str(error):
                 hint += f" `step_timeout` is {self._step_timeout} s; pass more if it may take that."
-        if isinstance(error, Exception) and not isinstance(error, EverstepError):
-            told = f"{type(error).__name__}: {error}"
-            raise EnvError(f"{called(self._env)} failed in `{name}`: {told}{hint}") from error
-
-
-_HERE = (
-    "What one of them raised it has printed; debug it by running the environments in this "
-    "process, with a `SerialEnv`."
-)
+        super()._fail(method, error, hint)
 
 
 def end_processes(env: Any) -> None:
     """End every process of a `ParallelEnv`, at once, and close it."""
     for process in getattr(env, "_workers", ()):
-        with contextlib.suppress(ValueError):  # TorchRL has closed those of a fault it has found
+        with contextlib.suppress(ValueError):  # TorchRL has closed a process that failed
             process.kill()
             process.join(_PATIENCE)
-    # It would wait that long for the answer of each.
-    env._timeout = 0.0
+    env._timeout = 0.0  # `close` would wait that long for the answer of each
     with contextlib.suppress(Exception):
         env.close()
     env.is_closed = True

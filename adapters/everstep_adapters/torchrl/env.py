@@ -1,7 +1,7 @@
 """The environment that wraps TorchRL's."""
 
-import sys
 from collections.abc import Sequence
+from importlib.metadata import version
 from typing import Any, ClassVar
 
 import torch
@@ -12,11 +12,12 @@ from everstep.env import Env
 from everstep.errors import AdapterError, EnvError
 from everstep.specs import Leaves, Structure
 
-from ..common.actions import ActionBounds
-from .actions import make_actions
-from .calls import Calls, called
-from .description import describe
-from .endings import DoneIs, make_endings
+from ..common.actions import ActionBounds, ActionCheck
+from ..common.detection import is_loaded_instance, pop_options
+from ..common.specs import compose_spec, describe_spec
+from .actions import OneHotActions, make_actions
+from .calls import TorchRLCalls
+from .endings import DoneIs, Endings
 from .handoff import Handoff
 from .keys import (
     STEP_COUNT,
@@ -25,40 +26,24 @@ from .keys import (
     find_reward,
     find_rows,
     limited,
+    own_episode_keys,
     resets_itself,
-    told_keys,
-    warn_of_mistold_ends,
+    warn_of_one_flag,
 )
-from .layout import NestedKey, leaves_of, observation_leaves, observation_spec
+from .layout import NestedKey, as_key, join_keys, leaves_of, observation_leaves
 from .making import make_env
-
-#: Options of the adapter that `TorchRLEnv.make` does not pass on.
-_OPTIONS = (
-    "max_episode_steps",
-    "random_phase",
-    "action_bounds",
-    "categorical_actions",
-    "observation_keys",
-    "action_key",
-    "reward_key",
-    "done_key",
-    "terminated_key",
-    "done_is",
-    "time_limit",
-    "step_timeout",
-)
 
 
 class TorchRLEnv(Env):
-    """Any `torchrl.envs.EnvBase` as an Everstep environment; the module says how it resets.
+    """A `torchrl.envs.EnvBase` as an Everstep environment; the module says how it resets.
 
-    Rows are the environment's batch, flattened, times its agents where it has several. The
-    environment is used as it is, transforms and all, and its specs are what is read. Observations
-    are its own tensors where device, dtype and strides allow it; `float64` becomes PyTorch's
-    default dtype. A scalar gets one dimension. Actions are sent in new memory each time.
+    Rows are the environment's batch, flattened, times its agents if it has several. The environment
+    is used as it is, with its transforms, and its specs decide what is read. Observations are its
+    own tensors if device, dtype and strides allow it; `float64` becomes PyTorch's default dtype. A
+    scalar gets one dimension. Actions are sent in new memory each time.
 
-    An environment that resets in place what it returned in the same env step corrupts its final
-    observations, here as in TorchRL's own collectors.
+    An environment that resets the tensors of an env step in place corrupts its final observations,
+    here as in TorchRL's own collectors.
 
     Args:
         env: Environment. `close` closes it.
@@ -71,23 +56,24 @@ class TorchRLEnv(Env):
             `max_episode_steps`, so that episodes do not end together.
         action_bounds: `"clip"` sends the nearest action inside the spec's bounds; `"rescale"` maps
             [-1, 1] to them.
-        categorical_actions: Show one-hot actions to the policy as categories.
-        observation_keys: What the policy sees, in this order. `None` is every observation but what
-            transforms note for themselves: `is_init`, `step_count`, sums of rewards, `_…`.
-        action_key: The action that the policy chooses, where the environment has several. The
-            others are for its transforms to choose.
-        reward_key: The reward, where the environment has several.
-        done_key: A flag of the group of flags to go by, where the environment has several.
-        terminated_key: The flag that says that the task ended, where it has another name.
-        done_is: `"terminated"` or `"truncated"`: what every end of an episode is, whatever the
+        categorical_actions: Whether one-hot actions are choices for the policy.
+        observation_keys: Keys that the policy observes, in this order. `None` is every observation
+            but those that transforms write for themselves: `is_init`, `step_count`, sums of
+            rewards, `_…`.
+        action_key: The action that the policy chooses, if the environment has several. The others
+            are for its transforms to choose.
+        reward_key: The reward, if the environment has several.
+        done_key: A flag of the group that ends rows, if the environment has several groups.
+        terminated_key: The flag of an end by the task, if it has another name.
+        done_is: `"terminated"` or `"truncated"`: the kind of every end of an episode, whatever the
             flags say.
         time_limit: Env steps after which an end is a truncation, and before which it is a
             termination, whatever the flags say.
-        step_timeout: Seconds that a process of a `ParallelEnv` may take to answer; `None` leaves
-            it to TorchRL.
+        step_timeout: Seconds that a process of a `ParallelEnv` may take to answer; `None` for
+            TorchRL's limit.
 
     Raises:
-        AdapterError: Where the adapter cannot represent the environment; says what does help.
+        AdapterError: If the adapter cannot represent the environment; names a way out.
 
     """
 
@@ -100,7 +86,7 @@ class TorchRLEnv(Env):
     #: Env steps after which the adapter truncates an episode.
     max_episode_steps: None | int
 
-    #: What is stepped: the wrapped environment, or `max_episode_steps` around it.
+    #: The wrapped environment, in a `StepCounter` if there are `max_episode_steps`.
     env: Any
 
     def __init__(
@@ -135,33 +121,34 @@ class TorchRLEnv(Env):
         self._actions = make_actions(
             self._key, env, layout, on_device, action_bounds, categorical_actions
         )
+        self.action_spec = self._actions.spec
+        self._check_action = ActionCheck(self.num_envs, self.action_spec)
         self._reward = find_reward(env, layout, reward_key, on_device)
         dtype = self._reward.spec.dtype
         self._reward_dtype = dtype if dtype.is_floating_point else torch.get_default_dtype()
         observed = find_observed(env, layout, observation_keys)
         self._leaves = observation_leaves(observed, layout, on_device)
-        self._endings = make_endings(env, layout, done_key, terminated_key, done_is, time_limit)
-        if done_is is None and time_limit is None and terminated_key is None:
-            warn_of_mistold_ends(env)
-        self.action_spec = self._actions.spec
-        self.observation_spec = observation_spec(self._leaves, on_device)
+        specs = {path: leaf.spec for path, leaf in self._leaves.items()}
+        self.observation_spec = compose_spec(specs, on_device)
         self._structure = Structure.of(self.observation_spec)
-        told = told_keys(env)
-        self._has_final = DataKeys.FINAL_OBS in told if told else not resets_itself(env)
+        self._endings = Endings(env, layout, done_key, terminated_key, done_is, time_limit)
+        if done_is is None and time_limit is None and terminated_key is None:
+            warn_of_one_flag(env)
+        own_keys = own_episode_keys(env)
+        self._has_final = DataKeys.FINAL_OBS in own_keys if own_keys else not resets_itself(env)
         self.episode_keys = self._endings.episode_keys
         if self._has_final:
             self.episode_keys |= {DataKeys.FINAL_OBS}
-        self._calls = Calls(env, step_timeout)
+        self._calls = TorchRLCalls(env, step_timeout)
         self._handoff = Handoff(env.device or torch.device("cpu"), on_device)
         self._phases = torch.Generator()
-        #: What the next action is put into: the last step's observations and states.
+        #: The last step's observations and states, to which the next action is added.
         self._data: None | TensorDictBase = None
 
     @classmethod
     def matches(cls, env: object, /) -> bool:
-        """True for a TorchRL environment. Imports nothing."""
-        envs = sys.modules.get("torchrl.envs")
-        return envs is not None and isinstance(env, envs.EnvBase)
+        """Whether `env` is a TorchRL environment. Imports nothing."""
+        return is_loaded_instance(env, "torchrl.envs", "EnvBase")
 
     @classmethod
     def make(
@@ -178,7 +165,7 @@ class TorchRLEnv(Env):
 
         Args:
             name: `"module:Class"` or `"package.module.Class"` for an `EnvBase` class, which is
-                made with `batch_size=[num_envs]` where its constructor takes that; else the id of
+                made with `batch_size=[num_envs]` if its constructor takes that; else the id of
                 a Gymnasium environment, for `torchrl.envs.GymEnv`.
             num_envs: Number of parallel environments.
             horizon: Env steps between resets that it is meant for.
@@ -188,10 +175,10 @@ class TorchRLEnv(Env):
                 constructor; what is none of these goes to each environment's constructor.
 
         Raises:
-            AdapterError: Where it cannot be made, or the adapter cannot represent it.
+            AdapterError: If it cannot be made, or the adapter cannot represent it.
 
         """
-        options = {key: kwargs.pop(key) for key in _OPTIONS if key in kwargs}
+        options = pop_options(cls, kwargs)
         env = make_env(name, num_envs, device, **kwargs)
         try:
             return cls(env, horizon, device=device, **options)
@@ -212,15 +199,15 @@ class TorchRLEnv(Env):
                 have none.
 
         Raises:
-            EnvError: Where the environment fails.
+            EnvError: If the environment fails.
 
         """
         self._data = None
-        given = dict(config or {})
+        options = dict(config or {})
         if self._layout.batch != self.env.batch_size:
-            given.setdefault("tensordict", TensorDict({}, self._layout.batch))
-        data = self._calls.call("reset", **given)
-        # What it returned may be its own: keys are only added to a copy.
+            options.setdefault("tensordict", TensorDict({}, self._layout.batch))
+        data = self._calls.call("reset", **options)
+        # The environment may use what it returned: keys are only added to a copy.
         self._data = data.copy()
         self._endings.start()
         if self._random_phase:
@@ -236,16 +223,16 @@ class TorchRLEnv(Env):
                 spec has it. Never written to.
 
         Raises:
-            AdapterError: Where the action has another shape or kind of dtype.
-            EnvError: Where the environment fails, or returns something else than its specs say.
+            AdapterError: If the action has another shape or kind of dtype.
+            EnvError: If the environment fails, or returns something that its specs do not describe.
 
         """
         data = self._data
         if data is None:
-            raise EnvError(f"{called(self.env)} must be reset before it is stepped: call `reset`.")
-        data.set(self._key, self._actions.to_env(self._actions.check(action)))
-        self._data = None  # what an env step that fails leaves behind cannot be stepped
-        # One sync an env step on an accelerator: TorchRL looks whether anything is done.
+            raise EnvError(f"{self._calls.name} must be reset before it is stepped: call `reset`.")
+        data.set(self._key, self._actions.to_env(self._check_action(action)))
+        self._data = None  # after an env step that fails, a reset is needed
+        # One sync an env step on an accelerator: TorchRL checks whether anything is done.
         stepped, self._data = self._calls.call("step_and_maybe_reset", data)
         return self._row(stepped.get("next"), self._data)
 
@@ -255,7 +242,49 @@ class TorchRLEnv(Env):
 
     def describe(self) -> dict[str, str]:
         """What was detected, one short line each."""
-        return describe(self)
+        limit = "only the environment's own"
+        if self.max_episode_steps is not None:
+            limit = f"{self.max_episode_steps} env steps, by a `StepCounter` of the adapter"
+        action = f"{join_keys([self._key])}: {describe_spec(self.action_spec)}"
+        is_one_hot = isinstance(self._actions, OneHotActions)
+        return {
+            "family": f"TorchRL {version('torchrl')}",
+            "environment": self._calls.name,
+            "num_envs": self._describe_rows(),
+            "observation": self._describe_observation(),
+            "action": f"{action}, sent one-hot" if is_one_hot else action,
+            "resets": f"in the env step that ends an episode, {self._endings.description}",
+            "final observations": self._describe_final(),
+            "limit": limit,
+            "hand-off": self._handoff.description,
+            "seeding": "the environment's `set_seed`",
+        }
+
+    def _describe_rows(self) -> str:
+        layout = self._layout
+        if not layout.agents:
+            return f"{layout.num_rows} (batch size {list(layout.batch)})"
+        environments = " x ".join(map(str, layout.batch)) or "1"
+        return (
+            f"{layout.num_rows} ({environments} environments of {layout.agents.numel()} "
+            f"`{join_keys([layout.group])}`)"
+        )
+
+    def _describe_observation(self) -> str:
+        observed = {leaf.key for leaf in self._leaves.values()}
+        keys = map(as_key, self.env.observation_spec.keys(True, True))
+        left_out = [key for key in keys if key not in observed and key[-1] != STEP_COUNT]
+        text = describe_spec(self.observation_spec)
+        if len(observed) == 1:
+            text = f"{join_keys(list(observed))}: {text}"
+        return f"{text} (left out: {join_keys(left_out)})" if left_out else text
+
+    def _describe_final(self) -> str:
+        if self._has_final:
+            return "what the environment returned under `next`; where that is NaN they are lost"
+        if own_episode_keys(self.env):
+            return "the observation of the row that is done"
+        return "lost, the environment resets itself: `on_missing_final` decides"
 
     def _row(self, outcome: TensorDictBase, following: TensorDictBase) -> TensorDict:
         """The row of an env step.
@@ -266,7 +295,7 @@ class TorchRLEnv(Env):
 
         """
         flags = self._endings.read(outcome, following)
-        # A copy: the environment may keep and change what it returned.
+        # A copy: the environment may store and change what it returned.
         rewards = self._reward.read(outcome, self._layout).to(self._reward_dtype, copy=True)
         if DataKeys.VALID in flags:
             rewards.masked_fill_(~flags[DataKeys.VALID], 0.0)
@@ -296,7 +325,7 @@ class TorchRLEnv(Env):
 
     def __repr__(self) -> str:
         return (
-            f"{type(self).__name__}({called(self.env)}, num_envs={self.num_envs}, "
+            f"{type(self).__name__}({self._calls.name}, num_envs={self.num_envs}, "
             f"horizon={self.horizon}, device={str(self.device)!r})"
         )
 

@@ -1,8 +1,5 @@
-"""What a TorchRL environment's specs say: which keys are observed, acted on and rewarded, and how
-often each is there.
-"""
+"""Keys of a TorchRL environment's observations, actions and rewards, and its known wrappers."""
 
-import sys
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -13,20 +10,21 @@ from torchrl.data import TensorSpec
 from everstep.data import DataKeys
 from everstep.errors import AdapterError
 
-from .calls import called, layers_of
-from .layout import Key, Layout, Leaf, NestedKey, as_key, leaves_of, make_leaf, spelled
+from ..common.exported import Exported
+from .calls import layers_of, name_of
+from .layout import Key, Layout, Leaf, NestedKey, as_key, join_keys, leaves_of, make_leaf
 
-#: The adapter's own count of env steps, which no policy sees.
+#: The adapter's own count of env steps, which no policy observes.
 STEP_COUNT = "_everstep_step_count"
 
-#: What transforms note for themselves; names that begin with an underscore are, too.
-_BOOKKEEPING = ("is_init", "step_count")
+#: Keys that transforms write for themselves; so are names that begin with an underscore.
+_BOOKKEEPING = frozenset({"is_init", "step_count"})
 
 #: TorchRL's wrapper of EnvPool.
 _POOL = "envpool.MultiThreadedEnvWrapper"
 
-#: Wrappers whose flags do not tell a clock's ends from the task's, and what all ends are in them.
-_MISTOLD = {
+#: Wrappers that report time-outs and terminations alike, and what they report.
+_ONE_FLAG = {
     "brax.BraxWrapper": "terminated",
     "isaacgym.IsaacGymWrapper": "truncated",
     "jumanji.JumanjiWrapper": "terminated",
@@ -37,18 +35,25 @@ _MISTOLD = {
 
 
 def find_rows(env: Any, action_key: None | NestedKey, num_envs: None | int) -> tuple[Key, Layout]:
-    """The key of the action that the policy chooses, and how batch and agents become rows.
+    """The key of the action that the policy chooses, and the layout of rows.
 
     Agents are the dimensions that the part of the specs around the action has beyond the
     environment's batch.
 
     Raises:
-        AdapterError: Where there are several actions, or the batch is not what was asked for.
+        AdapterError: If there are several actions, or the batch cannot be `num_envs`.
 
     """
     key = _pick("action", list(leaves_of(env.full_action_spec)), action_key, ())
-    dims = len(env.batch_size)
-    batch = _batch_of(env, num_envs)
+    batch, dims = torch.Size(env.batch_size), len(env.batch_size)
+    if num_envs is not None:
+        if env.batch_locked or env.batch_size:
+            raise AdapterError(
+                "`num_envs` is for stateless environments without a batch of their own; "
+                f"{name_of(env)} has {list(env.batch_size)}. Use a `SerialEnv` or a `ParallelEnv` "
+                "of several."
+            )
+        batch = torch.Size([num_envs])
     for depth in range(len(key) - 1, 0, -1):
         group = key[:depth]
         for spec in (env.full_action_spec, env.observation_spec):
@@ -58,24 +63,13 @@ def find_rows(env: Any, action_key: None | NestedKey, num_envs: None | int) -> t
     return key, Layout(batch, dims)
 
 
-def _batch_of(env: Any, num_envs: None | int) -> torch.Size:
-    if num_envs is None:
-        return torch.Size(env.batch_size)
-    if env.batch_locked or env.batch_size:
-        raise AdapterError(
-            f"`num_envs` is for stateless environments without a batch of their own; {called(env)} "
-            f"has {list(env.batch_size)}. Use a `SerialEnv` or a `ParallelEnv` of several."
-        )
-    return torch.Size([num_envs])
-
-
 def find_reward(
     env: Any, layout: Layout, reward_key: None | NestedKey, device: torch.device
 ) -> Leaf:
     """The reward, of floating point.
 
     Raises:
-        AdapterError: Where there are several, or it is not one number a row.
+        AdapterError: If there are several, or it is not one number a row.
 
     """
     rewards = leaves_of(env.full_reward_spec)
@@ -83,18 +77,18 @@ def find_reward(
     leaf = make_leaf(key, rewards[key], layout, device)
     if leaf.feature.numel() != 1:
         raise AdapterError(
-            f"A reward is one number a row; `{spelled([key])}` has {list(leaf.feature)}. Add them "
-            "up in a transform, such as `LineariseRewards`."
+            f"A reward is one number a row; `{join_keys([key])}` has {list(leaf.feature)}. Add "
+            "them up in a transform, such as `LineariseRewards`."
         )
     return leaf
 
 
-def _pick(what: str, keys: list[Key], chosen: None | NestedKey, group: Key) -> Key:
+def _pick(kind: str, keys: list[Key], chosen: None | NestedKey, group: Key) -> Key:
     """The key that was chosen, else the only one there is, else the only one of the agents."""
     if chosen is not None:
         if as_key(chosen) not in keys:
             raise AdapterError(
-                f"`{what}_key` must be one of {spelled(keys)}; got {spelled([as_key(chosen)])}."
+                f"`{kind}_key` must be one of {join_keys(keys)}; got {join_keys([as_key(chosen)])}."
             )
         return as_key(chosen)
     own = [key for key in keys if group and key[: len(group)] == group]
@@ -102,54 +96,52 @@ def _pick(what: str, keys: list[Key], chosen: None | NestedKey, group: Key) -> K
         if len(candidates) == 1:
             return candidates[0]
     raise AdapterError(
-        f"A row has one {what}; this environment has {spelled(keys) or 'none'}. Pass "
-        f"`{what}_key`, or make them one in a transform."
+        f"A row has one {kind}; this environment has {join_keys(keys) or 'none'}. Pass "
+        f"`{kind}_key`, or make them one in a transform."
     )
 
 
 def find_observed(
     env: Any, layout: Layout, keys: None | Sequence[NestedKey]
 ) -> dict[Key, TensorSpec]:
-    """What the policy sees: the keys that were chosen, else all but notes of transforms.
+    """The observed keys: those that were chosen, else all but those that transforms write.
 
     Raises:
-        AdapterError: Where a key that was chosen is not there.
+        AdapterError: If a key that was chosen is not there.
 
     """
     specs = leaves_of(env.observation_spec)
     if keys is None:
-        hidden = _hidden(env, layout)
-        return {key: spec for key, spec in specs.items() if not hidden(key)}
+        return {key: spec for key, spec in specs.items() if not _is_hidden(key, env, layout)}
     chosen = {}
     for wanted in map(as_key, [keys] if isinstance(keys, str) else keys):
-        found = {key: spec for key, spec in specs.items() if key[: len(wanted)] == wanted}
-        if not found:
+        matching = {key: spec for key, spec in specs.items() if key[: len(wanted)] == wanted}
+        if not matching:
             raise AdapterError(
-                f"`observation_keys` must be among {spelled(list(specs))}; got {spelled([wanted])}."
+                f"`observation_keys` must be among {join_keys(list(specs))}; got "
+                f"{join_keys([wanted])}."
             )
-        chosen.update(found)
+        chosen.update(matching)
     return chosen
 
 
-def _hidden(env: Any, layout: Layout) -> Any:
-    """Whether a key is none of the policy's business unless someone asks for it."""
-    sums = {f"episode_{key[-1]}" for key in leaves_of(env.full_reward_spec)}
-    notes = {*_BOOKKEEPING, *sums, *(told_keys(env) & {DataKeys.VALID})}
-    prefixes = {key[:-1] for key in leaves_of(env.full_action_spec)} - {(), layout.group}
-    others = {group for group in prefixes if layout.group[: len(group)] != group}
-
-    def is_hidden(key: Key) -> bool:
-        if key[-1] in notes or any(part.startswith("_") for part in key):
-            return True
-        return any(key[: len(group)] == group for group in others)
-
-    return is_hidden
+def _is_hidden(key: Key, env: Any, layout: Layout) -> bool:
+    """Whether a policy observes a key only on demand: a transform's own, or other agents'."""
+    sums = {f"episode_{reward[-1]}" for reward in leaves_of(env.full_reward_spec)}
+    if key[-1] in _BOOKKEEPING | sums | (own_episode_keys(env) & {DataKeys.VALID}):
+        return True
+    if any(part.startswith("_") for part in key):
+        return True
+    groups = {action[:-1] for action in leaves_of(env.full_action_spec)} - {()}
+    return any(
+        key[: len(group)] == group and layout.group[: len(group)] != group for group in groups
+    )
 
 
 def resets_itself(env: Any) -> bool:
-    """Whether the environment resets itself in its own step, and has lost the observation before.
+    """Whether the environment resets itself in its own step, and loses the final observation.
 
-    What TorchRL puts in its place may be NaN, -1, 0, or the next episode's observation.
+    TorchRL replaces it by NaN, -1, 0, or the next episode's observation.
     """
     from torchrl.envs import AutoResetEnv
 
@@ -159,26 +151,22 @@ def resets_itself(env: Any) -> bool:
     )
 
 
-def told_keys(env: Any) -> frozenset[str]:
-    """Episode keys of an exported Everstep environment that tells of its invalid rows.
+def own_episode_keys(env: Any) -> frozenset[str]:
+    """Episode keys of an exported Everstep environment that returns invalid rows; else empty.
 
-    `to_torchrl(invalid_rows="keep")` makes them, and marks the rows by `valid` and `is_init`. Empty
-    for all others, whose keys of these names are their own.
+    `to_torchrl(invalid_rows="keep")` makes them, and marks the rows by `valid` and `is_init`.
     """
-    exported = sys.modules.get("everstep_adapters.export.torchrl_env")
     base = layers_of(env)[-1]
-    if exported is None or not isinstance(base, exported.EverstepEnvBase):
-        return frozenset()
-    keys: frozenset[str] = base.env.episode_keys
+    keys = base.env.episode_keys if isinstance(base, Exported) else frozenset()
     return keys if DataKeys.VALID in keys else frozenset()
 
 
 def limited(env: Any, limit: None | int, random_phase: bool) -> Any:
-    """The environment, with a `StepCounter` around it where there is a limit.
+    """The environment, in a `StepCounter` if there is a limit.
 
     Raises:
-        AdapterError: Where the limit is not positive, there is none to be at a phase of, or the
-            environment cannot be reset when it is reached.
+        AdapterError: If the limit is not positive, phases are asked for without a limit, or the
+            environment cannot be reset at the limit.
 
     """
     from torchrl.envs import StepCounter, TransformedEnv
@@ -191,7 +179,7 @@ def limited(env: Any, limit: None | int, random_phase: bool) -> Any:
         raise AdapterError(f"`max_episode_steps` must be at least 1; got {limit}.")
     if resets_itself(env):
         raise AdapterError(
-            f"{called(env)} resets itself, so `max_episode_steps` cannot reset it. Set the limit "
+            f"{name_of(env)} resets itself, so `max_episode_steps` cannot reset it. Set the limit "
             "in the environment."
         )
     counter = StepCounter(limit, step_count_key=STEP_COUNT)
@@ -199,25 +187,25 @@ def limited(env: Any, limit: None | int, random_phase: bool) -> Any:
 
 
 def check_wrapper(env: Any) -> None:
-    """Refuse an environment whose wrapper does not reset what it says it has reset.
+    """Refuse an environment whose wrapper does not reset rows when TorchRL resets them.
 
     Raises:
-        AdapterError: Where it is TorchRL's wrapper of EnvPool, whose next env step is the reset.
+        AdapterError: If it is TorchRL's wrapper of EnvPool, whose next env step is the reset.
 
     """
     if _POOL in _wrappers_of(env):
         raise AdapterError(
-            f"`{called(env)}` resets an environment in the env step after its episode ended, and "
+            f"`{name_of(env)}` resets an environment in the env step after its episode ended, and "
             "does not say which rows that are. Wrap EnvPool's own environment instead: "
             "`everstep.make('envpool:…', num_envs)`."
         )
 
 
-def warn_of_mistold_ends(env: Any) -> None:
-    """Warn where the environment's wrapper is known not to tell how its episodes end."""
-    for name in _MISTOLD.keys() & set(_wrappers_of(env)):
+def warn_of_one_flag(env: Any) -> None:
+    """Warn if the environment's wrapper reports time-outs and terminations alike."""
+    for name in _ONE_FLAG.keys() & set(_wrappers_of(env)):
         warnings.warn(
-            f"`{name.split('.')[-1]}` reports every end of an episode as {_MISTOLD[name]}. Pass "
+            f"`{name.split('.')[-1]}` reports every end of an episode as {_ONE_FLAG[name]}. Pass "
             "`time_limit=` with the env steps of its clock, so that ends there are truncations "
             "and others are terminations, or `done_is=` with what every end is.",
             RuntimeWarning,
@@ -226,7 +214,7 @@ def warn_of_mistold_ends(env: Any) -> None:
 
 
 def _wrappers_of(env: Any) -> list[str]:
-    """Names of the innermost environment's classes, those of TorchRL's wrappers in short."""
+    """Names of the innermost environment's classes, relative to TorchRL's wrappers."""
     base = layers_of(env)[-1]
     return [
         f"{kind.__module__}.{kind.__qualname__}".removeprefix("torchrl.envs.libs.")

@@ -1,4 +1,4 @@
-"""The keys and the batch of a TorchRL environment, as rows and leaves."""
+"""Keys, specs and batch of a TorchRL environment as rows and leaves."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,6 @@ from torchrl.data import (
     Binary,
     Bounded,
     Categorical,
-    Composite,
     MultiCategorical,
     MultiOneHot,
     OneHot,
@@ -21,21 +20,23 @@ from torchrl.data import (
 
 from everstep.errors import AdapterError, EnvError
 
+from ..common.specs import choices_spec
+
 #: A TorchRL key, always as a tuple: `("agents", "observation")`, `("reward",)`.
 Key = tuple[str, ...]
 
-#: What users write for a key.
+#: A key as users write it.
 NestedKey = str | Sequence[str]
 
 
 def as_key(key: str | Sequence[Any]) -> Key:
-    """A key as a tuple, whichever way it is nested."""
+    """A key as a tuple."""
     if isinstance(key, str):
         return (key,)
     return tuple(part for inner in key for part in as_key(inner))
 
 
-def spelled(keys: Sequence[Key]) -> str:
+def join_keys(keys: Sequence[Key]) -> str:
     """Keys as errors and descriptions show them: `observation, agents.reward`."""
     return ", ".join(".".join(key) for key in keys)
 
@@ -47,21 +48,21 @@ def leaves_of(spec: TensorSpec) -> dict[Key, TensorSpec]:
 
 @dataclass(frozen=True)
 class Layout:
-    """How the environment's batch, and the agents in each environment of it, become rows.
+    """The environment's batch, and the agents in each environment, as rows.
 
     Row `(b_1, …, b_k, a)` of batch and agents is row number `((b_1·B_2 + b_2)·… )·A + a`.
     """
 
-    #: Batch size of what the environment takes and returns.
+    #: Batch size of the environment's tensors.
     batch: torch.Size
 
-    #: Leading dimensions of the environment's specs that are its batch.
+    #: Number of leading dimensions of the environment's specs that are its batch.
     batch_dims: int
 
-    #: Key that the agents are under; empty where a row is an environment.
+    #: Key of the agents' tensors; empty if a row is an environment.
     group: Key = ()
 
-    #: Batch size of the agents behind the environment's; empty where a row is an environment.
+    #: Batch size of the agents after the environment's; empty if a row is an environment.
     agents: torch.Size = torch.Size()  # noqa: RUF009  it cannot be changed
 
     @cached_property
@@ -70,30 +71,30 @@ class Layout:
         return self.batch.numel() * self.agents.numel()
 
     def is_shared(self, key: Key) -> bool:
-        """Whether there is one value for all agents of an environment, rather than one each."""
+        """Whether all agents of an environment have one value."""
         return bool(self.agents) and key[: len(self.group)] != self.group
 
     def feature(self, key: Key, spec: TensorSpec) -> torch.Size:
         """Shape of one row's value, without batch and agents.
 
         Raises:
-            AdapterError: Where it is not the same in all rows and env steps.
+            AdapterError: If it is not the same in all rows and env steps.
 
         """
         dims = self.batch_dims + (0 if self.is_shared(key) else len(self.agents))
         if min(spec.shape, default=0) < 0 or type(spec).__name__.startswith("Stacked"):
             raise AdapterError(
-                f"`{spelled([key])}` cannot be a tensor of one shape: its spec differs between "
+                f"`{join_keys([key])}` cannot be a tensor of one shape: its spec differs between "
                 f"rows, or its size varies ({type(spec).__name__}, {tuple(spec.shape)}). Pad it "
                 "in a transform, or leave it out with `observation_keys`."
             )
         return torch.Size(spec.shape[dims:])
 
     def flatten(self, key: Key, value: torch.Tensor, feature: torch.Size) -> torch.Tensor:
-        """Values as rows `[N, *feature]`, of a scalar `[N, 1]`; a view where strides allow it.
+        """Values as rows `[N, *feature]`, of a scalar `[N, 1]`; a view if strides allow it.
 
         Raises:
-            EnvError: Where the value's size is not that of its spec.
+            EnvError: If the value's size is not that of its spec.
 
         """
         shape = torch.Size([self.num_rows, *(feature or (1,))])
@@ -106,8 +107,8 @@ class Layout:
             return value.reshape(shape)
         except RuntimeError:
             raise EnvError(
-                f"The environment returned `{spelled([key])}` with shape {tuple(value.shape)}; its "
-                f"spec says {(*self.batch, *feature)}. Mend what it returns, or its spec."
+                f"The environment returned `{join_keys([key])}` with shape {tuple(value.shape)}; "
+                f"its spec says {(*self.batch, *feature)}. Fix what it returns, or its spec."
             ) from None
 
     def per_row(self, key: Key, bound: torch.Tensor, feature: torch.Size) -> torch.Tensor:
@@ -118,9 +119,9 @@ class Layout:
 
 @dataclass(frozen=True)
 class Leaf:
-    """One tensor of what the environment returns, and what it is in a row."""
+    """One tensor of the environment, and its spec in a row."""
 
-    #: Where the environment has it.
+    #: Its key in the environment.
     key: Key
 
     #: Shape of one row's value in the environment; a scalar's is empty.
@@ -130,11 +131,10 @@ class Leaf:
     spec: TensorSpec
 
     def read(self, data: TensorDictBase, layout: Layout) -> torch.Tensor:
-        """Rows `[N, *spec.shape]` on the environment's device: its own memory where the dtype and
-        the strides allow it.
+        """Rows `[N, *spec.shape]` on the environment's device: its memory, if strides allow it.
 
         Raises:
-            EnvError: Where it is missing or has another size.
+            EnvError: If it is missing or has another size.
 
         """
         rows = layout.flatten(self.key, value_of(data, self.key), self.feature)
@@ -145,46 +145,39 @@ def value_of(data: TensorDictBase, key: Key) -> torch.Tensor:
     """The tensor at a key.
 
     Raises:
-        EnvError: Where there is none.
+        EnvError: If there is none.
 
     """
     value = data.get(key, None)
     if not isinstance(value, torch.Tensor):
-        found = spelled([as_key(name) for name in data.keys(True, True)])
+        returned = join_keys([as_key(name) for name in data.keys(True, True)])
         raise EnvError(
-            f"The environment did not return `{spelled([key])}`, which its specs have. It returned "
-            f"{found}."
+            f"The environment did not return `{join_keys([key])}`, which its specs have. It "
+            f"returned {returned}."
         )
     return value
 
 
 def make_leaf(key: Key, spec: TensorSpec, layout: Layout, device: torch.device) -> Leaf:
-    """What the tensor that `spec` describes is in a row.
+    """The leaf that `spec` describes; `float64` becomes PyTorch's default dtype.
 
     Raises:
-        AdapterError: Where it is no tensor, or not of one shape.
+        AdapterError: If it is no tensor, or not of one shape.
 
     """
     feature = layout.feature(key, spec)
-    shape = feature or torch.Size([1])
-    # What networks are made of; the rest stays as it is.
     dtype = torch.get_default_dtype() if spec.dtype == torch.float64 else spec.dtype
-    return Leaf(key, feature, _row_spec(key, spec, layout, shape, dtype, device))
+    common = {"shape": feature or torch.Size([1]), "dtype": dtype, "device": device}
+    return Leaf(key, feature, _row_spec(key, spec, layout, common))
 
 
-def _row_spec(
-    key: Key,
-    spec: TensorSpec,
-    layout: Layout,
-    shape: torch.Size,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> TensorSpec:
-    common: dict[str, Any] = {"shape": shape, "dtype": dtype, "device": device}
+def _row_spec(key: Key, spec: TensorSpec, layout: Layout, common: dict[str, Any]) -> TensorSpec:
+    """Spec of one row. The order of the cases is that of torchrl's subclasses."""
     if isinstance(spec, MultiOneHot):
         return MultiOneHot([box.n for box in spec.space], **common)
     if isinstance(spec, MultiCategorical):
-        return _multi_categorical(spec, common)
+        counts = spec.nvec.expand(spec.shape).reshape(-1, *common["shape"])[0]
+        return choices_spec(counts.to(common["device"]), common["dtype"])
     if isinstance(spec, Binary):
         return Binary(**common)
     if isinstance(spec, OneHot):
@@ -196,22 +189,13 @@ def _row_spec(
     if isinstance(spec, Unbounded | Categorical):
         return Unbounded(**common)
     raise AdapterError(
-        f"`{spelled([key])}` cannot be a tensor: it is described by {type(spec).__name__}. Leave "
+        f"`{join_keys([key])}` cannot be a tensor: it is described by {type(spec).__name__}. Leave "
         "it out with `observation_keys`."
     )
 
 
-def _multi_categorical(spec: MultiCategorical, common: dict[str, Any]) -> TensorSpec:
-    """`MultiCategorical`; past one dimension, which that has not, `Bounded` integers."""
-    shape = common["shape"]
-    counts = spec.nvec.expand(spec.shape).reshape(-1, *shape)[0].to(common["device"])
-    if len(shape) == 1:
-        return MultiCategorical(counts, **common)
-    return Bounded(low=torch.zeros_like(counts), high=counts - 1, **common)
-
-
 def _bounded(key: Key, spec: Bounded, layout: Layout, common: dict[str, Any]) -> TensorSpec:
-    """`Bounded` by what no row exceeds, where that is finite in the tensor's dtype."""
+    """`Bounded` by the widest bounds of any row if they are finite, else `Unbounded`."""
     feature = layout.feature(key, spec)
     ends = (layout.per_row(key, end, feature) for end in (spec.space.low, spec.space.high))
     low, high = (end.to(common["device"], common["dtype"]) for end in ends)
@@ -224,12 +208,12 @@ def _bounded(key: Key, spec: Bounded, layout: Layout, common: dict[str, Any]) ->
 def observation_leaves(
     specs: dict[Key, TensorSpec], layout: Layout, device: torch.device
 ) -> dict[Key, Leaf]:
-    """The leaves of an observation, by their paths in a row.
+    """The leaves of an observation, by their paths in a row; the path of a single leaf is empty.
 
-    Agents' own leaves lose the group's key, so that a row looks like an environment's.
+    Agents' own leaves lose the group's key, so that a row has the keys of an environment's.
 
     Raises:
-        AdapterError: Where there is none, two end up under one path, or one is no tensor.
+        AdapterError: If there is none, two have the same path, or one is no tensor.
 
     """
     leaves: dict[Key, Leaf] = {}
@@ -238,20 +222,10 @@ def observation_leaves(
         path = key[len(layout.group) :] if own else key
         if path in leaves:
             raise AdapterError(
-                f"`{spelled([key])}` and `{spelled([leaves[path].key])}` would both be called "
+                f"`{join_keys([key])}` and `{join_keys([leaves[path].key])}` would both be called "
                 f"{path[-1]!r}. Choose with `observation_keys`, or rename one in a transform."
             )
         leaves[path] = make_leaf(key, spec, layout, device)
     if not leaves:
         raise AdapterError("The environment has nothing to observe. Pass `observation_keys`.")
-    return leaves
-
-
-def observation_spec(leaves: dict[Key, Leaf], device: torch.device) -> TensorSpec:
-    """Spec of the whole observation: `Composite`, or the spec of its only leaf."""
-    if len(leaves) == 1:
-        return next(iter(leaves.values())).spec
-    spec = Composite(device=device)
-    for path, leaf in leaves.items():
-        spec[path] = leaf.spec
-    return spec
+    return leaves if len(leaves) > 1 else {(): next(iter(leaves.values()))}

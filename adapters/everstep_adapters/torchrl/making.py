@@ -1,4 +1,4 @@
-"""TorchRL environments made by name."""
+"""Construction of TorchRL environments by name."""
 
 import inspect
 import re
@@ -11,7 +11,7 @@ import torch
 from everstep.data import Device
 from everstep.errors import AdapterError
 
-#: `module:Class` or `package.module.Class`; the ids of Gymnasium have a hyphen and a version.
+#: `module:Class` or `package.module.Class`; ids of Gymnasium have a hyphen and a version.
 _CLASS = re.compile(r"(?P<module>[^\W\d][\w.]*)[:.](?P<name>[^\W\d]\w*)")
 
 
@@ -30,12 +30,12 @@ def make_env(
         name: Path of an `EnvBase` class, or id of a Gymnasium environment.
         num_envs: Number of environments in the batch.
         device: Device of an environment that is made with a batch. Others are made on the CPU.
-        parallel: Step environments without a batch in processes of their own.
+        parallel: Whether environments without a batch are stepped in processes of their own.
         vector_kwargs: Arguments of `ParallelEnv` or `SerialEnv`.
         kwargs: Arguments of each environment.
 
     Raises:
-        AdapterError: Where there is no such class or id, or it cannot be made.
+        AdapterError: If there is no such class or id, or it cannot be made.
 
     """
     from torchrl.envs import GymEnv, ParallelEnv, SerialEnv
@@ -54,7 +54,7 @@ def make_env(
 
 
 def _find_class(name: str) -> Any:
-    """The class that `name` leads to; `None` where it is no path of one."""
+    """The class at the path `name`; `None` if it is no path."""
     from torchrl.envs import EnvBase
 
     path = _CLASS.fullmatch(name)
@@ -73,5 +73,5 @@ def _find_class(name: str) -> Any:
 
 
 def _takes(kind: Any, parameter: str) -> bool:
-    """Whether a class names a parameter of its constructor so."""
+    """Whether a constructor has a parameter of that name."""
     return parameter in inspect.signature(kind.__init__).parameters
