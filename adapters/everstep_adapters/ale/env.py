@@ -7,12 +7,14 @@ from everstep.errors import AdapterError
 
 from ..common.actions import ActionBounds
 from ..common.autoreset import parse_mode
-from ..common.calls import creation_error
+from ..common.libraries import creating, require, wrap_or_close
 from ..common.pools import check_batch_size, is_ale
 from ..gymnasium import GymnasiumEnv
 
 if TYPE_CHECKING:
     from gymnasium.vector import AutoresetMode, VectorEnv
+
+_NEEDED = "ale-py 0.11 is needed: pip install 'everstep[atari]'"
 
 
 class ALEEnv(GymnasiumEnv):
@@ -105,11 +107,9 @@ class ALEEnv(GymnasiumEnv):
                 "step after it is a reset. Pass `autoreset_mode='SAME_STEP'`, in which the next "
                 "episode begins at once, or use `episodic_life`."
             )
-        try:
+        with creating("ALE", name):
             env = _make_vector_env(name, num_envs, autoreset_mode=mode, **kwargs)
-        except Exception as error:
-            raise AdapterError(f"ALE cannot make {name!r}: {creation_error(error)}") from error
-        return cls(env, horizon, device=device, action_bounds=action_bounds)
+        return wrap_or_close(cls, env, horizon, device=device, action_bounds=action_bounds)
 
 
 def _make_vector_env(name: str, num_envs: int, **kwargs: Any) -> "VectorEnv[Any, Any, Any]":
@@ -120,13 +120,11 @@ def _make_vector_env(name: str, num_envs: int, **kwargs: Any) -> "VectorEnv[Any,
     """
     from gymnasium.vector import VectorEnv
 
-    try:
-        from ale_py.vector_env import AtariVectorEnv
-    except ImportError as error:
-        raise AdapterError("ale-py 0.11 is needed: pip install 'everstep[atari]'") from error
     shared = dict(VectorEnv.metadata)
     try:
-        env = AtariVectorEnv(name, num_envs, **kwargs)
+        env: VectorEnv[Any, Any, Any] = require("ale_py.vector_env", "AtariVectorEnv", _NEEDED)(
+            name, num_envs, **kwargs
+        )
         env.metadata = dict(env.metadata)
     finally:
         VectorEnv.metadata.clear()

@@ -111,13 +111,3 @@ class VectorCalls(Calls):
 def error_text(error: Exception) -> str:
     """Class and message of an error."""
     return f"{type(error).__name__}: {error}"
-
-
-def creation_error(error: Exception) -> str:
-    """The reason why an environment could not be made."""
-    if isinstance(error, GONE):
-        return (
-            "a worker ended while it started; what it printed says why. Workers that are spawned "
-            "import the script again: let it start its work under `if __name__ == '__main__':`"
-        )
-    return error_text(error)

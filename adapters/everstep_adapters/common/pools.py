@@ -10,7 +10,7 @@ from everstep.env import has_halves
 from everstep.errors import AdapterError, EnvError
 
 from .calls import VectorCalls
-from .detection import is_loaded_instance
+from .libraries import is_loaded_instance
 
 #: Seeds of pools are 32 bits wide, and rows count up from them.
 _MAX_SEED = 2**31

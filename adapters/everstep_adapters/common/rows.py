@@ -1,6 +1,11 @@
-"""Flags of rows applied to tensors of any shape."""
+"""Flags of rows, and their application to tensors of any shape."""
 
 import torch
+
+from everstep.data import DataKeys
+
+#: Episode keys that every environment with episodes has.
+FLAGS = frozenset({DataKeys.TERMINATED, DataKeys.TRUNCATED, DataKeys.FIRST})
 
 
 def align(rows: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:
@@ -9,5 +14,7 @@ def align(rows: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:
 
 
 def fill_nan(leaf: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """`leaf` with NaN in the rows marked `[N, 1]`, a copy; integers, without NaN, as they are."""
-    return leaf.masked_fill(align(rows, leaf), torch.nan) if leaf.is_floating_point() else leaf
+    """A copy of `leaf` with NaN in the rows marked `[N, 1]`. Integers have no NaN and stay."""
+    if not leaf.is_floating_point():
+        return leaf.clone()
+    return leaf.masked_fill(align(rows, leaf), torch.nan)

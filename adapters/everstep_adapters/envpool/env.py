@@ -8,13 +8,14 @@ from everstep.data import Device
 from everstep.errors import AdapterError
 
 from ..common.actions import ActionBounds
-from ..common.calls import creation_error
-from ..common.detection import is_loaded_instance
+from ..common.libraries import creating, is_loaded_instance, require, wrap_or_close
 from ..common.pools import PoolCalls, check_batch_size, is_envpool
 from ..gymnasium import GymnasiumEnv
 
 if TYPE_CHECKING:
     from gymnasium.vector import VectorEnv
+
+_NEEDED = "EnvPool is needed: pip install 'everstep[envpool]'"
 
 
 class EnvPoolEnv(GymnasiumEnv):
@@ -101,19 +102,15 @@ class EnvPoolEnv(GymnasiumEnv):
             AdapterError: If EnvPool cannot make it, or the adapter cannot represent it.
 
         """
-        envpool = _import_envpool()
+        make_gymnasium = require("envpool", "make_gymnasium", _NEEDED)
 
         def make_pool(**seed: int) -> "VectorEnv[Any, Any, Any]":
-            try:
-                pool = envpool.make_gymnasium(name, **{**kwargs, "num_envs": num_envs, **seed})
-            except Exception as error:
-                raise AdapterError(
-                    f"EnvPool cannot make {name!r}: {creation_error(error)}"
-                ) from error
+            with creating("EnvPool", name):
+                pool = make_gymnasium(name, **{**kwargs, "num_envs": num_envs, **seed})
             _make_spaces(pool)
             return cast("VectorEnv[Any, Any, Any]", pool)
 
-        env = cls(make_pool(), horizon, device=device, action_bounds=action_bounds)
+        env = wrap_or_close(cls, make_pool(), horizon, device=device, action_bounds=action_bounds)
         env._make_pool = lambda seed: make_pool(seed=seed)
         return env
 
@@ -151,11 +148,3 @@ def _make_spaces(env: "VectorEnv[Any, Any, Any]") -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*precision lowered by casting")
         _ = env.observation_space, env.action_space
-
-
-def _import_envpool() -> Any:
-    try:
-        import envpool
-    except ImportError as error:
-        raise AdapterError("EnvPool is needed: pip install 'everstep[envpool]'") from error
-    return envpool

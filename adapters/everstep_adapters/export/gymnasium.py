@@ -26,15 +26,15 @@ def to_gymnasium(
     Args:
         env: Environment.
         autoreset_mode: The mode that is declared, a member of `gymnasium.vector.AutoresetMode` or
-            its name. `None` takes what the episode keys say; an environment without them has
+            its name. `None` takes what the episode keys imply; an environment without them has
             `SAME_STEP`, and may have `NEXT_STEP`.
         horizon: Env steps after which all rows are truncated, for environments without episode
             keys; `None` for never.
-        copy: Whether observations are new arrays; else, on the CPU, they show the environment's
+        copy: Whether observations are new arrays; else, on the CPU, they share the environment's
             memory and are valid until the next env step.
 
     Raises:
-        AdapterError: Where a spec has no space, or the episodes do not end in that mode.
+        AdapterError: If a spec has no space, or the episodes do not end in that mode.
 
     """
     from gymnasium.vector import AutoresetMode
@@ -53,7 +53,7 @@ def to_gymnasium(
 
 
 def _mode_of(env: Env, declared: None | str) -> str:
-    """Name of the autoreset mode: the declared one where it is possible, else the only one."""
+    """Name of the autoreset mode: the declared one if it is possible, else the only one."""
     possible = _possible_modes(env.episode_keys)
     if declared is None and (len(possible) == 1 or not env.episode_keys):
         return possible[0]
@@ -72,10 +72,8 @@ def _mode_of(env: Env, declared: None | str) -> str:
 
 
 def _possible_modes(episode_keys: frozenset[str]) -> tuple[str, ...]:
-    if not episode_keys:
-        return ("SAME_STEP", "NEXT_STEP")
-    if DataKeys.VALID not in episode_keys:
+    if episode_keys and DataKeys.VALID not in episode_keys:
         return ("SAME_STEP",)
-    if DataKeys.FINAL_OBS not in episode_keys:
+    if episode_keys and DataKeys.FINAL_OBS not in episode_keys:
         return ("NEXT_STEP",)
     return ("SAME_STEP", "NEXT_STEP")

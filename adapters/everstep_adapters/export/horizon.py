@@ -1,4 +1,4 @@
-"""Environments that never end, given an end of episodes for libraries that expect one."""
+"""Episodes of a fixed length for environments whose episodes do not end."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from everstep.env import Env
 from everstep.errors import AdapterError
 from everstep.specs import Structure
 
-_FLAGS = (DataKeys.TERMINATED, DataKeys.TRUNCATED, DataKeys.FIRST)
+from ..common.rows import FLAGS
 
 
 class HorizonEnv(Env):
@@ -23,7 +23,7 @@ class HorizonEnv(Env):
             the env step that ends the episodes.
 
     Raises:
-        AdapterError: Where `env` ends its episodes itself, or the horizon is not positive.
+        AdapterError: If `env` ends its episodes itself, or the horizon is not positive.
 
     """
 
@@ -38,8 +38,7 @@ class HorizonEnv(Env):
         super().__init__(env.num_envs, horizon, device=env.device)
         self.env, self._length, self._next_step = env, horizon, next_step
         self.observation_spec, self.action_spec = env.observation_spec, env.action_spec
-        kept = DataKeys.VALID if next_step else DataKeys.FINAL_OBS
-        self.episode_keys = frozenset({*_FLAGS, kept})
+        self.episode_keys = FLAGS | {DataKeys.VALID if next_step else DataKeys.FINAL_OBS}
         self._observation = Structure.of(env.observation_spec)
         self._elapsed = 0
 
@@ -62,7 +61,8 @@ class HorizonEnv(Env):
         row[DataKeys.FINAL_OBS] = row[DataKeys.OBS]
         if is_over:  # a reset may write to what the env step returned
             row[DataKeys.REWARDS] = row[DataKeys.REWARDS].clone()
-            row[DataKeys.FINAL_OBS] = self._copy(row[DataKeys.OBS])
+            leaves = tuple(leaf.clone() for leaf in self._observation.flatten(row[DataKeys.OBS]))
+            row[DataKeys.FINAL_OBS] = self._observation.unflatten(leaves, [self.num_envs])
             row[DataKeys.OBS] = self.reset()
             row[DataKeys.FIRST].fill_(True)
         return row
@@ -79,22 +79,18 @@ class HorizonEnv(Env):
         """A row in which nothing ends."""
         row = TensorDict({}, batch_size=[self.num_envs], device=self.device)
         row[DataKeys.OBS], row[DataKeys.REWARDS] = obs, rewards
-        for flag in _FLAGS:
+        for flag in FLAGS:
             row[flag] = torch.zeros(self.num_envs, 1, dtype=torch.bool, device=self.device)
         if self._next_step:
             row[DataKeys.VALID] = torch.ones_like(row[DataKeys.FIRST])
         return row
-
-    def _copy(self, obs: Any) -> torch.Tensor | TensorDict:
-        leaves = tuple(leaf.clone() for leaf in self._observation.flatten(obs))
-        return self._observation.unflatten(leaves, [self.num_envs])
 
     def seed(self, seed: int) -> None:
         """Seed the environment; see `seed_env`."""
         seed_env(self.env, seed)
 
     def render(self) -> Any:
-        """Whatever the environment renders."""
+        """The result of the environment's `render`."""
         return render_env(self.env)
 
     def close(self) -> None:
@@ -103,10 +99,7 @@ class HorizonEnv(Env):
 
 
 def seed_env(env: Env, seed: int) -> None:
-    """Seed an environment.
-
-    One that cannot be seeded draws from PyTorch's own generators: these are seeded then.
-    """
+    """Seed an environment, or PyTorch's generators if it has no `seed`."""
     if hasattr(env, "seed"):
         env.seed(seed)
     else:
@@ -114,10 +107,10 @@ def seed_env(env: Env, seed: int) -> None:
 
 
 def render_env(env: Env) -> Any:
-    """Whatever an environment renders.
+    """The result of an environment's `render`.
 
     Raises:
-        AdapterError: Where it renders nothing.
+        AdapterError: If it has none.
 
     """
     if not hasattr(env, "render"):

@@ -1,13 +1,13 @@
-"""Specs as Gymnasium spaces, and tensors as the arrays that these contain, in both directions.
+"""Specs as Gymnasium spaces, and their tensors as the arrays of these spaces.
 
-The inverse of what `GymnasiumEnv` makes of spaces, where there is one: a `Categorical` of one
-choice is `Discrete`, without the dimension that the spec has.
+The inverse of the specs of `GymnasiumEnv`, if there is one: a `Categorical` of one choice is
+`Discrete`, without the dimension that the spec has.
 """
 
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -29,45 +29,19 @@ from torchrl.data import (
 from everstep.errors import AdapterError
 from everstep.specs import options
 
-# What NumPy calls a dtype of PyTorch; it has no bfloat16.
+from ..common.handoff import to_numpy
+
+# NumPy's names of PyTorch's dtypes; it has no bfloat16.
 _NUMPY = {torch.bool: "bool", torch.bfloat16: "float32"}
 
 Space = spaces.Space[Any]
-
-
-class Exported(Protocol):
-    """A spec as a space."""
-
-    @property
-    def space(self) -> Space:
-        """Space of one environment's value."""
-        ...
-
-    def to_numpy(self, batch: Any, *, copy: bool) -> Any:
-        """A batch of tensors as a batch of the space's values.
-
-        Args:
-            batch: Tensors `[N, …]` as the spec has them.
-            copy: Whether the arrays are always new; else they may show the tensors' memory.
-
-        """
-        ...
-
-    def to_torch(self, values: Any, device: torch.device) -> Any:
-        """A batch of the space's values as tensors `[N, …]`, in memory of their own.
-
-        Raises:
-            AdapterError: Where the values are not those of a batch of `num_envs`.
-
-        """
-        ...
 
 
 @dataclass(frozen=True)
 class ExportedLeaf:
     """A spec of one tensor as a space."""
 
-    #: What errors call it, such as `action['move']`.
+    #: Name in errors, such as `action['move']`.
     name: str
 
     #: Spec of one environment's tensor.
@@ -83,26 +57,33 @@ class ExportedLeaf:
     groups: tuple[int, ...] = ()
 
     def to_numpy(self, batch: torch.Tensor, *, copy: bool) -> npt.NDArray[Any]:
-        """See `Exported.to_numpy`."""
-        tensor = batch.detach()
-        if tensor.dtype is torch.bfloat16:
-            tensor = tensor.float()
-        is_new = tensor.data_ptr() != batch.data_ptr() or tensor.device.type != "cpu"
-        values = tensor.numpy(force=True).reshape(len(batch), *(self.space.shape or ()))
-        return np.array(values, dtype=self.space.dtype, copy=True if copy and not is_new else None)
+        """A batch of tensors as a batch of the space's values.
+
+        Args:
+            batch: Tensors `[N, …]` as the spec has them.
+            copy: Whether the arrays are always new; else they may show the tensors' memory.
+
+        """
+        values = to_numpy(batch.detach()).reshape(len(batch), *(self.space.shape or ()))
+        is_shared = batch.is_cpu and batch.dtype is not torch.bfloat16
+        return np.array(values, dtype=self.space.dtype, copy=True if copy and is_shared else None)
 
     def to_torch(self, values: Any, device: torch.device) -> torch.Tensor:
-        """See `Exported.to_torch`."""
-        array = np.asarray(values)
+        """A batch of the space's values as tensors `[N, …]`, in memory of their own.
+
+        Raises:
+            AdapterError: If the values are not those of a batch of `num_envs`.
+
+        """
+        array, dtype = np.asarray(values), np.dtype(self.space.dtype)
         shape = (self.num_envs, *(self.space.shape or ()))
         if array.shape != shape:
             raise AdapterError(f"`{self.name}` must have shape {shape}; got {array.shape}.")
-        if not np.can_cast(array.dtype, self._dtype(), casting="same_kind"):
+        if not np.can_cast(array.dtype, dtype, casting="same_kind"):
             raise AdapterError(
-                f"`{self.name}` must have the dtype {self._dtype()} or one of its kind; "
-                f"got {array.dtype}."
+                f"`{self.name}` must have the dtype {dtype} or one of its kind; got {array.dtype}."
             )
-        tensor = torch.from_numpy(np.array(array, dtype=self._dtype(), order="C"))
+        tensor = torch.from_numpy(np.array(array, dtype=dtype, order="C"))
         if self.groups:
             choices = tensor.reshape(self.num_envs, -1).long().unbind(-1)
             encoded = zip(choices, self.groups, strict=True)
@@ -110,20 +91,16 @@ class ExportedLeaf:
         shaped = tensor.reshape(self.num_envs, *self.spec.shape)
         return shaped.to(device=device, dtype=self.spec.dtype)
 
-    def _dtype(self) -> np.dtype[Any]:
-        assert self.space.dtype is not None
-        return self.space.dtype
-
 
 @dataclass(frozen=True)
 class ExportedMapping:
     """A `Composite` spec as a `Dict` space, in the spec's order."""
 
-    #: What errors call it.
+    #: Name in errors.
     name: str
 
-    #: What it is made of.
-    children: dict[str, Exported]
+    #: Its entries.
+    children: "dict[str, Exported]"
 
     #: Space of one environment's value.
     space: Space
@@ -132,11 +109,11 @@ class ExportedMapping:
     num_envs: int
 
     def to_numpy(self, batch: Any, *, copy: bool) -> dict[str, Any]:
-        """See `Exported.to_numpy`."""
+        """See `ExportedLeaf.to_numpy`."""
         return {key: child.to_numpy(batch[key], copy=copy) for key, child in self.children.items()}
 
     def to_torch(self, values: Any, device: torch.device) -> TensorDict:
-        """See `Exported.to_torch`."""
+        """See `ExportedLeaf.to_torch`."""
         if not isinstance(values, Mapping) or set(values) != set(self.children):
             received = sorted(values) if isinstance(values, Mapping) else type(values).__name__
             raise AdapterError(
@@ -146,18 +123,21 @@ class ExportedMapping:
         return TensorDict(tensors, batch_size=[self.num_envs], device=device)
 
 
+Exported: TypeAlias = ExportedLeaf | ExportedMapping
+
+
 def export_spec(name: str, spec: TensorSpec, num_envs: int, *, is_action: bool) -> Exported:
-    """A spec as a space, and how values of the one become values of the other.
+    """A spec as a space, with the conversion of values.
 
     Args:
-        name: What errors call it.
+        name: Name in errors.
         spec: Spec of one environment's value.
         num_envs: Number of rows of a batch.
-        is_action: Whether one-hot specs become choices, so that every value of the space is one of
-            the spec, too.
+        is_action: Whether one-hot specs become choices, so that every value of the space is a
+            valid action.
 
     Raises:
-        AdapterError: Where there is no space for the spec.
+        AdapterError: If there is no space for the spec.
 
     """
     if isinstance(spec, Composite):
@@ -171,7 +151,11 @@ def export_spec(name: str, spec: TensorSpec, num_envs: int, *, is_action: bool) 
         space = spaces.Dict(OrderedDict((key, child.space) for key, child in children.items()))
         return ExportedMapping(name, children, space, num_envs)
     groups = tuple(options(spec)) if is_action and isinstance(spec, OneHot) else ()
-    leaf_space = _choices(groups) if groups else _leaf_space(name, spec)
+    leaf_space = _leaf_space(name, spec)
+    if groups:
+        leaf_space = spaces.Discrete(groups[0])
+        if len(groups) > 1:
+            leaf_space = spaces.MultiDiscrete(list(groups))
     return ExportedLeaf(name, spec, leaf_space, num_envs, groups)
 
 
@@ -180,10 +164,6 @@ def take(values: Any, i: int) -> Any:
     if isinstance(values, dict):
         return {key: take(value, i) for key, value in values.items()}
     return values[i]
-
-
-def _choices(counts: tuple[int, ...]) -> Space:
-    return spaces.Discrete(counts[0]) if len(counts) == 1 else spaces.MultiDiscrete(list(counts))
 
 
 def _leaf_space(name: str, spec: TensorSpec) -> Space:
@@ -210,16 +190,10 @@ def _box(spec: Bounded | Unbounded) -> Space:
     dtype = np.dtype(_NUMPY.get(spec.dtype, str(spec.dtype).removeprefix("torch.")))
     shape = tuple(spec.shape)
     if isinstance(spec, Bounded):
-        ends = (spec.space.low, spec.space.high)
-        low, high = (end.float() if end.dtype is torch.bfloat16 else end for end in ends)
-        low, high = (np.broadcast_to(end.numpy(force=True), shape) for end in (low, high))
-        return spaces.Box(low.astype(dtype), high.astype(dtype), shape, dtype.type)
-    return spaces.Box(*_widest(dtype), shape, dtype.type)
-
-
-def _widest(dtype: np.dtype[Any]) -> tuple[float, float]:
+        ends = (to_numpy(end) for end in (spec.space.low, spec.space.high))
+        low, high = (np.broadcast_to(end, shape).astype(dtype) for end in ends)
+        return spaces.Box(low, high, shape, dtype.type)
     if dtype.kind == "f":
-        return -np.inf, np.inf
-    if dtype.kind == "b":
-        return 0, 1
-    return int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
+        return spaces.Box(-np.inf, np.inf, shape, dtype.type)
+    limits = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    return spaces.Box(int(limits[0]), int(limits[1]), shape, dtype.type)

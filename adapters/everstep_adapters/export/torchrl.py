@@ -27,7 +27,7 @@ def to_torchrl(
     `"truncated"`. `set_seed` seeds it, and `reset(config=)` is its `config`. An environment without
     `seed` draws from PyTorch's generators, and these are seeded.
 
-    Where an episode was truncated and its final observation is lost, floating-point leaves of
+    If an episode was truncated and its final observation is lost, floating-point leaves of
     `("next", …)` hold NaN.
 
     Args:
@@ -36,12 +36,12 @@ def to_torchrl(
             keys; `None` for never.
         observation_key: Key of the observation. `None` is `"observation"`, and the root for a
             mapping: its leaves have their own keys.
-        invalid_rows: What becomes of rows that no action caused: those in which an environment
-            with `valid` among its episode keys resets itself. `"error"` refuses it; `"keep"` hands
-            the rows over, marked by False under `("next", "valid")`.
+        invalid_rows: Treatment of rows that no action caused, in which an environment with `valid`
+            among its episode keys resets itself. `"error"` refuses such an environment; `"keep"`
+            returns the rows, marked by False under `("next", "valid")`.
 
     Raises:
-        AdapterError: Where the environment cannot be represented; says what does help.
+        AdapterError: If the environment cannot be represented; names a way out.
 
     """
     if not isinstance(env, Env):
@@ -54,8 +54,8 @@ def to_torchrl(
     if DataKeys.VALID in env.episode_keys and invalid_rows == "error":
         raise AdapterError(
             f"{type(env).__name__} resets a row in the env step after its episode ended, and that "
-            "row is no transition, for which TorchRL has no word. Reset in the same env step, such "
-            "as with `autoreset_mode='SAME_STEP'` where the environment has a choice; or pass "
+            "row is no transition, which TorchRL cannot express. Reset in the same env step, such "
+            "as with `autoreset_mode='SAME_STEP'` if the environment has a choice; or pass "
             "`invalid_rows='keep'` and leave out the rows where ('next', 'valid') is False."
         )
     _check_final_obs(env)
@@ -78,7 +78,7 @@ def _observation_path(env: Env, observation_key: None | str) -> tuple[str, ...]:
 
 
 def _check_final_obs(env: Env) -> None:
-    """Raise where a final observation can be lost without a trace."""
+    """Refuse an environment that can lose a final observation without marking it."""
     if not env.episode_keys or env.episode_keys & {DataKeys.FINAL_OBS, DataKeys.VALID}:
         return
     leaves = leaf_specs(env.observation_spec).values()

@@ -13,25 +13,34 @@ from everstep.errors import AdapterError
 from everstep.specs import Leaves, Structure, leaf_specs
 
 from ..common.exported import Exported
+from ..common.rows import align, fill_nan
 from .horizon import render_env, seed_env
 
 #: What TorchRL, or the exported environment, writes beside the observation.
 RESERVED = frozenset(
-    {
-        *("action", "reward", "done", "terminated", "truncated", "next", "_reset", "_step"),
-        *("valid", "is_init"),
-    }
+    [
+        "action",
+        "reward",
+        "done",
+        "terminated",
+        "truncated",
+        "next",
+        "_reset",
+        "_step",
+        "valid",
+        "is_init",
+    ]
 )
 
-#: Key that is True where an episode opens; torchrl's own `InitTracker`, which knows of resets alone
-#: and not of invalid rows, calls it that.
+#: True in the first row of an episode; the key of TorchRL's own `InitTracker`, which does not
+#: recognise invalid rows.
 IS_INIT = "is_init"
 
 
 class EverstepEnvBase(EnvBase, Exported):  # type: ignore[misc]
     """An Everstep environment as a TorchRL environment of batch size `[num_envs]`.
 
-    See `to_torchrl`. What it returns is in memory of its own.
+    See `to_torchrl`. All that it returns is in memory of its own.
 
     Args:
         env: Environment.
@@ -87,7 +96,7 @@ class EverstepEnvBase(EnvBase, Exported):  # type: ignore[misc]
         )
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """What the action caused: the last observation of the episode where one ended."""
+        """What the action caused: the final observation of rows whose episode ended."""
         self._check_step(tensordict)
         outcome = self.env.step(tensordict.get("action"))
         terminated, truncated = (
@@ -115,7 +124,7 @@ class EverstepEnvBase(EnvBase, Exported):  # type: ignore[misc]
     ) -> TensorDictBase:
         """First observations: of every row, or of those that `"_reset"` marks.
 
-        Rows whose episodes ended were reset by the environment, so theirs are at hand.
+        Rows whose episodes ended were reset by the environment already.
         """
         mask = None if tensordict is None else tensordict.get("_reset", None)
         if mask is None or not self._is_reset(mask.reshape(self.num_envs, 1)):
@@ -132,10 +141,10 @@ class EverstepEnvBase(EnvBase, Exported):  # type: ignore[misc]
         return out
 
     def _is_reset(self, mask: torch.Tensor) -> bool:
-        """Whether the rows of the mask are reset already; False where all are yet to be.
+        """Whether the rows of the mask are reset already; False if all rows are to be reset.
 
         Raises:
-            AdapterError: Where the mask has other rows.
+            AdapterError: If the mask has other rows.
 
         """
         if self._ended is not None and torch.equal(mask, self._ended):  # one sync, as TorchRL has
@@ -163,18 +172,18 @@ class EverstepEnvBase(EnvBase, Exported):  # type: ignore[misc]
             )
 
     def _before_reset(self, outcome: TensorDict, terminated: torch.Tensor) -> Leaves:
-        """Observations that actions led to, `[N, …]`, whether or not a reset followed."""
+        """Observations after the action and before any reset, `[N, …]`."""
         leaves = self._observation.flatten(outcome[DataKeys.OBS])
-        assert self._ended is not None
         if DataKeys.FIRST not in self.env.episode_keys:
             return tuple(leaf.clone() for leaf in leaves)
+        assert self._ended is not None
         was_reset = outcome[DataKeys.FIRST] & self._ended
         if DataKeys.FINAL_OBS in self.env.episode_keys:
             final = self._observation.flatten(outcome[DataKeys.FINAL_OBS])
             pairs = zip(leaves, final, strict=True)
-            return tuple(torch.where(_like(was_reset, x), last, x) for x, last in pairs)
-        lost = was_reset & ~terminated  # of a terminated row nobody asks for the value
-        return tuple(_mark_lost(leaf, lost) for leaf in leaves)
+            return tuple(torch.where(align(was_reset, x), last, x) for x, last in pairs)
+        lost = was_reset & ~terminated  # the value of a terminated row is not needed
+        return tuple(fill_nan(leaf, lost) for leaf in leaves)
 
     def _observed(self, leaves: Leaves) -> TensorDict:
         out = TensorDict({}, batch_size=self.batch_size, device=self.device)
@@ -202,14 +211,14 @@ class EverstepEnvBase(EnvBase, Exported):  # type: ignore[misc]
             seed_env(self.env, seed)
 
     def render(self, *args: Any, **kwargs: Any) -> Any:
-        """Whatever the environment renders."""
+        """The result of the environment's `render`."""
         return render_env(self.env)
 
     def to(self, device: Device) -> "EverstepEnvBase":
-        """The environment, where it already is on `device`.
+        """The environment itself, if it is on `device`.
 
         Raises:
-            AdapterError: Where it is on another one.
+            AdapterError: If it is on another one.
 
         """
         wanted = torch.device(device)
@@ -227,22 +236,10 @@ class EverstepEnvBase(EnvBase, Exported):  # type: ignore[misc]
             self.env.close()
 
     def __del__(self) -> None:
-        """Nothing, unlike TorchRL's: the environment may be in use without this."""
-
-
-def _like(flags: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:
-    """Flags `[N, 1]` with as many dimensions as a leaf `[N, …]`."""
-    return flags.view(-1, *(1,) * (leaf.ndim - 1))
-
-
-def _mark_lost(leaf: torch.Tensor, lost: torch.Tensor) -> torch.Tensor:
-    """NaN in the rows `lost`, in floating point; integers stay as they are."""
-    if not leaf.is_floating_point():
-        return leaf.clone()
-    return leaf.masked_fill(_like(lost, leaf), torch.nan)
+        """Do nothing, unlike TorchRL's: the wrapped environment may be in use."""
 
 
 def _rows(mask: torch.Tensor) -> list[int]:
-    """Numbers of the rows that are marked."""
+    """Indices of the marked rows."""
     rows: list[int] = mask.flatten().nonzero().flatten().tolist()
     return rows

@@ -23,7 +23,7 @@ class EverstepVectorEnv(VectorEnv[Any, Any, Any]):
     """An Everstep environment as a Gymnasium vector environment; see `to_gymnasium`.
 
     Args:
-        env: Environment whose episodes end in the manner of `autoreset_mode`.
+        env: Environment whose episodes end as `autoreset_mode` has it.
         autoreset_mode: `NEXT_STEP` or `SAME_STEP`.
         copy: Whether observations are always new arrays.
 
@@ -62,7 +62,7 @@ class EverstepVectorEnv(VectorEnv[Any, Any, Any]):
             options: The environment's `config` of this reset.
 
         Raises:
-            AdapterError: Where a seed for each row, or a reset of some rows, is asked for.
+            AdapterError: If a seed for each row, or a reset of some rows, is asked for.
 
         """
         if seed is not None and not isinstance(seed, (int, np.integer)):
@@ -81,11 +81,11 @@ class EverstepVectorEnv(VectorEnv[Any, Any, Any]):
         """Observations, rewards, terminations, truncations and infos of one env step.
 
         Args:
-            actions: Batch of actions of `action_space`. Never written to, nor kept.
+            actions: Batch of actions of `action_space`. Never written to, nor stored.
 
         Raises:
-            AdapterError: Where the actions' shape or kind of dtype is not the space's.
-            EnvError: Where an episode ends in another manner than the declared mode.
+            AdapterError: If the actions' shape or kind of dtype is not the space's.
+            EnvError: If an episode does not end as the declared mode has it.
 
         """
         with torch.no_grad():
@@ -121,12 +121,12 @@ class EverstepVectorEnv(VectorEnv[Any, Any, Any]):
         return infos
 
     def _final_obs(self, final_obs: Any, done: npt.NDArray[np.bool_]) -> npt.NDArray[np.object_]:
-        """As Gymnasium has it: one observation for each row that is done, None for the others."""
+        """Final observations as Gymnasium has them: one for each row that is done, else None."""
         values = self._observation.to_numpy(final_obs, copy=True)
-        found = np.full(self.num_envs, None, dtype=object)
+        objects = np.full(self.num_envs, None, dtype=object)
         for i in np.flatnonzero(done).tolist():
-            found[i] = take(values, i)
-        return found
+            objects[i] = take(values, i)
+        return objects
 
     def _check_mode(self, first: npt.NDArray[np.bool_], done: npt.NDArray[np.bool_]) -> None:
         at_once = self.autoreset_mode is AutoresetMode.SAME_STEP
@@ -140,7 +140,7 @@ class EverstepVectorEnv(VectorEnv[Any, Any, Any]):
             )
 
     def render(self) -> Any:
-        """Whatever the environment renders."""
+        """The result of the environment's `render`."""
         return render_env(self.env)
 
     def close_extras(self, **kwargs: Any) -> None:
@@ -148,7 +148,7 @@ class EverstepVectorEnv(VectorEnv[Any, Any, Any]):
         self.env.close()
 
     def __del__(self) -> None:
-        """Nothing, unlike Gymnasium's: the environment may be in use without this."""
+        """Do nothing, unlike Gymnasium's: the wrapped environment may be in use."""
 
     def __repr__(self) -> str:
         name = type(self.env).__name__

@@ -9,14 +9,13 @@ from everstep.data import DataKeys
 from everstep.errors import AdapterError, EnvError
 
 from ..common.calls import VectorCalls
+from ..common.rows import FLAGS
 from .final_observations import ReuseCheck, check_no_final, read_final
 from .modes import pending_survives_reset, resets_single_rows
 from .rows import BoolArray, Row
 
 if TYPE_CHECKING:
     from gymnasium.vector import AutoresetMode, VectorEnv
-
-_FLAGS = frozenset({DataKeys.TERMINATED, DataKeys.TRUNCATED, DataKeys.FIRST})
 
 
 class EpisodeClock:
@@ -89,7 +88,7 @@ class Endings(ABC):
     final_observations: ClassVar[str]
 
     #: Episode keys of the rows.
-    episode_keys: frozenset[str] = _FLAGS | {DataKeys.FINAL_OBS}
+    episode_keys: frozenset[str] = FLAGS | {DataKeys.FINAL_OBS}
 
     def __init__(
         self, env: "VectorEnv[Any, Any, Any]", calls: VectorCalls, clock: EpisodeClock
@@ -139,7 +138,7 @@ class NextStepEndings(Endings):
         self, env: "VectorEnv[Any, Any, Any]", calls: VectorCalls, clock: EpisodeClock
     ) -> None:
         super().__init__(env, calls, clock)
-        self.episode_keys = _FLAGS | {DataKeys.VALID}
+        self.episode_keys = FLAGS | {DataKeys.VALID}
         if clock.is_limited:
             self.episode_keys |= {DataKeys.FINAL_OBS}
         self._pending = np.zeros(env.num_envs, dtype=np.bool_)

@@ -11,8 +11,13 @@ from everstep.errors import AdapterError
 
 from ..common.actions import ActionBounds, ActionCheck
 from ..common.autoreset import parse_mode
-from ..common.calls import creation_error
-from ..common.detection import is_loaded_instance, pop_options
+from ..common.libraries import (
+    creating,
+    is_loaded_instance,
+    pop_options,
+    require,
+    wrap_or_close,
+)
 from ..common.specs import compose_spec, describe_spec
 from .actions import Actions, make_actions
 from .endings import EpisodeClock, make_endings
@@ -25,6 +30,8 @@ from .workers import make_calls
 
 if TYPE_CHECKING:
     from gymnasium.vector import AutoresetMode, VectorEnv
+
+_NEEDED = "Gymnasium 1.1 or newer is needed: pip install 'gymnasium>=1.1'"
 
 #: Options that an environment with a vector entry point of its own does not take.
 _NEEDS_SYNC = ("autoreset_mode", "max_episode_steps", "wrappers", "vector_kwargs")
@@ -166,18 +173,11 @@ class GymnasiumEnv(Env):
             AdapterError: If Gymnasium cannot make it, or the adapter cannot represent it.
 
         """
-        gymnasium = _import_gymnasium()
+        make_vec = require("gymnasium", "make_vec", _NEEDED)
         options, made_with = _split_options(kwargs)
-        try:
-            env = gymnasium.make_vec(name, num_envs=num_envs, **made_with)
-        except Exception as error:  # the environment's constructor may raise anything
-            reason = creation_error(error)
-            raise AdapterError(f"Gymnasium cannot make {name!r}: {reason}") from error
-        try:
-            return cls(env, horizon, device=device, **options)
-        except BaseException:
-            env.close()
-            raise
+        with creating("Gymnasium", name):
+            env = make_vec(name, num_envs=num_envs, **made_with)
+        return wrap_or_close(cls, env, horizon, device=device, **options)
 
     def seed(self, seed: int) -> None:
         """Seed the next reset. Later resets draw new states, from the same generators.
@@ -333,21 +333,10 @@ def _unfinished(method: str) -> AdapterError:
 
 
 def _check_vector_env(env: object) -> None:
-    _import_gymnasium()
+    require("gymnasium.vector", "AutoresetMode", _NEEDED)
     if not GymnasiumEnv.matches(env):
         received = f"`env` must be a `gymnasium.vector.VectorEnv`; got {type(env).__name__}."
         raise AdapterError(f"{received} {GymnasiumEnv.suggest(env)}".strip())
-
-
-def _import_gymnasium() -> Any:
-    try:
-        import gymnasium
-        from gymnasium.vector import AutoresetMode  # noqa: F401  (gymnasium 1.1)
-    except ImportError as error:
-        raise AdapterError(
-            "Gymnasium 1.1 or newer is needed: pip install 'gymnasium>=1.1'"
-        ) from error
-    return gymnasium
 
 
 def _split_options(kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

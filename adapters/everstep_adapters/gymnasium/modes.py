@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from everstep.errors import AdapterError
 
 from ..common.autoreset import MODE_OPTION, parse_mode
-from ..common.detection import is_loaded_instance
+from ..common.libraries import is_loaded_instance
 
 if TYPE_CHECKING:
     from gymnasium.vector import AutoresetMode, VectorEnv

@@ -15,18 +15,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from everstep.data import DataKeys
 from everstep.errors import EnvError
 
 from ..common.calls import VectorCalls
+from ..common.rows import FLAGS
 from .final_observations import holds_another
 from .rows import BoolArray, RowMemory
 from .spaces import observation_parts
 
 if TYPE_CHECKING:
     from gymnasium.vector import AutoresetMode, VectorEnv
-
-_FLAGS = frozenset({DataKeys.TERMINATED, DataKeys.TRUNCATED, DataKeys.FIRST})
 
 
 class Evidence(NamedTuple):
@@ -105,7 +103,7 @@ class _Player:
     def __init__(self, env: "VectorEnv[Any, Any, Any]", calls: VectorCalls, seed: int) -> None:
         cpu = torch.device("cpu")
         parts = observation_parts(env.single_observation_space, cpu)
-        self._row = RowMemory(parts, _FLAGS, env.num_envs, cpu).writable()
+        self._row = RowMemory(parts, FLAGS, env.num_envs, cpu).writable()
         self._env, self._calls, self._seed = env, calls, seed
         self._done = np.zeros(env.num_envs, dtype=np.bool_)
 

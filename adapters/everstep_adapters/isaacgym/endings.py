@@ -11,7 +11,7 @@ from everstep.data import DataKeys
 from everstep.errors import AdapterError, EnvError
 from everstep.specs import Leaves
 
-from ..common.rows import align, fill_nan
+from ..common.rows import FLAGS, align, fill_nan
 from .tasks import Observations, Outcome, Task, Tree, with_states
 from .time_outs import TimeOuts
 
@@ -25,8 +25,6 @@ STYLES = {
 
 #: Keys of final observations in `extras`, in the order in which they are looked for.
 FINAL_OBS = ("final_obs", "final_observation", "terminal_obs", "terminal_observation")
-
-_FLAGS = frozenset({DataKeys.TERMINATED, DataKeys.TRUNCATED, DataKeys.FIRST})
 
 
 def parse_style(style: str) -> str:
@@ -115,7 +113,7 @@ class NextStep(Endings):
     instead, and the row is `first` and not `valid`.
     """
 
-    episode_keys = _FLAGS | {DataKeys.VALID}
+    episode_keys = FLAGS | {DataKeys.VALID}
     final_obs = "what the row that ends returns"
 
     def __init__(self, task: Task, time_outs: TimeOuts, observations: Observations) -> None:
@@ -162,10 +160,10 @@ class SameStep(Endings):
     ) -> None:
         super().__init__(task, time_outs, observations)
         self._final_key = final_key
-        self.episode_keys = _FLAGS
+        self.episode_keys = FLAGS
         self.final_obs = "lost; `on_missing_final` decides"
         if final_key is not None:
-            self.episode_keys = _FLAGS | {DataKeys.FINAL_OBS}
+            self.episode_keys = FLAGS | {DataKeys.FINAL_OBS}
             self.final_obs = f"`extras[{final_key!r}]`"
 
     def reset(self) -> Tree:
@@ -259,7 +257,7 @@ class External(Endings):
     of the one before it.
     """
 
-    episode_keys = _FLAGS | {DataKeys.FINAL_OBS}
+    episode_keys = FLAGS | {DataKeys.FINAL_OBS}
     final_obs = "what `step` returns, before `reset_done`"
 
     def __init__(self, task: Task, time_outs: TimeOuts, observations: Observations) -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib import import_module
 from typing import Any, ClassVar
 
 import torch
@@ -12,13 +11,19 @@ from everstep.data import Device
 from everstep.env import Env
 from everstep.errors import AdapterError
 
-from ..common.detection import pop_options
+from ..common.libraries import pop_options, require
 from ..common.specs import describe_spec
 from .actions import Actions
 from .endings import Endings, External, NextStep, SameStep, describe_style
 from .probe import study
 from .tasks import Observations, Task, interface_of
 from .time_outs import make_time_outs
+
+_NEEDED = (
+    "IsaacGymEnvs cannot be imported. Install Isaac Gym and IsaacGymEnvs "
+    "from NVIDIA, and import `isaacgym` before anything that imports PyTorch, Everstep included. "
+    "Tasks made in another way are wrapped by `everstep.wrap(task)`."
+)
 
 _INTERFACES = {
     "VecTask": "IsaacGymEnvs' VecTask",
@@ -148,11 +153,11 @@ class IsaacGymEnv(Env):
             AdapterError: If IsaacGymEnvs cannot be imported, or the task cannot be wrapped.
 
         """
-        isaacgymenvs = _import_isaacgymenvs()
+        make = require("isaacgymenvs", "make", _NEEDED)
         options = pop_options(cls, kwargs)
         made_with = {"seed": 0, "sim_device": str(device), "headless": True, "force_render": False}
         made_with |= {"rl_device": str(device), **kwargs}
-        task = isaacgymenvs.make(task=name, num_envs=num_envs, **made_with)
+        task = make(task=name, num_envs=num_envs, **made_with)
         return cls(task, horizon, device=device, **options)
 
     def seed(self, seed: int) -> None:
@@ -257,14 +262,3 @@ class IsaacGymEnv(Env):
             f"horizon={self.horizon}, device={str(self.device)!r}, "
             f"reset_style={self.reset_style!r})"
         )
-
-
-def _import_isaacgymenvs() -> Any:
-    try:
-        return import_module("isaacgymenvs")
-    except ImportError as error:
-        raise AdapterError(
-            f"IsaacGymEnvs cannot be imported: {error}. Install Isaac Gym and IsaacGymEnvs from "
-            "where NVIDIA offers them, and import `isaacgym` before anything that imports PyTorch, "
-            "Everstep included. Tasks made in another way are wrapped by `everstep.wrap(task)`."
-        ) from error

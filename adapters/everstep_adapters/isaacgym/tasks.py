@@ -23,8 +23,8 @@ from everstep.env import Env
 from everstep.errors import AdapterError, EnvError
 from everstep.specs import Leaves, Path, Structure
 
-from ..common.detection import is_loaded_instance
 from ..common.handoff import indexed
+from ..common.libraries import is_loaded_instance
 from ..common.specs import compose_spec
 
 #: An observation as a task returns it: a tensor, or nested mappings of tensors.

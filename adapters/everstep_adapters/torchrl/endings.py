@@ -10,14 +10,13 @@ from tensordict import TensorDictBase
 from everstep.data import DataKeys
 from everstep.errors import AdapterError
 
+from ..common.rows import FLAGS
 from .calls import name_of
 from .keys import own_episode_keys
 from .layout import Key, Layout, NestedKey, as_key, join_keys, leaves_of, value_of
 
 #: Kind of every end of an episode, for environments whose flags do not distinguish them.
 DoneIs = Literal["terminated", "truncated"]
-
-_FLAGS = frozenset({DataKeys.TERMINATED, DataKeys.TRUNCATED, DataKeys.FIRST})
 
 
 class Ends(NamedTuple):
@@ -141,7 +140,7 @@ class Endings:
         if layout.agents and chosen != layout.group and layout.group in groups:
             self._own = _make_group(groups[layout.group], terminated)
         has_valid = self._own is not None or self._is_exported
-        self.episode_keys = _FLAGS | {DataKeys.VALID} if has_valid else _FLAGS
+        self.episode_keys = FLAGS | {DataKeys.VALID} if has_valid else FLAGS
         self._absent: None | torch.Tensor = None
         self._elapsed: None | torch.Tensor = None
 

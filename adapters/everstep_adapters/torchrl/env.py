@@ -13,7 +13,7 @@ from everstep.errors import AdapterError, EnvError
 from everstep.specs import Leaves, Structure
 
 from ..common.actions import ActionBounds, ActionCheck
-from ..common.detection import is_loaded_instance, pop_options
+from ..common.libraries import is_loaded_instance, pop_options, require, wrap_or_close
 from ..common.specs import compose_spec, describe_spec
 from .actions import OneHotActions, make_actions
 from .calls import TorchRLCalls
@@ -180,11 +180,7 @@ class TorchRLEnv(Env):
         """
         options = pop_options(cls, kwargs)
         env = make_env(name, num_envs, device, **kwargs)
-        try:
-            return cls(env, horizon, device=device, **options)
-        except BaseException:
-            env.close()
-            raise
+        return wrap_or_close(cls, env, horizon, device=device, **options)
 
     def seed(self, seed: int) -> None:
         """Seed the environment, by its `set_seed`, for the next reset and what follows."""
@@ -331,9 +327,8 @@ class TorchRLEnv(Env):
 
 
 def _check_env(env: object) -> None:
-    try:
-        from torchrl.envs import EnvBase
-    except ImportError as error:
-        raise AdapterError("TorchRL's environments are needed: pip install torchrl") from error
-    if not isinstance(env, EnvBase):
+    base = require(
+        "torchrl.envs", "EnvBase", "TorchRL's environments are needed: pip install torchrl"
+    )
+    if not isinstance(env, base):
         raise AdapterError(f"`env` must be a `torchrl.envs.EnvBase`; got {type(env).__name__}.")

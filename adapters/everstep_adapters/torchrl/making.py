@@ -11,6 +11,8 @@ import torch
 from everstep.data import Device
 from everstep.errors import AdapterError
 
+from ..common.libraries import creating
+
 #: `module:Class` or `package.module.Class`; ids of Gymnasium have a hyphen and a version.
 _CLASS = re.compile(r"(?P<module>[^\W\d][\w.]*)[:.](?P<name>[^\W\d]\w*)")
 
@@ -41,7 +43,7 @@ def make_env(
     from torchrl.envs import GymEnv, ParallelEnv, SerialEnv
 
     kind = _find_class(name)
-    try:
+    with creating("TorchRL", name):
         if kind is not None and _takes(kind, "batch_size"):
             if _takes(kind, "device"):
                 kwargs.setdefault("device", torch.device(device))
@@ -49,8 +51,6 @@ def make_env(
         make_one = partial(GymEnv, name, **kwargs) if kind is None else partial(kind, **kwargs)
         vectorized = ParallelEnv if parallel else SerialEnv
         return vectorized(num_envs, make_one, **(vector_kwargs or {}))
-    except Exception as error:
-        raise AdapterError(f"TorchRL cannot make {name!r}: {error}") from error
 
 
 def _find_class(name: str) -> Any:
