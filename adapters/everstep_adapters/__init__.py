@@ -1,4 +1,4 @@
-"""Adapters from families of environments to Everstep's protocol and back, one module a family.
+"""Adapters between Everstep's protocol and other libraries, one folder an environment type.
 
 Importing this package imports no adapter, and importing an adapter imports no environment library.
 """

@@ -1,7 +1,7 @@
 """ALE's vector environments: Atari games in one process, stepped and preprocessed by threads.
 
-Episodes end in the manner of NEXT_STEP (its default) or of SAME_STEP, as
-`everstep_adapters.gymnasium` describes them.
+Episodes end as in the modes NEXT_STEP (the default) and SAME_STEP of
+`everstep_adapters.gymnasium`.
 """
 
 from .env import ALEEnv

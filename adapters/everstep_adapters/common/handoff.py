@@ -1,8 +1,7 @@
-"""The device hand-off: other libraries' arrays as tensors, tensors as their arrays, and the memory
-through which a host's rows reach a device.
+"""Arrays of other libraries as tensors and back, and the memory between host and device.
 
-What `borrow` returns shows somebody else's memory wherever it can. It is for reading: an array may
-be read-only or immutable, and no tensor says so. Whoever hands it on copies it first.
+A tensor from `borrow` shares the array's memory if possible. It is for reading only, though a
+tensor has no flag for that: the array may be read-only or immutable. Copy it before returning it.
 """
 
 import ctypes
@@ -20,26 +19,26 @@ from everstep.errors import EnvError
 # Typed views and vector loads want their start aligned; 64 bytes is a cache line.
 _ALIGNMENT = 64
 
-#: Pieces of memory that actions come from. An allocator hands out few, again and again.
+#: Most cached views of actions' memory. An allocator reuses few addresses.
 _MOST_VIEWS = 256
 
-#: Kinds of NumPy dtypes that PyTorch has: flags, integers, unsigned integers, real numbers.
+#: Kinds of NumPy dtypes that PyTorch has: bool, integers, unsigned integers, floating point.
 _KINDS = "biuf"
 
 
 def borrow(value: Any, *, name: str = "value") -> torch.Tensor:
-    """A tensor to read `value` from: its own memory, where that can be viewed.
+    """A tensor to read `value` from, which shares its memory if possible.
 
     Tensors are detached. Arrays of other libraries come by DLPack, from the object itself, so that
-    their library waits for PyTorch's current stream. NumPy arrays are viewed, but for those that
-    PyTorch cannot view (negative strides, foreign byte order, unaligned): they are copied.
+    their library waits for PyTorch's current stream. NumPy arrays are viewed, except those that
+    PyTorch cannot view (negative strides, foreign byte order, unaligned), which are copied.
 
     Args:
         value: A tensor, an array, or nested numbers.
-        name: What errors call it.
+        name: Name in errors.
 
     Raises:
-        EnvError: Where no tensor can be made of it.
+        EnvError: If no tensor can be made of it.
 
     """
     if isinstance(value, torch.Tensor):
@@ -58,11 +57,11 @@ def borrow(value: Any, *, name: str = "value") -> torch.Tensor:
 
 
 def _from_dlpack(value: Any, name: str) -> torch.Tensor:
-    # A negative stride ends the process in PyTorch's importer, so it is looked for first.
+    # A negative stride ends the process in PyTorch's importer, so it is checked first.
     strides = getattr(value, "strides", None)
     if isinstance(strides, Sequence) and any(stride < 0 for stride in strides):
         raise EnvError(
-            f"`{name}` has negative strides {tuple(strides)}, which DLPack cannot carry. "
+            f"`{name}` has negative strides {tuple(strides)}, which DLPack does not support. "
             "Let the environment return a contiguous array."
         )
     try:
@@ -86,7 +85,7 @@ def _view_of(array: npt.NDArray[Any]) -> torch.Tensor:
     if array.flags.writeable:
         return torch.from_numpy(array)
     try:
-        return from_dlpack(array)  # `from_numpy` warns of what cannot be written
+        return from_dlpack(array)  # `from_numpy` warns of read-only arrays
     except BufferError:  # NumPy before 2.1
         return torch.from_numpy(array.copy())
 
@@ -96,19 +95,19 @@ def _plain_copy(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def to_numpy(value: Any) -> npt.NDArray[Any]:
-    """An array on the host to read `value` from: its own memory, where that can be viewed.
+    """An array on the host to read `value` from, which shares its memory if possible.
 
     Tensors and arrays on a GPU are copied, which waits for what computes them.
 
     Raises:
-        EnvError: Where no array can be made of it.
+        EnvError: If no array can be made of it.
 
     """
     if type(value) is np.ndarray:
         return value
     if isinstance(value, torch.Tensor):
-        known = value.float() if value.dtype is torch.bfloat16 else value  # NumPy has none
-        array: npt.NDArray[Any] = known.numpy(force=True)
+        tensor = value.float() if value.dtype is torch.bfloat16 else value  # NumPy has none
+        array: npt.NDArray[Any] = tensor.numpy(force=True)
         return array
     if hasattr(value, "__dlpack_device__") and not hasattr(value, "__array__"):
         return to_numpy(borrow(value))
@@ -116,13 +115,13 @@ def to_numpy(value: Any) -> npt.NDArray[Any]:
 
 
 def lend(tensor: torch.Tensor, like: Any) -> Any:
-    """`tensor` as an array of the library that `like` is an array of; a tensor stays one.
+    """`tensor` as an array of the same library as `like`; a tensor if `like` is one.
 
-    Zero-copy where the library can view it. JAX turns 64 bits into 32 unless it is told otherwise,
-    and cannot view strides other than transposed ones: those are copied.
+    Zero-copy if the library can view it. JAX turns 64 bits into 32 unless it is configured
+    otherwise, and cannot view strides other than transposed ones: those are copied.
 
     Args:
-        tensor: What to hand over; it must not be written to as long as the array is in use.
+        tensor: The tensor; it must not be written to as long as the array is in use.
         like: An array of the library, or a tensor.
 
     """
@@ -142,7 +141,7 @@ def lend(tensor: torch.Tensor, like: Any) -> Any:
 
 
 class Slot(NamedTuple):
-    """One tensor of a `Slab`: where the host writes it, and where the device shows it."""
+    """One tensor of a `Slab`: the host's arrays of it, and the device's tensor."""
 
     #: Host memory, one array a side. Write to that of `Slab.side`.
     arrays: tuple[npt.NDArray[Any], ...]
@@ -154,9 +153,9 @@ class Slot(NamedTuple):
 class Slab:
     """Tensors that reach their device together, in one copy.
 
-    On the CPU the tensors *are* the host arrays and nothing is copied. Elsewhere the host has two
-    blocks (pinned for CUDA), its sides, and the device one. While one side is on its way, the other
-    can be written; `wait` returns when that may begin.
+    On the CPU the tensors share the host arrays' memory and nothing is copied. Otherwise the host
+    has two blocks (pinned for CUDA), its sides, and the device one. While one side is copied, the
+    other can be written; `wait` returns when that may begin.
 
     Args:
         layout: Shape and dtype of each slot.
@@ -166,7 +165,7 @@ class Slab:
 
     """
 
-    #: Which of the host's blocks may be written.
+    #: Index of the host's block to write.
     side: int
 
     #: One slot for each entry of the layout, in its order.
@@ -203,7 +202,7 @@ class Slab:
             self._copied[self.side].synchronize()
 
     def publish(self) -> None:
-        """Make what was written to `side` visible in the tensors, in stream order; turn sides."""
+        """Copy `side` to the tensors, in stream order, and switch sides."""
         if not self._staged:
             return
         # Only CUDA says when an asynchronous copy is done.
@@ -215,16 +214,16 @@ class Slab:
 
 
 class Downlink:
-    """The way of actions to the host: from CUDA in one copy, into memory that is allocated once.
+    """Transfer of actions to the host: from CUDA in one copy, into memory that is allocated once.
 
-    On the host they are read where they are. `Tensor.numpy` costs 10 µs between the env steps of a
-    small environment, so the array that shows a piece of memory is kept. It is only ever returned
-    for a tensor that lies there, so it never shows memory that is gone.
+    Actions on the host are not copied. `Tensor.numpy` costs 10 µs between the env steps of a small
+    environment, so the array of an address is cached. It is only returned for a tensor at that
+    address, so it never shows memory that was freed.
 
     Args:
         shape: Shape of the arrays; tensors have as many elements.
-        is_real: Whether tensors can be of real numbers. They alone can be the negative of what
-            lies in their memory, as the imaginary part of a conjugate is.
+        is_real: Whether tensors can be of real numbers, which alone can have PyTorch's negative bit
+            set, as the imaginary part of a conjugate has.
 
     """
 

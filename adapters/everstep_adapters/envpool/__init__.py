@@ -1,8 +1,8 @@
-"""EnvPool's environments: many in one process, stepped by threads, in Gymnasium's semantics.
+"""EnvPool's environments with Gymnasium's interface: many in one process, stepped by threads.
 
-Episodes end in the manner of NEXT_STEP, as `everstep_adapters.gymnasium` describes it: the row
-after the one that is done is the reset. An episode whose task fails in the very env step in which
-its time is up counts as truncated: EnvPool does not tell the two apart.
+Episodes end as in the mode NEXT_STEP of `everstep_adapters.gymnasium`: the row after the one that
+is done is the reset. An episode whose task fails in the same env step in which its time is up
+counts as truncated: EnvPool reports the two alike.
 """
 
 from .env import EnvPoolEnv

@@ -62,7 +62,7 @@ def _mode_of(env: Env, declared: None | str) -> str:
     keys = ", ".join(sorted(env.episode_keys)) or "no episode keys"
     if declared is None:
         raise AdapterError(
-            f"{type(env).__name__} has {keys}: its episodes may end in the manner of "
+            f"{type(env).__name__} has {keys}: its episodes may end as in "
             f"{' or '.join(possible)}. Pass the `autoreset_mode` that all of them end in."
         )
     raise AdapterError(

@@ -48,7 +48,7 @@ class HorizonEnv(Env):
         return self.env.reset(config=config)
 
     def step(self, action: torch.Tensor | TensorDict) -> TensorDict:
-        """What the action caused, with episode keys; see the class."""
+        """The row of an env step, with episode keys; see the class."""
         if self._elapsed == self._length:
             return self._reset_row()
         outcome = self.env.step(action)

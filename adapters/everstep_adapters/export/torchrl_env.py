@@ -96,7 +96,7 @@ class EverstepEnvBase(EnvBase, Exported):  # type: ignore[misc]
         )
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """What the action caused: the final observation of rows whose episode ended."""
+        """The results of an env step, with the final observation of rows whose episode ended."""
         self._check_step(tensordict)
         outcome = self.env.step(tensordict.get("action"))
         terminated, truncated = (

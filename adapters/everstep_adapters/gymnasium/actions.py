@@ -171,5 +171,5 @@ def make_actions(
     raise AdapterError(
         "`action_space` must be `Discrete`, `MultiDiscrete`, `MultiBinary` or `Box`, which one "
         f"policy can sample; got {space}. Give each environment such a space in a "
-        "`gymnasium.wrappers.TransformAction`, which takes its actions apart."
+        "`gymnasium.wrappers.TransformAction`, which converts its actions."
     )

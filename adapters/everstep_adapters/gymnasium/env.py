@@ -228,7 +228,7 @@ class GymnasiumEnv(Env):
             )
 
     def step(self, action: torch.Tensor | TensorDict) -> TensorDict:
-        """What the action caused: `obs`, `rewards` and the episode keys; see the module.
+        """The row of an env step: `obs`, `rewards` and the episode keys; see the module.
 
         Args:
             action: Actions `[num_envs, *action_spec.shape]`, integers or floating point as the
@@ -259,7 +259,7 @@ class GymnasiumEnv(Env):
         self._is_stepping = True
 
     def step_wait(self) -> TensorDict:
-        """What the action of `step_async` caused; see `step`."""
+        """The row of the env step that `step_async` began; see `step`."""
         if not self._is_stepping:
             raise AdapterError("`step_wait` completes an env step: call `step_async` before it.")
         self._is_stepping = False
@@ -280,7 +280,7 @@ class GymnasiumEnv(Env):
         return self._memory.publish()
 
     def describe(self) -> dict[str, str]:
-        """What was detected, one short line each."""
+        """Detected properties, one short line each."""
         return {
             "family": self.family,
             "environment": str(self.env),

@@ -222,7 +222,7 @@ class RowMemory:
         return self._rows[self._slab.side]
 
     def publish(self) -> TensorDict:
-        """What was written, on the device. Unchanged until the next row is written."""
+        """The written row on the device. Unchanged until the next row is written."""
         if self._is_staged:
             self._slab.publish()
         return self.data

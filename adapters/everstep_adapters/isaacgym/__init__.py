@@ -2,7 +2,7 @@
 
 When a task resets an environment whose episode has ended decides what its rows look like (row `t`
 holds what happened because of action `t`). There are four reset styles, which the interface does
-not tell apart:
+not show:
 
 * **A** (`next_step_after_physics`): in the next env step, after the physics. The row that ends
   returns the final observation; the physics of the row after it are discarded.

@@ -212,7 +212,7 @@ class IsaacGymEnv(Env):
             yield
 
     def step(self, action: torch.Tensor | TensorDict) -> TensorDict:
-        """What the action caused: `obs`, `rewards` and the episode keys; see the module.
+        """The row of an env step: `obs`, `rewards` and the episode keys; see the module.
 
         Args:
             action: Actions `[num_envs, *action_spec.shape]`, real numbers. Never written to; the
@@ -237,7 +237,7 @@ class IsaacGymEnv(Env):
         self._is_closed = True
 
     def describe(self) -> dict[str, str]:
-        """What was detected, one short line each."""
+        """Detected properties, one short line each."""
         reader = self._reader
         copies = "returned as they are, 0 copies; rewards and flags are new"
         if reader.own_device != reader.device:

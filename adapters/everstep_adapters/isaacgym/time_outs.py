@@ -22,7 +22,7 @@ class TimeOuts:
 
     By the clock, an end is a time-out if the clock had reached its limit. Tasks that reset
     themselves in the env step set their clock back in it, so the clock before the env step counts.
-    A failure in the last env step of an episode cannot be told from a time-out.
+    A failure in the last env step of an episode counts as a time-out.
 
     Args:
         task: The task.

@@ -212,7 +212,7 @@ class TorchRLEnv(Env):
         return self._structure.unflatten(leaves, [self.num_envs])
 
     def step(self, action: torch.Tensor | TensorDict) -> TensorDict:
-        """What the action caused: `obs`, `rewards` and the episode keys; see the module.
+        """The row of an env step: `obs`, `rewards` and the episode keys; see the module.
 
         Args:
             action: Actions `[num_envs, *action_spec.shape]`, integers or floating point as the
@@ -237,7 +237,7 @@ class TorchRLEnv(Env):
         self._calls.close()
 
     def describe(self) -> dict[str, str]:
-        """What was detected, one short line each."""
+        """Detected properties, one short line each."""
         limit = "only the environment's own"
         if self.max_episode_steps is not None:
             limit = f"{self.max_episode_steps} env steps, by a `StepCounter` of the adapter"
