@@ -60,11 +60,7 @@ class ALEEnv(GymnasiumEnv):
             )
         check_batch_size(env, cast(Any, env.unwrapped).batch_size)
         super().__init__(
-            env,
-            horizon,
-            device=device,
-            autoreset_mode=autoreset_mode,
-            action_bounds=action_bounds,
+            env, horizon, device=device, autoreset_mode=autoreset_mode, action_bounds=action_bounds
         )
 
     @classmethod

@@ -7,6 +7,7 @@ tensor has no flag for that: the array may be read-only or immutable. Copy it be
 import ctypes
 import math
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,8 +51,14 @@ def borrow(value: Any, *, name: str = "value") -> torch.Tensor:
         raise EnvError(
             f"`{name}` must be numbers; got {type(value).__name__} with dtype {array.dtype}."
         )
+    is_regular = all(step >= 0 and step % array.itemsize == 0 for step in array.strides)
+    if not (array.dtype.isnative and array.flags.aligned and is_regular):
+        array = array.astype(array.dtype.newbyteorder("="), order="C", copy=True)
     try:
-        return _view_of(array) if _is_viewable(array) else torch.from_numpy(_plain_copy(array))
+        # `from_numpy` warns of read-only arrays.
+        return torch.from_numpy(array) if array.flags.writeable else from_dlpack(array)
+    except BufferError:  # a read-only array in NumPy before 2.1
+        return torch.from_numpy(array.copy())
     except TypeError as error:
         raise EnvError(f"`{name}` cannot be a tensor: {error}") from error
 
@@ -71,27 +78,6 @@ def _from_dlpack(value: Any, name: str) -> torch.Tensor:
             f"`{name}`, a {type(value).__module__}.{type(value).__qualname__}, cannot be a tensor: "
             f"{error}"
         ) from error
-
-
-def _is_viewable(array: npt.NDArray[Any]) -> bool:
-    return (
-        array.dtype.isnative
-        and array.flags.aligned
-        and all(stride >= 0 and stride % array.itemsize == 0 for stride in array.strides)
-    )
-
-
-def _view_of(array: npt.NDArray[Any]) -> torch.Tensor:
-    if array.flags.writeable:
-        return torch.from_numpy(array)
-    try:
-        return from_dlpack(array)  # `from_numpy` warns of read-only arrays
-    except BufferError:  # NumPy before 2.1
-        return torch.from_numpy(array.copy())
-
-
-def _plain_copy(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    return array.astype(array.dtype.newbyteorder("="), order="C", copy=True)
 
 
 def to_numpy(value: Any) -> npt.NDArray[Any]:
@@ -178,7 +164,9 @@ class Slab:
         *,
         staged: None | bool = None,
     ) -> None:
-        offsets, size = _offsets(layout)
+        sizes = (math.prod(shape) * dtype.itemsize for shape, dtype in layout)
+        aligned = (math.ceil(size / _ALIGNMENT) * _ALIGNMENT for size in sizes)
+        *offsets, size = accumulate(aligned, initial=0)
         self._staged = device.type != "cpu" if staged is None else staged
         on_cuda = device.type == "cuda"
         sides = 2 if self._staged else 1
@@ -275,17 +263,6 @@ class Downlink:
 def indexed(device: str | torch.device) -> torch.device:
     """A device with its index: "cuda" is the current one."""
     return torch.empty(0, device=device).device
-
-
-def _offsets(
-    layout: Sequence[tuple[tuple[int, ...], torch.dtype]],
-) -> tuple[list[int], int]:
-    """Byte offset of each slot, and the number of bytes in all."""
-    offsets, size = [], 0
-    for shape, dtype in layout:
-        offsets.append(size)
-        size += math.ceil(math.prod(shape) * dtype.itemsize / _ALIGNMENT) * _ALIGNMENT
-    return offsets, size
 
 
 def _view(

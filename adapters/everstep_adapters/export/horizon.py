@@ -49,40 +49,32 @@ class HorizonEnv(Env):
 
     def step(self, action: torch.Tensor | TensorDict) -> TensorDict:
         """The row of an env step, with episode keys; see the class."""
-        if self._elapsed == self._length:
-            return self._reset_row()
+        if self._elapsed == self._length:  # the row of a reset that no action caused
+            rewards = torch.zeros(self.num_envs, 1, device=self.device)
+            return self._row(self.reset(), rewards, first=True, valid=False)
         outcome = self.env.step(action)
         self._elapsed += 1
         is_over = self._elapsed == self._length
-        row = self._row(outcome[DataKeys.OBS], outcome[DataKeys.REWARDS])
-        row[DataKeys.TRUNCATED].fill_(is_over)
+        obs, rewards = outcome[DataKeys.OBS], outcome[DataKeys.REWARDS]
         if self._next_step:
-            return row
-        row[DataKeys.FINAL_OBS] = row[DataKeys.OBS]
+            return self._row(obs, rewards, truncated=is_over)
+        final = obs
         if is_over:  # a reset may write to what the env step returned
-            row[DataKeys.REWARDS] = row[DataKeys.REWARDS].clone()
-            leaves = tuple(leaf.clone() for leaf in self._observation.flatten(row[DataKeys.OBS]))
-            row[DataKeys.FINAL_OBS] = self._observation.unflatten(leaves, [self.num_envs])
-            row[DataKeys.OBS] = self.reset()
-            row[DataKeys.FIRST].fill_(True)
+            leaves = tuple(leaf.clone() for leaf in self._observation.flatten(obs))
+            final = self._observation.unflatten(leaves, [self.num_envs])
+            rewards = rewards.clone()
+            obs = self.reset()
+        row = self._row(obs, rewards, truncated=is_over, first=is_over)
+        row[DataKeys.FINAL_OBS] = final
         return row
 
-    def _reset_row(self) -> TensorDict:
-        """The row of a reset that no action caused."""
-        rewards = torch.zeros(self.num_envs, 1, device=self.device)
-        row = self._row(self.reset(), rewards)
-        row[DataKeys.FIRST].fill_(True)
-        row[DataKeys.VALID].fill_(False)
-        return row
-
-    def _row(self, obs: Any, rewards: torch.Tensor) -> TensorDict:
-        """A row in which nothing ends."""
+    def _row(self, obs: Any, rewards: torch.Tensor, **flags: bool) -> TensorDict:
+        """A row whose flags are the same for all environments; by default nothing ends."""
         row = TensorDict({}, batch_size=[self.num_envs], device=self.device)
         row[DataKeys.OBS], row[DataKeys.REWARDS] = obs, rewards
-        for flag in FLAGS:
-            row[flag] = torch.zeros(self.num_envs, 1, dtype=torch.bool, device=self.device)
-        if self._next_step:
-            row[DataKeys.VALID] = torch.ones_like(row[DataKeys.FIRST])
+        for key in self.episode_keys - {DataKeys.FINAL_OBS}:
+            value = flags.get(key, key == DataKeys.VALID)
+            row[key] = torch.full((self.num_envs, 1), value, device=self.device)
         return row
 
     def seed(self, seed: int) -> None:

@@ -61,7 +61,9 @@ def to_torchrl(
     _check_final_obs(env)
     if horizon is not None:
         env = HorizonEnv(env, horizon)
-    path = _observation_path(env, observation_key)
+    path: tuple[str, ...] = () if isinstance(env.observation_spec, Composite) else ("observation",)
+    if observation_key is not None:
+        path = (observation_key,)
     names = {path[0]} if path else set(env.observation_spec.keys())
     if names & RESERVED:
         raise AdapterError(
@@ -69,12 +71,6 @@ def to_torchrl(
             "in TorchRL. Put it under one of its own: `observation_key='observation'`."
         )
     return EverstepEnvBase(env, path)
-
-
-def _observation_path(env: Env, observation_key: None | str) -> tuple[str, ...]:
-    if observation_key is not None:
-        return (observation_key,)
-    return () if isinstance(env.observation_spec, Composite) else ("observation",)
 
 
 def _check_final_obs(env: Env) -> None:

@@ -11,13 +11,7 @@ from everstep.errors import AdapterError
 
 from ..common.actions import ActionBounds, ActionCheck
 from ..common.autoreset import parse_mode
-from ..common.libraries import (
-    creating,
-    is_loaded_instance,
-    pop_options,
-    require,
-    wrap_or_close,
-)
+from ..common.libraries import creating, is_loaded_instance, pop_options, require, wrap_or_close
 from ..common.specs import compose_spec, describe_spec
 from .actions import Actions, make_actions
 from .endings import EpisodeClock, make_endings
@@ -103,7 +97,10 @@ class GymnasiumEnv(Env):
         random_phase: bool = False,
         step_timeout: None | float = 600.0,
     ) -> None:
-        _check_vector_env(env)
+        require("gymnasium.vector", "AutoresetMode", _NEEDED)
+        if not GymnasiumEnv.matches(env):
+            received = f"`env` must be a `gymnasium.vector.VectorEnv`; got {type(env).__name__}."
+            raise AdapterError(f"{received} {GymnasiumEnv.suggest(env)}".strip())
         super().__init__(env.num_envs, horizon, device=device)
         self.env = env
         self.autoreset_mode, self._mode_source = resolve_mode(env, autoreset_mode)
@@ -330,13 +327,6 @@ class GymnasiumEnv(Env):
 
 def _unfinished(method: str) -> AdapterError:
     return AdapterError(f"An env step has begun: call `step_wait` before `{method}`.")
-
-
-def _check_vector_env(env: object) -> None:
-    require("gymnasium.vector", "AutoresetMode", _NEEDED)
-    if not GymnasiumEnv.matches(env):
-        received = f"`env` must be a `gymnasium.vector.VectorEnv`; got {type(env).__name__}."
-        raise AdapterError(f"{received} {GymnasiumEnv.suggest(env)}".strip())
 
 
 def _split_options(kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -27,6 +27,13 @@ if TYPE_CHECKING:
     from gymnasium.vector import AutoresetMode, VectorEnv
 
 
+#: Most env steps until an episode ends.
+_MOST_ENV_STEPS = 1000
+
+#: Seed of the resets, and of the first action.
+_SEED = 0
+
+
 class Evidence(NamedTuple):
     """Result of a probe."""
 
@@ -54,16 +61,12 @@ class _Played(NamedTuple):
         return all(np.array_equal(one[rows], another[rows]) for one, another in pairs)
 
 
-def probe_autoreset(
-    env: "VectorEnv[Any, Any, Any]", calls: VectorCalls, max_env_steps: int = 1000, seed: int = 0
-) -> Evidence:
+def probe_autoreset(env: "VectorEnv[Any, Any, Any]", calls: VectorCalls) -> Evidence:
     """The autoreset mode of `env`. Steps it, unless its class has only one; reset it afterwards.
 
     Args:
         env: The vector environment.
         calls: Calls to it.
-        max_env_steps: Most env steps until an episode ends.
-        seed: Seed of its resets and of the random actions.
 
     """
     from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
@@ -71,8 +74,8 @@ def probe_autoreset(
     base = env.unwrapped
     if isinstance(base, SyncVectorEnv | AsyncVectorEnv) and not getattr(base, "worker", None):
         return Evidence(base.autoreset_mode, f"every {type(base).__name__} does what it declares")
-    player = _Player(env, calls, seed)
-    count, end = player.play_to_an_end(max_env_steps)
+    player = _Player(env, calls)
+    count, end = player.play_to_an_end()
     rows = end.done
     if not rows.any():
         return Evidence(None, f"no episode ended in {count} env steps of random actions")
@@ -100,17 +103,17 @@ def probe_autoreset(
 class _Player:
     """Steps an environment from a seed, with the same actions each time, or with others."""
 
-    def __init__(self, env: "VectorEnv[Any, Any, Any]", calls: VectorCalls, seed: int) -> None:
+    def __init__(self, env: "VectorEnv[Any, Any, Any]", calls: VectorCalls) -> None:
         cpu = torch.device("cpu")
         parts = observation_parts(env.single_observation_space, cpu)
         self._row = RowMemory(parts, FLAGS, env.num_envs, cpu).writable()
-        self._env, self._calls, self._seed = env, calls, seed
+        self._env, self._calls = env, calls
         self._done = np.zeros(env.num_envs, dtype=np.bool_)
 
-    def play_to_an_end(self, max_env_steps: int) -> tuple[int, _Played]:
+    def play_to_an_end(self) -> tuple[int, _Played]:
         """The number of env steps until one ended an episode, and its results."""
         self._reset()
-        for t in range(max_env_steps):
+        for t in range(_MOST_ENV_STEPS):
             played = self.step(t)
             if played.done.any():
                 break
@@ -150,14 +153,14 @@ class _Player:
                     self.step(t)
         except EnvError:
             pass  # it refuses env steps after an end; a reset is enough
-        self._calls.reset(seed=self._seed)
+        self._calls.reset(seed=_SEED)
 
     def _action(self, t: int, other: bool) -> Any:
         """The action of env step `t`, or one that differs from it in every row if possible."""
         from gymnasium.vector.utils import batch_space
 
         space = batch_space(self._env.single_action_space, self._env.num_envs)
-        space.seed(1000 * self._seed + t)
+        space.seed(_SEED + t)
         action = changed = space.sample()
         for _ in range(100 if other else 0):
             changed = space.sample()

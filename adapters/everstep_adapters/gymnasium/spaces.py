@@ -9,13 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torchrl.data import (
-    Binary,
-    Bounded,
-    Categorical,
-    TensorSpec,
-    Unbounded,
-)
+from torchrl.data import Binary, Bounded, Categorical, TensorSpec, Unbounded
 
 from everstep.errors import AdapterError
 
@@ -63,7 +57,13 @@ def observation_parts(
         AdapterError: If a part of the space has no tensor; names the part and the reason.
 
     """
-    children = _children(space)
+    from gymnasium import spaces
+
+    children: list[tuple[Any, spaces.Space[Any]]] = []
+    if isinstance(space, spaces.Dict):
+        children = list(space.spaces.items())
+    elif isinstance(space, spaces.Tuple):
+        children = list(enumerate(space.spaces))
     if not children:
         return [Part(path, space, _leaf_spec(space, device, where("observation_space", path)))]
     return [
@@ -76,16 +76,6 @@ def observation_parts(
 def where(name: str, path: tuple[Any, ...]) -> str:
     """A leaf's name in errors, such as `obs['camera'][0]`."""
     return name + "".join(f"[{index!r}]" for index in path)
-
-
-def _children(space: "spaces.Space[Any]") -> list[tuple[Any, "spaces.Space[Any]"]]:
-    from gymnasium import spaces
-
-    if isinstance(space, spaces.Dict):
-        return list(space.spaces.items())
-    if isinstance(space, spaces.Tuple):
-        return list(enumerate(space.spaces))
-    return []
 
 
 def _leaf_spec(space: "spaces.Space[Any]", device: torch.device, name: str) -> TensorSpec:

@@ -9,9 +9,11 @@ from tensordict import TensorDict
 
 from everstep.data import DataKeys
 from everstep.errors import EnvError
+from everstep.specs import Structure
 
 from ..common.handoff import borrow, lend
 from ..common.rows import align, fill_nan
+from ..common.specs import compose_spec
 from .actions import Actions
 from .final_observations import final_key, is_one_a_row
 from .rows import check_shape, pick
@@ -116,6 +118,8 @@ class TensorRows:
     ) -> None:
         self._num_envs, self._device = num_envs, device
         self._leaves = [_Leaf(part, num_envs, device) for part in parts]
+        specs = {part.key: part.spec for part in parts}
+        self._structure = Structure.of(compose_spec(specs, device))
         self._is_next_step = mode.name == "NEXT_STEP"
         self._survives_reset = survives_reset
         self._pending = torch.zeros(num_envs, 1, dtype=torch.bool, device=device)
@@ -227,12 +231,7 @@ class TensorRows:
         return _move(tensor, self._device, dtype, name, copy=True).view(-1, 1)
 
     def _show(self, leaves: list[torch.Tensor]) -> torch.Tensor | TensorDict:
-        if self._leaves[0].part.path == ():
-            return leaves[0]
-        shown = TensorDict({}, batch_size=[self._num_envs], device=self._device)
-        for leaf, tensor in zip(self._leaves, leaves, strict=True):
-            shown.set(leaf.part.key, tensor)
-        return shown
+        return self._structure.unflatten(tuple(leaves), [self._num_envs])
 
 
 def _move(

@@ -38,17 +38,14 @@ class Actions:
                     f"The actions of {task.name} must be real numbers, a `Box`; got {space}. "
                     "Choose among them in its `pre_physics_step`."
                 )
-            low, high = (self._bound(bound, shape) for bound in (space.low, space.high))
+            ends = (np.asarray(end, dtype=np.float64) for end in (space.low, space.high))
+            low, high = (torch.tensor(np.broadcast_to(x, tuple(shape)), **self._own) for x in ends)
             if bool(low.isfinite().any() | high.isfinite().any()):
                 self._bounds = low, high
             if bool(low.isfinite().all() & high.isfinite().all()):
                 on_device = low.to(task.device), high.to(task.device)
                 self.spec = Bounded(*on_device, shape, task.device, zeros.dtype)
         self._check = ActionCheck(task.num_envs, self.spec)
-
-    def _bound(self, bound: Any, shape: torch.Size) -> torch.Tensor:
-        numbers = np.broadcast_to(np.asarray(bound, dtype=np.float64), tuple(shape))
-        return torch.tensor(numbers, **self._own)
 
     def send(self, action: Any) -> torch.Tensor:
         """Actions for the task: new memory, which it may store and change.

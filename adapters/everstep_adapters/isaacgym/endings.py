@@ -152,11 +152,7 @@ class SameStep(Endings):
     """
 
     def __init__(
-        self,
-        task: Task,
-        time_outs: TimeOuts,
-        observations: Observations,
-        final_key: None | str,
+        self, task: Task, time_outs: TimeOuts, observations: Observations, final_key: None | str
     ) -> None:
         super().__init__(task, time_outs, observations)
         self._final_key = final_key

@@ -110,7 +110,9 @@ class TorchRLEnv(Env):
         time_limit: None | int = None,
         step_timeout: None | float = None,
     ) -> None:
-        _check_env(env)
+        needed = "TorchRL's environments are needed: pip install torchrl"
+        if not isinstance(env, require("torchrl.envs", "EnvBase", needed)):
+            raise AdapterError(f"`env` must be a `torchrl.envs.EnvBase`; got {type(env).__name__}.")
         check_wrapper(env)
         self.env = env = limited(env, max_episode_steps, random_phase)
         self._key, layout = find_rows(env, action_key, num_envs)
@@ -324,11 +326,3 @@ class TorchRLEnv(Env):
             f"{type(self).__name__}({self._calls.name}, num_envs={self.num_envs}, "
             f"horizon={self.horizon}, device={str(self.device)!r})"
         )
-
-
-def _check_env(env: object) -> None:
-    base = require(
-        "torchrl.envs", "EnvBase", "TorchRL's environments are needed: pip install torchrl"
-    )
-    if not isinstance(env, base):
-        raise AdapterError(f"`env` must be a `torchrl.envs.EnvBase`; got {type(env).__name__}.")
