@@ -1,4 +1,4 @@
-"""The device hand-off: what is a view, what is a copy, and what must never be either."""
+"""The device hand-off: views, copies, and arrays that allow neither."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""There and back again: what an environment is after Gymnasium or TorchRL is what it was."""
+"""Round trips: an environment that is exported and wrapped again returns the same rows."""
 
 from functools import partial
 from typing import Any

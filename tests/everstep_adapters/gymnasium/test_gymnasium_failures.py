@@ -1,4 +1,4 @@
-"""Environments that raise, hang, are killed or interrupted: a typed error, and nothing is left."""
+"""Environments that raise, hang, are killed or interrupted: typed errors, and no process left."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""When an environment resets itself: who says so, who is wrong, and what shows it."""
+"""Autoreset modes: where they are declared, wrong declarations, and the probe."""
 
 from collections.abc import Callable
 from functools import partial

@@ -1,4 +1,4 @@
-"""Gymnasium spaces: every observation arrives, every action is sent, nothing is lost on the way."""
+"""Gymnasium spaces: observations read and actions sent, for every space."""
 
 import math
 from functools import partial

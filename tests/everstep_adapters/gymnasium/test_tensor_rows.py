@@ -1,4 +1,4 @@
-"""Vector environments that return tensors: their rows are those of the host, without the host."""
+"""Vector environments that return tensors: the same rows as through the host."""
 
 from typing import Any, ClassVar
 

@@ -1,4 +1,4 @@
-"""What a TorchRL environment's flags say of the ends of its episodes, and options that say more."""
+"""Flags of TorchRL environments, and the options that override them."""
 
 from importlib import import_module
 from typing import Any

@@ -1,4 +1,4 @@
-"""TorchRL's specs: what a policy sees, what an environment is sent, and whose memory it is."""
+"""TorchRL's specs: observations, actions, and shared memory."""
 
 import math
 from typing import Any
