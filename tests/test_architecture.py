@@ -158,3 +158,48 @@ def test_every_function_fits_a_screen() -> None:
         if lines > 60:
             long[name] = lines
     assert long == {}
+
+
+ADAPTERS = SOURCE.parents[1] / "adapters" / "everstep_adapters"
+
+#: May import the other folder's public name: pools are Gymnasium vector environments.
+SUBCLASSES = {("envpool", "gymnasium"), ("ale", "gymnasium")}
+
+
+def adapter_imports(path: Path) -> set[tuple[str, ...]]:
+    """Modules of the adapters' package that a file imports, as paths; TYPE_CHECKING included."""
+    here = path.relative_to(ADAPTERS).with_suffix("").parts
+    found: set[tuple[str, ...]] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom):
+            name = tuple((node.module or "").split(".")) if node.module else ()
+            if node.level:
+                found.add((*here[: len(here) - node.level], *name))
+            elif name[:1] == ("everstep_adapters",):
+                found.add(name[1:])
+        elif isinstance(node, ast.Import):
+            names = (tuple(alias.name.split(".")) for alias in node.names)
+            found |= {name[1:] for name in names if name[0] == "everstep_adapters"}
+    return found
+
+
+def test_adapters_import_only_common_and_their_own_folder() -> None:
+    wrong = []
+    for path in sorted(ADAPTERS.glob("*/*.py")):
+        folder = path.parent.name
+        for imported in adapter_imports(path):
+            is_subclass = len(imported) == 1 and (folder, imported[0]) in SUBCLASSES
+            if imported[0] not in {"common", folder} and not is_subclass:
+                wrong.append(f"{folder}/{path.name} imports {'.'.join(imported)}")
+    assert wrong == []
+
+
+def test_adapters_have_no_import_circles() -> None:
+    below = {
+        path.relative_to(ADAPTERS).with_suffix("").parts: adapter_imports(path)
+        for path in ADAPTERS.glob("*/*.py")
+    }
+    while leaves := [name for name, imported in below.items() if not imported & below.keys()]:
+        for name in leaves:
+            del below[name]
+    assert below == {}

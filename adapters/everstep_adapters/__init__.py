@@ -1,4 +1,4 @@
-"""Adapters from families of environments to Everstep's protocol and back, one module a family.
+"""Adapters between Everstep's protocol and other libraries, one folder an environment type.
 
 Importing this package imports no adapter, and importing an adapter imports no environment library.
 """
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .ale import ALEEnv as ALEEnv
     from .envpool import EnvPoolEnv as EnvPoolEnv
-    from .export_gymnasium import to_gymnasium as to_gymnasium
-    from .export_torchrl import to_torchrl as to_torchrl
+    from .export import to_gymnasium as to_gymnasium
+    from .export import to_torchrl as to_torchrl
     from .gymnasium import GymnasiumEnv as GymnasiumEnv
     from .isaacgym import IsaacGymEnv as IsaacGymEnv
     from .torchrl import TorchRLEnv as TorchRLEnv
@@ -31,8 +31,8 @@ _MODULES = {
     "GymnasiumEnv": "gymnasium",
     "IsaacGymEnv": "isaacgym",
     "TorchRLEnv": "torchrl",
-    "to_gymnasium": "export_gymnasium",
-    "to_torchrl": "export_torchrl",
+    "to_gymnasium": "export",
+    "to_torchrl": "export",
 }
 
 

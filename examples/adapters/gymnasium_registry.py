@@ -1,12 +1,12 @@
-"""Wrap every environment of Gymnasium's registry in every way, and write down what came of it.
+"""Wrap every environment of Gymnasium's registry in every way, and write a page of the results.
 
     python examples/adapters/gymnasium_registry.py --out docs/adapters/gymnasium_registry.md
     python examples/adapters/gymnasium_registry.py --only CartPole --steps 200
 
 Each environment is made as Gymnasium makes it by default, as a `SyncVectorEnv` and as an
 `AsyncVectorEnv`, the latter two in each autoreset mode. In each way it has to obey the rules of
-`everstep.testing`, in episodes cut to a few env steps, and to take random env steps as it is. Every
-environment has a process of its own, so that none can take the others with it.
+`everstep.testing`, in episodes cut to a few env steps, and to take random env steps. Every
+environment has a process of its own, so that a crash does not end the others.
 """
 
 import argparse
@@ -82,7 +82,7 @@ def shortened(name: str, way: Way, num_envs: int, horizon: int, device: Any) -> 
 
 
 def broken_rules(name: str, way: Way) -> Iterator[str]:
-    """What the environment breaks of the protocol's rules."""
+    """The rules of the protocol that the environment breaks."""
     # A choice among few does not always change what is observed next.
     results = run_checks(
         partial(shortened, name, way),
@@ -111,7 +111,7 @@ def walk(name: str, way: Way, steps: int) -> None:
 
 
 def examine(name: str, steps: int) -> dict[str, Any]:
-    """What came of an environment: its spaces, and what is wrong in each way, or nothing."""
+    """Results of an environment: its spaces, and its fault in each way, if any."""
     env = made(name, Way("sync", {"vectorization_mode": "sync"}), 1)
     found: dict[str, Any] = {
         "observation": shown(env.env.single_observation_space),
@@ -123,13 +123,13 @@ def examine(name: str, steps: int) -> dict[str, Any]:
 
 
 def fault(name: str, way: Way, steps: int) -> str:
-    """What is wrong with a way of making an environment; empty where nothing is."""
+    """Fault of a way of making an environment; empty if there is none."""
     slow = is_jax(name)
     try:
         walk(name, way, steps // 10 if slow else steps)
         return "" if slow and way.column != "default" else "; ".join(broken_rules(name, way))
     except Exception as error:
-        return told(error)
+        return error_text(error)
 
 
 def shown(space: gymnasium.Space[Any]) -> str:
@@ -141,23 +141,23 @@ def shown(space: gymnasium.Space[Any]) -> str:
     return str(space)
 
 
-def told(error: Exception) -> str:
+def error_text(error: Exception) -> str:
     cause = error.__cause__ if isinstance(error, EverstepError) and error.__cause__ else error
     plain = re.sub(r"\x1b\[\d+m|,? for more information https?://\S+", "", str(cause))
     return re.sub(r"\s+", " ", plain).strip()
 
 
 def refusal(name: str) -> str:
-    """Why an environment cannot be made here at all; empty where it can."""
+    """Reason why an environment cannot be made here; empty if it can."""
     try:
         made(name, Way("sync", {"vectorization_mode": "sync"}), 1).close()
     except Exception as error:
-        return told(error) or type(error).__name__
+        return error_text(error) or type(error).__name__
     return ""
 
 
 def in_a_process(name: str, steps: int) -> dict[str, Any]:
-    """What `examine` finds, in a process of its own."""
+    """The result of `examine`, in a process of its own."""
     command = [sys.executable, __file__, "--one", name, "--steps", str(steps)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
@@ -228,7 +228,7 @@ def page(results: dict[str, dict[str, Any]], steps: int) -> str:
 
 
 def row_of(name: str, result: dict[str, Any], notes: list[str]) -> str:
-    """The row of an environment; what is wrong is added to the notes that it refers to."""
+    """The row of an environment; its faults are added to the notes."""
 
     def mark(column: str) -> str:
         wrong = result["ways"][column]
@@ -254,7 +254,7 @@ def installed(names: Sequence[str]) -> Iterator[str]:
 
 
 def examined(only: str, steps: int, keep: Path | None) -> dict[str, dict[str, Any]]:
-    """What came of each environment; not looked for again where the file `keep` has it."""
+    """Results of each environment, from the file `keep` if it has them."""
     known = json.loads(keep.read_text()) if keep is not None and keep.exists() else {}
     results = {}
     for name in gymnasium.registry:
@@ -269,10 +269,10 @@ def examined(only: str, steps: int, keep: Path | None) -> dict[str, dict[str, An
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="environments whose name contains this")
-    parser.add_argument("--one", help="examine this environment and print what came of it")
+    parser.add_argument("--one", help="examine this environment and print the result")
     parser.add_argument("--steps", type=int, default=2000, help="random env steps in each way")
     parser.add_argument("--out", type=Path, help="file to write the page to")
-    parser.add_argument("--keep", type=Path, help="JSON file of what was found, to go on from")
+    parser.add_argument("--keep", type=Path, help="JSON file of earlier results to continue from")
     options = parser.parse_args(arguments)
     warnings.simplefilter("ignore")  # Gymnasium says of most that there is a newer version
     torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""The adapters that come with Everstep, under one name; each is imported when it is first used."""
+"""Everstep's own adapters; each is imported on first use."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

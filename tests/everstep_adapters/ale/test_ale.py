@@ -1,4 +1,4 @@
-"""ALE's vector environment: both of its modes, whose metadata it is, seeds, and what is refused."""
+"""ALE's vector environment: both modes, its metadata, seeds, and refusals."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The device hand-off: what is a view, what is a copy, and what must never be either."""
+"""The device hand-off: views, copies, and arrays that allow neither."""
 
 import subprocess
 import sys
@@ -12,10 +12,10 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
 from everstep.errors import EnvError
-from everstep_adapters._handoff import Downlink, Slab, borrow, lend, to_numpy
-from everstep_adapters._rows import Row
-from everstep_adapters._spaces import observation_parts
+from everstep_adapters.common.handoff import Downlink, Slab, borrow, lend, to_numpy
 from everstep_adapters.gymnasium import GymnasiumEnv
+from everstep_adapters.gymnasium.rows import RowMemory
+from everstep_adapters.gymnasium.spaces import observation_parts
 from tests.everstep_adapters.gymnasium.gymnasium_toys import scripted
 
 CPU = torch.device("cpu")
@@ -109,7 +109,7 @@ print("alive")
 
 
 def test_negative_strides_do_not_end_the_process() -> None:
-    safe = "from everstep_adapters._handoff import borrow; assert borrow(array)[0] == 3"
+    safe = "from everstep_adapters.common.handoff import borrow; assert borrow(array)[0] == 3"
     found = subprocess.run(
         [sys.executable, "-c", NEGATIVE.format(line=safe)], capture_output=True, text=True
     )
@@ -266,7 +266,7 @@ def test_staged_memory_takes_turns_and_shows_what_was_published() -> None:
 def test_rows_through_staged_memory_are_the_same(mode: str) -> None:
     plain, staged = (GymnasiumEnv(scripted("mixed", mode)) for _ in range(2))
     parts = observation_parts(staged.env.single_observation_space, CPU)
-    staged._row = Row(parts, staged.episode_keys, staged.num_envs, CPU, staged=True)
+    staged._memory = RowMemory(parts, staged.episode_keys, staged.num_envs, CPU, staged=True)
     assert torch.equal(plain.reset(), staged.reset())
     for _ in range(40):
         action = torch.randint(5, (3, 1))
@@ -309,11 +309,11 @@ class Allocations(torch.utils._python_dispatch.TorchDispatchMode):
 def test_a_row_keeps_its_shape_for_every_space() -> None:
     space = spaces.Dict({"a": spaces.Discrete(3, start=1), "b": spaces.Box(-1, 1, (2, 2))})
     parts = observation_parts(space, CPU)
-    row = Row(parts, frozenset({"terminated", "truncated", "first"}), 2, CPU, staged=True)
+    memory = RowMemory(parts, frozenset({"terminated", "truncated", "first"}), 2, CPU, staged=True)
     batch = {"a": np.array([1, 3]), "b": np.ones((2, 2, 2), np.float32)}
     for _ in range(3):
-        row.read_obs(batch)
-        shown = row.publish()
+        memory.writable().read_obs(batch)
+        shown = memory.publish()
         assert shown["obs", "a"].tolist() == [[0], [2]]
         assert shown["obs", "b"].eq(1).all()
 

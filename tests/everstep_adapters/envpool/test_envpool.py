@@ -1,4 +1,4 @@
-"""EnvPool: rows in their places, next-step resets, seeds, dtypes, and what is refused."""
+"""EnvPool: order of rows, next-step resets, seeds, dtypes, and refusals."""
 
 import warnings
 from typing import Any, ClassVar

@@ -209,7 +209,7 @@ def test_modes_that_the_episode_keys_exclude() -> None:
         to_gymnasium(Walk(2, ends="next step"), autoreset_mode=AutoresetMode.SAME_STEP)
     with pytest.raises(AdapterError, match="'DISABLED' is not"):
         to_gymnasium(Walk(2, ends="never"), autoreset_mode="DISABLED")
-    with pytest.raises(AdapterError, match=r"manner of SAME_STEP or NEXT_STEP. Pass"):
+    with pytest.raises(AdapterError, match=r"may end as in SAME_STEP or NEXT_STEP. Pass"):
         to_gymnasium(Walk(2, ends="both"))
 
 

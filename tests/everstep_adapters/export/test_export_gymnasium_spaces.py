@@ -1,4 +1,4 @@
-"""Specs of Everstep environments as Gymnasium's spaces, and the actions that come back."""
+"""Specs of Everstep environments as Gymnasium's spaces, and their actions."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""There and back again: what an environment is after Gymnasium or TorchRL is what it was."""
+"""Round trips: an environment that is exported and wrapped again returns the same rows."""
 
 from functools import partial
 from typing import Any
@@ -14,7 +14,7 @@ from everstep import AlgorithmConfig, ContinuousDummyEnv, DiscreteDummyEnv, Env
 from everstep.adapters import GymnasiumEnv, TorchRLEnv, to_gymnasium, to_torchrl
 from everstep.errors import AdapterError
 from everstep.testing import EnvConformance, run_checks
-from everstep_adapters._export.horizon import HorizonEnv
+from everstep_adapters.export.horizon import HorizonEnv
 from tests.everstep_adapters.export.way_back_toys import Walk, play, random_actions
 from tests.everstep_adapters.gymnasium.gymnasium_toys import scripted
 

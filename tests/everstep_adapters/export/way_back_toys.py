@@ -1,4 +1,4 @@
-"""Torch-native environments that end their episodes in every manner, and how they are played."""
+"""Torch-native environments that end their episodes in every reset mode, and how to play them."""
 
 from typing import Any
 

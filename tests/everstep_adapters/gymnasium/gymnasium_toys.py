@@ -1,4 +1,4 @@
-"""Gymnasium environments that do as they are told, and the rows that they must give."""
+"""Scripted Gymnasium environments, and the rows that are expected of them."""
 
 import math
 from collections.abc import Callable

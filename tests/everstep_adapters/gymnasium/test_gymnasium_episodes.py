@@ -1,4 +1,4 @@
-"""Where Gymnasium's episodes end: every row, in every autoreset mode, whoever ends them."""
+"""Ends of Gymnasium's episodes: every row, in every autoreset mode, by environment or adapter."""
 
 import math
 from functools import partial

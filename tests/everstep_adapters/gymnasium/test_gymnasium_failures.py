@@ -1,4 +1,4 @@
-"""Environments that raise, hang, are killed or interrupted: a typed error, and nothing is left."""
+"""Environments that raise, hang, are killed or interrupted: typed errors, and no process left."""
 
 import os
 import signal
@@ -136,7 +136,7 @@ def test_wrappers_change_nothing(processes: Any) -> None:
 def test_an_error_that_cannot_be_sent_is_not_waited_for(
     processes: Any, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:
-    monkeypatch.setattr("everstep_adapters._workers._PATIENCE", 0.2)
+    monkeypatch.setattr("everstep_adapters.gymnasium.workers._PATIENCE", 0.2)
     env = GymnasiumEnv(processes(explode_unsendably))
     env.reset()
     with pytest.raises(EnvError, match="an environment raised an error that could not be sent"):
@@ -146,7 +146,7 @@ def test_an_error_that_cannot_be_sent_is_not_waited_for(
 def test_a_worker_that_ignores_the_request_to_end_is_killed(
     processes: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("everstep_adapters._workers._PATIENCE", 0.3)
+    monkeypatch.setattr("everstep_adapters.gymnasium.workers._PATIENCE", 0.3)
     inner = processes(hang_on)
     env = GymnasiumEnv(inner, step_timeout=1)
     env.reset()
@@ -170,7 +170,7 @@ def test_workers_killed_between_env_steps_are_found_at_the_next(processes: Any) 
 def test_closing_ends_workers_that_do_not_answer(
     sign: int, processes: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("everstep_adapters._workers._PATIENCE", 0.3)
+    monkeypatch.setattr("everstep_adapters.gymnasium.workers._PATIENCE", 0.3)
     inner = processes(explode)
     env = GymnasiumEnv(inner, step_timeout=1)
     env.reset()

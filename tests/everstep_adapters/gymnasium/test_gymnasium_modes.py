@@ -1,4 +1,4 @@
-"""When an environment resets itself: who says so, who is wrong, and what shows it."""
+"""Autoreset modes: where they are declared, wrong declarations, and the probe."""
 
 from collections.abc import Callable
 from functools import partial
@@ -14,7 +14,7 @@ from gymnasium.wrappers.vector import RecordEpisodeStatistics
 
 from everstep.errors import AdapterError, EnvError
 from everstep_adapters import GymnasiumEnv
-from everstep_adapters._episodes import resolve_mode
+from everstep_adapters.gymnasium.modes import resolve_mode
 from tests.everstep_adapters.gymnasium.gymnasium_toys import (
     MODES,
     Behaving,
@@ -101,7 +101,7 @@ def test_where_nobody_says_it_the_option_is_asked_for(make: Callable[[], VectorE
 
 @pytest.mark.parametrize("value", [True, 3, "sometimes", ["NextStep"]])
 def test_a_mode_of_the_wrong_type_or_value_is_an_error(value: Any) -> None:
-    with pytest.raises(AdapterError, match=r"is not a time at which.*`autoreset_mode=`"):
+    with pytest.raises(AdapterError, match=r"is not an autoreset mode.*`autoreset_mode=`"):
         GymnasiumEnv(Columns({"autoreset_mode": value}))
 
 

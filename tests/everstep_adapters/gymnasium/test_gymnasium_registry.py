@@ -1,4 +1,4 @@
-"""The sweep over Gymnasium's registry: a sample of it, and the page that it wrote."""
+"""A sample of the sweep over Gymnasium's registry, and its page."""
 
 import importlib.util
 import re

@@ -1,4 +1,4 @@
-"""Gymnasium spaces: every observation arrives, every action is sent, nothing is lost on the way."""
+"""Gymnasium spaces: observations read and actions sent, for every space."""
 
 import math
 from functools import partial
@@ -424,7 +424,11 @@ def test_actions_that_do_not_fit_are_refused(space: Any, action: Any, message: s
         (spaces.Tuple((SCALAR, SCALAR)), {}, r"`action_space` must be.*Tuple.*TransformAction"),
         (spaces.Text(3), {}, r"`action_space` must be.*Text"),
         (spaces.Box(0, 9, (2,), np.uint64), {}, r"`action_space` cannot be a tensor.*uint64"),
-        (SCALAR, {"action_bounds": "rescale"}, "is for `Box` actions"),
+        (
+            SCALAR,
+            {"action_bounds": "rescale"},
+            r"of floating point; got Discrete\(2\)",
+        ),
         (spaces.Box(-INF, INF, (2,)), {"action_bounds": "rescale"}, r"finite bounds.*'clip'"),
         (SCALAR, {"action_bounds": "squash"}, "'clip' or 'rescale'; got 'squash'"),
     ],

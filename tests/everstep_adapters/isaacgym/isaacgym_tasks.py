@@ -1,4 +1,4 @@
-"""Tasks in PyTorch with the interfaces of IsaacGym's family, and the rows that they must give.
+"""Tasks in PyTorch with IsaacGym's interfaces, and the rows that are expected of them.
 
 One small world is behind all of them. An environment counts its episodes and its env steps, and
 adds up the actions that it is given; a script says after how many env steps each episode fails. A

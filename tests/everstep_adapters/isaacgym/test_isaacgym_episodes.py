@@ -130,10 +130,13 @@ class Forgetful(LazyAfter):
 @pytest.mark.parametrize(
     ("task", "message"),
     [
-        (Unclocked([[NEVER]]), r"did not end when `progress_buf` came to .*\(7\).*`reset_style="),
+        (Unclocked([[NEVER]]), r"did not end when `progress_buf` was at .*\(7\).*`reset_style="),
         (Forgetful([[NEVER]]), r"shows \[7\], and it has no `reset_done`.*`reset_style="),
-        (LazyAfter([[NEVER]], 1), r"from 2 on; got 1.*`reset_style=.*'A' \('next_step_after"),
-        (LazyAfter([[NEVER]], math.inf), r"from 2 on; got inf.*`reset_style="),
+        (
+            LazyAfter([[NEVER]], 1),
+            r"finite number of at least 2; got 1.*`reset_style=.*'A' \('next_step_after",
+        ),
+        (LazyAfter([[NEVER]], math.inf), r"finite number of at least 2; got inf.*`reset_style="),
     ],
     ids=["no clock", "never reset", "one-step episodes", "endless"],
 )

@@ -1,4 +1,4 @@
-"""TorchRL environments: every row, every way an episode ends, and what is refused."""
+"""TorchRL environments: every row, every kind of end, and refusals."""
 
 import math
 from functools import partial

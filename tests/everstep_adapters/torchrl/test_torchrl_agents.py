@@ -1,4 +1,4 @@
-"""TorchRL's multi-agent environments: agents are rows, and those that died wait."""
+"""TorchRL's multi-agent environments: agents as rows, and agents that are done early."""
 
 import math
 from typing import Any

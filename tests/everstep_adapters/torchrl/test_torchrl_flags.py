@@ -1,4 +1,4 @@
-"""What a TorchRL environment's flags say of the ends of its episodes, and options that say more."""
+"""Flags of TorchRL environments, and the options that override them."""
 
 from importlib import import_module
 from typing import Any
@@ -143,7 +143,7 @@ def test_envpool_is_not_wrapped_twice() -> None:
         ({"num_envs": 4}, r"`num_envs` is for stateless.*ScriptedEnv has \[4\].*SerialEnv"),
         ({"step_timeout": 1.0}, "`ParallelEnv` may take to answer; got 1.0 for ScriptedEnv"),
         ({"action_bounds": "wrap"}, "'clip' or 'rescale'; got 'wrap'"),
-        ({"action_bounds": "rescale"}, "real-valued actions; `action` is described by Categorical"),
+        ({"action_bounds": "rescale"}, "needs actions of floating point; got Categorical"),
     ],
 )
 def test_options_without_sense_are_errors(options: Any, message: str) -> None:

@@ -1,4 +1,4 @@
-"""TorchRL environments are made, seeded, reset and closed, and some of them fail."""
+"""Making, seeding, resetting and closing TorchRL environments, and their failures."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""TorchRL's specs: what a policy sees, what an environment is sent, and whose memory it is."""
+"""TorchRL's specs: observations, actions, and shared memory."""
 
 import math
 from typing import Any
@@ -27,7 +27,7 @@ import everstep
 from everstep import Trainer
 from everstep.errors import AdapterError
 from everstep_adapters import TorchRLEnv
-from everstep_adapters._torchrl.handoff import Handoff
+from everstep_adapters.torchrl.handoff import Handoff
 from tests.everstep_adapters.torchrl.torchrl_toys import (
     SCRIPTS,
     InPlace,
@@ -232,7 +232,7 @@ def test_default_policies_act_in_every_form(name: str) -> None:
         (Unbounded((2, 1), dtype=LONG), {}, "no actions that a policy could sample"),
         (Categorical(-1, shape=(2,)), {}, "Give its spec a number of options"),
         (MultiOneHot([2, 3], shape=(2, 4, 5)), {}, "flatten it in a transform"),
-        (Unbounded((2, 1)), {"action_bounds": "rescale"}, "finite bounds, which `action` has not"),
+        (Unbounded((2, 1)), {"action_bounds": "rescale"}, "finite bounds; `action` has low"),
         (NonTensor(shape=(2,)), {}, "`action` cannot be a tensor"),
     ],
 )
@@ -244,9 +244,9 @@ def test_actions_that_cannot_be_sampled_are_refused(spec: Any, options: Any, mes
 @pytest.mark.parametrize(
     ("action", "message"),
     [
-        (torch.zeros(2, dtype=LONG), r"of shape \(2, 1\).*got \(2,\)"),
+        (torch.zeros(2, dtype=LONG), r"shape \(2, 1\).*got \(2,\)"),
         (torch.zeros(3, 1, dtype=LONG), r"got \(3, 1\)"),
-        (torch.zeros(2, 1), "of the kind of torch.int64.*got torch.float32"),
+        (torch.zeros(2, 1), "dtype torch.int64 or one of its kind; got torch.float32"),
         ([[0], [1]], "got list"),
     ],
 )

@@ -1,4 +1,4 @@
-"""TorchRL environments that do as they are told, and the rows that they must give."""
+"""Scripted TorchRL environments, and the rows that are expected of them."""
 
 import math
 from typing import Any, NamedTuple

@@ -1,1 +1,0 @@
-"""The parts of the adapter of IsaacGym tasks."""

@@ -1,0 +1,128 @@
+"""The environment that wraps ALE's vector environments."""
+
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+from everstep.data import Device
+from everstep.errors import AdapterError
+
+from ..common.actions import ActionBounds
+from ..common.autoreset import parse_mode
+from ..common.libraries import creating, require, wrap_or_close
+from ..common.pools import check_batch_size, is_ale
+from ..gymnasium import GymnasiumEnv
+
+if TYPE_CHECKING:
+    from gymnasium.vector import AutoresetMode, VectorEnv
+
+_NEEDED = "ale-py 0.11 is needed: pip install 'everstep[atari]'"
+
+
+class ALEEnv(GymnasiumEnv):
+    """An `ale_py.vector_env.AtariVectorEnv` as an Everstep environment.
+
+    Args:
+        env: Vector environment of one game, perhaps in wrappers.
+        horizon: Env steps between resets that it is meant for.
+        device: Device of everything that goes in and comes out.
+        autoreset_mode: As `GymnasiumEnv` has it.
+        action_bounds: As `GymnasiumEnv` has it, for continuous actions.
+
+    Raises:
+        AdapterError: If it returns some of its rows in an env step, or its games have no action
+            space in common.
+
+    """
+
+    #: Number of environments that `num_envs="auto"` makes: threads step them.
+    default_num_envs: ClassVar[int] = 16
+
+    #: Name of the environment type in `describe`.
+    family: ClassVar[str] = "ALE"
+
+    def __init__(
+        self,
+        env: "VectorEnv[Any, Any, Any]",
+        /,
+        horizon: None | int = None,
+        *,
+        device: Device = "cpu",
+        autoreset_mode: "None | str | AutoresetMode" = None,
+        action_bounds: ActionBounds = "clip",
+    ) -> None:
+        if not is_ale(env):
+            raise AdapterError(
+                f"`env` must be an `ale_py.vector_env.AtariVectorEnv`; got {type(env).__name__}."
+            )
+        if env.single_action_space is None:
+            raise AdapterError(
+                f"{env} plays games that have no action space in common. Make it with "
+                "`full_action_space=True`, or an environment for each game."
+            )
+        check_batch_size(env, cast(Any, env.unwrapped).batch_size)
+        super().__init__(
+            env, horizon, device=device, autoreset_mode=autoreset_mode, action_bounds=action_bounds
+        )
+
+    @classmethod
+    def matches(cls, env: object, /) -> bool:
+        """Whether `env` is ALE's vector environment. Imports nothing."""
+        return is_ale(env)
+
+    @classmethod
+    def make(
+        cls,
+        name: str,
+        num_envs: int,
+        /,
+        *,
+        horizon: None | int = None,
+        device: Device = "cpu",
+        autoreset_mode: "str | AutoresetMode" = "NEXT_STEP",
+        action_bounds: ActionBounds = "clip",
+        **kwargs: Any,
+    ) -> "ALEEnv":
+        """A new vector environment of a game.
+
+        Args:
+            name: Game as ALE spells it, such as `"pong"` or `"ms_pacman"`.
+            num_envs: Number of parallel environments.
+            horizon: Env steps between resets that it is meant for.
+            device: Device of everything that goes in and comes out.
+            autoreset_mode: `"NEXT_STEP"` or `"SAME_STEP"`.
+            action_bounds: As `GymnasiumEnv` has it, for continuous actions.
+            kwargs: Options of `AtariVectorEnv`, such as `frameskip` or `episodic_life`.
+
+        Raises:
+            AdapterError: If ALE cannot make it, or the adapter cannot represent it.
+
+        """
+        mode = parse_mode(autoreset_mode)
+        if kwargs.get("life_loss_info") and mode.name != "SAME_STEP":
+            raise AdapterError(
+                "`life_loss_info` ends an episode with each life and resets nothing, so no env "
+                "step after it is a reset. Pass `autoreset_mode='SAME_STEP'`, in which the next "
+                "episode begins at once, or use `episodic_life`."
+            )
+        with creating("ALE", name):
+            env = _make_vector_env(name, num_envs, autoreset_mode=mode, **kwargs)
+        return wrap_or_close(cls, env, horizon, device=device, action_bounds=action_bounds)
+
+
+def _make_vector_env(name: str, num_envs: int, **kwargs: Any) -> "VectorEnv[Any, Any, Any]":
+    """A new vector environment with metadata of its own.
+
+    Its constructor writes its mode into the metadata that all classes without their own share,
+    which would then hold for other environments, too.
+    """
+    from gymnasium.vector import VectorEnv
+
+    shared = dict(VectorEnv.metadata)
+    try:
+        env: VectorEnv[Any, Any, Any] = require("ale_py.vector_env", "AtariVectorEnv", _NEEDED)(
+            name, num_envs, **kwargs
+        )
+        env.metadata = dict(env.metadata)
+    finally:
+        VectorEnv.metadata.clear()
+        VectorEnv.metadata.update(shared)
+    return env

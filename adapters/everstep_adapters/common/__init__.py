@@ -1,0 +1,1 @@
+"""Parts that adapters of several environment types share."""

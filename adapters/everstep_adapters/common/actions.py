@@ -1,0 +1,94 @@
+"""Checks and bounds of actions, the same in every adapter."""
+
+from typing import Literal
+
+import torch
+from torchrl.data import TensorSpec
+
+from everstep.errors import AdapterError
+
+#: How real-valued actions are brought inside their bounds.
+ActionBounds = Literal["clip", "rescale"]
+
+_INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
+_FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
+
+
+class ActionCheck:
+    """Check of an action's type, shape and kind of dtype.
+
+    Args:
+        num_envs: Number of actions in a batch.
+        spec: Spec of one environment's action.
+
+    """
+
+    def __init__(self, num_envs: int, spec: TensorSpec) -> None:
+        self._shape, self._dtype = torch.Size([num_envs, *spec.shape]), spec.dtype
+        self._dtypes = _FLOATS if spec.dtype in _FLOATS else _INTEGERS | {spec.dtype}
+
+    def __call__(self, action: object) -> torch.Tensor:
+        """The action itself, if it fits.
+
+        Raises:
+            AdapterError: If its type, shape or kind of dtype is another.
+
+        """
+        if not isinstance(action, torch.Tensor):
+            raise AdapterError(f"An action must be a tensor; got {type(action).__name__}.")
+        if action.shape != self._shape:
+            raise AdapterError(
+                f"An action must have shape {tuple(self._shape)}, `num_envs` and then "
+                f"`action_spec.shape`; got {tuple(action.shape)}."
+            )
+        if action.dtype not in self._dtypes:
+            raise AdapterError(
+                f"An action must have the dtype {self._dtype} or one of its kind; "
+                f"got {action.dtype}."
+            )
+        return action
+
+
+def check_action_bounds(bounds: str, *, is_real: bool, space: object) -> None:
+    """Check the option `action_bounds`.
+
+    Args:
+        bounds: The option.
+        is_real: Whether actions are real numbers.
+        space: Description of the actions, for the error.
+
+    Raises:
+        AdapterError: If the option is unknown, or actions that are no real numbers are rescaled.
+
+    """
+    if bounds not in ("clip", "rescale"):
+        raise AdapterError(f"`action_bounds` must be 'clip' or 'rescale'; got {bounds!r}.")
+    if bounds == "rescale" and not is_real:
+        raise AdapterError(
+            f"`action_bounds='rescale'` needs actions of floating point; got {space}. Use 'clip'."
+        )
+
+
+def unit_to_bounds(
+    low: torch.Tensor, high: torch.Tensor, name: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scale and offset of the map from [-1, 1] to the bounds; 1 and 0 if a bound is infinite.
+
+    Args:
+        low: Lower bounds.
+        high: Upper bounds.
+        name: Name of the action in the error.
+
+    Raises:
+        AdapterError: If no dimension has finite bounds.
+
+    """
+    finite = low.isfinite() & high.isfinite()
+    if not bool(finite.any()):
+        raise AdapterError(
+            f"`action_bounds='rescale'` needs a dimension with finite bounds; `{name}` has "
+            f"low={low.tolist()}, high={high.tolist()}. Use 'clip'."
+        )
+    # Halved first: the difference of two large bounds would overflow.
+    half_low, half_high = low.div(2).where(finite, -0.5), high.div(2).where(finite, 0.5)
+    return half_high - half_low, half_high + half_low

@@ -1,0 +1,113 @@
+"""Calls to a wrapped environment: its errors become `EnvError`, and a closed one is not called."""
+
+from typing import Any
+
+from everstep.errors import EnvError, EverstepError
+
+#: Raised by Python when the other end of a pipe is gone.
+GONE = (EOFError, BrokenPipeError, ConnectionResetError)
+
+
+class Calls:
+    """Calls to an environment; each error that it raises becomes an `EnvError` that names it.
+
+    Args:
+        env: The environment.
+
+    """
+
+    def __init__(self, env: Any) -> None:
+        self._env = env
+        self._closed = ""
+
+    @property
+    def name(self) -> str:
+        """Name of the environment in errors."""
+        return str(self._env)
+
+    def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """The result of one of the environment's methods.
+
+        Raises:
+            EnvError: If the method raises, or the environment was closed.
+
+        """
+        self._check_open()
+        try:
+            return getattr(self._env, method)(*args, **kwargs)
+        except BaseException as error:
+            self._fail(method, error)
+            raise
+
+    def close(self) -> None:
+        """Close the environment, once."""
+        if not self._closed:
+            self._closed = "was closed"
+            self._env.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise EnvError(f"{self.name} {self._closed}. Make a new one.")
+
+    def _fail(self, method: str, error: BaseException, hint: str = "") -> None:
+        """Raise an `EnvError` for an error of the environment's own; interrupts pass.
+
+        Args:
+            method: Name of the method that raised the error.
+            error: The error.
+            hint: End of the message.
+
+        """
+        if isinstance(error, Exception) and not isinstance(error, EverstepError):
+            text = f"{self.name} failed in `{method}`: {error_text(error)}{hint}"
+            raise EnvError(text) from error
+
+
+class VectorCalls(Calls):
+    """Calls to a Gymnasium vector environment that steps in this process."""
+
+    def reset(self, *, seed: None | int = None, options: None | dict[str, Any] = None) -> Any:
+        """The environment's `reset`: observations and infos.
+
+        Raises:
+            EnvError: If it raises or returns something else, or the environment was closed.
+
+        """
+        return self._parts("reset", 2, self.call("reset", seed=seed, options=options))
+
+    def step(self, actions: Any) -> Any:
+        """The environment's `step`: observations, rewards, terminated, truncated and infos.
+
+        Raises:
+            EnvError: If it raises or returns something else, or the environment was closed.
+
+        """
+        return self._parts("step", 5, self.call("step", actions))
+
+    def _parts(self, method: str, count: int, returned: Any) -> Any:
+        """The result of a method, which has `count` parts."""
+        if isinstance(returned, tuple | list) and len(returned) == count:
+            return returned
+        size = f" of {len(returned)}" if isinstance(returned, tuple | list) else ""
+        raise EnvError(
+            f"`{method}` of {self.name} must return {count} values, as Gymnasium's; got a "
+            f"{type(returned).__name__}{size}."
+        )
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether the rows are stepped between `send` and `receive`, rather than in `receive`."""
+        return False
+
+    def send(self, actions: Any) -> None:
+        """Begin an env step, which `receive` completes."""
+        self._actions = actions  # nothing runs in the background here
+
+    def receive(self) -> Any:
+        """The result of the env step that `send` began, as `step` returns it."""
+        return self.step(self._actions)
+
+
+def error_text(error: Exception) -> str:
+    """Class and message of an error."""
+    return f"{type(error).__name__}: {error}"

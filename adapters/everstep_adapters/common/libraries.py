@@ -1,0 +1,82 @@
+"""Libraries that may not be installed, and the construction of their environments."""
+
+import inspect
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any, TypeVar
+
+from everstep.env import Env
+from everstep.errors import AdapterError
+
+from .calls import GONE, error_text
+
+_Adapter = TypeVar("_Adapter", bound=Env)
+
+
+def is_loaded_instance(value: object, module: str, name: str) -> bool:
+    """Whether `value` is an instance of a class of a module. Imports nothing.
+
+    A module that was never imported has no instances.
+    """
+    kind = getattr(sys.modules.get(module), name, None)
+    return isinstance(kind, type) and isinstance(value, kind)
+
+
+def require(module: str, name: str, advice: str) -> Any:
+    """The object `name` of a module.
+
+    Args:
+        module: Module to import.
+        name: Name in it.
+        advice: Text of the error if that fails, such as `"… is needed: pip install …"`.
+
+    Raises:
+        AdapterError: If the module cannot be imported, or has no such name.
+
+    """
+    try:
+        return getattr(import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise AdapterError(f"{advice} ({error})") from error
+
+
+@contextmanager
+def creating(library: str, name: str) -> Iterator[None]:
+    """A context in which a library makes the environment `name`.
+
+    Raises:
+        AdapterError: If it raises anything.
+
+    """
+    try:
+        yield
+    except Exception as error:  # the environment's constructor may raise anything
+        reason = error_text(error)
+        if isinstance(error, GONE):
+            reason = (
+                "a worker ended while it started; what it printed says why. Workers that are "
+                "spawned import the script again: let it start its work under "
+                "`if __name__ == '__main__':`"
+            )
+        raise AdapterError(f"{library} cannot make {name!r}: {reason}") from error
+
+
+def wrap_or_close(adapter: type[_Adapter], env: Any, *args: Any, **options: Any) -> _Adapter:
+    """`adapter(env, …)`; closes the environment if the adapter refuses it."""
+    try:
+        return adapter(env, *args, **options)
+    except BaseException:
+        env.close()
+        raise
+
+
+def pop_options(adapter: type, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Remove from `kwargs` the options that an adapter's constructor takes, and return them.
+
+    Options are its keyword-only parameters, other than those that `make` itself has.
+    """
+    parameters = inspect.signature(adapter).parameters.values()
+    names = {parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
+    return {name: kwargs.pop(name) for name in names - {"device", "num_envs"} if name in kwargs}

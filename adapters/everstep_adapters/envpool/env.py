@@ -1,0 +1,150 @@
+"""The environment that wraps EnvPool's pools."""
+
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+from everstep.data import Device
+from everstep.errors import AdapterError
+
+from ..common.actions import ActionBounds
+from ..common.libraries import creating, is_loaded_instance, require, wrap_or_close
+from ..common.pools import PoolCalls, check_batch_size, is_envpool
+from ..gymnasium import GymnasiumEnv
+
+if TYPE_CHECKING:
+    from gymnasium.vector import VectorEnv
+
+_NEEDED = "EnvPool is needed: pip install 'everstep[envpool]'"
+
+
+class EnvPoolEnv(GymnasiumEnv):
+    """A pool of `envpool.make_gymnasium` as an Everstep environment.
+
+    The seed of a pool is an option of its constructor. `seed` therefore makes a new pool at the
+    next reset, with the same options; a pool that was made elsewhere and wrapped keeps its seed.
+
+    Args:
+        env: Pool with Gymnasium's interface, perhaps in wrappers.
+        horizon: Env steps between resets that it is meant for.
+        device: Device of everything that goes in and comes out.
+        action_bounds: As `GymnasiumEnv` has it.
+
+    Raises:
+        AdapterError: If the pool returns some of its rows in an env step, has several players in an
+            environment, or a space without tensors.
+
+    """
+
+    #: Number of environments that `num_envs="auto"` makes: threads step them, so they cost little.
+    default_num_envs: ClassVar[int] = 64
+
+    #: Name of the environment type in `describe`.
+    family: ClassVar[str] = "EnvPool"
+
+    #: Effect of `seed` in `describe`.
+    seeding: ClassVar[str] = "the next reset makes a new pool, if it was made here"
+
+    def __init__(
+        self,
+        env: "VectorEnv[Any, Any, Any]",
+        /,
+        horizon: None | int = None,
+        *,
+        device: Device = "cpu",
+        action_bounds: ActionBounds = "clip",
+    ) -> None:
+        if not is_envpool(env):
+            received = f"`env` must come from `envpool.make_gymnasium`; got {type(env).__name__}."
+            raise AdapterError(f"{received} {self.suggest(env)}".strip())
+        _check_config(env)
+        _make_spaces(env)
+        super().__init__(env, horizon, device=device, action_bounds=action_bounds)
+        self._make_pool: None | Callable[[int], Any] = None
+        assert isinstance(self._calls, PoolCalls)
+        self._calls.remake = self._remake
+
+    @classmethod
+    def matches(cls, env: object, /) -> bool:
+        """Whether `env` is a pool with Gymnasium's interface. Imports nothing."""
+        return is_envpool(env)
+
+    @classmethod
+    def suggest(cls, env: object, /) -> str:
+        """Advice for a pool with another interface; empty for others."""
+        if not is_loaded_instance(env, "envpool.python.envpool", "EnvPoolMixin"):
+            return ""
+        return "EnvPool makes the same pool with the right interface: `envpool.make_gymnasium`."
+
+    @classmethod
+    def make(
+        cls,
+        name: str,
+        num_envs: int,
+        /,
+        *,
+        horizon: None | int = None,
+        device: Device = "cpu",
+        action_bounds: ActionBounds = "clip",
+        **kwargs: Any,
+    ) -> "EnvPoolEnv":
+        """A new pool, made by `envpool.make_gymnasium` and wrapped.
+
+        Args:
+            name: Task, such as `"HalfCheetah-v4"` or `"Pong-v5"`.
+            num_envs: Number of parallel environments.
+            horizon: Env steps between resets that it is meant for.
+            device: Device of everything that goes in and comes out.
+            action_bounds: As `GymnasiumEnv` has it.
+            kwargs: Options of the pool, such as `max_episode_steps`, `seed` or `num_threads`.
+
+        Raises:
+            AdapterError: If EnvPool cannot make it, or the adapter cannot represent it.
+
+        """
+        make_gymnasium = require("envpool", "make_gymnasium", _NEEDED)
+
+        def make_pool(**seed: int) -> "VectorEnv[Any, Any, Any]":
+            with creating("EnvPool", name):
+                pool = make_gymnasium(name, **{**kwargs, "num_envs": num_envs, **seed})
+            _make_spaces(pool)
+            return cast("VectorEnv[Any, Any, Any]", pool)
+
+        env = wrap_or_close(cls, make_pool(), horizon, device=device, action_bounds=action_bounds)
+        env._make_pool = lambda seed: make_pool(seed=seed)
+        return env
+
+    def _remake(self, seed: int) -> "VectorEnv[Any, Any, Any]":
+        """A new pool with that seed; the same pool if it was made elsewhere."""
+        if self._make_pool is not None:
+            self.env.close()
+            self.env = self._make_pool(seed)
+        else:
+            warnings.warn(
+                f"{type(self.env).__name__} keeps the seed that it was made with. Pass `seed` to "
+                "`envpool.make_gymnasium`, or let `everstep.make('envpool:…', …)` make the pool.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return self.env
+
+
+def _check_config(env: "VectorEnv[Any, Any, Any]") -> None:
+    config = cast(Any, env.unwrapped).spec.config
+    check_batch_size(env, config.batch_size)
+    players = config.max_num_players
+    if players > 1:
+        raise AdapterError(
+            f"{type(env.unwrapped).__name__} has up to {players} players in an environment, whose "
+            "number changes; only environments of one player have a row each."
+        )
+
+
+def _make_spaces(env: "VectorEnv[Any, Any, Any]") -> None:
+    """Make a pool's spaces, which it caches, without Gymnasium's warnings.
+
+    EnvPool writes its bounds in float64, whatever the dtype of its spaces.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*precision lowered by casting")
+        _ = env.observation_space, env.action_space

@@ -1,0 +1,352 @@
+"""The environment that wraps Gymnasium's vector environments."""
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from tensordict import TensorDict
+
+from everstep.data import DataKeys, Device
+from everstep.env import Env
+from everstep.errors import AdapterError
+
+from ..common.actions import ActionBounds, ActionCheck
+from ..common.autoreset import parse_mode
+from ..common.libraries import creating, is_loaded_instance, pop_options, require, wrap_or_close
+from ..common.specs import compose_spec, describe_spec
+from .actions import Actions, make_actions
+from .endings import EpisodeClock, make_endings
+from .modes import pending_survives_reset, resolve_mode
+from .probe import Evidence, probe_autoreset
+from .rows import RowMemory, pick
+from .spaces import observation_parts, where
+from .tensor_rows import TensorActions, TensorRows, is_of_tensors, needs_host
+from .workers import make_calls
+
+if TYPE_CHECKING:
+    from gymnasium.vector import AutoresetMode, VectorEnv
+
+_NEEDED = "Gymnasium 1.1 or newer is needed: pip install 'gymnasium>=1.1'"
+
+#: Options that an environment with a vector entry point of its own does not take.
+_NEEDS_SYNC = ("autoreset_mode", "max_episode_steps", "wrappers", "vector_kwargs")
+
+
+class GymnasiumEnv(Env):
+    """A `gymnasium.vector.VectorEnv` as an Everstep environment; the module says how it resets.
+
+    Observations keep their dtype, except that `float64` becomes PyTorch's default dtype, and
+    `uint16` and `uint32` become `int32` and `int64`. Integers that count from a `start` count from
+    0 here. `Dict` and `Tuple` spaces become `Composite` specs (a tuple's keys are "0", "1", …).
+    `step` returns the same TensorDict each time, locked: clone it before changing it.
+
+    In SAME_STEP, `final_obs` equals `obs` in rows in which no episode ended. If an episode was
+    truncated and the environment lost its final observation, floating-point leaves hold NaN.
+    Environments that write to an observation which they have returned corrupt their final
+    observations in this mode; use another mode for them.
+
+    Args:
+        env: Vector environment. `close` closes it.
+        horizon: Env steps between resets that it is meant for.
+        device: Device of everything that goes in and comes out.
+        autoreset_mode: When the environment resets itself: a member of
+            `gymnasium.vector.AutoresetMode` or its name. `None` reads it from the environment.
+        max_episode_steps: Env steps after which the adapter truncates an episode. Needs a
+            `SyncVectorEnv`, or an `AsyncVectorEnv` with shared memory: others cannot reset single
+            rows. A limit of the environment's own stays in force.
+        action_bounds: `"clip"` sends the nearest action inside the space's bounds; `"rescale"` maps
+            [-1, 1] to them. Real-valued actions are in PyTorch's default dtype if the space's dtype
+            is `float64`.
+        random_phase: After each reset of all rows, put each at a random point of its
+            `max_episode_steps`, so that their episodes do not end together.
+        step_timeout: Seconds that a worker of an `AsyncVectorEnv` may take to answer before all
+            are ended and an `EnvError` is raised; `None` for no limit. No effect on Windows.
+
+    Raises:
+        AdapterError: If the adapter cannot represent the environment; names a way out.
+
+    """
+
+    #: Number of environments that `num_envs="auto"` makes; each costs CPU time in every env step.
+    default_num_envs: ClassVar[int] = 8
+
+    #: Env steps that `horizon="auto"` means.
+    default_horizon: ClassVar[int] = 128
+
+    #: Name of the environment type in `describe`.
+    family: ClassVar[str] = "Gymnasium"
+
+    #: Effect of `seed` in `describe`.
+    seeding: ClassVar[str] = "the next reset; row i gets seed + i"
+
+    #: When the wrapped environment resets itself.
+    autoreset_mode: "AutoresetMode"
+
+    #: The wrapped environment.
+    env: "VectorEnv[Any, Any, Any]"
+
+    def __init__(
+        self,
+        env: "VectorEnv[Any, Any, Any]",
+        /,
+        horizon: None | int = None,
+        *,
+        device: Device = "cpu",
+        autoreset_mode: "None | str | AutoresetMode" = None,
+        max_episode_steps: None | int = None,
+        action_bounds: ActionBounds = "clip",
+        random_phase: bool = False,
+        step_timeout: None | float = 600.0,
+    ) -> None:
+        require("gymnasium.vector", "AutoresetMode", _NEEDED)
+        if not GymnasiumEnv.matches(env):
+            received = f"`env` must be a `gymnasium.vector.VectorEnv`; got {type(env).__name__}."
+            raise AdapterError(f"{received} {GymnasiumEnv.suggest(env)}".strip())
+        super().__init__(env.num_envs, horizon, device=device)
+        self.env = env
+        self.autoreset_mode, self._mode_source = resolve_mode(env, autoreset_mode)
+        self._seed: int | None = None
+        self._calls = make_calls(env, step_timeout)
+        self._clock = EpisodeClock(self.num_envs, max_episode_steps, random_phase)
+        self._endings = make_endings(env, self._calls, self.autoreset_mode, self._clock)
+        self.episode_keys = self._endings.episode_keys
+
+        on_device = torch.device(device)
+        space = env.single_action_space
+        self._actions = make_actions(space, self.num_envs, on_device, action_bounds)
+        self.action_spec = self._actions.spec
+        self._check_action = ActionCheck(self.num_envs, self.action_spec)
+        self._parts = observation_parts(env.single_observation_space, on_device)
+        self.observation_spec = compose_spec({x.key: x.spec for x in self._parts}, on_device)
+        self._memory = RowMemory(self._parts, self.episode_keys, self.num_envs, on_device)
+        self._tensors: None | TensorRows = None
+        self._sender: Actions | TensorActions = self._actions
+        self._was_reset = self._is_stepping = False
+
+    @classmethod
+    def matches(cls, env: object, /) -> bool:
+        """Whether `env` is a Gymnasium vector environment. Imports nothing."""
+        return is_loaded_instance(env, "gymnasium.vector", "VectorEnv")
+
+    @classmethod
+    def suggest(cls, env: Any, /) -> str:
+        """Advice for an object that is nearly a vector environment; empty for others."""
+        if not is_loaded_instance(env, "gymnasium", "Env"):
+            return ""
+        name = repr(env.spec.id) if env.spec is not None else "name"
+        return (
+            "It is a single Gymnasium environment and a batch is needed: "
+            f"`gymnasium.make_vec({name}, num_envs=8)`, or "
+            "`gymnasium.vector.SyncVectorEnv([make_env] * 8)` with a function that makes one."
+        )
+
+    @classmethod
+    def make(
+        cls,
+        name: str,
+        num_envs: int,
+        /,
+        *,
+        horizon: None | int = None,
+        device: Device = "cpu",
+        **kwargs: Any,
+    ) -> "GymnasiumEnv":
+        """A new environment, made by `gymnasium.make_vec` and wrapped.
+
+        With any of `autoreset_mode`, `max_episode_steps`, `wrappers` and `vector_kwargs`, the
+        default of `vectorization_mode` is `"sync"`: Gymnasium's default can be a class of the
+        environment's own that takes none of them. `max_episode_steps` replaces the limit that the
+        environment is registered with, and the adapter counts; with `"vector_entry_point"` the
+        environment does.
+
+        Args:
+            name: Registered id, such as `"CartPole-v1"` or `"module:Name-v0"`.
+            num_envs: Number of parallel environments.
+            horizon: Env steps between resets that it is meant for.
+            device: Device of everything that goes in and comes out.
+            kwargs: Options of `GymnasiumEnv` and of `gymnasium.make_vec`; what is neither goes to
+                each environment's constructor.
+
+        Raises:
+            AdapterError: If Gymnasium cannot make it, or the adapter cannot represent it.
+
+        """
+        make_vec = require("gymnasium", "make_vec", _NEEDED)
+        options, made_with = _split_options(kwargs)
+        with creating("Gymnasium", name):
+            env = make_vec(name, num_envs=num_envs, **made_with)
+        return wrap_or_close(cls, env, horizon, device=device, **options)
+
+    def seed(self, seed: int) -> None:
+        """Seed the next reset. Later resets draw new states, from the same generators.
+
+        Args:
+            seed: At least 0. Gymnasium seeds row `i` of a batch with `seed + i`.
+
+        """
+        self._seed = seed
+        self._clock.seed(seed)
+
+    def reset(self, *, config: None | dict[str, Any] = None) -> torch.Tensor | TensorDict:
+        """Initial observations `[num_envs, …]` after resetting every environment.
+
+        Args:
+            config: Gymnasium's `options` of this reset. The resets of ended episodes have none.
+
+        """
+        if self._is_stepping:
+            raise _unfinished("reset")
+        options = dict(config) if config else None  # Gymnasium pops from it
+        observation, _ = self._calls.reset(seed=self._seed, options=options)
+        self._seed = None
+        self._endings.start()
+        if not self._was_reset:
+            self._was_reset = True
+            self._use_tensors(observation)
+        if self._tensors is not None:
+            return self._tensors.reset(observation)
+        self._memory.writable().read_obs(observation)
+        first: torch.Tensor | TensorDict = self._memory.publish()[DataKeys.OBS]
+        return first
+
+    def _use_tensors(self, observation: Any) -> None:
+        """Send actions and read rows without the host, if the environment uses tensors."""
+        path = self._parts[0].path
+        leaf = pick(observation, path, where(DataKeys.OBS, path))
+        if not is_of_tensors(leaf):
+            return
+        self._sender = TensorActions(self._actions, leaf)
+        if not needs_host(self._parts, self.autoreset_mode) and not self._clock.is_limited:
+            self._tensors = TensorRows(
+                self._parts,
+                self.num_envs,
+                torch.device(self.device),
+                self.autoreset_mode,
+                survives_reset=pending_survives_reset(self.env),
+            )
+
+    def step(self, action: torch.Tensor | TensorDict) -> TensorDict:
+        """The row of an env step: `obs`, `rewards` and the episode keys; see the module.
+
+        Args:
+            action: Actions `[num_envs, *action_spec.shape]`, integers or floating point as the
+                spec has it. Never written to.
+
+        Raises:
+            AdapterError: If the action has another shape or kind of dtype.
+            EnvError: If what the environment returned does not fit its spaces.
+
+        """
+        return self._rows(self._calls.step(self._to_env(action, "step")))
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether the environments are stepped in the background after `step_async`.
+
+        Those of an `AsyncVectorEnv` are, and those of a pool of threads, but not in wrappers of
+        Gymnasium's, which have no such methods.
+        """
+        return self._calls.asynchronous
+
+    def step_async(self, action: torch.Tensor | TensorDict) -> None:
+        """Begin an env step, which `step_wait` completes; see `step` for arguments and errors.
+
+        If `asynchronous` is False, the environments are stepped in `step_wait`.
+        """
+        self._calls.send(self._to_env(action, "step_async"))
+        self._is_stepping = True
+
+    def step_wait(self) -> TensorDict:
+        """The row of the env step that `step_async` began; see `step`."""
+        if not self._is_stepping:
+            raise AdapterError("`step_wait` completes an env step: call `step_async` before it.")
+        self._is_stepping = False
+        return self._rows(self._calls.receive())
+
+    def _to_env(self, action: object, method: str) -> Any:
+        if self._is_stepping:
+            raise _unfinished(method)
+        return self._sender.to_env(self._check_action(action))
+
+    def _rows(self, returned: tuple[Any, Any, Any, Any, dict[str, Any]]) -> TensorDict:
+        if self._tensors is not None:
+            return self._tensors.step(returned)
+        observation, rewards, terminated, truncated, infos = returned
+        row = self._memory.writable()
+        row.read(observation, rewards, terminated, truncated)
+        self._endings.end(row, infos)
+        return self._memory.publish()
+
+    def describe(self) -> dict[str, str]:
+        """Detected properties, one short line each."""
+        return {
+            "family": self.family,
+            "environment": str(self.env),
+            "num_envs": str(self.num_envs),
+            "observation": describe_spec(self.observation_spec),
+            "action": describe_spec(self.action_spec),
+            "resets": f"{self.autoreset_mode.name}, from {self._mode_source}",
+            "final observations": self._endings.final_observations,
+            "limit": self._clock.description,
+            "hand-off": self._describe_copies(),
+            "seeding": self.seeding,
+        }
+
+    def _describe_copies(self) -> str:
+        device = torch.device(self.device)
+        if self._tensors is not None:
+            return "tensors as they are, 0 copies; rewards and flags are new"
+        if device.type == "cpu":
+            return "one copy into rows of host memory, which the tensors show; nothing is allocated"
+        return (
+            f"one copy into {'pinned ' * (device.type == 'cuda')}rows of host memory, one packed "
+            f"copy from cpu to {device}; actions back through one"
+        )
+
+    def probe(self) -> Evidence:
+        """The autoreset mode, determined by stepping the environment. Reset it afterwards.
+
+        It is stepped from a fixed seed with random actions, to the end of an episode, unless its
+        class has only one mode.
+        """
+        return probe_autoreset(self.env, self._calls)
+
+    def render(self) -> Any:
+        """The result of the wrapped environment's `render`."""
+        return self.env.render()
+
+    def close(self) -> None:
+        """Close the wrapped environment, once. Workers that failed are ended."""
+        self._calls.close()
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({self.env}, horizon={self.horizon}, "
+            f"device={str(self.device)!r}, autoreset_mode={self.autoreset_mode.name!r})"
+        )
+
+
+def _unfinished(method: str) -> AdapterError:
+    return AdapterError(f"An env step has begun: call `step_wait` before `{method}`.")
+
+
+def _split_options(kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Options of the adapter, and keyword arguments of `gymnasium.make_vec`."""
+    made_with = dict(kwargs)
+    options = pop_options(GymnasiumEnv, made_with)
+    mode = options.pop("autoreset_mode", None)
+    vectorized = made_with.get("vectorization_mode")
+    if vectorized is None and any(kwargs.get(key) is not None for key in _NEEDS_SYNC):
+        vectorized = made_with["vectorization_mode"] = "sync"
+    if getattr(vectorized, "value", vectorized) in ("sync", "async"):
+        if mode is not None:
+            vector_kwargs = made_with.get("vector_kwargs") or {}
+            made_with["vector_kwargs"] = {**vector_kwargs, "autoreset_mode": parse_mode(mode)}
+        if options.get("max_episode_steps") is not None:
+            made_with["max_episode_steps"] = -1  # Gymnasium's value for no limit of its own
+        return options, made_with
+    # A class of the environment's own: it has one mode, and counts the limit itself.
+    if mode is not None:
+        options["autoreset_mode"] = mode
+    if options.get("max_episode_steps") is not None:
+        made_with["max_episode_steps"] = options.pop("max_episode_steps")
+    return options, made_with

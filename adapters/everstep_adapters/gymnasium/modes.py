@@ -1,0 +1,90 @@
+"""Autoreset modes that vector environments declare, and what their classes are known to do."""
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from everstep.errors import AdapterError
+
+from ..common.autoreset import MODE_OPTION, parse_mode
+from ..common.libraries import is_loaded_instance
+
+if TYPE_CHECKING:
+    from gymnasium.vector import AutoresetMode, VectorEnv
+
+
+class DeclaredMode(NamedTuple):
+    """An autoreset mode and where it was declared."""
+
+    mode: "AutoresetMode"
+
+    #: Such as "its metadata".
+    source: str
+
+
+def resolve_mode(
+    env: "VectorEnv[Any, Any, Any]", override: "None | str | AutoresetMode"
+) -> DeclaredMode:
+    """The mode of `env`: the override, else its attribute, else its metadata.
+
+    Raises:
+        AdapterError: If nothing declares a mode, or what is declared is no mode.
+
+    """
+    declarations = [
+        (override, "the option `autoreset_mode`"),
+        (getattr(env, "autoreset_mode", None), "its attribute"),
+        (_from_metadata(env), "its metadata"),
+        # Wrappers do not forward attributes.
+        (getattr(env.unwrapped, "autoreset_mode", None), "the attribute of what is wrapped"),
+        (_from_metadata(env.unwrapped), "the metadata of what is wrapped"),
+        ("NEXT_STEP" if _is_functional(env.unwrapped) else None, "its class"),
+    ]
+    for declared, source in declarations:
+        if declared is not None:
+            return DeclaredMode(parse_mode(declared), source)
+    raise AdapterError(f"{env} does not say when it resets itself. {MODE_OPTION}")
+
+
+def _from_metadata(env: "VectorEnv[Any, Any, Any]") -> object:
+    """The mode in the metadata; `None` if there is none.
+
+    The base class's own dictionary is skipped: an environment that writes its mode there, as ALE's
+    does, writes it for every class that has no metadata.
+    """
+    from gymnasium.vector import VectorEnv
+
+    metadata = getattr(env, "metadata", None)
+    if metadata is None or metadata is VectorEnv.metadata:
+        return None
+    return metadata.get("autoreset_mode")
+
+
+def resets_single_rows(env: "VectorEnv[Any, Any, Any]") -> bool:
+    """Whether `reset(options={"reset_mask": …})` is known to reset the masked rows only.
+
+    Other environments ignore the mask silently and reset every row.
+    """
+    from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
+
+    base = env.unwrapped
+    if isinstance(base, AsyncVectorEnv):
+        return bool(base.shared_memory)
+    return isinstance(base, SyncVectorEnv)
+
+
+def pending_survives_reset(env: "VectorEnv[Any, Any, Any]") -> bool:
+    """Whether a row that was done is reset once more in the env step after a reset of all rows.
+
+    The workers of an `AsyncVectorEnv` without shared memory keep their flag over a reset, and so
+    do Gymnasium's JAX environments (1.1 to 1.4).
+    """
+    from gymnasium.vector import AsyncVectorEnv
+
+    base = env.unwrapped
+    if isinstance(base, AsyncVectorEnv):
+        return not base.shared_memory
+    return _is_functional(base)
+
+
+def _is_functional(env: object) -> bool:
+    """Whether `env` is one of Gymnasium's in JAX, some of which lack metadata."""
+    return is_loaded_instance(env, "gymnasium.envs.functional_jax_env", "FunctionalJaxVectorEnv")

@@ -1,0 +1,146 @@
+"""Gymnasium spaces as torchrl specs of one environment.
+
+A scalar gets one dimension, so every leaf is at least `[1]`.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torchrl.data import Binary, Bounded, Categorical, TensorSpec, Unbounded
+
+from everstep.errors import AdapterError
+
+from ..common.specs import choices_spec
+
+if TYPE_CHECKING:
+    from gymnasium import spaces
+
+# PyTorch has few operations on wide unsigned integers: they are widened.
+_WIDENED = {"uint16": torch.int32, "uint32": torch.int64}
+_SAME = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32")
+
+
+@dataclass(frozen=True)
+class Part:
+    """One leaf of an observation space, and the spec of its tensor."""
+
+    #: Indices to it in an observation, outermost first; empty if the space is one leaf.
+    path: tuple[Any, ...]
+
+    #: The leaf's own space.
+    space: "spaces.Space[Any]"
+
+    #: Spec of one environment's value.
+    spec: TensorSpec
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """Its key in a `Composite` spec and in a TensorDict."""
+        return tuple(str(index) for index in self.path)
+
+    @property
+    def start(self) -> None | npt.NDArray[Any]:
+        """First value of the space; `None` if it is 0."""
+        start = np.asarray(getattr(self.space, "start", 0))
+        return start if start.any() else None
+
+
+def observation_parts(
+    space: "spaces.Space[Any]", device: torch.device, path: tuple[Any, ...] = ()
+) -> list[Part]:
+    """The leaves of an observation space, `Dict` and `Tuple` flattened, in the space's order.
+
+    Raises:
+        AdapterError: If a part of the space has no tensor; names the part and the reason.
+
+    """
+    from gymnasium import spaces
+
+    children: list[tuple[Any, spaces.Space[Any]]] = []
+    if isinstance(space, spaces.Dict):
+        children = list(space.spaces.items())
+    elif isinstance(space, spaces.Tuple):
+        children = list(enumerate(space.spaces))
+    if not children:
+        return [Part(path, space, _leaf_spec(space, device, where("observation_space", path)))]
+    return [
+        part
+        for index, child in children
+        for part in observation_parts(child, device, (*path, index))
+    ]
+
+
+def where(name: str, path: tuple[Any, ...]) -> str:
+    """A leaf's name in errors, such as `obs['camera'][0]`."""
+    return name + "".join(f"[{index!r}]" for index in path)
+
+
+def _leaf_spec(space: "spaces.Space[Any]", device: torch.device, name: str) -> TensorSpec:
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Box):
+        return box_spec(space, device, name)
+    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+        return integer_spec(space, device)
+    if isinstance(space, spaces.MultiBinary):
+        return Binary(shape=torch.Size(space.shape), device=device, dtype=torch.int8)
+    raise AdapterError(f"`{name}` cannot be a tensor: {_reason(space)}.")
+
+
+def box_spec(space: "spaces.Box", device: torch.device, name: str) -> TensorSpec:
+    """`Bounded` if every bound is below the dtype's largest number, else `Unbounded`.
+
+    Some environments write the largest number for infinity.
+    """
+    dtype = _torch_dtype(space.dtype, name)
+    shape = torch.Size(space.shape or (1,))
+    wide = np.float64 if dtype.is_floating_point else np.int64  # NumPy warns of overflows
+    low, high = (
+        torch.from_numpy(bound.astype(wide)).to(device, dtype).reshape(shape)
+        for bound in (space.low, space.high)
+    )
+    ends = torch.stack((low, high))
+    if not dtype.is_floating_point or bool((ends.abs() < torch.finfo(dtype).max).all()):
+        return Bounded(low=low, high=high, shape=shape, device=device, dtype=dtype)
+    return Unbounded(shape=shape, device=device, dtype=dtype)
+
+
+def integer_spec(space: "spaces.Space[Any]", device: torch.device) -> TensorSpec:
+    """Spec of an action of integers: choices wherever the space has choices or flags."""
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Discrete):
+        return Categorical(int(space.n), shape=torch.Size([1]), device=device)
+    if isinstance(space, spaces.Box) and space.dtype.kind in "iu":
+        return box_spec(space, device, "action_space")
+    # `MultiBinary` and booleans have no numbers of options: two each.
+    counts = np.atleast_1d(getattr(space, "nvec", np.full(space.shape or (), 2)))
+    return choices_spec(torch.tensor(counts.tolist(), dtype=torch.int64, device=device))
+
+
+def _torch_dtype(dtype: np.dtype[Any], name: str) -> torch.dtype:
+    """The same dtype in PyTorch; `float64` becomes the default dtype, as networks have it."""
+    if dtype == np.float64:
+        return torch.get_default_dtype()
+    if dtype.name in _WIDENED:
+        return _WIDENED[dtype.name]
+    if dtype.name in _SAME:
+        same: torch.dtype = getattr(torch, dtype.name)
+        return same
+    raise AdapterError(
+        f"`{name}` cannot be a tensor: PyTorch has no {dtype.name}. "
+        f"Use one of {', '.join(_SAME)}, {', '.join(_WIDENED)}, float64."
+    )
+
+
+def _reason(space: object) -> str:
+    from gymnasium import spaces
+
+    if space is None:
+        return "the environment does not say what it is (None)"
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        return f"an empty `{type(space).__name__}` holds nothing"
+    return f"the size or the kind of a `{type(space).__name__}` value varies; got {space}"

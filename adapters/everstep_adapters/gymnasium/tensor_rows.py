@@ -1,0 +1,243 @@
+"""Rows and actions of vector environments that use tensors: nothing goes through the host."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+
+from everstep.data import DataKeys
+from everstep.errors import EnvError
+from everstep.specs import Structure
+
+from ..common.handoff import borrow, lend
+from ..common.rows import align, fill_nan
+from ..common.specs import compose_spec
+from .actions import Actions
+from .final_observations import final_key, is_one_a_row
+from .rows import check_shape, pick
+from .spaces import Part, where
+
+if TYPE_CHECKING:
+    from gymnasium.vector import AutoresetMode
+
+#: DLPack's number for memory of the host.
+_HOST = 1
+
+
+def is_of_tensors(value: Any) -> bool:
+    """Whether a value need not go through the host: a tensor, or an array on a device."""
+    if isinstance(value, torch.Tensor):
+        return True
+    find_device = getattr(value, "__dlpack_device__", None)
+    return find_device is not None and int(find_device()[0]) != _HOST
+
+
+def needs_host(parts: Sequence[Part], mode: "AutoresetMode") -> bool:
+    """Whether rows in `mode` need the host.
+
+    The reset of single rows does, and so does the check for a lost observation without NaN.
+    """
+    has_nan = any(part.spec.dtype.is_floating_point for part in parts)
+    return mode.name == "DISABLED" or (mode.name == "SAME_STEP" and not has_nan)
+
+
+class TensorActions:
+    """Actions for environments that take tensors, or arrays of another library on a device.
+
+    Args:
+        actions: Conversion of actions.
+        like: What the environment returned: actions go to its device, as its kind of array.
+
+    """
+
+    def __init__(self, actions: Actions, like: Any) -> None:
+        self._actions, self._like = actions, like
+        self._device = borrow(like).device
+        self._constants = [torch.tensor(x, device=self._device) for x in actions.constants]
+
+    def to_env(self, action: torch.Tensor) -> Any:
+        """Actions for the environment, never the caller's memory."""
+        action = action.detach().to(self._device)
+        return lend(self._actions.to_tensor_env(action, self._constants), self._like)
+
+
+class _Leaf:
+    """One leaf of an observation, and its place in what environments return."""
+
+    def __init__(self, part: Part, num_envs: int, device: torch.device) -> None:
+        self.part, self._num_envs, self._device = part, num_envs, device
+        self._shape = torch.Size([num_envs, *(part.space.shape or ())])
+        self._start = None if part.start is None else torch.tensor(part.start, device=device)
+
+    def read(self, batch: Any, name: str) -> torch.Tensor:
+        """A batch's values, as their spec has them: the environment's own tensor, if it fits."""
+        values = self._read(batch, name, self._shape)
+        return values.reshape(self._num_envs, *self.part.spec.shape)
+
+    def read_row(self, observation: Any, name: str) -> torch.Tensor:
+        """The values of one environment's observation."""
+        return self._read(observation, name, self._shape[1:]).reshape(self.part.spec.shape)
+
+    def _read(self, observation: Any, name: str, shape: torch.Size) -> torch.Tensor:
+        name = where(name, self.part.path)
+        value = pick(observation, self.part.path, name)
+        tensor = borrow(value, name=name)
+        check_shape(tensor.shape, shape, name)
+        is_immutable = not isinstance(value, torch.Tensor)
+        tensor = _move(tensor, self._device, self.part.spec.dtype, name, copy=is_immutable)
+        return tensor if self._start is None else tensor - self._start
+
+
+class TensorRows:
+    """Rows of an environment that returns tensors; episodes end as in `endings`.
+
+    Observations of the right device and dtype are the environment's own tensors, without a copy;
+    all else is new in every env step, and nothing is ever written to. There is no host
+    synchronisation while the environment's tensors are on the rows' device. The mode is one for
+    which `needs_host` is False.
+
+    Args:
+        parts: Leaves of the observation.
+        num_envs: Number of rows.
+        device: Device of the rows.
+        mode: When the environment resets itself.
+        survives_reset: Whether a row that was done is reset once more after a reset of all rows.
+
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[Part],
+        num_envs: int,
+        device: torch.device,
+        mode: "AutoresetMode",
+        *,
+        survives_reset: bool = False,
+    ) -> None:
+        self._num_envs, self._device = num_envs, device
+        self._leaves = [_Leaf(part, num_envs, device) for part in parts]
+        specs = {part.key: part.spec for part in parts}
+        self._structure = Structure.of(compose_spec(specs, device))
+        self._is_next_step = mode.name == "NEXT_STEP"
+        self._survives_reset = survives_reset
+        self._pending = torch.zeros(num_envs, 1, dtype=torch.bool, device=device)
+        self._is_checked = False
+
+    def reset(self, observation: Any) -> torch.Tensor | TensorDict:
+        """The first observation."""
+        if not self._survives_reset:
+            self._pending = torch.zeros_like(self._pending)
+        return self._show(self._read(observation, DataKeys.OBS))
+
+    def step(self, returned: tuple[Any, Any, Any, Any, dict[str, Any]]) -> TensorDict:
+        """The row of an env step, from what the environment's `step` returned.
+
+        Raises:
+            EnvError: If that does not fit the environment's spaces or its mode.
+
+        """
+        observation, rewards, terminated, truncated, infos = returned
+        obs = self._read(observation, DataKeys.OBS)
+        rows = {
+            DataKeys.OBS: self._show(obs),
+            DataKeys.REWARDS: self._column(rewards, torch.get_default_dtype(), DataKeys.REWARDS),
+            DataKeys.TERMINATED: self._column(terminated, torch.bool, DataKeys.TERMINATED),
+            DataKeys.TRUNCATED: self._column(truncated, torch.bool, DataKeys.TRUNCATED),
+        }
+        end = self._end_next_step if self._is_next_step else self._end_same_step
+        end(rows, obs, infos)
+        return TensorDict(rows, batch_size=[self._num_envs], device=self._device)
+
+    # ---- where episodes end -------------------------------------------------------------------
+
+    def _end_next_step(
+        self, rows: dict[str, Any], obs: list[torch.Tensor], infos: dict[str, Any]
+    ) -> None:
+        pending, valid = self._pending, ~self._pending
+        rows[DataKeys.REWARDS] = torch.where(pending, 0.0, rows[DataKeys.REWARDS])
+        for flag in (DataKeys.TERMINATED, DataKeys.TRUNCATED):
+            rows[flag] = rows[flag] & valid
+        rows |= {DataKeys.FIRST: pending, DataKeys.VALID: valid}
+        self._pending = rows[DataKeys.TERMINATED] | rows[DataKeys.TRUNCATED]
+        if not self._is_checked and final_key(infos) is not None:
+            self._check_mode(obs, infos)
+
+    def _end_same_step(
+        self, rows: dict[str, Any], obs: list[torch.Tensor], infos: dict[str, Any]
+    ) -> None:
+        done = rows[DataKeys.TERMINATED] | rows[DataKeys.TRUNCATED]
+        available, final = self._final(obs, infos, done)
+        lost = rows[DataKeys.TRUNCATED] & ~rows[DataKeys.TERMINATED] & ~available
+        rows[DataKeys.FIRST] = done
+        rows[DataKeys.FINAL_OBS] = self._show(
+            [
+                torch.where(align(available, leaf), there, fill_nan(leaf, lost))
+                for leaf, there in zip(obs, final, strict=True)
+            ]
+        )
+
+    def _final(
+        self, obs: list[torch.Tensor], infos: dict[str, Any], done: torch.Tensor
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Rows `[num_envs, 1]` with a final observation in the infos, and the leaves of it.
+
+        The leaves hold anything in other rows.
+        """
+        key = final_key(infos)
+        if key is None:
+            return torch.zeros_like(done), obs
+        final = infos[key]
+        if is_one_a_row(final):
+            available = np.array([value is not None for value in final])
+            leaves = [tensor.clone() for tensor in obs]
+            for i in np.flatnonzero(available).tolist():
+                for leaf, tensor in zip(self._leaves, leaves, strict=True):
+                    tensor[i] = leaf.read_row(final[i], key)
+            return self._column(available, torch.bool, f"_{key}"), leaves
+        if f"_{key}" in infos:
+            done = done & self._column(infos[f"_{key}"], torch.bool, f"_{key}")
+        return done, self._read(final, key)
+
+    def _check_mode(self, obs: list[torch.Tensor], infos: dict[str, Any]) -> None:
+        """At the first end of an episode: the environment must not have reset itself already.
+
+        Waits for the device, only for environments whose infos hold final observations.
+        """
+        available, final = self._final(obs, infos, self._pending)
+        for leaf, there in zip(obs, final, strict=True):
+            differs = (leaf != there) & ~((leaf != leaf) & (there != there))  # NaN equals NaN
+            if bool((differs & align(available, leaf)).any()):
+                raise EnvError(
+                    "The environment reset itself in the env step that ended an episode: its infos "
+                    "hold a final observation, and the one returned is another. Its mode was taken "
+                    "to be NEXT_STEP. Pass `autoreset_mode='SAME_STEP'`."
+                )
+        self._is_checked = bool(available.any())
+
+    # ---- reading and showing ------------------------------------------------------------------
+
+    def _read(self, observation: Any, name: str) -> list[torch.Tensor]:
+        return [leaf.read(observation, name) for leaf in self._leaves]
+
+    def _column(self, value: Any, dtype: torch.dtype, name: str) -> torch.Tensor:
+        """A flag or rewards `[num_envs, 1]` in memory of their own."""
+        tensor = borrow(value, name=name)
+        if tensor.numel() != self._num_envs:
+            raise EnvError(
+                f"`{name}` must have shape ({self._num_envs},); got {tuple(tensor.shape)}."
+            )
+        return _move(tensor, self._device, dtype, name, copy=True).view(-1, 1)
+
+    def _show(self, leaves: list[torch.Tensor]) -> torch.Tensor | TensorDict:
+        return self._structure.unflatten(tuple(leaves), [self._num_envs])
+
+
+def _move(
+    tensor: torch.Tensor, device: torch.device, dtype: torch.dtype, name: str, *, copy: bool
+) -> torch.Tensor:
+    """`tensor` on `device` in `dtype`. A copy to the host waits: it is read at once."""
+    if not torch.can_cast(tensor.dtype, dtype):
+        raise EnvError(f"`{name}` must have a dtype that fits {dtype}; got {tensor.dtype}.")
+    return tensor.to(device, dtype, non_blocking=device.type == "cuda", copy=copy)

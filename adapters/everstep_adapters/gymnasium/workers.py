@@ -1,0 +1,210 @@
+"""Calls to Gymnasium's own vector environments, and the processes of an `AsyncVectorEnv`.
+
+All processes are ended as soon as one of them has failed: later answers of the others would belong
+to no env step.
+"""
+
+import socket
+import struct
+from multiprocessing.connection import wait
+from typing import TYPE_CHECKING, Any
+
+from everstep.env import has_halves
+from everstep.errors import AdapterError, EnvError
+
+from ..common.calls import GONE, VectorCalls, error_text
+from ..common.pools import PoolCalls, is_ale, is_envpool
+
+if TYPE_CHECKING:
+    from gymnasium.vector import AsyncVectorEnv, VectorEnv
+
+#: Seconds to wait for an error that a worker has announced, and for a process to end.
+_PATIENCE = 5.0
+
+_HERE = "by running it in this process, with `vectorization_mode='sync'` or `SyncVectorEnv`"
+
+
+class BufferCalls(VectorCalls):
+    """Calls to a `SyncVectorEnv`, whose `step` returns its buffer of observations, not a copy.
+
+    The caller reads what is returned before the next call. Others who step the environment get the
+    copies that it was made to return.
+    """
+
+    def step(self, actions: Any) -> Any:
+        """See `VectorCalls.step`."""
+        env = self._env
+        copies, env.copy = env.copy, False
+        try:
+            return super().step(actions)
+        finally:
+            env.copy = copies
+
+
+class WorkerCalls(VectorCalls):
+    """Calls to an environment whose rows are processes; the first failure ends them all.
+
+    Args:
+        env: The environment, perhaps in wrappers.
+        timeout: Seconds that a worker may take to answer; `None` for no limit.
+
+    """
+
+    def __init__(self, env: "VectorEnv[Any, Any, Any]", timeout: None | float) -> None:
+        super().__init__(env)
+        workers: Any = env.unwrapped
+        self._workers = workers
+        self._timeout = timeout
+        self._has_begun = False
+        self._errors = workers.error_queue = _Errors(workers.error_queue)
+        limit_waiting(workers, timeout)
+
+    @property
+    def asynchronous(self) -> bool:
+        """See `VectorCalls.asynchronous`. Wrappers have no `step_async` of their own."""
+        return self._env is self._workers and has_halves(self._env, "step_async")
+
+    def send(self, actions: Any) -> None:
+        """See `VectorCalls.send`. The workers begin at once."""
+        self._has_begun = self.asynchronous
+        if self._has_begun:
+            self.call("step_async", actions)
+        else:
+            super().send(actions)
+
+    def receive(self) -> Any:
+        """See `VectorCalls.receive`."""
+        return self.call("step_wait") if self._has_begun else super().receive()
+
+    def close(self) -> None:
+        """Close the environment, once; its processes end whatever state they are in."""
+        from gymnasium.vector.async_vector_env import AsyncState
+
+        if not self._closed and self._workers._state is not AsyncState.DEFAULT:
+            end_processes(self._workers)  # their answers may never come
+        try:
+            super().close()
+        except (OSError, EOFError):  # some had ended already, or do not answer
+            end_processes(self._workers)
+
+    def _fail(self, method: str, error: BaseException, hint: str = "") -> None:
+        name = "step" if method.startswith("step_") else method
+        codes = end_processes(self._workers, some_ended=isinstance(error, GONE))
+        self.close()
+        self._closed = f"was closed after `{name}` failed or was interrupted"
+        if isinstance(error, Exception):
+            reason = self._reason(error, codes)
+            raise EnvError(f"{self.name} failed in `{name}`: {reason}") from error
+
+    def _reason(self, error: Exception, codes: dict[int, int]) -> str:
+        if isinstance(error, BlockingIOError) and not self._errors.last:
+            return (
+                f"a worker did not answer within {self._timeout} s, so all were ended. Pass a "
+                f"larger `step_timeout` if it may take longer, or find where it hangs {_HERE}."
+            )
+        if isinstance(error, GONE) and not self._errors.last:
+            ended = ", ".join(f"{i} (exit code {code})" for i, code in codes.items())
+            return (
+                f"the process of environment {ended or 'unknown'} ended. Exit code -9 means that "
+                "it was killed, often for want of memory: use fewer environments. Other codes are "
+                f"its own: find the cause {_HERE}."
+            )
+        cause = self._errors.last or error_text(error)
+        return f"{cause}. All workers were ended; debug it {_HERE}."
+
+
+class _Errors:
+    """The queue of the workers' errors, with a limit on waiting.
+
+    An error that cannot be pickled never arrives.
+    """
+
+    #: The last error that arrived, with the number of its environment.
+    last: str
+
+    def __init__(self, queue: Any) -> None:
+        self.last = ""
+        self._queue = queue
+
+    def get(self) -> Any:
+        """The next error: environment, type, value and traceback.
+
+        Raises:
+            EOFError: If none arrives, or one whose class does not exist here.
+
+        """
+        try:
+            received = self._queue.get(timeout=_PATIENCE)
+        except Exception as error:
+            self.last = "an environment raised an error that could not be sent to this process"
+            raise EOFError(self.last) from error
+        index, kind, value, _ = received
+        self.last = f"environment {index} raised {kind.__name__}: {value}"
+        return received
+
+
+def make_calls(env: "VectorEnv[Any, Any, Any]", step_timeout: None | float) -> VectorCalls:
+    """The calls to `env`.
+
+    Args:
+        env: The environment.
+        step_timeout: Seconds that a worker of an `AsyncVectorEnv` may take to answer.
+
+    Raises:
+        AdapterError: If the time is not positive.
+
+    """
+    from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
+
+    if step_timeout is not None and not step_timeout > 0:
+        raise AdapterError(f"`step_timeout` must be above 0 seconds, or None; got {step_timeout}.")
+    if isinstance(env.unwrapped, AsyncVectorEnv):
+        return WorkerCalls(env, step_timeout)
+    if type(env) is SyncVectorEnv:
+        return BufferCalls(env)
+    return PoolCalls(env) if is_envpool(env) or is_ale(env) else VectorCalls(env)
+
+
+def limit_waiting(env: "AsyncVectorEnv", seconds: None | float) -> None:
+    """Make reading a worker's answer raise `BlockingIOError` after `seconds`.
+
+    The operating system measures the time, so it costs nothing in an env step. Pipes of Windows
+    have no such limit: there this has no effect.
+    """
+    if not hasattr(socket, "AF_UNIX"):
+        return
+    whole, rest = divmod(seconds or 0.0, 1.0)  # 0 is no limit
+    limit = struct.pack("ll", int(whole), int(rest * 1e6) or int(rest > 0))
+    for pipe in env.parent_pipes:
+        with socket.fromfd(pipe.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as end:
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+
+
+def end_processes(env: "AsyncVectorEnv", some_ended: bool = False) -> dict[int, int]:
+    """End every worker at once. Exit codes, by row, of those that had ended by themselves.
+
+    Args:
+        env: The environment, whose `close` has nothing to do afterwards.
+        some_ended: Whether a pipe is gone, so that a process is ending: wait for its exit code.
+
+    """
+    from gymnasium.vector.async_vector_env import AsyncState
+
+    gone = wait([process.sentinel for process in env.processes], _PATIENCE if some_ended else 0)
+    for process in env.processes:
+        if process.sentinel in gone:
+            process.join(_PATIENCE)
+    codes = [process.exitcode for process in env.processes]
+    for process in env.processes:
+        process.terminate()
+    for process in env.processes:
+        process.join(_PATIENCE)
+        if process.is_alive():
+            process.kill()
+            process.join()
+    for pipe in env.parent_pipes:
+        if pipe is not None:
+            pipe.close()
+    env._state = AsyncState.DEFAULT
+    env.closed = True
+    return {i: code for i, code in enumerate(codes) if code is not None}

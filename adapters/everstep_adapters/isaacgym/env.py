@@ -1,0 +1,264 @@
+"""The environment that wraps tasks with IsaacGym's interfaces."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+import torch
+from tensordict import TensorDict
+
+from everstep.data import Device
+from everstep.env import Env
+from everstep.errors import AdapterError
+
+from ..common.libraries import pop_options, require
+from ..common.specs import describe_spec
+from .actions import Actions
+from .endings import Endings, External, NextStep, SameStep, describe_style
+from .probe import study
+from .tasks import Observations, Task, interface_of
+from .time_outs import make_time_outs
+
+_NEEDED = (
+    "IsaacGymEnvs cannot be imported. Install Isaac Gym and IsaacGymEnvs "
+    "from NVIDIA, and import `isaacgym` before anything that imports PyTorch, Everstep included. "
+    "Tasks made in another way are wrapped by `everstep.wrap(task)`."
+)
+
+_INTERFACES = {
+    "VecTask": "IsaacGymEnvs' VecTask",
+    "VecEnv": "legged_gym or rsl_rl's VecEnv",
+    "Lab": "Isaac Lab",
+}
+
+
+class IsaacGymEnv(Env):
+    """A task with the interface of IsaacGymEnvs' `VecTask`, legged_gym, rsl_rl or Isaac Lab.
+
+    The constructor takes a few env steps of the task, with actions of 0: they show its reset style,
+    the limit of its clock, and its observations. Observations of several tensors are a `Composite`:
+    `states`, meant for a critic, is beside `obs`.
+
+    Observations are returned as the task returns them, without a copy if they are on the device
+    already; rewards and flags are new tensors. In styles A, B and C the adapter never waits for the
+    device.
+
+    Args:
+        task: The task. `close` closes it, if it has a `close`.
+        horizon: Env steps between resets that it is meant for.
+        reset_style: When the task resets itself: a letter or name of the module's list. `None`
+            determines it; legged_gym, rsl_rl and Isaac Lab always reset in the same step.
+        device: Device of everything that goes in and comes out; `None` for the task's own
+            (`rl_device`, else `device`). On another one everything is copied, each way.
+        max_episode_length: Replaces the task's attribute of this name: episodes of a `VecTask` end
+            one env step before it. `None` reads the attribute. `math.inf`: no time-outs.
+        time_outs: Source of time-outs: `"clock"`, `"terminate"` (a buffer of terminations, as AMP
+            tasks have it), `"reported"` (`extras["time_outs"]`, only where an episode ended) or
+            `"flags"` (Isaac Lab's). `None` takes the most reliable that the task has.
+        final_obs_key: Key of final observations in `extras`, in style C. `None` looks for them.
+        observation_keys: Entries of the observation to return, such as `("obs",)` to leave out
+            what is meant for a critic. `None` for all.
+
+    Raises:
+        AdapterError: If the object is not such a task, or does not say what is needed.
+
+    """
+
+    #: Number of environments that `num_envs="auto"` makes.
+    default_num_envs: ClassVar[int] = 4096
+
+    #: Env steps that `horizon="auto"` means.
+    default_horizon: ClassVar[int] = 32
+
+    #: Reset style of the task: `"A"`, `"B"`, `"C"` or `"D"`.
+    reset_style: str
+
+    #: The wrapped task.
+    task: Any
+
+    def __init__(
+        self,
+        task: Any,
+        /,
+        horizon: None | int = None,
+        *,
+        reset_style: None | str = None,
+        device: None | Device = None,
+        max_episode_length: None | float = None,
+        time_outs: None | str = None,
+        final_obs_key: None | str = None,
+        observation_keys: None | Sequence[str] = None,
+    ) -> None:
+        self._reader = reader = Task(task, device)
+        super().__init__(reader.num_envs, horizon, device=str(reader.device))
+        self.task = task
+        self._actions = Actions(reader)
+        profile = study(reader, reset_style, max_episode_length)
+        self.reset_style, self._known_from = profile.style, profile.known_from
+        self._observations = Observations(profile.outcome.obs, observation_keys, reader)
+        self._time_outs = make_time_outs(reader, profile.outcome, profile.limit, time_outs)
+        self._endings = self._make_endings(final_obs_key, profile.final_key)
+        self.action_spec = self._actions.spec
+        self.observation_spec = self._observations.spec
+        self.episode_keys = self._endings.episode_keys
+        self._seed: None | int = None
+        self._is_closed = False
+
+    def _make_endings(self, given_key: None | str, detected_key: None | str) -> Endings:
+        parts = self._reader, self._time_outs, self._observations
+        if self.reset_style == "C":
+            return SameStep(*parts, given_key or detected_key)
+        if given_key is not None:
+            raise AdapterError(
+                f"`final_obs_key` is for tasks that reset in the same step; {self._reader.name} "
+                f"resets at {describe_style(self.reset_style)}. Leave it out."
+            )
+        return External(*parts) if self.reset_style == "D" else NextStep(*parts)
+
+    @classmethod
+    def matches(cls, env: object, /) -> bool:
+        """Whether `env` has the members of such a task. Imports nothing."""
+        return interface_of(env) is not None
+
+    @classmethod
+    def suggest(cls, env: object, /) -> str:
+        """Advice for a wrapper around such a task; empty for others."""
+        inner = getattr(env, "unwrapped", None)
+        if inner is env or interface_of(env) is not None or interface_of(inner) is None:
+            return ""
+        return f"It wraps a {type(inner).__name__}, which can be: pass `env.unwrapped`."
+
+    @classmethod
+    def make(
+        cls,
+        name: str,
+        num_envs: int,
+        /,
+        *,
+        horizon: None | int = None,
+        device: Device = "cpu",
+        **kwargs: Any,
+    ) -> "IsaacGymEnv":
+        """A new task, made by `isaacgymenvs.make` and wrapped.
+
+        Args:
+            name: Name of the task, such as `"Cartpole"`.
+            num_envs: Number of parallel environments.
+            horizon: Env steps between resets that it is meant for.
+            device: `rl_device`; and `sim_device`, unless that is given.
+            kwargs: Options of `IsaacGymEnv` and of `isaacgymenvs.make`; the defaults are
+                `headless=True` and `force_render=False`.
+
+        Raises:
+            AdapterError: If IsaacGymEnvs cannot be imported, or the task cannot be wrapped.
+
+        """
+        make = require("isaacgymenvs", "make", _NEEDED)
+        options = pop_options(cls, kwargs)
+        made_with = {"seed": 0, "sim_device": str(device), "headless": True, "force_render": False}
+        made_with |= {"rl_device": str(device), **kwargs}
+        task = make(task=name, num_envs=num_envs, **made_with)
+        return cls(task, horizon, device=device, **options)
+
+    def seed(self, seed: int) -> None:
+        """Seed the next reset.
+
+        Such tasks draw from the process's generators. If a task has no `seed` of its own, PyTorch's
+        generators are seeded during the next reset and restored after it; later samples come from
+        the process's own seed.
+
+        Args:
+            seed: Any integer that `torch.manual_seed` takes.
+
+        """
+        self._seed = seed
+
+    def reset(self, *, config: None | dict[str, Any] = None) -> torch.Tensor | TensorDict:
+        """Initial observations `[num_envs, …]` after resetting every environment.
+
+        In style B they are one env step old, with actions of 0: such a task never returns the
+        state of a reset.
+
+        Args:
+            config: None, or empty: these tasks take no options in a reset.
+
+        Raises:
+            AdapterError: If there are options.
+            EnvError: If the task returns other observations than at first.
+
+        """
+        if config:
+            raise AdapterError(
+                f"{self._reader.name} takes no options in a reset; got {', '.join(config)}. Set "
+                "them on the task itself."
+            )
+        with self._seeded():
+            return self._observations.read(self._endings.reset())
+
+    @contextmanager
+    def _seeded(self) -> Iterator[None]:
+        """A context in which random numbers come from the pending seed, if there is one."""
+        seed, self._seed = self._seed, None
+        own = self._reader.method("seed")
+        if seed is None or own is not None:
+            if seed is not None:
+                own(seed)
+            yield
+            return
+        devices = {self._reader.clock.device, self._reader.own_device}
+        cuda = [device for device in devices if device.type == "cuda"]
+        with torch.random.fork_rng(devices=cuda):
+            torch.manual_seed(seed)
+            yield
+
+    def step(self, action: torch.Tensor | TensorDict) -> TensorDict:
+        """The row of an env step: `obs`, `rewards` and the episode keys; see the module.
+
+        Args:
+            action: Actions `[num_envs, *action_spec.shape]`, real numbers. Never written to; the
+                task is given a copy inside the bounds of its action space.
+
+        Raises:
+            AdapterError: If the action has another shape or kind of dtype.
+            EnvError: If the task returns other observations than at first.
+
+        """
+        return self._endings.step(self._actions.send(action))
+
+    def render(self) -> Any:
+        """The result of the task's `render`."""
+        return self.task.render()
+
+    def close(self) -> None:
+        """Close the task, if it has a `close`."""
+        close = self._reader.method("close")
+        if close is not None and not self._is_closed:
+            close()
+        self._is_closed = True
+
+    def describe(self) -> dict[str, str]:
+        """Detected properties, one short line each."""
+        reader = self._reader
+        copies = "returned as they are, 0 copies; rewards and flags are new"
+        if reader.own_device != reader.device:
+            copies = f"copied from {reader.own_device} to {reader.device}, actions back"
+        own_seed = reader.method("seed") is not None
+        return {
+            "family": f"a task with the interface of {_INTERFACES[reader.interface]}",
+            "environment": reader.name,
+            "num_envs": str(self.num_envs),
+            "observation": describe_spec(self.observation_spec),
+            "action": describe_spec(self.action_spec),
+            "resets": f"{describe_style(self.reset_style)}, known from {self._known_from}",
+            "final observations": self._endings.final_obs,
+            "limit": f"time-outs: {self._time_outs.description}",
+            "hand-off": f"observations {copies}",
+            "seeding": "the task's own `seed`" if own_seed else "the next reset only",
+        }
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({self._reader.name}, num_envs={self.num_envs}, "
+            f"horizon={self.horizon}, device={str(self.device)!r}, "
+            f"reset_style={self.reset_style!r})"
+        )

@@ -1,0 +1,159 @@
+"""Actions of a policy as the actions of a TorchRL environment."""
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+from torchrl.data import (
+    Bounded,
+    Categorical,
+    MultiCategorical,
+    MultiOneHot,
+    OneHot,
+    TensorSpec,
+    Unbounded,
+)
+
+from everstep.errors import AdapterError
+
+from ..common.actions import ActionBounds, check_action_bounds, unit_to_bounds
+from .layout import Key, Layout, Leaf, join_keys, leaves_of, make_leaf
+
+
+class Actions(ABC):
+    """Base: conversion of actions `[N, *spec.shape]`.
+
+    Args:
+        leaf: The environment's action; its spec is the policy's unless a subclass differs.
+        spec: Spec of the environment's action.
+        layout: Batch and agents as rows.
+
+    """
+
+    #: Spec of one row's action, for the policy.
+    spec: TensorSpec
+
+    def __init__(self, leaf: Leaf, spec: TensorSpec, layout: Layout) -> None:
+        self.spec = leaf.spec
+        self._shape = (*layout.batch, *layout.agents, *leaf.feature)
+        self._dtype, self._device = spec.dtype, spec.device
+
+    def to_env(self, action: torch.Tensor) -> torch.Tensor:
+        """Actions for the environment, `[*batch, *agents, …]`.
+
+        New memory in each env step, because environments store actions, say to penalise changes.
+        """
+        return self._convert(action.detach().to(self._device)).reshape(self._shape)
+
+    @abstractmethod
+    def _convert(self, action: torch.Tensor) -> torch.Tensor:
+        """The environment's numbers in its dtype, in new memory."""
+
+
+class SameActions(Actions):
+    """Choices and integers that the environment takes as the policy returns them."""
+
+    def _convert(self, action: torch.Tensor) -> torch.Tensor:
+        return action.to(self._dtype, copy=True)
+
+
+class OneHotActions(Actions):
+    """Choices that the environment takes one-hot.
+
+    The policy's spec is `Categorical` or `MultiCategorical`: fewer numbers to store, and the same
+    spec that other adapters have for the same task.
+    """
+
+    def __init__(self, leaf: Leaf, spec: TensorSpec, layout: Layout) -> None:
+        super().__init__(leaf, spec, layout)
+        is_multi, device = isinstance(spec, MultiOneHot), leaf.spec.device
+        counts = [box.n for box in spec.space] if is_multi else [spec.space.n]
+        if is_multi:
+            self.spec = MultiCategorical(counts, shape=torch.Size([len(counts)]), device=device)
+        else:
+            shape = leaf.spec.shape[:-1] or torch.Size([1])
+            self.spec = Categorical(counts[0], shape=shape, device=device)
+        self._starts = torch.tensor([0, *counts[:-1]], device=self._device).cumsum(0)
+        self._encoded = torch.Size([layout.num_rows, *leaf.spec.shape])
+
+    def _convert(self, action: torch.Tensor) -> torch.Tensor:
+        # Not `one_hot`, which reads the smallest and largest choice first.
+        zeros = torch.zeros(self._encoded, dtype=self._dtype, device=self._device)
+        options = action.long() if len(self._starts) == 1 else action + self._starts
+        return zeros.scatter_(-1, options.reshape(*self._encoded[:-1], -1), 1)
+
+
+class RealActions(Actions):
+    """Real numbers, brought inside the bounds of each row.
+
+    Args:
+        leaf: The environment's action.
+        spec: Spec of the environment's action.
+        layout: Batch and agents as rows.
+        bounds: `"clip"` sends the nearest action inside; `"rescale"` maps -1 to the lower and 1 to
+            the upper bound, linearly, then clips. An infinite bound is only clipped at.
+
+    Raises:
+        AdapterError: If there is no bound to rescale to.
+
+    """
+
+    def __init__(self, leaf: Leaf, spec: TensorSpec, layout: Layout, bounds: ActionBounds) -> None:
+        super().__init__(leaf, spec, layout)
+        self._low = torch.full((1,), -torch.inf, dtype=self._dtype, device=self._device)
+        self._high = -self._low
+        if isinstance(spec, Bounded):
+            ends = (spec.space.low, spec.space.high)
+            self._low, self._high = (layout.per_row(leaf.key, x, leaf.feature) for x in ends)
+        self._affine: tuple[torch.Tensor, ...] = ()
+        if bounds == "rescale":
+            self._affine = unit_to_bounds(self._low, self._high, join_keys([leaf.key]))
+            if isinstance(self.spec, Bounded):
+                self.spec = Bounded(-1.0, 1.0, self.spec.shape, self.spec.device, self.spec.dtype)
+
+    def _convert(self, action: torch.Tensor) -> torch.Tensor:
+        sent = action.to(self._dtype)
+        if self._affine:
+            scale, offset = self._affine
+            sent = sent * scale + offset
+        return sent.clamp(self._low, self._high)
+
+
+def make_actions(
+    key: Key,
+    env: Any,
+    layout: Layout,
+    device: torch.device,
+    bounds: ActionBounds,
+    categorical: bool,
+) -> Actions:
+    """The conversion of the actions of a key.
+
+    Args:
+        key: The environment's key of the action.
+        env: The environment.
+        layout: Batch and agents as rows.
+        device: Device of the policy's actions.
+        bounds: How real numbers are brought inside their bounds.
+        categorical: Whether one-hot actions are choices for the policy.
+
+    Raises:
+        AdapterError: If there is no action that a policy could sample.
+
+    """
+    spec = leaves_of(env.full_action_spec)[key]
+    is_real = isinstance(spec, Bounded | Unbounded) and spec.dtype.is_floating_point
+    text = f"{type(spec).__name__} of {spec.dtype}, {tuple(spec.shape)}"
+    check_action_bounds(bounds, is_real=is_real, space=text)
+    leaf = make_leaf(key, spec, layout, device)
+    if is_real:
+        return RealActions(leaf, spec, layout, bounds)
+    is_nested = isinstance(spec, MultiOneHot) and len(leaf.feature) > 1
+    if isinstance(leaf.spec, Unbounded) or is_nested:
+        raise AdapterError(
+            f"`{join_keys([key])}` has no actions that a policy could sample: {text}. Give its "
+            "spec a number of options or bounds, or flatten it in a transform."
+        )
+    if isinstance(spec, OneHot | MultiOneHot) and categorical:
+        return OneHotActions(leaf, spec, layout)
+    return SameActions(leaf, spec, layout)

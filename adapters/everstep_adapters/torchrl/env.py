@@ -1,0 +1,328 @@
+"""The environment that wraps TorchRL's."""
+
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Any, ClassVar
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+
+from everstep.data import DataKeys, Device
+from everstep.env import Env
+from everstep.errors import AdapterError, EnvError
+from everstep.specs import Leaves, Structure
+
+from ..common.actions import ActionBounds, ActionCheck
+from ..common.libraries import is_loaded_instance, pop_options, require, wrap_or_close
+from ..common.specs import compose_spec, describe_spec
+from .actions import OneHotActions, make_actions
+from .calls import TorchRLCalls
+from .endings import DoneIs, Endings
+from .handoff import Handoff
+from .keys import (
+    STEP_COUNT,
+    check_wrapper,
+    find_observed,
+    find_reward,
+    find_rows,
+    limited,
+    own_episode_keys,
+    resets_itself,
+    warn_of_one_flag,
+)
+from .layout import NestedKey, as_key, join_keys, leaves_of, observation_leaves
+from .making import make_env
+
+
+class TorchRLEnv(Env):
+    """A `torchrl.envs.EnvBase` as an Everstep environment; the module says how it resets.
+
+    Rows are the environment's batch, flattened, times its agents if it has several. The environment
+    is used as it is, with its transforms, and its specs decide what is read. Observations are its
+    own tensors if device, dtype and strides allow it; `float64` becomes PyTorch's default dtype. A
+    scalar gets one dimension. Actions are sent in new memory each time.
+
+    An environment that resets the tensors of an env step in place corrupts its final observations,
+    here as in TorchRL's own collectors.
+
+    Args:
+        env: Environment. `close` closes it.
+        horizon: Env steps between resets that it is meant for.
+        device: Device of everything that goes in and comes out; `None` is the environment's own.
+        num_envs: Rows of a stateless environment that is not locked to a batch of its own.
+        max_episode_steps: Env steps after which an episode is truncated, by a `StepCounter`. Limits
+            of the environment's own stay in force.
+        random_phase: After each reset of all rows, put each environment at a random point of its
+            `max_episode_steps`, so that episodes do not end together.
+        action_bounds: `"clip"` sends the nearest action inside the spec's bounds; `"rescale"` maps
+            [-1, 1] to them.
+        categorical_actions: Whether one-hot actions are choices for the policy.
+        observation_keys: Keys that the policy observes, in this order. `None` is every observation
+            but those that transforms write for themselves: `is_init`, `step_count`, sums of
+            rewards, `_…`.
+        action_key: The action that the policy chooses, if the environment has several. The others
+            are for its transforms to choose.
+        reward_key: The reward, if the environment has several.
+        done_key: A flag of the group that ends rows, if the environment has several groups.
+        terminated_key: The flag of an end by the task, if it has another name.
+        done_is: `"terminated"` or `"truncated"`: the kind of every end of an episode, whatever the
+            flags say.
+        time_limit: Env steps after which an end is a truncation, and before which it is a
+            termination, whatever the flags say.
+        step_timeout: Seconds that a process of a `ParallelEnv` may take to answer; `None` for
+            TorchRL's limit.
+
+    Raises:
+        AdapterError: If the adapter cannot represent the environment; names a way out.
+
+    """
+
+    #: Number of environments that `num_envs="auto"` makes; each costs CPU time in every env step.
+    default_num_envs: ClassVar[int] = 8
+
+    #: Env steps that `horizon="auto"` means.
+    default_horizon: ClassVar[int] = 128
+
+    #: Env steps after which the adapter truncates an episode.
+    max_episode_steps: None | int
+
+    #: The wrapped environment, in a `StepCounter` if there are `max_episode_steps`.
+    env: Any
+
+    def __init__(
+        self,
+        env: Any,
+        /,
+        horizon: None | int = None,
+        *,
+        device: None | Device = None,
+        num_envs: None | int = None,
+        max_episode_steps: None | int = None,
+        random_phase: bool = False,
+        action_bounds: ActionBounds = "clip",
+        categorical_actions: bool = True,
+        observation_keys: None | Sequence[NestedKey] = None,
+        action_key: None | NestedKey = None,
+        reward_key: None | NestedKey = None,
+        done_key: None | NestedKey = None,
+        terminated_key: None | NestedKey = None,
+        done_is: None | DoneIs = None,
+        time_limit: None | int = None,
+        step_timeout: None | float = None,
+    ) -> None:
+        needed = "TorchRL's environments are needed: pip install torchrl"
+        if not isinstance(env, require("torchrl.envs", "EnvBase", needed)):
+            raise AdapterError(f"`env` must be a `torchrl.envs.EnvBase`; got {type(env).__name__}.")
+        check_wrapper(env)
+        self.env = env = limited(env, max_episode_steps, random_phase)
+        self._key, layout = find_rows(env, action_key, num_envs)
+        on_device = torch.device(device if device is not None else env.device or "cpu")
+        super().__init__(layout.num_rows, horizon, device=on_device)
+        self.max_episode_steps, self._random_phase = max_episode_steps, random_phase
+        self._layout = layout
+        self._actions = make_actions(
+            self._key, env, layout, on_device, action_bounds, categorical_actions
+        )
+        self.action_spec = self._actions.spec
+        self._check_action = ActionCheck(self.num_envs, self.action_spec)
+        self._reward = find_reward(env, layout, reward_key, on_device)
+        dtype = self._reward.spec.dtype
+        self._reward_dtype = dtype if dtype.is_floating_point else torch.get_default_dtype()
+        observed = find_observed(env, layout, observation_keys)
+        self._leaves = observation_leaves(observed, layout, on_device)
+        specs = {path: leaf.spec for path, leaf in self._leaves.items()}
+        self.observation_spec = compose_spec(specs, on_device)
+        self._structure = Structure.of(self.observation_spec)
+        self._endings = Endings(env, layout, done_key, terminated_key, done_is, time_limit)
+        if done_is is None and time_limit is None and terminated_key is None:
+            warn_of_one_flag(env)
+        own_keys = own_episode_keys(env)
+        self._has_final = DataKeys.FINAL_OBS in own_keys if own_keys else not resets_itself(env)
+        self.episode_keys = self._endings.episode_keys
+        if self._has_final:
+            self.episode_keys |= {DataKeys.FINAL_OBS}
+        self._calls = TorchRLCalls(env, step_timeout)
+        self._handoff = Handoff(env.device or torch.device("cpu"), on_device)
+        self._phases = torch.Generator()
+        #: The last step's observations and states, to which the next action is added.
+        self._data: None | TensorDictBase = None
+
+    @classmethod
+    def matches(cls, env: object, /) -> bool:
+        """Whether `env` is a TorchRL environment. Imports nothing."""
+        return is_loaded_instance(env, "torchrl.envs", "EnvBase")
+
+    @classmethod
+    def make(
+        cls,
+        name: str,
+        num_envs: int,
+        /,
+        *,
+        horizon: None | int = None,
+        device: Device = "cpu",
+        **kwargs: Any,
+    ) -> "TorchRLEnv":
+        """A new environment, made by name and wrapped.
+
+        Args:
+            name: `"module:Class"` or `"package.module.Class"` for an `EnvBase` class, which is
+                made with `batch_size=[num_envs]` if its constructor takes that; else the id of
+                a Gymnasium environment, for `torchrl.envs.GymEnv`.
+            num_envs: Number of parallel environments.
+            horizon: Env steps between resets that it is meant for.
+            device: Device of everything that goes in and comes out.
+            kwargs: Options of `TorchRLEnv`; `parallel=True` for a `ParallelEnv` rather than a
+                `SerialEnv` of environments without a batch, and `vector_kwargs` for its
+                constructor; what is none of these goes to each environment's constructor.
+
+        Raises:
+            AdapterError: If it cannot be made, or the adapter cannot represent it.
+
+        """
+        options = pop_options(cls, kwargs)
+        env = make_env(name, num_envs, device, **kwargs)
+        return wrap_or_close(cls, env, horizon, device=device, **options)
+
+    def seed(self, seed: int) -> None:
+        """Seed the environment, by its `set_seed`, for the next reset and what follows."""
+        self._calls.call("set_seed", seed)
+        self._phases.manual_seed(seed)
+
+    def reset(self, *, config: None | dict[str, Any] = None) -> torch.Tensor | TensorDict:
+        """Initial observations `[num_envs, …]` after resetting every environment.
+
+        Args:
+            config: Keyword arguments of the environment's `reset`. The resets of ended episodes
+                have none.
+
+        Raises:
+            EnvError: If the environment fails.
+
+        """
+        self._data = None
+        options = dict(config or {})
+        if self._layout.batch != self.env.batch_size:
+            options.setdefault("tensordict", TensorDict({}, self._layout.batch))
+        data = self._calls.call("reset", **options)
+        # The environment may use what it returned: keys are only added to a copy.
+        self._data = data.copy()
+        self._endings.start()
+        if self._random_phase:
+            self._draw_phases(self._data)
+        leaves = tuple(leaf.to(self.device) for leaf in self._read(self._data))
+        return self._structure.unflatten(leaves, [self.num_envs])
+
+    def step(self, action: torch.Tensor | TensorDict) -> TensorDict:
+        """The row of an env step: `obs`, `rewards` and the episode keys; see the module.
+
+        Args:
+            action: Actions `[num_envs, *action_spec.shape]`, integers or floating point as the
+                spec has it. Never written to.
+
+        Raises:
+            AdapterError: If the action has another shape or kind of dtype.
+            EnvError: If the environment fails, or returns something that its specs do not describe.
+
+        """
+        data = self._data
+        if data is None:
+            raise EnvError(f"{self._calls.name} must be reset before it is stepped: call `reset`.")
+        data.set(self._key, self._actions.to_env(self._check_action(action)))
+        self._data = None  # after an env step that fails, a reset is needed
+        # One sync an env step on an accelerator: TorchRL checks whether anything is done.
+        stepped, self._data = self._calls.call("step_and_maybe_reset", data)
+        return self._row(stepped.get("next"), self._data)
+
+    def close(self) -> None:
+        """Close the wrapped environment."""
+        self._calls.close()
+
+    def describe(self) -> dict[str, str]:
+        """Detected properties, one short line each."""
+        limit = "only the environment's own"
+        if self.max_episode_steps is not None:
+            limit = f"{self.max_episode_steps} env steps, by a `StepCounter` of the adapter"
+        action = f"{join_keys([self._key])}: {describe_spec(self.action_spec)}"
+        is_one_hot = isinstance(self._actions, OneHotActions)
+        return {
+            "family": f"TorchRL {version('torchrl')}",
+            "environment": self._calls.name,
+            "num_envs": self._describe_rows(),
+            "observation": self._describe_observation(),
+            "action": f"{action}, sent one-hot" if is_one_hot else action,
+            "resets": f"in the env step that ends an episode, {self._endings.description}",
+            "final observations": self._describe_final(),
+            "limit": limit,
+            "hand-off": self._handoff.description,
+            "seeding": "the environment's `set_seed`",
+        }
+
+    def _describe_rows(self) -> str:
+        layout = self._layout
+        if not layout.agents:
+            return f"{layout.num_rows} (batch size {list(layout.batch)})"
+        environments = " x ".join(map(str, layout.batch)) or "1"
+        return (
+            f"{layout.num_rows} ({environments} environments of {layout.agents.numel()} "
+            f"`{join_keys([layout.group])}`)"
+        )
+
+    def _describe_observation(self) -> str:
+        observed = {leaf.key for leaf in self._leaves.values()}
+        keys = map(as_key, self.env.observation_spec.keys(True, True))
+        left_out = [key for key in keys if key not in observed and key[-1] != STEP_COUNT]
+        text = describe_spec(self.observation_spec)
+        if len(observed) == 1:
+            text = f"{join_keys(list(observed))}: {text}"
+        return f"{text} (left out: {join_keys(left_out)})" if left_out else text
+
+    def _describe_final(self) -> str:
+        if self._has_final:
+            return "what the environment returned under `next`; where that is NaN they are lost"
+        if own_episode_keys(self.env):
+            return "the observation of the row that is done"
+        return "lost, the environment resets itself: `on_missing_final` decides"
+
+    def _row(self, outcome: TensorDictBase, following: TensorDictBase) -> TensorDict:
+        """The row of an env step.
+
+        Args:
+            outcome: What the action caused, before any reset.
+            following: What is acted on next.
+
+        """
+        flags = self._endings.read(outcome, following)
+        # A copy: the environment may store and change what it returned.
+        rewards = self._reward.read(outcome, self._layout).to(self._reward_dtype, copy=True)
+        if DataKeys.VALID in flags:
+            rewards.masked_fill_(~flags[DataKeys.VALID], 0.0)
+        single = {DataKeys.REWARDS: rewards, **flags}
+        obs, final = self._read(following), self._read(outcome) if self._has_final else ()
+        sent = self._handoff.send((*obs, *final, *single.values()))
+        count = len(obs)
+        row: dict[str, Any] = dict(zip(single, sent[-len(single) :], strict=True))
+        row[DataKeys.OBS] = self._structure.unflatten(tuple(sent[:count]), [self.num_envs])
+        if final:
+            ended = tuple(sent[count : 2 * count])
+            row[DataKeys.FINAL_OBS] = self._structure.unflatten(ended, [self.num_envs])
+        return TensorDict(row, batch_size=[self.num_envs])
+
+    def _read(self, data: TensorDictBase) -> Leaves:
+        return tuple(leaf.read(data, self._layout) for leaf in self._leaves.values())
+
+    def _draw_phases(self, data: TensorDictBase) -> None:
+        """Put each environment's count of env steps at a random point below the limit."""
+        for key in leaves_of(self.env.observation_spec):
+            if key[-1] == STEP_COUNT:
+                count = data.get(key)
+                drawn = torch.randint(
+                    self.max_episode_steps or 1, count.shape, generator=self._phases
+                )
+                data.set(key, drawn.to(count))
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({self._calls.name}, num_envs={self.num_envs}, "
+            f"horizon={self.horizon}, device={str(self.device)!r})"
+        )

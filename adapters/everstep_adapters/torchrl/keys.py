@@ -1,0 +1,222 @@
+"""Keys of a TorchRL environment's observations, actions and rewards, and its known wrappers."""
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torchrl.data import TensorSpec
+
+from everstep.data import DataKeys
+from everstep.errors import AdapterError
+
+from ..common.exported import Exported
+from .calls import layers_of, name_of
+from .layout import Key, Layout, Leaf, NestedKey, as_key, join_keys, leaves_of, make_leaf
+
+#: The adapter's own count of env steps, which no policy observes.
+STEP_COUNT = "_everstep_step_count"
+
+#: Keys that transforms write for themselves; so are names that begin with an underscore.
+_BOOKKEEPING = frozenset({"is_init", "step_count"})
+
+#: TorchRL's wrapper of EnvPool.
+_POOL = "envpool.MultiThreadedEnvWrapper"
+
+#: Wrappers that report time-outs and terminations alike, and what they report.
+_ONE_FLAG = {
+    "brax.BraxWrapper": "terminated",
+    "isaacgym.IsaacGymWrapper": "truncated",
+    "jumanji.JumanjiWrapper": "terminated",
+    "mujoco_playground.MujocoPlaygroundWrapper": "terminated",
+    "smacv2.SMACv2Wrapper": "terminated",
+    "vmas.VmasWrapper": "terminated",
+}
+
+
+def find_rows(env: Any, action_key: None | NestedKey, num_envs: None | int) -> tuple[Key, Layout]:
+    """The key of the action that the policy chooses, and the layout of rows.
+
+    Agents are the dimensions that the part of the specs around the action has beyond the
+    environment's batch.
+
+    Raises:
+        AdapterError: If there are several actions, or the batch cannot be `num_envs`.
+
+    """
+    key = _pick("action", list(leaves_of(env.full_action_spec)), action_key, ())
+    batch, dims = torch.Size(env.batch_size), len(env.batch_size)
+    if num_envs is not None:
+        if env.batch_locked or env.batch_size:
+            raise AdapterError(
+                "`num_envs` is for stateless environments without a batch of their own; "
+                f"{name_of(env)} has {list(env.batch_size)}. Use a `SerialEnv` or a `ParallelEnv` "
+                "of several."
+            )
+        batch = torch.Size([num_envs])
+    for depth in range(len(key) - 1, 0, -1):
+        group = key[:depth]
+        for spec in (env.full_action_spec, env.observation_spec):
+            part = spec[group] if group in map(as_key, spec.keys(True)) else None
+            if part is not None and part.ndim > dims:
+                return key, Layout(batch, dims, group, torch.Size(part.shape[dims:]))
+    return key, Layout(batch, dims)
+
+
+def find_reward(
+    env: Any, layout: Layout, reward_key: None | NestedKey, device: torch.device
+) -> Leaf:
+    """The reward, of floating point.
+
+    Raises:
+        AdapterError: If there are several, or it is not one number a row.
+
+    """
+    rewards = leaves_of(env.full_reward_spec)
+    key = _pick("reward", list(rewards), reward_key, layout.group)
+    leaf = make_leaf(key, rewards[key], layout, device)
+    if leaf.feature.numel() != 1:
+        raise AdapterError(
+            f"A reward is one number a row; `{join_keys([key])}` has {list(leaf.feature)}. Add "
+            "them up in a transform, such as `LineariseRewards`."
+        )
+    return leaf
+
+
+def _pick(kind: str, keys: list[Key], chosen: None | NestedKey, group: Key) -> Key:
+    """The key that was chosen, else the only one there is, else the only one of the agents."""
+    if chosen is not None:
+        if as_key(chosen) not in keys:
+            raise AdapterError(
+                f"`{kind}_key` must be one of {join_keys(keys)}; got {join_keys([as_key(chosen)])}."
+            )
+        return as_key(chosen)
+    own = [key for key in keys if group and key[: len(group)] == group]
+    for candidates in (keys, own):
+        if len(candidates) == 1:
+            return candidates[0]
+    raise AdapterError(
+        f"A row has one {kind}; this environment has {join_keys(keys) or 'none'}. Pass "
+        f"`{kind}_key`, or make them one in a transform."
+    )
+
+
+def find_observed(
+    env: Any, layout: Layout, keys: None | Sequence[NestedKey]
+) -> dict[Key, TensorSpec]:
+    """The observed keys: those that were chosen, else all but those that transforms write.
+
+    Raises:
+        AdapterError: If a key that was chosen is not there.
+
+    """
+    specs = leaves_of(env.observation_spec)
+    if keys is None:
+        return {key: spec for key, spec in specs.items() if not _is_hidden(key, env, layout)}
+    chosen = {}
+    for wanted in map(as_key, [keys] if isinstance(keys, str) else keys):
+        matching = {key: spec for key, spec in specs.items() if key[: len(wanted)] == wanted}
+        if not matching:
+            raise AdapterError(
+                f"`observation_keys` must be among {join_keys(list(specs))}; got "
+                f"{join_keys([wanted])}."
+            )
+        chosen.update(matching)
+    return chosen
+
+
+def _is_hidden(key: Key, env: Any, layout: Layout) -> bool:
+    """Whether a policy observes a key only on demand: a transform's own, or other agents'."""
+    sums = {f"episode_{reward[-1]}" for reward in leaves_of(env.full_reward_spec)}
+    if key[-1] in _BOOKKEEPING | sums | (own_episode_keys(env) & {DataKeys.VALID}):
+        return True
+    if any(part.startswith("_") for part in key):
+        return True
+    groups = {action[:-1] for action in leaves_of(env.full_action_spec)} - {()}
+    return any(
+        key[: len(group)] == group and layout.group[: len(group)] != group for group in groups
+    )
+
+
+def resets_itself(env: Any) -> bool:
+    """Whether the environment resets itself in its own step, and loses the final observation.
+
+    TorchRL replaces it by NaN, -1, 0, or the next episode's observation.
+    """
+    from torchrl.envs import AutoResetEnv
+
+    return any(
+        isinstance(layer, AutoResetEnv) or vars(layer).get("_torchrl_native_autoreset", False)
+        for layer in layers_of(env)
+    )
+
+
+def own_episode_keys(env: Any) -> frozenset[str]:
+    """Episode keys of an exported Everstep environment that returns invalid rows; else empty.
+
+    `to_torchrl(invalid_rows="keep")` makes them, and marks the rows by `valid` and `is_init`.
+    """
+    base = layers_of(env)[-1]
+    keys = base.env.episode_keys if isinstance(base, Exported) else frozenset()
+    return keys if DataKeys.VALID in keys else frozenset()
+
+
+def limited(env: Any, limit: None | int, random_phase: bool) -> Any:
+    """The environment, in a `StepCounter` if there is a limit.
+
+    Raises:
+        AdapterError: If the limit is not positive, phases are asked for without a limit, or the
+            environment cannot be reset at the limit.
+
+    """
+    from torchrl.envs import StepCounter, TransformedEnv
+
+    if limit is None:
+        if random_phase:
+            raise AdapterError("`random_phase` needs `max_episode_steps`, which it is a phase of.")
+        return env
+    if limit < 1:
+        raise AdapterError(f"`max_episode_steps` must be at least 1; got {limit}.")
+    if resets_itself(env):
+        raise AdapterError(
+            f"{name_of(env)} resets itself, so `max_episode_steps` cannot reset it. Set the limit "
+            "in the environment."
+        )
+    counter = StepCounter(limit, step_count_key=STEP_COUNT)
+    return TransformedEnv(env, counter, auto_unwrap=False)
+
+
+def check_wrapper(env: Any) -> None:
+    """Refuse an environment whose wrapper does not reset rows when TorchRL resets them.
+
+    Raises:
+        AdapterError: If it is TorchRL's wrapper of EnvPool, whose next env step is the reset.
+
+    """
+    if _POOL in _wrappers_of(env):
+        raise AdapterError(
+            f"`{name_of(env)}` resets an environment in the env step after its episode ended, and "
+            "does not say which rows that are. Wrap EnvPool's own environment instead: "
+            "`everstep.make('envpool:…', num_envs)`."
+        )
+
+
+def warn_of_one_flag(env: Any) -> None:
+    """Warn if the environment's wrapper reports time-outs and terminations alike."""
+    for name in _ONE_FLAG.keys() & set(_wrappers_of(env)):
+        warnings.warn(
+            f"`{name.split('.')[-1]}` reports every end of an episode as {_ONE_FLAG[name]}. Pass "
+            "`time_limit=` with the env steps of its clock, so that ends there are truncations "
+            "and others are terminations, or `done_is=` with what every end is.",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+
+
+def _wrappers_of(env: Any) -> list[str]:
+    """Names of the innermost environment's classes, relative to TorchRL's wrappers."""
+    base = layers_of(env)[-1]
+    return [
+        f"{kind.__module__}.{kind.__qualname__}".removeprefix("torchrl.envs.libs.")
+        for kind in type(base).__mro__
+    ]
