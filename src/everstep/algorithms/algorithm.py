@@ -160,17 +160,17 @@ class OnPolicyAlgorithm(
 
         """
         policy, rollout, env = self.policy, self.rollout, self.env
-        has_episodes = bool(states) and DataKeys.FIRST in rollout.episode_keys
+        has_states, batch_size = bool(states), [rollout.num_envs]
+        has_episodes = has_states and DataKeys.FIRST in rollout.episode_keys
         with policy.keep_casts():
             acts = actor(policy, rollout, deterministic=deterministic) or Actor(
                 policy, rollout, deterministic=deterministic
             )
             for t in range(rollout.horizon):
-                if t % rollout.seq_len == 0:
+                if has_states and t % rollout.seq_len == 0:
                     states = self._begin_sequence(t // rollout.seq_len, states)
                 actions, states = acts.act(t, states)
-                outcome = env.step(rollout.action.unflatten(actions, [rollout.num_envs]))
-                rollout.write_outcome(t, outcome)
+                rollout.write_outcome(t, env.step(rollout.action.unflatten(actions, batch_size)))
                 if has_episodes:
                     if rollout.final_obs:
                         estimates.value_final_row(policy, rollout, t, states)

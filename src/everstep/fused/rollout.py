@@ -105,6 +105,7 @@ class BlockActor:
         self._network = InferenceMLP(model.policy, min(rollout.num_envs, BLOCK_ROWS))
         self._critic = InferenceMLP(model.vf_model, rows)
         self._noise = self._make_noise(steps)
+        self._is_normalized = policy.normalizer is not None
         # Rows of an array cost a fifth of those of a tensor.
         self._action_rows = rollout.actions[0].numpy()
         self._start, self._end = 0, 0  # the block's env steps
@@ -121,8 +122,8 @@ class BlockActor:
         """See `policies.Actor.act`."""
         if t == self._end:
             self._next_block()
-        outputs = self._outputs[t - self._start]
-        self._network(self._inputs(self.rollout.obs_at(t)), outputs)
+        outputs, obs = self._outputs[t - self._start], self.rollout.obs_at(t)
+        self._network(self._inputs(obs) if self._is_normalized else obs[0], outputs)
         if self._noise is None:
             distribution = self.policy._distribution(self._model.outputs(outputs))
             latents = distribution.latents(deterministic=self.deterministic)
