@@ -4,19 +4,21 @@ import ast
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import everstep
+from everstep import AlgorithmConfig, DiscreteDummyEnv
 
 SOURCE = Path(everstep.__file__).parent
 
 #: Floors, lowest first. A module imports from lower floors, and on its own from those to its left.
 FLOORS = [
-    "data errors",
+    "_version data errors",
     "validation specs checkpoints advantages losses schedulers views episodes",
     "nn env distributions normalizers hyperparameters",
-    "graphs models rollouts policies objectives bonuses optimizers updates",
+    "graphs models rollouts policies objectives bonuses fused updates resolve",
     "algorithms evaluation",
     "conditions config loggers progress registry trainers adapters",
     "testing benchmarks",
@@ -33,28 +35,18 @@ def module_of(path: Path) -> str:
     return path.relative_to(SOURCE).parts[0].removesuffix(".py")
 
 
-def is_for_types(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> bool:
-    while node in parents:
-        node = parents[node]
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
-            return True
-    return False
-
-
 def imports_of(path: Path) -> set[str]:
-    """Modules of the package that a file imports, anywhere in it."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
+    """Modules of the package that a file imports, anywhere in it, for types too."""
     depth = len(path.relative_to(SOURCE).parts)
     found = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and not is_for_types(node, parents):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom):
             if node.level == depth:
                 names = [node.module.split(".")[0]] if node.module else [a.name for a in node.names]
                 found |= set(names)
-            elif node.level == 0 and (node.module or "").startswith("everstep"):
-                found.add((node.module or "").removeprefix("everstep").strip(".").split(".")[0])
-    return found - {"", "__version__"}
+            elif node.level == 0 and (node.module or "").startswith("everstep."):
+                found.add((node.module or "").split(".")[1])
+    return found - {""}
 
 
 def test_every_module_has_a_floor() -> None:
@@ -117,6 +109,43 @@ def test_public_names() -> None:
         assert getattr(everstep, name).__doc__
 
 
+@pytest.mark.parametrize(
+    ("options", "most"),
+    [({}, 26), ({"model_config": {"activation_fn": "gelu"}}, 22)],
+    ids=["fused", "general"],
+)
+def test_a_rollout_and_an_update_enter_few_files(options: Any, most: int) -> None:
+    algorithm = AlgorithmConfig(
+        num_envs=8, horizon=8, sgd_minibatch_size=32, device="cpu", **options
+    ).build(DiscreteDummyEnv)
+    algorithm.collect()
+    algorithm.step()
+    entered = set()
+
+    def note(frame: Any, event: str, argument: Any) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(str(SOURCE)):
+            entered.add(Path(frame.f_code.co_filename).relative_to(SOURCE).as_posix())
+
+    sys.setprofile(note)
+    try:
+        algorithm.collect()
+        algorithm.step()
+    finally:
+        sys.setprofile(None)
+    assert len(entered) <= most, sorted(entered)
+
+
+def test_algorithms_and_fast_ways_stay_small() -> None:
+    lines = {
+        name: [len(path.read_text(encoding="utf-8").splitlines()) for path in files]
+        for name in ("algorithms", "fused")
+        if (files := list((SOURCE / name).glob("*.py")))
+    }
+    assert len(lines["algorithms"]) <= 10
+    assert sum(lines["algorithms"]) <= 2400
+    assert sum(lines["fused"]) <= 800
+
+
 def test_no_file_outgrows_a_readers_memory() -> None:
     lines = {
         str(p.relative_to(SOURCE.parent)): p.read_text(encoding="utf-8").count("\n")
@@ -162,44 +191,56 @@ def test_every_function_fits_a_screen() -> None:
 
 ADAPTERS = SOURCE.parents[1] / "adapters" / "everstep_adapters"
 
+#: Every file of both packages, by the name that it is imported by.
+FILES = {
+    ".".join((root.name, *path.relative_to(root).with_suffix("").parts)).removesuffix(
+        ".__init__"
+    ): path
+    for root in (SOURCE, ADAPTERS)
+    for path in root.rglob("*.py")
+}
+
+
+def files_imported_by(name: str) -> set[str]:
+    """Files that a file imports, anywhere in it, for types too."""
+    path, found = FILES[name], set()
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: package.count(".") + 2 - node.level] if node.level else []
+            module = ".".join([*above, *([node.module] if node.module else [])])
+            names = (f"{module}.{alias.name}" for alias in node.names)
+            found |= {each if each in FILES else module for each in names}
+    return found & FILES.keys() - {name}
+
+
+def test_no_files_import_each_other() -> None:
+    """Not through others, not inside of functions, and not for types either."""
+    left = {name: files_imported_by(name) for name in FILES}
+    while free := [name for name, imported in left.items() if not imported & left.keys()]:
+        for name in free:
+            del left[name]
+    # What is left is in a circle, or imports one.
+    assert {name: sorted(imported & left.keys()) for name, imported in left.items()} == {}
+
+
 #: May import the other folder's public name: pools are Gymnasium vector environments.
 SUBCLASSES = {("envpool", "gymnasium"), ("ale", "gymnasium")}
 
 
-def adapter_imports(path: Path) -> set[tuple[str, ...]]:
-    """Modules of the adapters' package that a file imports, as paths; TYPE_CHECKING included."""
-    here = path.relative_to(ADAPTERS).with_suffix("").parts
-    found: set[tuple[str, ...]] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom):
-            name = tuple((node.module or "").split(".")) if node.module else ()
-            if node.level:
-                found.add((*here[: len(here) - node.level], *name))
-            elif name[:1] == ("everstep_adapters",):
-                found.add(name[1:])
-        elif isinstance(node, ast.Import):
-            names = (tuple(alias.name.split(".")) for alias in node.names)
-            found |= {name[1:] for name in names if name[0] == "everstep_adapters"}
-    return found
-
-
 def test_adapters_import_only_common_and_their_own_folder() -> None:
     wrong = []
-    for path in sorted(ADAPTERS.glob("*/*.py")):
-        folder = path.parent.name
-        for imported in adapter_imports(path):
-            is_subclass = len(imported) == 1 and (folder, imported[0]) in SUBCLASSES
-            if imported[0] not in {"common", folder} and not is_subclass:
-                wrong.append(f"{folder}/{path.name} imports {'.'.join(imported)}")
+    for name in FILES:
+        package, _, rest = name.partition(".")
+        folder, _, file = rest.partition(".")
+        if package != ADAPTERS.name or not file:
+            continue
+        for imported in files_imported_by(name):
+            _, _, path = imported.partition(".")
+            other = path.partition(".")[0]
+            is_subclass = path == other and (folder, other) in SUBCLASSES
+            if imported.startswith(package) and other not in ("common", folder) and not is_subclass:
+                wrong.append(f"{name} imports {imported}")
     assert wrong == []
-
-
-def test_adapters_have_no_import_circles() -> None:
-    below = {
-        path.relative_to(ADAPTERS).with_suffix("").parts: adapter_imports(path)
-        for path in ADAPTERS.glob("*/*.py")
-    }
-    while leaves := [name for name, imported in below.items() if not imported & below.keys()]:
-        for name in leaves:
-            del below[name]
-    assert below == {}

@@ -1,8 +1,9 @@
 """Fast PPO for batched environments, correct at every episode boundary."""
 
 import importlib
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
+
+from ._version import __version__ as __version__
 
 if TYPE_CHECKING:
     from .algorithms import (
@@ -16,11 +17,6 @@ if TYPE_CHECKING:
     from .policies import Policy, RecurrentPolicy
     from .registry import factory, make, wrap
     from .trainers import RecurrentTrainer, TrainConfig, Trainer
-
-try:
-    __version__ = version("everstep")
-except PackageNotFoundError:  # a source tree that was not installed
-    __version__ = "unknown"
 
 #: Where each public name lives; importing the package itself imports none of them.
 _MODULES = {

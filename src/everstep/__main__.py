@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from . import __version__
+from ._version import __version__
 from .cli import COMMANDS
 from .errors import ConfigError, EverstepError
 

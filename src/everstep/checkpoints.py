@@ -25,7 +25,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 import torch
 
-from . import __version__
+from ._version import __version__
 from .data import Device
 from .errors import CheckpointError
 

@@ -10,7 +10,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from .. import __version__
+from .._version import __version__
 from ..errors import AdapterError
 
 #: Packages that training needs, in the order of their imports.

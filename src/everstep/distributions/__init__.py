@@ -6,6 +6,7 @@ same seed as `torch.distributions`, in a fraction of its time.
 
 from ._base import Distribution, TorchDistributionWrapper
 from ._continuous import Normal, SquashedNormal
+from ._defaults import default_dist_cls
 from ._discrete import (
     Bernoulli,
     BoundedCategorical,
@@ -25,3 +26,5 @@ __all__ = [
     "SquashedNormal",
     "TorchDistributionWrapper",
 ]
+
+Distribution.default_dist_cls = staticmethod(default_dist_cls)

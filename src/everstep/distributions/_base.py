@@ -2,16 +2,12 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, ClassVar, Generic, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 import torch
 from tensordict import TensorDict
-from torchrl.data import Binary, Bounded, OneHot, TensorSpec, Unbounded
-from torchrl.data import Categorical as Discrete
-from torchrl.data import MultiCategorical as MultiDiscrete
-
-from ..specs import options
+from torchrl.data import TensorSpec
 
 _FeatureSpec = TypeVar("_FeatureSpec", bound=TensorSpec)
 _TorchDistribution = TypeVar("_TorchDistribution", bound=torch.distributions.Distribution)
@@ -41,32 +37,8 @@ class Distribution(ABC):
         self.features = features
         self.model = model
 
-    @staticmethod
-    def default_dist_cls(action_spec: TensorSpec, /) -> type["Distribution"]:
-        """Default distribution for an action spec.
-
-        Raises:
-            TypeError: If there is none.
-
-        """
-        from . import _continuous, _discrete  # they import this module
-
-        if isinstance(action_spec, MultiDiscrete):
-            return _discrete.MultiCategorical
-        if isinstance(action_spec, Binary):
-            return _discrete.Bernoulli
-        if isinstance(action_spec, Discrete):
-            return _discrete.Categorical
-        if isinstance(action_spec, OneHot):
-            return _discrete.OneHotCategorical
-        if isinstance(action_spec, Unbounded | Bounded) and action_spec.dtype.is_floating_point:
-            return _continuous.Normal
-        if options(action_spec):
-            return _discrete.BoundedCategorical
-        raise TypeError(
-            f"There is no default distribution for actions of {type(action_spec).__name__} "
-            f"{list(action_spec.shape)} ({action_spec.dtype}): set `distribution_cls`."
-        )
+    #: Default distribution for an action spec; a TypeError if there is none.
+    default_dist_cls: ClassVar[Callable[[TensorSpec], type["Distribution"]]]
 
     @abstractmethod
     def deterministic_sample(self) -> torch.Tensor | TensorDict:

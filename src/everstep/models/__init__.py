@@ -10,8 +10,14 @@ from ._default_recurrent import (
     DefaultContinuousRecurrentModel,
     DefaultDiscreteRecurrentModel,
     DefaultRecurrentModel,
+    default_recurrent_model_cls,
 )
-from ._defaults import DefaultContinuousModel, DefaultDiscreteModel, DefaultModel
+from ._defaults import (
+    DefaultContinuousModel,
+    DefaultDiscreteModel,
+    DefaultModel,
+    default_model_cls,
+)
 from ._encoders import is_image
 from ._feedforward import GenericModel, Model, ModelFactory
 from ._networks import ObservationNetwork
@@ -34,3 +40,6 @@ __all__ = [
     "RecurrentModelFactory",
     "is_image",
 ]
+
+Model.default_model_cls = staticmethod(default_model_cls)
+RecurrentModel.default_model_cls = staticmethod(default_recurrent_model_cls)

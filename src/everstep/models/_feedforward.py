@@ -1,8 +1,8 @@
 """Feedforward models of the present observation, or of a window that ends in it."""
 
 from abc import abstractmethod
-from collections.abc import Mapping
-from typing import Any, Generic, Protocol, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import torch
 from tensordict import TensorDict
@@ -28,6 +28,9 @@ class Model(GenericModelBase[[TensorDict], TensorDict | Mapping[str, torch.Tenso
         **config: `model_config` of the algorithm.
 
     """
+
+    #: Default model for an observation spec and an action spec; a TypeError if there is none.
+    default_model_cls: ClassVar[Callable[[TensorSpec, TensorSpec], type["Model"]]]
 
     #: Past observations that `forward` receives of each key, `"obs"` or `("obs", …)`; a nested key
     #: overrides its parent's. By default the present observation only.
@@ -86,20 +89,6 @@ class Model(GenericModelBase[[TensorDict], TensorDict | Mapping[str, torch.Tenso
                 f"{type(self).__name__}.view_requirements must map keys to ViewRequirement; got "
                 f"{found!r}. Leave it out to see the present observation."
             )
-
-    @staticmethod
-    def default_model_cls(
-        observation_spec: TensorSpec, action_spec: TensorSpec, /
-    ) -> type["Model"]:
-        """Default model for the specs.
-
-        Raises:
-            TypeError: If there is none.
-
-        """
-        from ._defaults import default_model_cls  # which imports this module
-
-        return default_model_cls(observation_spec, action_spec)
 
     @abstractmethod
     def forward(self, batch: TensorDict, /) -> TensorDict | Mapping[str, torch.Tensor]:

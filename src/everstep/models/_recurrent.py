@@ -1,8 +1,8 @@
 """Recurrent models."""
 
 from abc import abstractmethod
-from collections.abc import Mapping
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar
 
 import torch
 from tensordict import TensorDict
@@ -31,22 +31,11 @@ class RecurrentModel(GenericModelBase[[TensorDict, TensorDict], tuple[_Tensors, 
 
     """
 
+    #: Default model for an observation spec and an action spec; a TypeError if there is none.
+    default_model_cls: ClassVar[Callable[[TensorSpec, TensorSpec], type["RecurrentModel"]]]
+
     #: Spec of one environment's recurrent state.
     state_spec: Composite
-
-    @staticmethod
-    def default_model_cls(
-        observation_spec: TensorSpec, action_spec: TensorSpec, /
-    ) -> type["RecurrentModel"]:
-        """Default recurrent model for the specs.
-
-        Raises:
-            TypeError: If there is none.
-
-        """
-        from ._default_recurrent import default_recurrent_model_cls  # which imports this module
-
-        return default_recurrent_model_cls(observation_spec, action_spec)
 
     @abstractmethod
     def forward(self, batch: TensorDict, states: TensorDict, /) -> tuple[_Tensors, _Tensors]:

@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..data import Device
 from . import _saving
-from ._base import Actor, GenericPolicyBase, Sample, model_mode
+from ._base import GenericPolicyBase
 from ._build import check_history, check_policy, make_policy
+from ._core import Actor, PolicyCore, Sample, model_mode
 from ._feedforward import Policy
 from ._recurrent import RecurrentPolicy
 from ._saving import save as save_policy
@@ -20,6 +21,7 @@ __all__ = [
     "MLflowPolicyModel",
     "MLflowRecurrentPolicyModel",
     "Policy",
+    "PolicyCore",
     "RecurrentPolicy",
     "Sample",
     "check_history",
@@ -53,9 +55,5 @@ def load_policy(
         CheckpointError: Where the file is damaged, or its weights do not fit the model.
 
     """
-    kinds: dict[str, type[Policy] | type[RecurrentPolicy]] = {
-        "Policy": Policy,
-        "RecurrentPolicy": RecurrentPolicy,
-    }
-    kind = kinds.get(_saving.kind_of(path), Policy)
+    kind: type[Policy] | type[RecurrentPolicy] = _saving.KINDS.get(_saving.kind_of(path), Policy)
     return kind.load(path, device=device, **arguments)

@@ -1,218 +1,26 @@
-"""Base of policies: acting, evaluating minibatches, saving."""
+"""Base of policies: what is done with them outside of training is added to their core."""
 
 import os
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
-import torch
-from tensordict import TensorDict
 from torch import nn
-from torchrl.data import Composite, TensorSpec
+from torchrl.data import Composite
 from typing_extensions import Self
 
-from ..data import DataKeys, Device
+from ..data import Device
 from ..distributions import Distribution
-from ..errors import ConfigError
 from ..models import GenericModelBase
-from ..normalizers import ObservationNormalizer
-from ..rollouts import Minibatch, Rollout, Sequences
-from ..specs import EMPTY, Leaves, Structure
 from . import _saving
+from ._core import PolicyCore
 
 _Model = TypeVar("_Model", bound=GenericModelBase[..., Any])
 
 
-class Sample(NamedTuple):
-    """Actions of one env step, with what is stored beside them."""
+class GenericPolicyBase(PolicyCore[_Model], Generic[_Model]):
+    """Base of policies: a model and an action distribution, saved, exported, and used elsewhere.
 
-    #: Actions `[N, …]` as they were sampled; these are stored and learned from.
-    latents: Leaves
-    #: Actions `[N, …]` as the environment executes them.
-    actions: Leaves
-    #: Log-probabilities `[N, 1]`.
-    logp: torch.Tensor
-    #: Values `[N, K]`.
-    values: torch.Tensor
-    #: Recurrent states `[N, …]` after the observation, not reset where an episode ends.
-    states: Leaves
-
-
-class GenericPolicyBase(ABC, Generic[_Model]):
-    """Base of policies: a model and an action distribution, and their interface to a rollout.
-
-    `Algorithm.collect` and `step` exist once. A kind of policy defines the past observations it
-    sees (`history`), its recurrent state (`memory`, `init_states`, `next_states`), the sequences of
-    a rollout (`seq_len`, `sequences`) and the evaluation of a minibatch (`evaluate`).
-
-    Args:
-        observation_spec: Spec of one observation.
-        action_spec: Spec of one action.
-        model: Model instance. Excludes `model_cls`.
-        model_cls: Model class, or function of (observation spec, action spec, **model_config).
-        model_config: Keyword arguments of the model class.
-        distribution_cls: Action distribution; None for the action spec's default.
-        device: Where the model lives.
-        normalizer: Normalises observations before the model sees them; None for none.
-        autocast: Context that models run in.
-
-    Raises:
-        ConfigError: If `model` and `model_cls` are both given, there is no default, or the model
-            has no parameters.
-
+    See `PolicyCore` for its arguments, and for its part in a rollout and an update.
     """
-
-    #: Values of the bonuses' reward streams `[B, …]` from normalised observations, if the model has
-    #: none.
-    critic: None | nn.Module = None
-
-    #: Past observations in a window, beside the present one.
-    history: int = 0
-
-    #: Structure of one environment's recurrent state.
-    memory: Structure = EMPTY
-
-    #: Env steps a sequence.
-    seq_len: int = 1
-
-    #: Action distribution.
-    distribution_cls: type[Distribution]
-
-    #: Dtype of values and log-probabilities in a rollout: PyTorch's default when this was made.
-    dtype: torch.dtype
-
-    #: From observations to features and values.
-    model: _Model
-
-    #: Normalises observations before the model sees them.
-    normalizer: None | ObservationNormalizer
-
-    def __init__(
-        self,
-        observation_spec: TensorSpec,
-        action_spec: TensorSpec,
-        /,
-        *,
-        model: None | nn.Module = None,
-        model_cls: None | Any = None,
-        model_config: None | dict[str, Any] = None,
-        distribution_cls: None | type[Distribution] = None,
-        device: Device = "cpu",
-        normalizer: None | ObservationNormalizer = None,
-        autocast: None | AbstractContextManager[Any] = None,
-    ) -> None:
-        if model is not None and model_cls is not None:
-            raise ConfigError(
-                "`model` and `model_cls` are mutually exclusive; both were given. Drop one."
-            )
-        self.model_config = model_config or {}
-        if model is None:
-            try:
-                model_cls = model_cls or self._default_model_cls(observation_spec, action_spec)
-                distribution_cls = distribution_cls or Distribution.default_dist_cls(action_spec)
-            except TypeError as error:
-                raise ConfigError(str(error)) from None
-            model = _make_model(model_cls, observation_spec, action_spec, self.model_config)
-        if not any(True for _ in model.parameters()):
-            raise ConfigError(
-                f"{type(model).__name__} has no parameters, so there is nothing to train: give the "
-                "model at least one."
-            )
-        self.model = model.to(device)  # type: ignore[assignment]
-        self.dtype = torch.get_default_dtype()
-        self.distribution_cls = distribution_cls or Distribution.default_dist_cls(action_spec)
-        self.normalizer = None if normalizer is None else normalizer.to(device)
-        self._observation = Structure.of(observation_spec)
-        self._action = Structure.of(action_spec)
-        self._autocast = autocast or nullcontext()
-        self._spec = (observation_spec, action_spec)
-        self._prepare()
-
-    @staticmethod
-    @abstractmethod
-    def _default_model_cls(observation_spec: TensorSpec, action_spec: TensorSpec, /) -> Any:
-        """Default model class of this kind of policy; a TypeError where there is none."""
-
-    @abstractmethod
-    def _prepare(self) -> None:
-        """Set `history` and `memory`, now that the model is known."""
-
-    @property
-    def action_spec(self) -> TensorSpec:
-        """Spec of one action."""
-        return self._spec[1].to(self.device)
-
-    @property
-    def device(self) -> torch.device:
-        """Where the model lives."""
-        return next(self.model.parameters()).device
-
-    @property
-    def is_autocast(self) -> bool:
-        """Whether the model runs in half precision."""
-        return isinstance(self._autocast, torch.autocast)
-
-    @property
-    def observation_spec(self) -> TensorSpec:
-        """Spec of one observation."""
-        return self._spec[0].to(self.device)
-
-    @property
-    def state_spec(self) -> Composite:
-        """Spec of one environment's recurrent state; empty for a feedforward policy."""
-        return Composite(device=self.device)
-
-    def to(self, device: Device, /) -> Self:
-        """The policy, with its model on `device`."""
-        self.model = self.model.to(device)
-        if self.normalizer is not None:
-            self.normalizer.to(device)
-        return self
-
-    # ---- acting -------------------------------------------------------------------------------
-
-    @abstractmethod
-    def init_states(self, n: int, /) -> TensorDict:
-        """Recurrent states at the start of `n` episodes, batch `[n]`."""
-
-    def act(self, obs: Leaves, states: Leaves, *, deterministic: bool = False) -> Sample:
-        """Actions of one env step.
-
-        Args:
-            obs: Observations `[N, …]`; windows `[N, history + 1, …]` where there is a history.
-            states: Recurrent states before the observation, `[N, …]`.
-            deterministic: Whether to take the distribution's mode rather than a sample.
-
-        """
-        distribution, values, states = self._respond(obs, states)
-        latents = distribution.latents(deterministic=deterministic)
-        actions = distribution.actions(latents)
-        return Sample(
-            self._action.flatten(latents),
-            self._action.flatten(actions),
-            distribution.latents_logp(latents),
-            values,
-            states,
-        )
-
-    def values(self, obs: Leaves, states: Leaves) -> torch.Tensor:
-        """Values `[N, K]` of observations, given the recurrent states before them; see `act`."""
-        return self._respond(obs, states)[1]
-
-    @abstractmethod
-    def _respond(self, obs: Leaves, states: Leaves) -> tuple[Distribution, torch.Tensor, Leaves]:
-        """Distribution, values `[N, K]` and states `[N, …]` after observations."""
-
-    @abstractmethod
-    def next_states(self, states: Leaves, first: torch.Tensor) -> Leaves:
-        """Recurrent states `[N, …]`, reset where an episode starts.
-
-        Args:
-            states: States after the env step.
-            first: Whether the new observation is the first of an episode, bool `[N, 1]`.
-
-        """
 
     def as_tensordict_module(
         self, *, deterministic: bool = False, observation_key: None | str = None
@@ -237,78 +45,6 @@ class GenericPolicyBase(ABC, Generic[_Model]):
         default: tuple[str, ...] = () if is_mapping else ("observation",)
         path = default if observation_key is None else (observation_key,)
         return as_module(self, deterministic=deterministic, observation_path=path)
-
-    # ---- learning -----------------------------------------------------------------------------
-
-    def learnable(self, rollout: Rollout) -> torch.Tensor:
-        """Rows that enter the losses, bool `[T, N, 1]`."""
-        return rollout.known & rollout.valid
-
-    def sequences(self, rollout: Rollout, *, kept: None | Mapping[str, Leaves] = None) -> Sequences:
-        """The rollout cut into the sequences that minibatches are gathered from.
-
-        Args:
-            rollout: Complete rollout, with advantages.
-            kept: Data that bonuses stored for each row; see `Sequences`.
-
-        """
-        return Sequences(rollout, self.learnable(rollout), kept=kept)
-
-    @abstractmethod
-    def evaluate(self, minibatch: Minibatch) -> tuple[Distribution, torch.Tensor]:
-        """The distribution now over each row's actions, and its values `[B·L, K]`."""
-
-    def keep_casts(self) -> AbstractContextManager[Any]:
-        """Context in which weights are cast to half precision once, however often models run.
-
-        Nothing may change the weights in it.
-        """
-        if not self.is_autocast:
-            return nullcontext()
-        return torch.autocast(self.device.type, enabled=False)  # the outermost keeps the casts
-
-    # ---- for everybody ------------------------------------------------------------------------
-
-    def _normalized(self, obs: Leaves) -> Leaves:
-        return obs if self.normalizer is None else self.normalizer(obs)
-
-    def _all_values(self, values: torch.Tensor, obs: Leaves) -> torch.Tensor:
-        """The model's values, and behind them those of the streams that it does not know.
-
-        Args:
-            values: The model's, `[B, 1]`.
-            obs: Normalised observations, `[B, …]`.
-
-        """
-        values = in_full({"": values})[""]
-        return values if self.critic is None else torch.cat([values, self.critic(obs)], -1)
-
-    def _distribution(self, features: Any) -> Distribution:
-        return self.distribution_cls(in_full(features), self.model)
-
-    def _outputs(
-        self,
-        out: TensorDict,
-        features: Any,
-        *,
-        deterministic: bool,
-        return_actions: bool,
-        return_logp: bool,
-        return_values: bool,
-    ) -> TensorDict:
-        """`out`, with what `sample` was asked for; `features` are the model's last ones."""
-        out[DataKeys.FEATURES] = TensorDict(dict(features.items()), batch_size=out.batch_size)
-        if return_values:
-            out[DataKeys.VALUES] = in_full({"": self.model.value_function()})[""]
-        if return_actions:
-            distribution = self._distribution(features)
-            latents = distribution.latents(deterministic=deterministic)
-            out[DataKeys.ACTIONS] = distribution.actions(latents)
-            if return_logp:
-                out[DataKeys.LOGP] = distribution.latents_logp(latents)
-        return out
-
-    # ---- saving -------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str], /) -> Any:
         """Write the policy to one file, without pickle: weights, specs and how it was built.
@@ -379,72 +115,3 @@ class GenericPolicyBase(ABC, Generic[_Model]):
             distribution_cls=distribution_cls,
             device=device,
         )
-
-
-class Actor:
-    """Acts through one rollout, and stores actions, log-probabilities and values in it.
-
-    Args:
-        policy: The policy, whose weights must not change meanwhile.
-        rollout: Storage that observations are read from, and the rest is written to.
-        deterministic: Whether actions are the distribution's mode.
-
-    """
-
-    def __init__(
-        self, policy: GenericPolicyBase[Any], rollout: Rollout, *, deterministic: bool
-    ) -> None:
-        self.policy, self.rollout, self.deterministic = policy, rollout, deterministic
-
-    def act(self, t: int, states: Leaves) -> tuple[Leaves, Leaves]:
-        """Actions of env step `t` for the environment, and the recurrent states after it.
-
-        Args:
-            t: Env step.
-            states: Recurrent states before it, `[N, …]`.
-
-        """
-        obs = self.rollout.obs_at(t)
-        sample = self.policy.act(obs, states, deterministic=self.deterministic)
-        # Stored before the environment sees them: it may work in place.
-        self.rollout.write_sample(t, sample.latents, sample.logp, sample.values)
-        return sample.actions, sample.states
-
-    def finish(self, states: Leaves) -> None:
-        """Store the values of the last observations, given the recurrent states before them."""
-        rollout = self.rollout
-        rollout.values[-1].copy_(self.policy.values(rollout.obs_at(rollout.horizon), states))
-
-
-def _make_model(
-    model_cls: Any, observation_spec: TensorSpec, action_spec: TensorSpec, config: dict[str, Any]
-) -> Any:
-    try:
-        return model_cls(observation_spec, action_spec, **config)
-    except (TypeError, ValueError, IndexError, RuntimeError) as error:
-        name = getattr(model_cls, "__name__", type(model_cls).__name__)
-        raise ConfigError(f"`model_config` {config} does not suit {name}: {error}") from error
-
-
-def in_full(features: TensorDict | Mapping[str, torch.Tensor]) -> Any:
-    """`features` in float32 where autocast left them in half precision."""
-    if not any(x.dtype in (torch.bfloat16, torch.float16) for x in features.values()):
-        return features
-    half = (torch.bfloat16, torch.float16)
-    if isinstance(features, TensorDict):
-        return features.apply(lambda x: x.float() if x.dtype in half else x)
-    return {key: x.float() if x.dtype in half else x for key, x in features.items()}
-
-
-@contextmanager
-def model_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
-    """Put a model into train or eval mode, and back into what it was, whatever happens."""
-    before = {module: module.training for module in model.modules()}
-    if not training or not all(before.values()):  # else 50 microseconds for nothing
-        model.train(training)
-    try:
-        yield
-    finally:
-        for module, was_training in before.items():
-            if module.training is not was_training:
-                module.training = was_training

@@ -10,9 +10,9 @@ from ..errors import ConfigError
 from ..hyperparameters import Hyperparameters
 from ..normalizers import ObservationNormalizer
 from ..rollouts import Rollout, episode_keys_of
-from ._base import GenericPolicyBase, model_mode
+from ._core import PolicyCore, model_mode
 
-P = TypeVar("P", bound=GenericPolicyBase[Any])
+P = TypeVar("P", bound=PolicyCore[Any])
 
 
 def make_policy(
@@ -59,7 +59,7 @@ def _model_config(config: Hyperparameters, num_values: int) -> None | dict[str, 
     return {"num_values": num_values, **(config.model_config or {})}
 
 
-def check_history(policy: GenericPolicyBase[Any], config: Hyperparameters, env: Env) -> None:
+def check_history(policy: PolicyCore[Any], config: Hyperparameters, env: Env) -> None:
     """Check that windows without padding leave rows to learn from, else raise a ConfigError."""
     drop_size = getattr(policy.model, "drop_size", 0)
     every = cast(int, config.horizons_per_env_reset)
@@ -72,7 +72,7 @@ def check_history(policy: GenericPolicyBase[Any], config: Hyperparameters, env: 
         )
 
 
-def check_policy(policy: GenericPolicyBase[Any], rollout: Rollout, config: Hyperparameters) -> None:
+def check_policy(policy: PolicyCore[Any], rollout: Rollout, config: Hyperparameters) -> None:
     """Try the policy on an observation of zeros.
 
     Raises:

@@ -17,11 +17,11 @@ import torch
 from packaging.version import Version
 from torch import nn
 
-from .. import __version__
+from .._version import __version__
 from ..data import DataKeys
 from ..errors import ExportError
 from ..specs import Structure
-from ._base import GenericPolicyBase
+from ._core import PolicyCore
 
 #: Rows while tracing; a prime, so that no width equals it by accident.
 _TRACED_ROWS = 11
@@ -42,7 +42,7 @@ _WAY_OUT = (
 )
 
 
-def export(policy: GenericPolicyBase[Any], path: str | os.PathLike[str]) -> None:
+def export(policy: PolicyCore[Any], path: str | os.PathLike[str]) -> None:
     """Write the policy as an MLflow model; see `Policy.export`."""
     path = Path(path)
     if path.exists():
@@ -69,7 +69,7 @@ class Step(nn.Module):
 
     """
 
-    def __init__(self, policy: GenericPolicyBase[Any]) -> None:
+    def __init__(self, policy: PolicyCore[Any]) -> None:
         super().__init__()
         self.policy = policy
         self.model = policy.model  # registered, so that the program holds its weights
@@ -112,7 +112,7 @@ def _names(head: str, structure: Structure) -> tuple[str, ...]:
     return tuple(".".join((head, *path) if head else path) for path in structure.paths)
 
 
-def _portable(policy: GenericPolicyBase[Any]) -> GenericPolicyBase[Any]:
+def _portable(policy: PolicyCore[Any]) -> PolicyCore[Any]:
     """A copy of the policy on the CPU, in eval mode and without autocast."""
     # Tensors with a gradient history, such as stored values, cannot be copied: detach them.
     detached = {

@@ -13,7 +13,9 @@ from ..models import Model, RecurrentModel
 from ..rollouts import Minibatch, Rollout
 from ..specs import Leaves, Structure
 from ..views import ViewKind
-from ._base import GenericPolicyBase, model_mode
+from ._base import GenericPolicyBase
+from ._core import model_mode
+from ._saving import KINDS
 from ._windows import Windows
 
 #: All that a windowed policy remembers itself: how many observations of the episode it has seen.
@@ -161,3 +163,6 @@ class Policy(GenericPolicyBase[Model]):
             obs = self._observation.unflatten(leaves, list(batch.batch_size))
             batch = TensorDict({DataKeys.OBS: obs}, batch.batch_size, device=batch.device)
         return self.model.apply_view_requirements(batch, kind=kind)
+
+
+KINDS["Policy"] = Policy

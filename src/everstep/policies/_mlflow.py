@@ -18,9 +18,8 @@ from ..data import DataKeys
 from ..distributions import Distribution
 from ..specs import Leaves, Path
 from ..views import rolling_window
-from ._base import GenericPolicyBase
-from ._feedforward import Policy
-from ._recurrent import RecurrentPolicy
+from ._core import PolicyCore
+from ._saving import KINDS
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # MLflow warns of its own type hints
@@ -37,8 +36,8 @@ class ServedPolicy(PythonModel):  # type: ignore[misc]
 
     """
 
-    #: Class of the policy.
-    policy_cls: type[GenericPolicyBase[Any]]
+    #: Kind of policy, as files name it.
+    kind: str
 
     # MLflow cannot make a schema of mappings of arrays.
     _skip_type_hint_validation = True
@@ -59,7 +58,7 @@ class ServedPolicy(PythonModel):  # type: ignore[misc]
             CheckpointError: If it is damaged, or its weights do not fit the model.
 
         """
-        self.policy: Any = self.policy_cls.load(
+        self.policy: Any = KINDS[self.kind].load(
             context.artifacts["policy"],
             model_cls=self.model_cls,
             distribution_cls=self.distribution_cls,
@@ -76,7 +75,7 @@ class MLflowPolicyModel(ServedPolicy):
 
     """
 
-    policy_cls = Policy
+    kind = "Policy"
 
     def predict(  # type: ignore[no-untyped-def]  # MLflow warns of types that are no schema
         self, context, model_input, params=None
@@ -117,7 +116,7 @@ class MLflowRecurrentPolicyModel(ServedPolicy):
 
     """
 
-    policy_cls = RecurrentPolicy
+    kind = "RecurrentPolicy"
 
     def predict(  # type: ignore[no-untyped-def]  # MLflow warns of types that are no schema
         self, context, model_input, params=None
@@ -159,10 +158,10 @@ class MLflowRecurrentPolicyModel(ServedPolicy):
 
 
 def python_model(
-    policy: GenericPolicyBase[Any],
+    policy: PolicyCore[Any],
 ) -> MLflowPolicyModel | MLflowRecurrentPolicyModel:
     """The MLflow model of a policy; the policy's file is its artifact."""
-    recurrent = isinstance(policy, RecurrentPolicy)
+    recurrent = isinstance(policy, KINDS["RecurrentPolicy"])
     return (MLflowRecurrentPolicyModel if recurrent else MLflowPolicyModel)(
         model_cls=_unless_default(type(policy.model), models),
         distribution_cls=_unless_default(policy.distribution_cls, distributions),
@@ -177,7 +176,7 @@ def _unless_default(cls: type, module: Any) -> None | type:
 # ---- from arrays to tensors ----------------------------------------------------------------------
 
 
-def _observations(policy: GenericPolicyBase[Any], model_input: Any) -> Leaves:
+def _observations(policy: PolicyCore[Any], model_input: Any) -> Leaves:
     """Leaves `[B, T, …]` of the observations in a model's input."""
     if not isinstance(model_input, Mapping) or DataKeys.OBS not in model_input:
         found = list(model_input) if isinstance(model_input, Mapping) else type(model_input)
@@ -197,7 +196,7 @@ def _observations(policy: GenericPolicyBase[Any], model_input: Any) -> Leaves:
     return leaves
 
 
-def _states(policy: RecurrentPolicy, given: Any, count: int) -> Leaves:
+def _states(policy: PolicyCore[Any], given: Any, count: int) -> Leaves:
     """Leaves `[B, 1, …]` of states given as `[B, 1, …]`, as `[B, …]`, or as a DataFrame."""
     leaves = []
     memory = policy.memory

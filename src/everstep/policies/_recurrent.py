@@ -14,7 +14,9 @@ from ..graphs import is_static
 from ..models import Model, RecurrentModel
 from ..rollouts import Minibatch
 from ..specs import Leaves, Structure
-from ._base import GenericPolicyBase, in_full, model_mode
+from ._base import GenericPolicyBase
+from ._core import in_full, model_mode
+from ._saving import KINDS
 
 
 class RecurrentPolicy(GenericPolicyBase[RecurrentModel]):
@@ -165,6 +167,9 @@ class RecurrentPolicy(GenericPolicyBase[RecurrentModel]):
         left = self.memory.unflatten(after, [count])
         assert isinstance(left, TensorDict)
         return out, left
+
+
+KINDS["RecurrentPolicy"] = RecurrentPolicy
 
 
 def _openings(first: torch.Tensor) -> list[int]:

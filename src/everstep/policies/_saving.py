@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from torch import nn
 
@@ -14,11 +14,12 @@ from ..distributions import Distribution
 from ..errors import CheckpointError
 from ..normalizers import ObservationNormalizer
 from ..specs import spec_from_dict, spec_to_dict
+from ._core import PolicyCore
 
-if TYPE_CHECKING:
-    from ._base import GenericPolicyBase
+P = TypeVar("P", bound=PolicyCore[Any])
 
-P = TypeVar("P", bound="GenericPolicyBase[Any]")
+#: Classes of policies by their names in files; the module of each adds it.
+KINDS: dict[str, Any] = {}
 
 _KEYS = {
     "kind",
@@ -31,7 +32,7 @@ _KEYS = {
 }
 
 
-def save(policy: "GenericPolicyBase[Any]", path: str | os.PathLike[str]) -> None:
+def save(policy: PolicyCore[Any], path: str | os.PathLike[str]) -> None:
     """Write `policy` to a file; see `Policy.save`."""
     observation_spec, action_spec = policy._spec
     normalizer = policy.normalizer
@@ -106,7 +107,7 @@ def _read(path: str | os.PathLike[str], kind: None | str = None) -> dict[str, An
     return state
 
 
-def _config(policy: "GenericPolicyBase[Any]") -> dict[str, Any]:
+def _config(policy: PolicyCore[Any]) -> dict[str, Any]:
     """Keyword arguments that rebuild the model.
 
     The `config` of our models is complete, so that files do not depend on later defaults. That of

@@ -11,7 +11,7 @@ from torchrl.data import Unbounded
 
 from ..errors import ConfigError
 from ..specs import EMPTY, Leaves, Path, Structure
-from ._base import GenericPolicyBase, model_mode
+from ._core import PolicyCore, model_mode
 
 #: Key of the flags of rows that begin an episode; TorchRL's `InitTracker` writes them.
 IS_INIT = "is_init"
@@ -34,10 +34,10 @@ class PolicyModule(TensorDictModuleBase, ABC):  # type: ignore[misc]
     """
 
     #: The policy.
-    policy: GenericPolicyBase[Any]
+    policy: PolicyCore[Any]
 
     def __init__(
-        self, policy: GenericPolicyBase[Any], *, deterministic: bool, observation_path: Path
+        self, policy: PolicyCore[Any], *, deterministic: bool, observation_path: Path
     ) -> None:
         super().__init__()
         self.policy, self.deterministic = policy, deterministic
@@ -100,7 +100,7 @@ class RecurrentModule(PolicyModule):
     """
 
     def __init__(
-        self, policy: GenericPolicyBase[Any], *, deterministic: bool, observation_path: Path
+        self, policy: PolicyCore[Any], *, deterministic: bool, observation_path: Path
     ) -> None:
         super().__init__(policy, deterministic=deterministic, observation_path=observation_path)
         self._past = _past(self._observation, policy.history)
@@ -161,7 +161,7 @@ class RecurrentModule(PolicyModule):
 
 
 def as_module(
-    policy: GenericPolicyBase[Any], *, deterministic: bool, observation_path: Path
+    policy: PolicyCore[Any], *, deterministic: bool, observation_path: Path
 ) -> PolicyModule:
     """The module of a policy; see `GenericPolicyBase.as_tensordict_module`."""
     kind = RecurrentModule if policy.memory.paths else FeedforwardModule
