@@ -73,8 +73,10 @@ def check_rows(algorithm: Any) -> None:
             distribution, values, _ = policy._respond(rollout.obs_at(t), ())
         latents = rollout.action.unflatten(tuple(leaf[t] for leaf in rollout.actions), [6])
         logp = distribution.latents_logp(latents)
-        torch.testing.assert_close(rollout.logp[t], logp, rtol=0, atol=1e-12)
-        torch.testing.assert_close(rollout.values[t], values, rtol=0, atol=1e-12)
+        # Sums of 256 products in an order that is the processor's. They pass through numbers up to
+        # 100, of which a rounding is 1e-14, and there are some hundred.
+        torch.testing.assert_close(rollout.logp[t], logp, rtol=0, atol=1e-11)
+        torch.testing.assert_close(rollout.values[t], values, rtol=0, atol=1e-11)
 
 
 @pytest.mark.usefixtures("float64")
