@@ -97,6 +97,7 @@ def build_parts(
     num_envs, horizon = cast(int, config.num_envs), cast(int, config.horizon)
     sequences = num_envs * horizon // seq_len
     config = resolve_update(config, sequences=sequences)
+    size = cast(int, config.sgd_minibatch_size)
     bonuses = make_bonuses(config.bonuses)
     streams = streams_of(config, bonuses)
     policy = make_policy(policy_cls, env, config, device, len(streams))
@@ -118,21 +119,14 @@ def build_parts(
         dtype=policy.dtype,
         device=device,
     )
-    is_scaled = config.enable_amp and config.amp_dtype == "float16"
-    updater = Updater(
-        parameter_groups(policy, rollout, config, bonuses),
-        optimizer_cls=config.optimizer_cls,
-        optimizer_config=config.optimizer_options()[0],
-        max_grad_norm=config.max_grad_norm,
-        grad_scaler=GradScaler(device.type, enabled=is_scaled),
-    )
+    updater = _make_updater(policy, rollout, config, bonuses)
     for add_on in config.policy_loss_addons:
         if hasattr(add_on, "setup"):
             add_on.setup(policy)
     objective, lr_scheduler, entropy_scheduler = make_objective(config, updater.optimizer, device)
     return Parts(
         config=config,
-        hparams=hparams_cls(config, num_minibatches=_num_minibatches(config, sequences)),
+        hparams=hparams_cls(config, num_minibatches=sequences // size),
         env=env,
         policy=policy,
         bonuses=bonuses,
@@ -147,10 +141,26 @@ def build_parts(
         lr_scheduler=lr_scheduler,
         entropy_scheduler=entropy_scheduler,
         chunk_size=_chunk_size(config, policy, objective, bonuses, device),
-        minibatch_size=cast(int, config.sgd_minibatch_size),
+        minibatch_size=size,
         sequences_per_rollout=sequences,
         episodes=EpisodeTracker(num_envs, device=device),
         discounted_returns=RunningMoments().to(device),
+    )
+
+
+def _make_updater(
+    policy: GenericPolicyBase[Any],
+    rollout: Rollout,
+    config: Hyperparameters,
+    bonuses: tuple[Bonus, ...],
+) -> Updater:
+    is_scaled = config.enable_amp and config.amp_dtype == "float16"
+    return Updater(
+        parameter_groups(policy, rollout, config, bonuses),
+        optimizer_cls=config.optimizer_cls,
+        optimizer_config=config.optimizer_options()[0],
+        max_grad_norm=config.max_grad_norm,
+        grad_scaler=GradScaler(rollout.device.type, enabled=is_scaled),
     )
 
 
@@ -182,12 +192,13 @@ def changed_parts(parts: Parts, config: Hyperparameters, *, rates: bool) -> Part
     updater.max_grad_norm = config.max_grad_norm
     made = make_objective(config, updater.optimizer, rollout.device)
     objective, lr_scheduler, entropy_scheduler = made
-    num_minibatches = _num_minibatches(config, parts.sequences_per_rollout)
+    size = cast(int, config.sgd_minibatch_size)
+    num_minibatches = parts.sequences_per_rollout // size
     return replace(
         parts,
         config=config,
         hparams=type(parts.hparams)(config, num_minibatches=num_minibatches),
-        minibatch_size=cast(int, config.sgd_minibatch_size),
+        minibatch_size=size,
         streams=streams_of(config, parts.bonuses),
         objective=objective,
         lr_scheduler=lr_scheduler,
@@ -208,10 +219,6 @@ def make_objective(
     coeff = torch.tensor(entropy_scheduler.coeff, device=device)
     objective = find_objective(config.objective)(config, entropy_coeff=coeff)
     return objective, lr_scheduler, entropy_scheduler
-
-
-def _num_minibatches(config: Hyperparameters, sequences: int) -> int:
-    return sequences // cast(int, config.sgd_minibatch_size)
 
 
 def _buffer_spec(rollout: Rollout, env: Env) -> Composite:

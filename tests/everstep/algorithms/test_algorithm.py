@@ -329,7 +329,7 @@ def test_every_column_of_a_minibatch_is_from_the_same_row() -> None:
                 for name in ("values", "logp", "advantages", "returns")
             ]
             assert all(torch.equal(columns[0], column) for column in columns)
-            assert minibatch.weight.sum() == pytest.approx(1.0)
+            assert minibatch.weight.double().sum() == pytest.approx(1.0)
             seen += columns[0].tolist()
         assert sorted(seen) == list(range(128))
 

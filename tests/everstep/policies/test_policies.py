@@ -136,12 +136,13 @@ def test_model_and_model_cls_exclude_each_other() -> None:
         Policy(OBS, Unbounded(1), model=nn.Linear(1, 1), model_cls=Custom)
 
 
+@pytest.mark.usefixtures("float64")
 def test_orthogonal_weights_and_a_small_policy_head() -> None:
     model = DefaultContinuousModel(OBS, Unbounded(2), hiddens=(32, 32))
     hidden, head, value = model.policy[2].weight, model.policy[-1].weight, model.vf_model[-1].weight
-    torch.testing.assert_close(hidden @ hidden.T, 2 * torch.eye(32), atol=1e-5, rtol=0)
-    torch.testing.assert_close(head @ head.T, 1e-4 * torch.eye(2), atol=1e-8, rtol=0)
-    torch.testing.assert_close(value @ value.T, torch.eye(1), atol=1e-5, rtol=0)
+    torch.testing.assert_close(hidden @ hidden.T, 2 * torch.eye(32), atol=1e-12, rtol=0)
+    torch.testing.assert_close(head @ head.T, 1e-4 * torch.eye(2), atol=1e-12, rtol=0)
+    torch.testing.assert_close(value @ value.T, torch.eye(1), atol=1e-12, rtol=0)
     assert all(m.bias.abs().max() == 0 for m in model.modules() if isinstance(m, nn.Linear))
 
 

@@ -70,6 +70,14 @@ def hang_on() -> None:
     hang()
 
 
+@pytest.fixture(autouse=True)
+def interrupts_arrive() -> Iterator[None]:
+    """Also where tests were started in the background, which ignores SIGINT in all processes."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture
 def processes() -> Iterator[Callable[..., AsyncVectorEnv]]:
     """Makes faulty environments of three processes; at the end none of them may be left."""
@@ -176,7 +184,8 @@ def test_closing_ends_workers_that_do_not_answer(
     env.reset()
     os.kill(inner.processes[1].pid, sign)
     if sign != signal.SIGSTOP:
-        inner.processes[1].join()
+        inner.processes[1].join(timeout=30)
+        assert inner.processes[1].exitcode is not None
     env.close()
     env.close()
 

@@ -1,0 +1,21 @@
+"""Imports every public module of the installed packages, and every name they export."""
+
+import importlib
+import pkgutil
+
+import everstep
+import everstep_adapters
+
+count = 0
+for package in (everstep, everstep_adapters):
+    for info in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        # Peers are other libraries, which are not installed here.
+        if "._" in info.name or ".peers" in info.name:
+            continue
+        module = importlib.import_module(info.name)
+        exported = getattr(module, "__all__", ())
+        for name in exported:
+            getattr(module, name)
+        count += len(exported)
+assert "site-packages" in everstep.__file__, everstep.__file__
+print(f"{count} public names imported from {everstep.__file__}")
