@@ -1,4 +1,4 @@
-"""Objectives: what an update minimises.
+"""Objectives: losses that an update minimises.
 
 An objective is called with a minibatch, the policy's distribution over its actions and its values,
 and returns its terms as scalars; `"total"` is minimised, the rest is reported.
@@ -24,13 +24,13 @@ from .rollouts import Minibatch
 
 
 class Objective(Protocol):
-    """What an update minimises."""
+    """Loss of an update."""
 
     #: Weight of the entropy bonus, 0-d; filled by the entropy schedule.
     entropy_coeff: torch.Tensor
 
-    #: Whether every term is a sum over rows, each by its weight, so that a minibatch may be taken
-    #: in chunks; False where it is missing.
+    #: Whether every term is a sum over rows, each by its weight, so that a minibatch may be split
+    #: into chunks; False if it is missing.
     sums_rows: bool
 
     def __call__(
@@ -39,7 +39,7 @@ class Objective(Protocol):
         """Terms of the loss, 0-d each: `policy`, `vf`, `entropy`, `total`, and monitors.
 
         Args:
-            minibatch: What was collected.
+            minibatch: Transitions.
             distribution: The policy's distribution now, over the minibatch's rows.
             values: The policy's values now, `[B, K]`.
 
@@ -50,7 +50,7 @@ class Objective(Protocol):
 class ActorCritic(ABC):
     """Base of objectives of the form total = vf_coeff·vf − policy − entropy_coeff·entropy.
 
-    A subclass says what `policy` is, row by row.
+    A subclass defines the gain of each row, whose weighted sum is `policy`.
 
     Args:
         config: Hyperparameters.
@@ -58,7 +58,7 @@ class ActorCritic(ABC):
 
     """
 
-    #: Epochs of an update, where the config leaves it open.
+    #: Epochs of an update, if the config says "auto".
     default_num_sgd_iters: int
 
     #: See `Objective`.
@@ -73,11 +73,11 @@ class ActorCritic(ABC):
 
     @abstractmethod
     def gain(self, logp: torch.Tensor, minibatch: Minibatch) -> torch.Tensor:
-        """What the policy is to raise, `[B, 1]`.
+        """Gain of each row, which the policy maximises, `[B, 1]`.
 
         Args:
             logp: Log-probabilities of the minibatch's actions now, `[B, 1]`.
-            minibatch: What was collected.
+            minibatch: Transitions.
 
         """
 
@@ -117,7 +117,7 @@ class ActorCritic(ABC):
 
     @torch.no_grad()
     def _monitors(self, logp: torch.Tensor, minibatch: Minibatch) -> dict[str, torch.Tensor]:
-        """How far the policy has moved."""
+        """Divergence from the policy that collected, and share of clipped rows."""
         log_ratio = logp - minibatch.logp
         clipped = (log_ratio.exp() - 1).abs() > self.config.clip_param
         return {
@@ -163,9 +163,9 @@ class A2C(ActorCritic):
 class LossAddOn(Protocol):
     """A term of one's own in the loss; it may have `setup(policy)`, called once before training.
 
-    A function of the same signature with a `name` will do. With `sums_rows = True` it says that
-    what it returns is a sum over rows, each by its weight: then minibatches may be taken in chunks,
-    which is faster on a CPU.
+    A function of the same signature with a `name` is one, too. `sums_rows = True` declares that the
+    term is a sum over rows, each by its weight: then minibatches may be split into chunks, which is
+    faster on a CPU.
     """
 
     #: Name in statistics: `losses/<name>`.
@@ -174,9 +174,9 @@ class LossAddOn(Protocol):
     def __call__(
         self, minibatch: Minibatch, distribution: Distribution, values: torch.Tensor
     ) -> torch.Tensor | tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """What is added to the loss, 0-d; with it, what else to report of it, 0-d each.
+        """Term of the loss, 0-d; optionally with further statistics, 0-d each.
 
-        Weigh rows by `minibatch.weight`, which is 0 for those that are left out.
+        Weigh rows by `minibatch.weight`, which is 0 for excluded ones.
         """
         ...
 
@@ -205,7 +205,7 @@ def find_objective(chosen: str | Callable[..., Any]) -> Callable[..., Objective]
     """The objective of that name; anything else is one already.
 
     Raises:
-        ConfigError: Where nothing has the name.
+        ConfigError: If the name is unknown.
 
     """
     if not isinstance(chosen, str):

@@ -100,12 +100,10 @@ class WorkerOperations(PytorchrlOperations, ABC, Generic[_Hparams, _State, _Poli
         """Update the policy with the rollout, and return the update's statistics."""
 
     @abstractmethod
-    def _take_rollout(self, caller: str) -> None:
-        """Use the rollout for an update, which can be done once."""
+    def _take_rollout(self, caller: str) -> None: ...
 
     @abstractmethod
-    def _end_update(self) -> None:
-        """Update statistics, count transitions, move schedules on."""
+    def _end_update(self) -> None: ...
 
     @abstractmethod
     def _losses(self, minibatch: Minibatch) -> dict[str, torch.Tensor]:

@@ -159,13 +159,7 @@ class PytorchrlOperations:
     #: The parts of the algorithm.
     parts: Parts
 
-    def follow_schedules(self) -> None:
-        """Set learning rate and entropy weight to their values after the transitions so far."""
-        raise NotImplementedError
-
-    def validate(self) -> None:
-        """Try the policy on an observation of zeros."""
-        raise NotImplementedError
+    follow_schedules: Callable[[], None]
 
     # ---- acting -------------------------------------------------------------------------------
 
@@ -224,7 +218,7 @@ class PytorchrlOperations:
     @property
     def mini_batch_size(self) -> int:
         """Transitions a minibatch."""
-        return self.parts.minibatch_size * self.parts.policy.seq_len
+        return self.parts.minibatch_size * int(self.parts.policy.seq_len)
 
     @property
     def num_epochs(self) -> int:
@@ -234,7 +228,7 @@ class PytorchrlOperations:
     @property
     def num_mini_batch(self) -> int:
         """Minibatches an epoch."""
-        return self.parts.hparams.num_minibatches
+        return int(self.parts.hparams.num_minibatches)
 
     @property
     def num_test_episodes(self) -> int:
@@ -267,7 +261,7 @@ class PytorchrlOperations:
             new_parameter_value: The value; checked as it is when an algorithm is built.
 
         Raises:
-            ConfigError: Where the name is unknown, the value breaks a rule, a schedule sets the
+            ConfigError: If the name is unknown, the value breaks a rule, a schedule sets the
                 value, or only a new algorithm can have it; nothing is changed then.
 
         """
@@ -327,7 +321,7 @@ class PytorchrlOperations:
         given = _as_fields(_with_defaults(name, hyperparameters), cls.config_cls())
         num_mini_batch = given.pop("num_mini_batch", None)
 
-        def create_algo_instance(device: Device, actor: Actor, envs: EnvFactory | Env) -> Self:
+        def create_algo_instance(device: Device, actor: Actor, envs: EnvFactory | Env) -> Any:
             config = cls.config_cls(**{**given, "device": device, **_trained(actor)}).validate()
             env, config = build_env(envs, config)
             with closed_on_error(env, unless=envs):
@@ -338,7 +332,7 @@ class PytorchrlOperations:
                 algorithm.validate()
             if isinstance(actor, GenericPolicyBase) and actor.normalizer is not None:
                 algorithm.policy.normalizer.load_state_dict(actor.normalizer.state_dict())
-            return cast(Self, algorithm)
+            return algorithm
 
         return create_algo_instance, name
 

@@ -6,6 +6,7 @@ addresses, so everything that changes is in tensors that are written in place.
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext, suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -48,8 +49,6 @@ class Collected(NamedTuple):
     #: Divisor of the environment's rewards, 0-d; None for none.
     reward_scale: None | torch.Tensor
 
-
-# ---- execution --------------------------------------------------------------------------------
 
 RollOut = Callable[[Leaves], Collected]
 Estimate = Callable[[None | torch.Tensor], torch.Tensor]
@@ -155,9 +154,9 @@ class Executor:
                 key=lambda: {"config": Same(config), "streams": parts.streams},
                 undo=lambda: lambda: None,  # estimates are written whole
             )
-            for count in self._recorded_orders(parts):
+            for steps in self._recorded_orders(parts):
                 self.update(
-                    lambda count=count: learn(self._recorded_steps(parts, count), control),
+                    partial(self._learn_recorded, parts, learn, steps, control),
                     key=lambda: _key_of_update(parts),
                     undo=lambda: _undo_update(parts, control.tensors()),
                 )
@@ -165,10 +164,14 @@ class Executor:
         sums = control.sums() | updater.totals() | {"explained_variance": explained_variance}
         return sums, {}
 
+    def _learn_recorded(self, parts: Parts, learn: Learn, steps: int, control: Control) -> None:
+        learn(self._recorded_steps(parts, steps), control)
+
     def _recorded_orders(self, parts: Parts) -> Iterator[int]:
         """Optimizer steps of a graph, for each replay, with the order of its sequences in place."""
         config, count = parts.config, parts.sequences_per_rollout
-        steps = _steps_of_update(parts)
+        minibatches = 1 if config.accumulate_grads else count // parts.minibatch_size
+        steps = int(config.num_sgd_iters) * minibatches
         each = steps if steps <= MAX_STEPS else 1
         if parts.minibatch_size == count or (each == steps and not config.shuffle_minibatches):
             self._order = None
@@ -176,8 +179,11 @@ class Executor:
                 yield each
             return
         device = parts.rollout.device
-        draw: Any = permutation if config.shuffle_minibatches else _in_order
-        orders = [draw(count, device) for _ in range(int(config.num_sgd_iters))]
+        is_drawn = config.shuffle_minibatches
+        orders = [
+            permutation(count, device) if is_drawn else torch.arange(count, device=device)
+            for _ in range(int(config.num_sgd_iters))
+        ]
         for order in torch.cat(orders).view(steps, -1).split(each):
             if self._order is None or self._order.shape != order.shape:
                 self._order = torch.empty_like(order)
@@ -194,11 +200,8 @@ class Executor:
             elif size == sequences.count:
                 indices = [None]
             else:
-                parts_of_epoch = [
-                    slice(start, start + size) for start in range(0, sequences.count, size)
-                ]
-                own = parts_of_epoch[i % len(parts_of_epoch)]
-                indices = parts_of_epoch if joint else [own]
+                epoch = [slice(k, k + size) for k in range(0, sequences.count, size)]
+                indices = epoch if joint else [epoch[i % len(epoch)]]
             yield sequences.step(indices, parts.chunk_size, joint=joint)
 
     def check(self, parts: Parts) -> None:
@@ -245,18 +248,9 @@ def optimizer_steps(parts: Parts, chunk: None | int) -> Iterator[Iterator[Miniba
         )
 
 
-def _in_order(n: int, device: torch.device) -> torch.Tensor:
-    return torch.arange(n, device=device)
-
-
 def permutation(n: int, device: torch.device) -> torch.Tensor:
     """A random order of `n` sequences."""
     return torch.randperm(n, device=device)
-
-
-def _steps_of_update(parts: Parts) -> int:
-    minibatches = parts.sequences_per_rollout // parts.minibatch_size
-    return int(parts.config.num_sgd_iters) * (1 if parts.config.accumulate_grads else minibatches)
 
 
 def _on(device: torch.device) -> Any:

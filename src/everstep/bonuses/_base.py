@@ -1,4 +1,4 @@
-"""What a bonus is to an algorithm: a stream of rewards, and a loss."""
+"""Base of bonuses: an intrinsic reward stream, and a loss."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ class Stream:
 
 
 class Bonus(nn.Module, ABC):
-    """Base of bonuses: a reward for what an action led to, and a loss that is learned with it.
+    """Base of bonuses: a reward for the observation after an action, and a loss.
 
     An algorithm calls, in this order: `build` once; `prepare` before the first rollout; `rewards`
     with every rollout; `losses` with every minibatch; `update` after every update. All parameters
@@ -38,16 +38,16 @@ class Bonus(nn.Module, ABC):
     is saved with its state.
     """
 
-    #: What `rewards` has found out about each row and `losses` needs again, `[T, N, …]`.
+    #: Data of each row that `rewards` stores for `losses`, `[T, N, …]`.
     kept: Leaves = ()
 
     #: Name in statistics, and in files.
     name: str
 
-    #: Values of this stream `[B, 1]` from observations, where the policy's model has none.
+    #: Values of this stream `[B, 1]` from observations, if the policy's model has none.
     critic: None | nn.Module
 
-    #: What it was made with, for the record.
+    #: Arguments that it was made with, for the record.
     options: Mapping[str, Any] = MappingProxyType({})
 
     #: Weight of the environment's own advantages in the policy's.
@@ -65,16 +65,16 @@ class Bonus(nn.Module, ABC):
         self.critic = None
 
     def as_config(self) -> dict[str, Any]:
-        """What a file says to get the same bonus."""
+        """Description for a file, which makes the same bonus."""
         cls = type(self)
         return {f"{cls.__module__}.{cls.__qualname__}": dict(self.options)}
 
     @abstractmethod
     def build(self, observation_spec: TensorSpec, num_envs: int, device: torch.device) -> None:
-        """Make what depends on the environment.
+        """Make everything that depends on the environment.
 
         Raises:
-            ConfigError: Where nothing can be made for such observations.
+            ConfigError: If such observations are not supported.
 
         """
 
@@ -91,7 +91,7 @@ class Bonus(nn.Module, ABC):
 
     @abstractmethod
     def losses(self, minibatch: Minibatch) -> torch.Tensor:
-        """What is added to the loss, 0-d: a sum over rows, each by its share `minibatch.weight`.
+        """Term of the loss, 0-d: a sum over rows, each by its share `minibatch.weight`.
 
         A bonus with another loss leaves `sums_rows` False. Otherwise this may be called with a part
         of a minibatch, whose weights sum to that part's share.
@@ -102,7 +102,7 @@ class Bonus(nn.Module, ABC):
         """
 
     def update(self, rollout: Rollout) -> None:
-        """Take a rollout into the statistics, after an update."""
+        """Update statistics with a rollout, after an update."""
 
 
 class Critics(nn.Module):

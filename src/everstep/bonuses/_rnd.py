@@ -1,4 +1,4 @@
-"""Random network distillation: a reward for what was rarely seen."""
+"""Random network distillation: a reward for rare observations."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, cast
@@ -16,7 +16,7 @@ from ..rollouts import Minibatch, Rollout
 from ..specs import Leaves, Structure, leaf_specs
 from ._base import Bonus, Stream
 
-#: Observations that are looked at together, of whole env steps.
+#: Observations in one forward pass, of whole env steps.
 CHUNK = 1024
 
 #: Largest absolute value of a normalised observation.
@@ -24,10 +24,10 @@ CLIP = 5.0
 
 
 class RandomNetworkDistillation(Bonus):
-    """The error of a network that learns to predict a random one: large for what is new.
+    """The error of a network that learns to predict a random one: large for new observations.
 
-    A row's reward is that of the observation its action led to (the final one, where the
-    environment was reset), divided by the standard deviation of the discounted sums of all such
+    A row's reward is that of the observation after its action (the final one, if the environment
+    was reset), divided by the standard deviation of the discounted sums of all such
     rewards so far. Its returns do not end with episodes, unless `episodic`.
 
     Source: arXiv 1810.12894.
@@ -50,7 +50,7 @@ class RandomNetworkDistillation(Bonus):
         predictor_config: Options of the predictor.
 
     Raises:
-        ValueError: Where an argument breaks a rule.
+        ValueError: If an argument breaks a rule.
 
     """
 
@@ -65,7 +65,7 @@ class RandomNetworkDistillation(Bonus):
     #: Learns to predict the target.
     predictor: nn.Module
 
-    #: What is predicted: random, and never trained.
+    #: Random network that is predicted; never trained.
     target: nn.Module
 
     def __init__(
@@ -173,14 +173,14 @@ class RandomNetworkDistillation(Bonus):
         return novelty / self.spread.std.to(novelty.dtype)
 
     def _keep(self, targets: torch.Tensor, rollout: Rollout, start: int, end: int) -> None:
-        """Keep what the target says of some env steps, in memory that is used again."""
+        """Store the target's outputs of some env steps, in memory that is reused."""
         batch = (rollout.horizon, rollout.num_envs)
         if not self.kept or self.kept[0].shape[:2] != batch:
             self.kept = (targets.new_empty(*batch, *targets.shape[1:]),)
         self.kept[0][start:end] = targets.unflatten(0, (-1, rollout.num_envs))
 
     def _discounted(self, rewards: torch.Tensor, rollout: Rollout) -> torch.Tensor:
-        """Discounted sums of past rewards `[T, N, 1]`, going on where the last rollout ended."""
+        """Discounted sums of past rewards `[T, N, 1]`, continued from the last rollout."""
         x = torch.where(rollout.valid, rewards, 0.0)
         decay = torch.full_like(x, self.stream.gamma).masked_fill_(~rollout.valid, 1.0)
         ends = rollout.done & self.stream.episodic
@@ -234,7 +234,7 @@ class RandomNetworkDistillation(Bonus):
 
 
 def _pieces(rollout: Rollout) -> Iterator[tuple[int, int]]:
-    """First and last env step of the pieces that observations are looked at in."""
+    """First and last env steps of the pieces of a rollout."""
     steps = max(1, CHUNK // rollout.num_envs)
     for start in range(0, rollout.horizon, steps):
         yield start, min(start + steps, rollout.horizon)

@@ -181,7 +181,7 @@ class Graph(ABC):
         """Do the work once and record it; every replay fills the tensors of the result.
 
         Raises:
-            CaptureError: Where the work waits for the device; part of it may be done then.
+            CaptureError: If the work waits for the device; part of it may be done then.
 
         """
 

@@ -70,7 +70,7 @@ class Replayed:
         """Record nothing from now on."""
         self.forget()
         self.refused = reason
-        _log.warning("No graph of the %s, which goes on eagerly: %s", self.name, reason)
+        _log.warning("No graph of the %s, which continues eagerly: %s", self.name, reason)
 
     def refuse_for(self, reasons: list[str]) -> None:
         """Record nothing where there is a reason not to."""

@@ -71,7 +71,7 @@ class Outputs(nn.Module):
         """Features `[B, …]`, of outputs `[B, width]`."""
 
     def prepare(self, network: nn.Sequential) -> None:
-        """Change the network's last layer, once it is initialised."""
+        """Change the network's last layer after its initialisation."""
 
 
 class Logits(Outputs):
@@ -126,7 +126,7 @@ class Gaussian(Outputs):
             self.log_std = nn.Parameter(torch.full(action_spec.shape, log_std_init))
 
     def prepare(self, network: nn.Sequential) -> None:
-        """Widen the last layer where it gives standard deviations too."""
+        """Widen the last layer if it gives standard deviations, too."""
         if self.log_std is not None:
             return
         head = network[-1]
@@ -160,10 +160,10 @@ def is_continuous(action_spec: TensorSpec) -> bool:
 
 
 def default_model_cls(observation_spec: TensorSpec, action_spec: TensorSpec, /) -> type[Model]:
-    """Default model that fits the specs.
+    """Default model for the specs.
 
     Raises:
-        TypeError: Where none does.
+        TypeError: If there is none.
 
     """
     if is_discrete(action_spec):
@@ -201,7 +201,7 @@ class DefaultModel(KeepsValues, Model):
 
     """
 
-    #: From observations to vectors; None where they are vectors of numbers already.
+    #: From observations to vectors; None if they are vectors of numbers already.
     encoder: None | ObservationEncoder
 
     #: From vectors `[B, D]` to what the action distribution needs.
@@ -312,10 +312,10 @@ class DefaultContinuousModel(DefaultModel):
 
 
 def has_mask(observation_spec: TensorSpec, action_spec: TensorSpec, outputs: Outputs) -> bool:
-    """Whether observations say which options of an action are allowed.
+    """Whether observations have a mask of the allowed options of an action.
 
     Raises:
-        ValueError: Where what they say does not fit the actions.
+        ValueError: If the mask does not fit the actions.
 
     """
     mask = leaf_specs(observation_spec).get((ACTION_MASK,))

@@ -52,7 +52,7 @@ def load_policy(
         **arguments: See `Policy.load`.
 
     Raises:
-        CheckpointError: Where the file is damaged, or its weights do not fit the model.
+        CheckpointError: If the file is damaged, or its weights do not fit the model.
 
     """
     kind: type[Policy] | type[RecurrentPolicy] = _saving.KINDS.get(_saving.kind_of(path), Policy)

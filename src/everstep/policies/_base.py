@@ -74,8 +74,8 @@ class GenericPolicyBase(PolicyCore[_Model], Generic[_Model]):
             path: Directory to create.
 
         Raises:
-            FileExistsError: Where there is something at `path`.
-            ExportError: Where the model or the distribution cannot be exported, or the program
+            FileExistsError: If `path` exists.
+            ExportError: If the model or the distribution cannot be exported, or the program
                 does not do what the policy does.
 
         """
@@ -98,13 +98,13 @@ class GenericPolicyBase(PolicyCore[_Model], Generic[_Model]):
 
         Args:
             path: File to read.
-            model: Model to load the weights into, where it was not a default one.
+            model: Model to load the weights into, if it was not a default one.
             model_cls: Class to build that model with, from the saved `model_config`.
-            distribution_cls: Action distribution, where it was not a default one.
+            distribution_cls: Action distribution, if it was not a default one.
             device: Where the model lives.
 
         Raises:
-            CheckpointError: Where the file is damaged, or its weights do not fit the model.
+            CheckpointError: If the file is damaged, or its weights do not fit the model.
 
         """
         return _saving.load(

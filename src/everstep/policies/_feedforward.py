@@ -18,15 +18,15 @@ from ._core import model_mode
 from ._saving import KINDS
 from ._windows import Windows
 
-#: All that a windowed policy remembers itself: how many observations of the episode it has seen.
+#: Recurrent state of a windowed policy: the number of observations of the episode so far.
 AGE = Structure((("age",),), (torch.Size([]),), (torch.int64,))
 
 
 class Policy(GenericPolicyBase[Model]):
     """A feedforward policy.
 
-    Where the model's `view_requirements` ask for past observations, it acts on windows, and
-    remembers no more than how old the episode is. Otherwise it remembers nothing.
+    If the model's `view_requirements` ask for past observations, it acts on windows, and its
+    recurrent state is the age of the episode. Otherwise it has none.
     """
 
     @staticmethod
@@ -45,12 +45,12 @@ class Policy(GenericPolicyBase[Model]):
             self.history, self.memory = self._windows.history, AGE
 
     def init_states(self, n: int, /) -> TensorDict:
-        """Ages of `n` episodes that open; nothing where there is no window."""
+        """Ages at the start of `n` episodes; nothing without windows."""
         ages = self.memory.zeros(n, device=self.device)
         return TensorDict(dict(zip(("age",), ages, strict=False)), [n], device=self.device)
 
     def next_states(self, states: Leaves, first: torch.Tensor) -> Leaves:
-        """Ages `[N]`, 0 where an episode opens."""
+        """Ages `[N]`, 0 where an episode starts."""
         return tuple(x.masked_fill(first.squeeze(-1), 0) for x in states)
 
     def _respond(self, obs: Leaves, states: Leaves) -> tuple[Distribution, torch.Tensor, Leaves]:
@@ -58,7 +58,7 @@ class Policy(GenericPolicyBase[Model]):
         return self._distribution(features), values, tuple(age + 1 for age in states)
 
     def learnable(self, rollout: Rollout) -> torch.Tensor:
-        """Rows that the losses see, bool `[T, N, 1]`."""
+        """Rows that enter the losses, bool `[T, N, 1]`."""
         rows = super().learnable(rollout)
         if self._windows is not None and self.model.drop_size:
             return rows & (rollout.states[0] >= self.model.drop_size).unsqueeze(-1)
@@ -105,26 +105,26 @@ class Policy(GenericPolicyBase[Model]):
         return_values: bool = False,
         return_views: bool = False,
     ) -> TensorDict:
-        """What the policy does in a batch of sequences that begin with an episode.
+        """Act in a batch of sequences that begin with an episode.
 
         Args:
-            batch: Batch `[B, T]` with observations under `"obs"`; or what a model takes, under
+            batch: Batch `[B, T]` with observations under `"obs"`; or the model's input under
                 `"views"`.
             kind: `"last"` to act on the last row of each sequence, `"all"` to act on every row.
             deterministic: Whether to take the distribution's mode rather than a sample; the model
                 is in eval mode then.
-            inplace: Whether to store what is returned in `batch` as well.
+            inplace: Whether to store the results in `batch` as well.
             requires_grad: Whether gradients are tracked.
             return_actions: Whether to return `"actions"`, as an environment executes them.
             return_logp: Whether to return their log-probabilities, `"logp"`.
             return_values: Whether to return `"values"`.
-            return_views: Whether to return what the model took, `"views"`.
+            return_views: Whether to return the model's input, `"views"`.
 
         Returns:
-            Batch `[B]`, or `[B·T]` with rows b·T + t, of `"features"` and what was asked for.
+            Batch `[B]`, or `[B·T]` with rows b·T + t, of `"features"` and the requested results.
 
         Raises:
-            ValueError: Where `inplace` is asked for, but not one row is returned for each of the
+            ValueError: If `inplace` is set, but not one row is returned for each of the
                 batch's.
 
         """

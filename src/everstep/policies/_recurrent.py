@@ -1,4 +1,4 @@
-"""Policies whose model remembers."""
+"""Policies with a recurrent state."""
 
 from itertools import pairwise
 from typing import Any
@@ -22,7 +22,7 @@ from ._saving import KINDS
 class RecurrentPolicy(GenericPolicyBase[RecurrentModel]):
     """A recurrent policy: states carry over from one env step to the next.
 
-    They start anew where an episode opens, also inside of the sequences that are learned from.
+    They are reset where an episode starts, also inside of sequences.
     """
 
     @staticmethod
@@ -51,11 +51,11 @@ class RecurrentPolicy(GenericPolicyBase[RecurrentModel]):
         return self.model.state_spec
 
     def init_states(self, n: int, /) -> TensorDict:
-        """Recurrent states that `n` episodes open with, batch `[n]`."""
+        """Recurrent states at the start of `n` episodes, batch `[n]`."""
         return self.model.init_states(n)
 
     def next_states(self, states: Leaves, first: torch.Tensor) -> Leaves:
-        """Recurrent states `[N, …]`, started anew where an episode opens."""
+        """Recurrent states `[N, …]`, reset where an episode starts."""
         opened = self.memory.flatten(self.model.init_states(len(first)))
         return tuple(
             torch.where(first.view(-1, *(1,) * (x.ndim - 1)), new, x)
@@ -77,7 +77,7 @@ class RecurrentPolicy(GenericPolicyBase[RecurrentModel]):
     def _step_through(
         self, obs: Leaves, states: Leaves, first: torch.Tensor
     ) -> tuple[Any, torch.Tensor]:
-        """Features and values of sequences `[B, L]` inside of which episodes may open."""
+        """Features and values of sequences `[B, L]` in which episodes may start."""
         rows: list[tuple[Any, torch.Tensor]] = []
         bounds = [0, *_openings(first), first.shape[1]]
         for start, end in pairwise(bounds):
@@ -108,7 +108,7 @@ class RecurrentPolicy(GenericPolicyBase[RecurrentModel]):
             features, after = self.model(batch, before)
             values = self.model.value_function()
         leaves = self.memory.flatten(after)
-        # What is stored has the spec's dtype; what goes on must be the same number.
+        # Stored states have the spec's dtype; the next env step must see the same numbers.
         states = tuple(x.to(d) for x, d in zip(leaves, self.memory.dtypes, strict=True))
         flat = tuple(x.flatten(0, 1) for x in obs)
         return in_full(features), self._all_values(values, flat), states
@@ -126,23 +126,23 @@ class RecurrentPolicy(GenericPolicyBase[RecurrentModel]):
         return_logp: bool = False,
         return_values: bool = False,
     ) -> tuple[TensorDict, TensorDict]:
-        """What the policy does in every row of a batch of sequences.
+        """Act in every row of a batch of sequences.
 
         Args:
             batch: Batch `[B, T]` with observations under `"obs"`.
             states: Recurrent states before each sequence, batch `[B, 1]` (of more, the first is
-                taken); None where an episode opens.
+                taken); None at the start of episodes.
             deterministic: Whether to take the distribution's mode rather than a sample; the model
                 is in eval mode then.
-            inplace: Whether to store what is returned in `batch` as well.
+            inplace: Whether to store the results in `batch` as well.
             requires_grad: Whether gradients are tracked.
             return_actions: Whether to return `"actions"`, as an environment executes them.
             return_logp: Whether to return their log-probabilities, `"logp"`.
             return_values: Whether to return `"values"`.
 
         Returns:
-            Batch `[B·T]` with rows b·T + t, of `"features"` and what was asked for; and the states
-            after the last rows, batch `[B]`.
+            Batch `[B·T]` with rows b·T + t, of `"features"` and the requested results; and the
+            states after the last rows, batch `[B]`.
 
         """
         count = batch.batch_size[0]
@@ -173,7 +173,7 @@ KINDS["RecurrentPolicy"] = RecurrentPolicy
 
 
 def _openings(first: torch.Tensor) -> list[int]:
-    """Steps `t > 0` of sequences at which states may start anew, of bool `[B, L, 1]`.
+    """Steps `t > 0` of sequences at which states may be reset, from bool `[B, L, 1]`.
 
     On a CPU those at which some do, and the model is called once for all steps between them. On
     accelerators all, without looking: nothing waits, and shapes stay what they are.

@@ -358,7 +358,7 @@ def _fused(
 
 
 class Control(Protocol):
-    """Sums the terms of an update's minibatches, and decides after each whether it goes on."""
+    """Sums the terms of an update's minibatches, and decides after each whether to continue."""
 
     #: Whether the update has ended on the device, bool, 0-d; None if the host decides.
     stopped: None | torch.Tensor
@@ -377,7 +377,7 @@ class HostControl:
 
     """
 
-    stopped: None = None
+    stopped: None | torch.Tensor = None
 
     def __init__(self, target_kl_div: None | float, adapted: None | LRScheduler) -> None:
         self._target, self._adapted = target_kl_div, adapted

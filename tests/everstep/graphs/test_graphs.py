@@ -373,7 +373,8 @@ def test_work_that_waits_is_never_recorded(caplog: pytest.LogCaptureFixture) -> 
     assert [float(work()) for _ in range(3)] == [1, 2, 3]
     assert work.work.refused == "_local_scalar_dense would wait for the device"
     assert [record.getMessage() for record in caplog.records] == [
-        "No graph of the work, which goes on eagerly: _local_scalar_dense would wait for the device"
+        "No graph of the work, which continues eagerly: "
+        "_local_scalar_dense would wait for the device"
     ]
 
 
@@ -762,8 +763,8 @@ def test_a_model_that_waits_is_trained_eagerly(
     reason = "_local_scalar_dense would wait for the device"
     assert graphed.executor.collection.refused == graphed.executor.update.refused == reason
     assert [record.getMessage() for record in caplog.records] == [
-        f"No graph of the collection, which goes on eagerly: {reason}",
-        f"No graph of the update, which goes on eagerly: {reason}",
+        f"No graph of the collection, which continues eagerly: {reason}",
+        f"No graph of the update, which continues eagerly: {reason}",
     ]
 
 
