@@ -9,20 +9,16 @@ from torch import optim
 class AdamStep:
     """Adam's fused step, with the tensors looked up once.
 
-    The numbers and the state are the optimizer's own, except that its step counters become views
-    of one tensor. Looking tensors up and counting per parameter takes longer than the step of a
-    small network itself. Parameters, gradients and state must not be replaced between calls.
-
-    Args:
-        optimizer: An optimizer that `eligible` accepts, after its first step.
-        previous: The last such step, whose counters are reused.
-
+    Made from an eligible optimizer after its first step, and the last such object, whose counters
+    are reused. Numbers and state are the optimizer's own, except that its step counters become
+    views of one tensor: looking tensors up and counting per parameter takes longer than the step of
+    a small network. Parameters, gradients and state must not be replaced between calls.
     """
 
     def __init__(self, optimizer: optim.Optimizer, previous: "None | AdamStep" = None) -> None:
         states = [optimizer.state[p] for group in optimizer.param_groups for p in _trained(group)]
         steps = [state["step"] for state in states]
-        if previous is not None and _same(previous._steps, steps):
+        if previous is not None and list(map(id, previous._steps)) == list(map(id, steps)):
             self._count: torch.Tensor = previous._count
         else:
             self._count = torch.stack(steps)
@@ -48,11 +44,6 @@ class AdamStep:
 def _trained(group: dict[str, Any]) -> list[torch.Tensor]:
     """Parameters of a group that have gradients."""
     return [p for p in group["params"] if p.grad is not None]
-
-
-def _same(these: list[torch.Tensor], those: list[torch.Tensor]) -> bool:
-    """Whether both lists hold the same objects, in the same order."""
-    return len(these) == len(those) and all(a is b for a, b in zip(these, those, strict=True))
 
 
 def _tensors(optimizer: optim.Optimizer, group: dict[str, Any]) -> list[list[torch.Tensor]]:

@@ -32,11 +32,6 @@ _log = logging.getLogger(__name__)
 #: The reason that was logged last, by policy.
 _LOGGED: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 
-_DISTRIBUTION = (
-    *("__init__", "logp", "latents_logp", "entropy"),
-    *("sample", "deterministic_sample", "latents", "actions"),
-)
-
 #: Methods whose work the fast ways do themselves.
 _METHODS: dict[type, tuple[str, ...]] = {
     Policy: (
@@ -47,7 +42,10 @@ _METHODS: dict[type, tuple[str, ...]] = {
     ActorCritic: ("__call__", "total", "_monitors"),
     PPO: ("gain",),
     A2C: ("gain",),
-    **dict.fromkeys((Categorical, Normal), _DISTRIBUTION),
+    **dict.fromkeys(
+        (Categorical, Normal),
+        ("__init__", "logp", "latents_logp", "entropy", "sample", "latents", "actions"),
+    ),
     **dict.fromkeys((nn.Linear, Head, nn.Sequential, Logits, Gaussian), ("forward",)),
     **dict.fromkeys(ACTIVATIONS, ("forward",)),
     nn.Module: ("__call__", "_call_impl", "_wrapped_call_impl"),
@@ -64,20 +62,17 @@ def eligible(
 ) -> None | str:
     """None if the fast ways compute what the general way does, else the first reason why not.
 
-    Args:
-        policy: Asked for acting in blocks and for written-out gradients.
-        objective: Asked, together with the policy, for written-out gradients.
-        optimizer: Asked for Adam's step without its bookkeeping.
-
+    Acting in blocks needs an eligible policy, written-out gradients a policy and an objective, and
+    Adam's quick step an optimizer; arguments that are None are not asked.
     """
-    return next(
-        chain(
-            () if policy is None else _against_policy(policy),
-            () if policy is None or objective is None else _against_gradients(policy, objective),
-            () if optimizer is None else _against_optimizer(optimizer),
-        ),
-        None,
-    )
+    reasons: list[Iterator[str]] = []
+    if policy is not None:
+        reasons.append(_against_policy(policy))
+    if policy is not None and objective is not None:
+        reasons.append(_against_gradients(policy, objective))
+    if optimizer is not None:
+        reasons.append(_against_optimizer(optimizer))
+    return next(chain(*reasons), None)
 
 
 def actor(
@@ -138,15 +133,12 @@ def _against_policy(policy: GenericPolicyBase[Any]) -> Iterator[str]:
 
 def _against_network(network: nn.Module) -> Iterator[str]:
     """Reasons why a network is not linear layers with known activations between them."""
-    if type(network) is not nn.Sequential:
-        yield f"{type(network).__name__} is not an nn.Sequential"
-        return
-    modules = list(network)
     kinds: Any = ((nn.Linear, Head), tuple(ACTIVATIONS))
+    modules = list(network) if isinstance(network, nn.Sequential) else [network]
     others = [m for i, m in enumerate(modules) if type(m) not in kinds[i % 2]]
-    if others or len(modules) % 2 == 0:
-        found = type(others[0]).__name__ if others else "an activation at the end"
-        yield f"networks of linear layers with ReLU, tanh or sigmoid between them; got {found}"
+    if type(network) is not nn.Sequential or others or len(modules) % 2 == 0:
+        names = ", ".join(type(module).__name__ for module in modules)
+        yield f"networks are not linear layers with ReLU, tanh or sigmoid between them: {names}"
 
 
 def _against_calls(model: nn.Module) -> Iterator[str]:

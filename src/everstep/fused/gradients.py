@@ -4,7 +4,7 @@ With few rows, autograd's recording costs more than the arithmetic; written out,
 a third of the operations, in storage that is reused. They equal autograd's up to rounding.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -26,13 +26,7 @@ class MinibatchGradients:
         self._actor, self._critic = TrainingMLP(), TrainingMLP()
 
     def begin(self, policy: GenericPolicyBase[Any], objective: ActorCritic) -> None:
-        """Begin an update: parameters and gradients must not be replaced until its end.
-
-        Args:
-            policy: A policy that `eligible` accepts together with the objective.
-            objective: PPO or A2C.
-
-        """
+        """Begin an update of an eligible policy; until its end, tensors must not be replaced."""
         self._policy, self._objective = policy, objective
         self._distribution = _DISTRIBUTIONS[policy.distribution_cls]
         self._actor.begin(policy.model.policy)
@@ -48,28 +42,15 @@ class MinibatchGradients:
         distribution = self._distribution(self._actor.forward(x), self._policy.model)
         logp = distribution.logp(minibatch.actions, excluded)
         entropy = distribution.entropy() if self._objective.uses_entropy else None
-        loss = loss_and_derivatives(
+        terms, by_logp, by_values, by_entropy = loss_and_derivatives(
             self._objective, minibatch, logp, self._critic.forward(x).mT, entropy, excluded
         )
-        self._actor.backward(distribution.backward(loss.by_logp, loss.by_entropy))
-        self._critic.backward(loss.by_values.mT)
-        return loss.terms
+        self._actor.backward(distribution.backward(by_logp, by_entropy))
+        self._critic.backward(by_values.mT)
+        return terms
 
 
 # ---- the loss ---------------------------------------------------------------------------------
-
-
-class Loss(NamedTuple):
-    """Terms of a loss, and the derivatives of their total."""
-
-    #: Terms, 0-d each; see `Objective`.
-    terms: dict[str, torch.Tensor]
-    #: By log-probabilities, `[B, 1]`.
-    by_logp: torch.Tensor
-    #: By values, `[B, K]`.
-    by_values: torch.Tensor
-    #: By entropies, `[B, 1]`; None if the loss has none.
-    by_entropy: None | torch.Tensor
 
 
 def loss_and_derivatives(
@@ -79,11 +60,11 @@ def loss_and_derivatives(
     values: torch.Tensor,
     entropy: None | torch.Tensor,
     excluded: None | torch.Tensor,
-) -> Loss:
-    """`objective(minibatch, …)` for PPO and A2C, with the derivatives written out.
+) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor, None | torch.Tensor]:
+    """`objective(minibatch, …)` for PPO and A2C, and the derivatives of its total.
 
     Takes log-probabilities and entropies `[B, 1]` and values `[B, K]` of now, and rows of weight 0,
-    bool `[B, 1]`; None for no entropy, and for no such rows.
+    bool `[B, 1]`; None for no entropy, and for no such rows. Gives derivatives by the three.
     """
     config, weight = objective.config, minibatch.weight
     log_ratio = logp - minibatch.logp
@@ -112,7 +93,7 @@ def loss_and_derivatives(
     columns = errors.shape[-1]
     vf = vf if columns == 1 else sums[3 : 3 + columns].sum()
     terms = objective.total(policy, vf, others[-1] if entropy is not None else None)
-    return Loss(
+    return (
         terms | {"kl_div": kl_div, "clip_fraction": clip_fraction},
         by_logp.mul_(weight).neg_(),
         (by_values * weight).mul_(config.vf_coeff),

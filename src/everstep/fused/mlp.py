@@ -5,30 +5,21 @@ nothing else. Storage is allocated once and reused.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-
-
-class _Activation(NamedTuple):
-    """An elementwise activation, in place."""
-
-    #: Applies it in place.
-    apply: Callable[[torch.Tensor], torch.Tensor]
-    #: Multiplies a gradient `[B, D]` by its derivative, in place, given its output.
-    differentiate: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-
 
 _tanh_backward = torch.ops.aten.tanh_backward.grad_input
 _relu_backward = torch.ops.aten.threshold_backward.grad_input
 _sigmoid_backward = torch.ops.aten.sigmoid_backward.grad_input
 
-#: Activations that can be applied in place and whose derivative follows from their output.
-ACTIVATIONS: dict[type[nn.Module], _Activation] = {
-    nn.ReLU: _Activation(torch.relu_, lambda g, y: _relu_backward(g, y, 0, grad_input=g)),
-    nn.Sigmoid: _Activation(torch.sigmoid_, lambda g, y: _sigmoid_backward(g, y, grad_input=g)),
-    nn.Tanh: _Activation(torch.tanh_, lambda g, y: _tanh_backward(g, y, grad_input=g)),
+#: Activations whose derivative follows from their output: a function that applies them, and one
+#: that multiplies a gradient `[B, D]` by the derivative, given the output; both in place.
+ACTIVATIONS: dict[type[nn.Module], tuple[Callable[..., torch.Tensor], Callable[..., Any]]] = {
+    nn.ReLU: (torch.relu_, lambda g, y: _relu_backward(g, y, 0, grad_input=g)),
+    nn.Sigmoid: (torch.sigmoid_, lambda g, y: _sigmoid_backward(g, y, grad_input=g)),
+    nn.Tanh: (torch.tanh_, lambda g, y: _tanh_backward(g, y, grad_input=g)),
 }
 
 #: Numbers of a layer's output that are computed at once: half a megabyte stays in the cache.
@@ -50,9 +41,8 @@ class InferenceMLP:
         layers, activations = _split(network)
         rows = min(rows, max(1, MAX_NUMBERS // max(layer.out_features for layer in layers)))
         self._hidden = [
-            (layer.bias, _transposed(layer), activation.apply, layer.weight.new_empty(rows, width))
-            for layer, activation in zip(layers, activations, strict=False)
-            for width in (layer.out_features,)
+            (layer.bias, _transposed(layer), apply, layer.weight.new_empty(rows, len(layer.weight)))
+            for layer, (apply, _) in zip(layers, activations, strict=False)
         ]
         self._bias, self._weight = layers[-1].bias, _transposed(layers[-1])
         self._rows, self._dtype = rows, self._weight.dtype
@@ -78,7 +68,7 @@ class TrainingMLP:
 
     def __init__(self) -> None:
         self._tensors: list[_Tensors] = []
-        self._storage: dict[int, _Storage] = {}
+        self._storage: dict[int, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
         self._inputs: list[torch.Tensor] = []
 
     def begin(self, network: nn.Sequential) -> None:
@@ -109,17 +99,17 @@ class TrainingMLP:
         With few outputs, BLAS and what follows are up to three times faster in this layout.
         """
         x = _vectors(x, self._tensors[0].weight.dtype)
-        storage, self._inputs = self._storage_of(x.shape[0]), [x]
-        for tensors, activation, place in zip(
-            self._tensors, self._activations, storage.outputs, strict=False
+        (outputs, _), self._inputs = self._storage_of(x.shape[0]), [x]
+        for tensors, (apply, _), place in zip(
+            self._tensors, self._activations, outputs, strict=False
         ):
-            x = activation.apply(_affine(tensors.bias, x, tensors.transposed, place))
+            x = apply(_affine(tensors.bias, x, tensors.transposed, place))
             self._inputs.append(x)
-        return _affine(self._column, self._tensors[-1].weight, x.t(), storage.outputs[-1])
+        return _affine(self._column, self._tensors[-1].weight, x.t(), outputs[-1])
 
     def backward(self, gradient: torch.Tensor) -> None:
         """Add to the parameters' gradients, given the gradient `[width, B]` of the output."""
-        storage, gradient = self._storage_of(gradient.shape[1]), gradient.t()
+        (_, places), gradient = self._storage_of(gradient.shape[1]), gradient.t()
         for i in reversed(range(len(self._tensors))):
             tensors, x = self._tensors[i], self._inputs[i]
             if tensors.weight_grad is not None:
@@ -127,10 +117,11 @@ class TrainingMLP:
             if tensors.bias_grad is not None:
                 tensors.bias_grad.add_(gradient.sum(0))
             if i:
-                gradient = torch.mm(gradient, tensors.weight, out=storage.gradients[i - 1])
-                self._activations[i - 1].differentiate(gradient, x)
+                gradient = torch.mm(gradient, tensors.weight, out=places[i - 1])
+                self._activations[i - 1][1](gradient, x)
 
-    def _storage_of(self, rows: int) -> "_Storage":
+    def _storage_of(self, rows: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Outputs of the layers `[B, width]`, the last `[width, B]`; gradients of hidden ones."""
         if rows not in self._storage:
             *hidden, last = [tensors.weight for tensors in self._tensors]
             outputs = [weight.new_empty(rows, len(weight)) for weight in hidden]
@@ -139,7 +130,7 @@ class TrainingMLP:
                 torch.empty_like(x) if above is None or above.shape != x.shape else above
                 for x, above in zip(outputs, [*outputs[1:], None], strict=False)
             ]
-            self._storage[rows] = _Storage([*outputs, last.new_empty(len(last), rows)], gradients)
+            self._storage[rows] = [*outputs, last.new_empty(len(last), rows)], gradients
         return self._storage[rows]
 
 
@@ -153,14 +144,7 @@ class _Tensors(NamedTuple):
     weight_grad: None | torch.Tensor
 
 
-class _Storage(NamedTuple):
-    """Outputs of the layers, `[B, width]`, the last one `[width, B]`, and hidden gradients."""
-
-    outputs: list[torch.Tensor]
-    gradients: list[torch.Tensor]
-
-
-def _split(network: nn.Sequential) -> tuple[list[nn.Linear], list[_Activation]]:
+def _split(network: nn.Sequential) -> tuple[list[nn.Linear], list[Any]]:
     """Linear layers, and the activations between them."""
     modules = list(network)
     layers = [module for module in modules if isinstance(module, nn.Linear)]

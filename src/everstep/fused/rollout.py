@@ -47,14 +47,8 @@ _NOISE: dict[type[Distribution], tuple[str, Any, Any]] = {
 class Noise:
     """Noise of `S` env steps, drawn at once, and the actions it makes of their features.
 
-    Noise is added by NumPy, whose operations cost less than PyTorch's on few rows.
-
-    Args:
-        kind: Distribution.
-        features: Features `[S·N, …]`, which the caller fills env step by env step.
-        steps: S.
-        model: Model of the features.
-
+    The caller fills the features `[S·N, …]` env step by env step. Noise is added by NumPy, whose
+    operations cost less than PyTorch's on few rows.
     """
 
     def __init__(
@@ -82,14 +76,7 @@ class Noise:
 
 
 class BlockActor:
-    """Acts through one rollout, as `policies.Actor` does, on a CPU.
-
-    Args:
-        policy: A policy that `eligible` accepts; its weights must not change meanwhile.
-        rollout: Storage that observations are read from, and the rest is written to.
-        deterministic: Whether actions are the distribution's mode.
-
-    """
+    """Acts through one rollout, as `policies.Actor` does, with an eligible policy on a CPU."""
 
     def __init__(
         self, policy: GenericPolicyBase[Any], rollout: Rollout, *, deterministic: bool
@@ -104,17 +91,14 @@ class BlockActor:
         )
         self._network = InferenceMLP(model.policy, min(rollout.num_envs, BLOCK_ROWS))
         self._critic = InferenceMLP(model.vf_model, rows)
-        self._noise = self._make_noise(steps)
+        kind = policy.distribution_cls
+        self._noise: None | Noise = None
+        if kind in _NOISE and model.outputs.are_views:
+            self._noise = Noise(kind, self._features(slice(None)), steps, model)
         self._is_normalized = policy.normalizer is not None
         # Rows of an array cost a fifth of those of a tensor.
         self._action_rows = rollout.actions[0].numpy()
         self._start, self._end = 0, 0  # the block's env steps
-
-    def _make_noise(self, steps: int) -> None | Noise:
-        kind = self.policy.distribution_cls
-        if kind not in _NOISE or not self._model.outputs.are_views:
-            return None
-        return Noise(kind, self._features(slice(None)), steps, self._model)
 
     # Observations that are not finite are reported when the rollout is complete.
     @np.errstate(all="ignore")
@@ -123,7 +107,8 @@ class BlockActor:
         if t == self._end:
             self._next_block()
         outputs, obs = self._outputs[t - self._start], self.rollout.obs_at(t)
-        self._network(self._inputs(obs) if self._is_normalized else obs[0], outputs)
+        obs = self.policy._normalized(obs) if self._is_normalized else obs
+        self._network(obs[0], outputs)
         if self._noise is None:
             distribution = self.policy._distribution(self._model.outputs(outputs))
             latents = distribution.latents(deterministic=self.deterministic)
@@ -137,10 +122,6 @@ class BlockActor:
     def finish(self, states: Leaves) -> None:
         """See `policies.Actor.finish`."""
         self._store()
-
-    def _inputs(self, obs: Leaves) -> torch.Tensor:
-        """Inputs of the networks, `[B, …]`."""
-        return self.policy._normalized(obs)[0]
 
     def _next_block(self) -> None:
         """Store the block that is complete, and begin the next one."""
@@ -160,7 +141,7 @@ class BlockActor:
         rollout.logp[start:end].flatten(0, 1).copy_(logp)
         end += end == rollout.horizon  # the observation after the last env step has a value, too
         obs = tuple(leaf[start:end].flatten(0, 1) for leaf in rollout.obs)
-        self._critic(self._inputs(obs), rollout.values[start:end].flatten(0, 1))
+        self._critic(self.policy._normalized(obs)[0], rollout.values[start:end].flatten(0, 1))
 
     def _features(self, steps: slice) -> dict[str, torch.Tensor]:
         """Features `[S·N, …]` of some env steps of the block."""

@@ -138,11 +138,11 @@ def test_gradients_and_terms_are_those_of_autograd(case: str) -> None:
 def test_storage_is_used_again_and_follows_the_networks() -> None:
     algorithm, _ = train(DISCRETE, written_out=True)
     first = algorithm._fused
-    addresses = [x.data_ptr() for x in first._actor._storage[60].outputs]
+    addresses = [x.data_ptr() for x in first._actor._storage[60][0]]
     algorithm.collect()
     algorithm.step()
     assert algorithm._fused is first
-    assert [x.data_ptr() for x in first._actor._storage[60].outputs] == addresses
+    assert [x.data_ptr() for x in first._actor._storage[60][0]] == addresses
     algorithm.policy.model.policy[0] = layer = nn.Linear(4, 16)
     gradients(algorithm.policy, algorithm.objective, first)
     assert first._actor._tensors[0].weight.data_ptr() == layer.weight.data_ptr()
@@ -245,6 +245,6 @@ def test_a_policy_that_is_sure_of_itself_leaves_no_subnormal_numbers() -> None:
     algorithm.collect()
     algorithm.step()
     (storage,) = algorithm._fused._actor._storage.values()
-    found = torch.cat([x.flatten() for x in (*storage.outputs, *storage.gradients)])
+    found = torch.cat([x.flatten() for x in (*storage[0], *storage[1])])
     assert not ((found != 0) & (found.abs() < torch.finfo(found.dtype).tiny)).any()
     assert found.isfinite().all()
