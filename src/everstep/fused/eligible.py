@@ -122,13 +122,13 @@ def _against_policy(policy: GenericPolicyBase[Any]) -> Iterator[str]:
         yield f"{type(model.outputs).__name__} is an output layer of its own"
     for network in (model.policy, model.vf_model):
         yield from _against_network(network)
-    for thing, cls in ((policy, Policy), (model, DefaultModel)):
-        yield from _patched(thing, cls)
-    for name, original in _ORIGINALS.get(policy.distribution_cls, {}).items():
-        if getattr(policy.distribution_cls, name) is not original:
-            yield f"`{policy.distribution_cls.__name__}.{name}` is patched"
-    yield from _against_calls(model)
-    yield from _against_parameters(model, policy.dtype)
+    yield from _patched(policy, type(policy), Policy)
+    yield from _patched(model, type(model), DefaultModel)
+    if policy.distribution_cls in _ORIGINALS:
+        yield from _patched(None, policy.distribution_cls, policy.distribution_cls)
+    if policy.dtype not in (torch.float32, torch.float64):
+        yield f"rollouts are in {policy.dtype}"
+    yield from _against_modules(model, policy.dtype)
 
 
 def _against_network(network: nn.Module) -> Iterator[str]:
@@ -141,37 +141,32 @@ def _against_network(network: nn.Module) -> Iterator[str]:
         yield f"networks are not linear layers with ReLU, tanh or sigmoid between them: {names}"
 
 
-def _against_calls(model: nn.Module) -> Iterator[str]:
-    """Reasons why calling the model's modules does more than their `forward`."""
+def _against_modules(model: nn.Module, dtype: torch.dtype) -> Iterator[str]:
+    """Reasons why calling a module does more than its `forward` with parameters of that dtype."""
     if torch_module._has_any_global_hook():
         yield "a global module hook is registered"
     for module in model.modules():
-        name = type(module).__name__
+        kind = type(module)
         if module._compiled_call_impl is not None:
-            yield f"{name} is compiled"
+            yield f"{kind.__name__} is compiled"
         if module._forward_hooks or module._forward_pre_hooks:
-            yield f"a forward hook is registered on {name}"
+            yield f"a forward hook is registered on {kind.__name__}"
         if module._backward_hooks or module._backward_pre_hooks:
-            yield f"a backward hook is registered on {name}"
-        yield from _patched(module, nn.Module)
-        if type(module) in _ORIGINALS:
-            yield from _patched(module, type(module))
-
-
-def _against_parameters(model: nn.Module, dtype: torch.dtype) -> Iterator[str]:
-    """Reasons why parameters are not plain tensors of the rollout's dtype."""
-    if dtype not in (torch.float32, torch.float64):
-        yield f"rollouts are in {dtype}"
-    for name, p in model.named_parameters():
-        if type(p) is not nn.Parameter or p.layout is not torch.strided:
-            yield f"`{name}` is a {type(p).__name__} of layout {p.layout}"
-        if p.dtype is not dtype:
-            yield f"`{name}` is in {p.dtype}, rollouts are in {dtype}"
-        if p._backward_hooks or p._post_accumulate_grad_hooks:
-            yield f"a hook is registered on `{name}`"
-    for module in model.modules():
-        if isinstance(module, nn.Linear) and type(module.weight) is not nn.Parameter:
-            yield f"the weight of a {type(module).__name__} is computed from other tensors"
+            yield f"a backward hook is registered on {kind.__name__}"
+        yield from _patched(module, kind, nn.Module)
+        if kind in _ORIGINALS:
+            yield from _patched(module, kind, kind)
+        if "weight" in vars(module):
+            yield f"the weight of a {kind.__name__} is computed from other tensors"
+        for name, p in module._parameters.items():
+            if p is None:
+                continue
+            if type(p) is not nn.Parameter or p.layout is not torch.strided:
+                yield f"`{name}` is a {type(p).__name__} of layout {p.layout}"
+            if p.dtype is not dtype:
+                yield f"`{name}` is in {p.dtype}, rollouts are in {dtype}"
+            if p._backward_hooks or p._post_accumulate_grad_hooks:
+                yield f"a hook is registered on `{name}`"
 
 
 def _against_gradients(policy: GenericPolicyBase[Any], objective: Any) -> Iterator[str]:
@@ -180,7 +175,7 @@ def _against_gradients(policy: GenericPolicyBase[Any], objective: Any) -> Iterat
         yield f"{getattr(type(objective), '__name__', objective)} is an objective of its own"
         return
     for cls in (ActorCritic, type(objective)):
-        yield from _patched(objective, cls)
+        yield from _patched(objective, type(objective), cls)
     kind, outputs = policy.distribution_cls, policy.model.outputs
     if kind is Categorical:
         if outputs.logits[-1] != outputs.width:
@@ -213,8 +208,11 @@ def _against_optimizer(optimizer: optim.Optimizer) -> Iterator[str]:
         yield "parameters have different dtypes or devices"
 
 
-def _patched(thing: object, cls: type) -> Iterator[str]:
-    """Methods of `cls` that are overridden by the class of `thing`, or patched."""
-    for name, original in _ORIGINALS[cls].items():
-        if getattr(type(thing), name) is not original or name in vars(thing):
-            yield f"`{type(thing).__name__}.{name}` is overridden or patched"
+def _patched(thing: Any, kind: type, cls: type) -> list[str]:
+    """Methods of `cls` that `kind` overrides, or that are patched there or on the object itself."""
+    own = getattr(thing, "__dict__", ())
+    return [
+        f"`{kind.__name__}.{name}` is overridden or patched"
+        for name, original in _ORIGINALS[cls].items()
+        if getattr(kind, name) is not original or name in own
+    ]
