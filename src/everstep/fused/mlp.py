@@ -5,6 +5,7 @@ nothing else. Storage is allocated once and reused.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -40,12 +41,12 @@ class InferenceMLP:
     def __init__(self, network: nn.Sequential, rows: int) -> None:
         layers, activations = _split(network)
         rows = min(rows, max(1, MAX_NUMBERS // max(layer.out_features for layer in layers)))
+        *hidden, self._last = [(_affine_of(x), x.weight.detach().t().contiguous()) for x in layers]
         self._hidden = [
-            (layer.bias, _transposed(layer), apply, layer.weight.new_empty(rows, len(layer.weight)))
-            for layer, (apply, _) in zip(layers, activations, strict=False)
+            (affine, weight, apply, weight.new_empty(rows, weight.shape[1]))
+            for (affine, weight), (apply, _) in zip(hidden, activations, strict=True)
         ]
-        self._bias, self._weight = layers[-1].bias, _transposed(layers[-1])
-        self._rows, self._dtype = rows, self._weight.dtype
+        self._rows, self._dtype = rows, layers[-1].weight.dtype
 
     def __call__(self, x: torch.Tensor, out: torch.Tensor) -> None:
         """Write the outputs for `x` `[B, …]` into `out` `[B, width]`."""
@@ -55,9 +56,10 @@ class InferenceMLP:
                 self(part, place)
             return
         x = _vectors(x, self._dtype)
-        for bias, weight, activate, hidden in self._hidden:
-            x = activate(_affine(bias, x, weight, hidden if rows == self._rows else hidden[:rows]))
-        _affine(self._bias, x, self._weight, out)
+        for affine, weight, apply, place in self._hidden:
+            x = apply(affine(x, weight, out=place if rows == self._rows else place[:rows]))
+        affine, weight = self._last
+        affine(x, weight, out=out)
 
 
 class TrainingMLP:
@@ -151,8 +153,9 @@ def _split(network: nn.Sequential) -> tuple[list[nn.Linear], list[Any]]:
     return layers, [ACTIVATIONS[type(module)] for module in modules[1::2]]
 
 
-def _transposed(layer: nn.Linear) -> torch.Tensor:
-    return layer.weight.detach().t().contiguous()
+def _affine_of(layer: nn.Linear) -> Any:
+    """A function of x and the transposed weight: x·weight + bias."""
+    return torch.mm if layer.bias is None else partial(torch.addmm, layer.bias.detach())
 
 
 def _vectors(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
