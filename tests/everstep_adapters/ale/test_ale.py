@@ -148,10 +148,10 @@ def test_making_one_leaves_the_metadata_of_all_as_it_was() -> None:
     assert env.env.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP
 
 
-# Doors, spaces, training.
+# Wrapping, spaces, training.
 
 
-def test_both_doors_lead_to_the_adapter() -> None:
+def test_both_ways_to_wrap_give_the_adapter() -> None:
     assert type(everstep.wrap(atari())) is ALEEnv
     made = everstep.make("ale:pong", 4, horizon=8)
     assert type(made) is ALEEnv

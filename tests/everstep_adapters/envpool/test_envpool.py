@@ -255,9 +255,9 @@ def test_several_players_are_refused() -> None:
 
 def test_other_semantics_are_refused_with_the_way_out() -> None:
     inner = envpool.make("CartPole-v1", env_type="dm", num_envs=2)
-    for door in (everstep.wrap, EnvPoolEnv):
+    for wrap in (everstep.wrap, EnvPoolEnv):
         with pytest.raises(AdapterError, match=r"`envpool.make_gymnasium`"):
-            door(inner)
+            wrap(inner)
 
 
 @pytest.mark.parametrize(

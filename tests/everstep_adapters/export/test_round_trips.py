@@ -36,7 +36,7 @@ SAME_STEP_ENVS = {name: make for name, make in ENVS.items() if not name.startswi
 NEXT_STEP_ENVS = {name: make for name, make in ENVS.items() if name.startswith("next step")}
 NEXT_STEP_ENVS["both"] = partial(Walk, NUM_ENVS, ends="both", mapping=True)
 
-DOORS: dict[str, Any] = {
+EXPORTS: dict[str, Any] = {
     "gymnasium": lambda env: everstep.wrap(to_gymnasium(env)),
     "torchrl": lambda env: everstep.wrap(to_torchrl(env, invalid_rows="keep")),
 }
@@ -96,10 +96,10 @@ def test_invalid_rows_through_torchrl_and_a_transform() -> None:
         everstep.wrap(exported, time_limit=5)
 
 
-@pytest.mark.parametrize("door", DOORS.keys())
+@pytest.mark.parametrize("export", EXPORTS.keys())
 @pytest.mark.parametrize("make", SAME_STEP_ENVS.values(), ids=SAME_STEP_ENVS.keys())
-def test_specs(make: Any, door: str) -> None:
-    native, returned = make(), DOORS[door](make())
+def test_specs(make: Any, export: str) -> None:
+    native, returned = make(), EXPORTS[export](make())
     assert returned.observation_spec == native.observation_spec
     assert returned.action_spec == native.action_spec
     assert returned.num_envs == native.num_envs
@@ -107,9 +107,9 @@ def test_specs(make: Any, door: str) -> None:
     assert native.episode_keys <= returned.episode_keys
 
 
-@pytest.mark.parametrize("door", DOORS.keys())
-def test_final_observations_stay_lost(door: str) -> None:
-    native, returned = Walk(NUM_ENVS, ends="lost"), DOORS[door](Walk(NUM_ENVS, ends="lost"))
+@pytest.mark.parametrize("export", EXPORTS.keys())
+def test_final_observations_stay_lost(export: str) -> None:
+    native, returned = Walk(NUM_ENVS, ends="lost"), EXPORTS[export](Walk(NUM_ENVS, ends="lost"))
     actions = random_actions(native, STEPS)
     lost = 0
     for want, got in zip(play(native, actions)[1:], play(returned, actions)[1:], strict=True):
@@ -132,11 +132,11 @@ def test_horizons_through_gymnasium(make: Any, mode: str) -> None:
         assert row["first"].all() == row["first"].any() == opens
 
 
-@pytest.mark.parametrize("door", DOORS.keys())
+@pytest.mark.parametrize("export", EXPORTS.keys())
 @pytest.mark.parametrize("ends", ["same step", "lost", "next step"])
-def test_what_is_learned(door: str, ends: str) -> None:
+def test_what_is_learned(export: str, ends: str) -> None:
     advantages = []
-    for env in (Walk(4, horizon=16, ends=ends), DOORS[door](Walk(4, ends=ends))):
+    for env in (Walk(4, horizon=16, ends=ends), EXPORTS[export](Walk(4, ends=ends))):
         algorithm = AlgorithmConfig(horizon=16, seed=1).build(env)
         for _ in range(2):
             algorithm.collect()

@@ -1,10 +1,10 @@
-"""Train CartPole-v1 and Pendulum-v1 through every door into the library, and print a table.
+"""Train CartPole-v1 and Pendulum-v1 through every adapter, and print a table.
 
-    python examples/doors/train.py --seeds 3
+    python examples/adapter_training/train.py --seeds 3
 
-Every door leads to the same task, is trained with the same settings for the same number of env
+Each adapter wraps the same task and is trained with the same settings for the same number of env
 steps, and should end with the same return, up to the noise of its seeds. Each run is a process of
-its own. `--doors` and `--tasks` choose some.
+its own. `--adapters` and `--tasks` choose some.
 """
 
 import argparse
@@ -80,7 +80,7 @@ def isaacgym(task: str) -> Env:
 
 
 def made(spec: str, **options: Any) -> Callable[[str], Env]:
-    """A door that is a spec string."""
+    """An environment from a spec string."""
     return lambda task: everstep.make(f"{spec}:{task}", NUM_ENVS, **options)
 
 
@@ -94,7 +94,7 @@ def processes(task: str) -> Env:
     )
 
 
-DOORS: dict[str, Callable[[str], Env]] = {
+ADAPTERS: dict[str, Callable[[str], Env]] = {
     "PyTorch, native": native,
     "Gymnasium, sync": made("gymnasium", vectorization_mode="sync"),
     "Gymnasium, async": processes,
@@ -106,10 +106,10 @@ DOORS: dict[str, Callable[[str], Env]] = {
 }
 
 
-def train(door: str, task: str, seed: int) -> dict[str, float]:
+def train(adapter: str, task: str, seed: int) -> dict[str, float]:
     """Mean return of the last 100 episodes, and env steps a second."""
     settings, steps = TASKS[task]
-    env = DOORS[door](task)
+    env = ADAPTERS[adapter](task)
     start = time.perf_counter()
     with everstep.Trainer(env, seed=seed, run_dir=None, **SETTINGS, **settings) as trainer:
         stats = trainer.run(total_env_steps=steps)
@@ -118,43 +118,45 @@ def train(door: str, task: str, seed: int) -> dict[str, float]:
     return {"return": stats["episodes/return_mean_100"], "steps_per_second": steps / seconds}
 
 
-def in_a_process(door: str, task: str, seed: int) -> dict[str, float]:
+def in_a_process(adapter: str, task: str, seed: int) -> dict[str, float]:
     """What `train` returns, from a process of its own."""
-    command = [sys.executable, __file__, "--one", door, task, str(seed)]
+    command = [sys.executable, __file__, "--one", adapter, task, str(seed)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
-def row(door: str, task: str, seeds: int) -> str:
+def row(adapter: str, task: str, seeds: int) -> str:
     """A row of the table."""
     # Vector environments seed their rows by consecutive numbers: those of two runs must not meet.
-    found = [in_a_process(door, task, 1000 * seed) for seed in range(seeds)]
+    found = [in_a_process(adapter, task, 1000 * seed) for seed in range(seeds)]
     returns = [one["return"] for one in found]
     each = ", ".join(f"{value:.0f}" for value in returns)
     speed = statistics.median(one["steps_per_second"] for one in found)
     mean, spread = statistics.mean(returns), statistics.stdev(returns)
-    return f"| {task} | {door} | {each} | {mean:.0f} ± {spread:.0f} | {speed:,.0f} |"
+    return f"| {task} | {adapter} | {each} | {mean:.0f} ± {spread:.0f} | {speed:,.0f} |"
 
 
 def main() -> None:
     """Train and print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--doors", nargs="*", default=list(DOORS), choices=list(DOORS))
+    parser.add_argument("--adapters", nargs="*", default=list(ADAPTERS), choices=list(ADAPTERS))
     parser.add_argument("--tasks", nargs="*", default=list(TASKS), choices=list(TASKS))
-    parser.add_argument("--one", nargs=3, metavar=("DOOR", "TASK", "SEED"), help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--one", nargs=3, metavar=("ADAPTER", "TASK", "SEED"), help=argparse.SUPPRESS
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.one:
-        door, task, seed = options.one
-        print(json.dumps(train(door, task, int(seed))))
+        adapter, task, seed = options.one
+        print(json.dumps(train(adapter, task, int(seed))))
         return
-    print("| task | door | last 100 episodes, seed by seed | mean | env steps a second |")
+    print("| task | adapter | last 100 episodes, seed by seed | mean | env steps a second |")
     print("|---|---|---|---|---|")
     for task in options.tasks:
-        for door in options.doors:
-            print(row(door, task, options.seeds), flush=True)
+        for adapter in options.adapters:
+            print(row(adapter, task, options.seeds), flush=True)
 
 
 if __name__ == "__main__":
