@@ -83,6 +83,7 @@ def build(memory: Any, name: str) -> Any:
     return config(**{**defaults, **options}).build(memory.Noise(spec, 64, 64, ends=ends))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_the_rollout_and_a_chunk_are_all_there_is(memory: Any, name: str) -> None:
     algorithm = build(memory, name)

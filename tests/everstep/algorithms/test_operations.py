@@ -723,6 +723,7 @@ def test_a_factorys_mistakes_are_told_before_it_is_used() -> None:
 # ---- several processes -----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("float64")
 def test_gradients_of_two_processes_applied_in_a_third_are_those_of_one() -> None:
     together, server = drifting(6), drifting(1)

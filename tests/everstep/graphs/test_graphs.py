@@ -399,6 +399,7 @@ def test_what_changes_before_every_call_is_not_recorded_for_ever() -> None:
 # The update.
 
 
+@pytest.mark.slow
 @on_every_device
 @pytest.mark.parametrize("env_cls", DUMMIES)
 @pytest.mark.parametrize(
@@ -527,6 +528,7 @@ def test_add_ons_are_part_of_the_graph() -> None:
 # The collection.
 
 
+@pytest.mark.slow
 @on_every_device
 @pytest.mark.parametrize("config", [AlgorithmConfig, RecurrentAlgorithmConfig])
 @pytest.mark.parametrize(
@@ -557,6 +559,7 @@ def test_windows_are_replayed(device: str, graph_cls: Any) -> None:
     assert graphed.executor.collection.replays == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("env_cls", "config", "env_step", "optimizer_step"),
     [
@@ -606,6 +609,7 @@ def test_an_environment_that_is_not_capturable_is_found_out(env_cls: Any, name: 
     assert graphed.executor.update.replays > 0
 
 
+@pytest.mark.slow
 @on_every_device
 def test_evaluations_in_between_are_eager_and_leave_no_trace(device: str, graph_cls: Any) -> None:
     def look(algorithm: Any, i: int) -> None:

@@ -428,6 +428,7 @@ EVERYTHING = Composite(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cls", [Policy, RecurrentPolicy])
 @pytest.mark.parametrize(
     "specs",
