@@ -108,6 +108,7 @@ def test_a_second_buffer_is_noticed(memory: Any) -> None:
     assert budget.collect.largest >= algorithm.rollout.obs[0].nbytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["episodes", "bonus", "recurrent"])
 def test_storage_stays_where_it_is(memory: Any, name: str) -> None:
     algorithm = build(memory, name)

@@ -514,6 +514,7 @@ CHANGES: list[tuple[str, Any, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "value", "fields"), CHANGES)
 def test_a_changed_algorithm_is_one_that_was_built_so(name: str, value: Any, fields: Any) -> None:
     config = {"sgd_minibatch_size": 16, "optimizer_config": {"lr": 0.01}, "vf_clip_param": 0.05}

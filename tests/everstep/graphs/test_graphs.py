@@ -256,6 +256,7 @@ def test_a_capture_that_fails_leaves_random_numbers_as_they_were() -> None:
     torch.cuda.empty_cache()  # which asserts that no capture is under way
 
 
+@pytest.mark.slow
 def test_compiled_models_are_compiled_before_they_are_recorded() -> None:
     """PyTorch compiles nothing while its operations are looked at."""
     torch._dynamo.reset()
@@ -445,6 +446,7 @@ def test_replayed_updates_are_eager_ones(
     assert graphed.executor.update.replays == 3
 
 
+@pytest.mark.slow
 @on_every_device
 @pytest.mark.parametrize(
     "options",
@@ -673,6 +675,7 @@ def test_weights_are_set_in_between(device: str, graph_cls: Any) -> None:
     assert graphed.executor.update.replays == 4
 
 
+@pytest.mark.slow
 @on_every_device
 @pytest.mark.parametrize(
     ("name", "value"),
