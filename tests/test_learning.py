@@ -24,6 +24,7 @@ def test_cartpole_is_learned_in_40_000_env_steps() -> None:
     assert evaluate(trainer.algorithm.policy, env, episodes=16)["episodes/return_mean"] >= 150
 
 
+@pytest.mark.slow
 def test_the_known_optimum_of_the_continuous_dummy_is_approached() -> None:
     """The best action moves the point to the origin at once; doing nothing is far worse."""
     trainer = Trainer(
@@ -45,6 +46,7 @@ def test_the_known_optimum_of_the_continuous_dummy_is_approached() -> None:
     assert after > -0.15
 
 
+@pytest.mark.slow
 def test_what_was_shown_first_is_remembered_with_a_memory_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

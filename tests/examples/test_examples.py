@@ -354,6 +354,7 @@ def test_no_model_does_what_cannot_be_done(model: str) -> None:
 # ---- files, tables and pictures ---------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", FILES)
 def test_files_build_and_train(file: str) -> None:
     config = TrainConfig.from_file(EXAMPLES / file, ["num_envs=8", "sgd_minibatch_size=8"])
@@ -420,6 +421,7 @@ def run_script(name: str, *arguments: str, cwd: Path) -> str:
     return ran.stdout
 
 
+@pytest.mark.slow
 def test_curves_are_the_same_picture_each_time(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     for name, scale in (("short", 1.0), ("long", 2.0)):
@@ -434,6 +436,7 @@ def test_curves_are_the_same_picture_each_time(tmp_path: Path) -> None:
     assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_the_table_of_a_world(tmp_path: Path) -> None:
     text = (EXAMPLES / "pendulum" / "train.yaml").read_text()
     small = text.replace("num_envs: 128", "num_envs: 8").replace("horizon: 128", "horizon: 8")

@@ -60,6 +60,7 @@ def test_chunks_add_up_to_the_minibatch(chunk: int, options: dict[str, Any]) -> 
         torch.testing.assert_close(parts, whole, rtol=0, atol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("chunk", [3])
 def test_chunks_of_sequences_add_up(chunk: int) -> None:

@@ -83,6 +83,7 @@ def build(memory: Any, name: str) -> Any:
     return config(**{**defaults, **options}).build(memory.Noise(spec, 64, 64, ends=ends))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_the_rollout_and_a_chunk_are_all_there_is(memory: Any, name: str) -> None:
     algorithm = build(memory, name)
@@ -107,6 +108,7 @@ def test_a_second_buffer_is_noticed(memory: Any) -> None:
     assert budget.collect.largest >= algorithm.rollout.obs[0].nbytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["episodes", "bonus", "recurrent"])
 def test_storage_stays_where_it_is(memory: Any, name: str) -> None:
     algorithm = build(memory, name)

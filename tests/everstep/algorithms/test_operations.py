@@ -514,6 +514,7 @@ CHANGES: list[tuple[str, Any, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "value", "fields"), CHANGES)
 def test_a_changed_algorithm_is_one_that_was_built_so(name: str, value: Any, fields: Any) -> None:
     config = {"sgd_minibatch_size": 16, "optimizer_config": {"lr": 0.01}, "vf_clip_param": 0.05}
@@ -723,6 +724,7 @@ def test_a_factorys_mistakes_are_told_before_it_is_used() -> None:
 # ---- several processes -----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("float64")
 def test_gradients_of_two_processes_applied_in_a_third_are_those_of_one() -> None:
     together, server = drifting(6), drifting(1)

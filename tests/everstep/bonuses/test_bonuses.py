@@ -477,6 +477,7 @@ def test_the_losses_of_chunks_add_up() -> None:
     torch.testing.assert_close(sum(parts), whole, rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_the_seen_earns_less_than_the_unseen() -> None:
     algorithm, bonus = distilling(Corner)
     for _ in range(60):

@@ -543,6 +543,7 @@ def run_export(here, capsys):
     return run_export
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*type hint:UserWarning")  # MLflow's, of its own
 def test_a_run_is_exported(run_export, my_run, here):
     import mlflow

@@ -256,6 +256,7 @@ def test_a_capture_that_fails_leaves_random_numbers_as_they_were() -> None:
     torch.cuda.empty_cache()  # which asserts that no capture is under way
 
 
+@pytest.mark.slow
 def test_compiled_models_are_compiled_before_they_are_recorded() -> None:
     """PyTorch compiles nothing while its operations are looked at."""
     torch._dynamo.reset()
@@ -399,6 +400,7 @@ def test_what_changes_before_every_call_is_not_recorded_for_ever() -> None:
 # The update.
 
 
+@pytest.mark.slow
 @on_every_device
 @pytest.mark.parametrize("env_cls", DUMMIES)
 @pytest.mark.parametrize(
@@ -444,6 +446,7 @@ def test_replayed_updates_are_eager_ones(
     assert graphed.executor.update.replays == 3
 
 
+@pytest.mark.slow
 @on_every_device
 @pytest.mark.parametrize(
     "options",
@@ -527,6 +530,7 @@ def test_add_ons_are_part_of_the_graph() -> None:
 # The collection.
 
 
+@pytest.mark.slow
 @on_every_device
 @pytest.mark.parametrize("config", [AlgorithmConfig, RecurrentAlgorithmConfig])
 @pytest.mark.parametrize(
@@ -557,6 +561,7 @@ def test_windows_are_replayed(device: str, graph_cls: Any) -> None:
     assert graphed.executor.collection.replays == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("env_cls", "config", "env_step", "optimizer_step"),
     [
@@ -606,6 +611,7 @@ def test_an_environment_that_is_not_capturable_is_found_out(env_cls: Any, name: 
     assert graphed.executor.update.replays > 0
 
 
+@pytest.mark.slow
 @on_every_device
 def test_evaluations_in_between_are_eager_and_leave_no_trace(device: str, graph_cls: Any) -> None:
     def look(algorithm: Any, i: int) -> None:
@@ -669,6 +675,7 @@ def test_weights_are_set_in_between(device: str, graph_cls: Any) -> None:
     assert graphed.executor.update.replays == 4
 
 
+@pytest.mark.slow
 @on_every_device
 @pytest.mark.parametrize(
     ("name", "value"),

@@ -360,6 +360,7 @@ def exported(policy: Any, path: Path) -> Any:
     return mlflow.pyfunc.load_model(str(path))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("specs", "arguments"),
     [
@@ -406,6 +407,7 @@ def test_what_the_policy_remembers_goes_in_and_out(tmp_path: Path) -> None:
         torch.testing.assert_close(torch.tensor(array), after[name])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model_cls", [Padded, Rolling])
 def test_windows_are_exported(model_cls: Any, tmp_path: Path) -> None:
     policy = make(OBS, CHOICE, model_cls=model_cls)
@@ -428,6 +430,7 @@ EVERYTHING = Composite(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cls", [Policy, RecurrentPolicy])
 @pytest.mark.parametrize(
     "specs",

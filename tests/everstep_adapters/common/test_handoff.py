@@ -108,6 +108,7 @@ print("alive")
 """
 
 
+@pytest.mark.slow
 def test_negative_strides_do_not_end_the_process() -> None:
     safe = "from everstep_adapters.common.handoff import borrow; assert borrow(array)[0] == 3"
     found = subprocess.run(
@@ -117,6 +118,7 @@ def test_negative_strides_do_not_end_the_process() -> None:
     assert found.stdout.strip() == "alive"
 
 
+@pytest.mark.slow
 def test_negative_strides_do_end_a_process_without_it() -> None:
     found = subprocess.run(
         [sys.executable, "-c", NEGATIVE.format(line="torch.from_dlpack(array)")],

@@ -299,6 +299,7 @@ def test_the_repr_shows_what_was_detected() -> None:
     )
 
 
+@pytest.mark.slow
 def test_gymnasium_is_imported_late_and_its_absence_explained() -> None:
     code = """
 import sys

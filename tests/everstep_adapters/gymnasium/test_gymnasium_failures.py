@@ -282,6 +282,7 @@ everstep.make("gymnasium:CartPole-v1", 1, vectorization_mode="async")
 """
 
 
+@pytest.mark.slow
 def test_workers_that_fail_to_start_are_explained(tmp_path: Path) -> None:
     script = tmp_path / "at_import.py"
     script.write_text(STARTED_AT_IMPORT)

@@ -38,7 +38,7 @@ def sweep() -> ModuleType:
     [
         ("CartPole-v1", "default", "gymnasium"),
         ("Blackjack-v1", "sync SAME_STEP", "gymnasium"),
-        ("FrozenLake-v1", "async NEXT_STEP", "gymnasium"),
+        pytest.param("FrozenLake-v1", "async NEXT_STEP", "gymnasium", marks=pytest.mark.slow),
         ("InvertedPendulum-v5", "sync DISABLED", "mujoco"),
         ("LunarLanderContinuous-v3", "sync NEXT_STEP", "Box2D"),
     ],

@@ -380,6 +380,7 @@ def test_the_example_falls_the_way_it_is_pushed_from() -> None:
     torch.testing.assert_close(obs, torch.stack([expected, -expected]))
 
 
+@pytest.mark.slow
 def test_the_example_is_learned(monkeypatch: pytest.MonkeyPatch) -> None:
     """A random policy's mean return is about 20."""
     monkeypatch.syspath_prepend(str(EXAMPLE.parents[2]))

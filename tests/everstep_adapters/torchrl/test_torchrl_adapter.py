@@ -86,6 +86,7 @@ def test_rows_of_environments_one_after_the_other() -> None:
     check_stream(TorchRLEnv(serial()), MIXED)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("float64")
 def test_rows_of_processes() -> None:
     env = TorchRLEnv(parallel())
