@@ -1,5 +1,6 @@
 """The Gymnasium vector environment that `to_gymnasium` returns."""
 
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -8,13 +9,14 @@ import torch
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from tensordict import TensorDict
+from torch.utils._pytree import tree_map
 
 from everstep.data import DataKeys
 from everstep.env import Env
 from everstep.errors import AdapterError, EnvError
 
 from .horizon import render_env, seed_env
-from .spaces import export_spec, take
+from .spaces import export_spec
 
 Array = npt.NDArray[Any]
 
@@ -125,7 +127,7 @@ class EverstepVectorEnv(VectorEnv[Any, Any, Any]):
         values = self._observation.to_numpy(final_obs, copy=True)
         objects = np.full(self.num_envs, None, dtype=object)
         for i in np.flatnonzero(done).tolist():
-            objects[i] = take(values, i)
+            objects[i] = tree_map(itemgetter(i), values)
         return objects
 
     def _check_mode(self, first: npt.NDArray[np.bool_], done: npt.NDArray[np.bool_]) -> None:

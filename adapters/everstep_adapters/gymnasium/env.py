@@ -1,6 +1,6 @@
 """The environment that wraps Gymnasium's vector environments."""
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 from tensordict import TensorDict
@@ -13,17 +13,15 @@ from ..common.actions import ActionBounds, ActionCheck
 from ..common.autoreset import parse_mode
 from ..common.libraries import creating, is_loaded_instance, pop_options, require, wrap_or_close
 from ..common.specs import compose_spec, describe_spec
-from .actions import Actions, make_actions
-from .endings import EpisodeClock, make_endings
-from .modes import pending_survives_reset, resolve_mode
-from .probe import Evidence, probe_autoreset
-from .rows import RowMemory, pick
-from .spaces import observation_parts, where
-from .tensor_rows import TensorActions, TensorRows, is_of_tensors, needs_host
-from .workers import make_calls
 
+# All other modules of the folder import Gymnasium, so this one imports them when an environment is
+# wrapped.
 if TYPE_CHECKING:
     from gymnasium.vector import AutoresetMode, VectorEnv
+
+    from .actions import Actions
+    from .probe import Evidence
+    from .tensor_rows import TensorActions, TensorRows
 
 _NEEDED = "Gymnasium 1.1 or newer is needed: pip install 'gymnasium>=1.1'"
 
@@ -98,6 +96,13 @@ class GymnasiumEnv(Env):
         step_timeout: None | float = 600.0,
     ) -> None:
         require("gymnasium.vector", "AutoresetMode", _NEEDED)
+        from .actions import make_actions
+        from .endings import EpisodeClock, make_endings
+        from .modes import resolve_mode
+        from .rows import RowMemory
+        from .spaces import observation_parts
+        from .workers import make_calls
+
         if not GymnasiumEnv.matches(env):
             received = f"`env` must be a `gymnasium.vector.VectorEnv`; got {type(env).__name__}."
             raise AdapterError(f"{received} {GymnasiumEnv.suggest(env)}".strip())
@@ -205,24 +210,22 @@ class GymnasiumEnv(Env):
         if self._tensors is not None:
             return self._tensors.reset(observation)
         self._memory.writable().read_obs(observation)
-        first: torch.Tensor | TensorDict = self._memory.publish()[DataKeys.OBS]
-        return first
+        return cast("torch.Tensor | TensorDict", self._memory.publish()[DataKeys.OBS])
 
     def _use_tensors(self, observation: Any) -> None:
         """Send actions and read rows without the host, if the environment uses tensors."""
+        from .rows import pick
+        from .spaces import where
+        from .tensor_rows import TensorActions, TensorRows, is_of_tensors, needs_host
+
         path = self._parts[0].path
         leaf = pick(observation, path, where(DataKeys.OBS, path))
         if not is_of_tensors(leaf):
             return
         self._sender = TensorActions(self._actions, leaf)
         if not needs_host(self._parts, self.autoreset_mode) and not self._clock.is_limited:
-            self._tensors = TensorRows(
-                self._parts,
-                self.num_envs,
-                torch.device(self.device),
-                self.autoreset_mode,
-                survives_reset=pending_survives_reset(self.env),
-            )
+            device = torch.device(self.device)
+            self._tensors = TensorRows(self.env, self._parts, device, self.autoreset_mode)
 
     def step(self, action: torch.Tensor | TensorDict) -> TensorDict:
         """The row of an env step: `obs`, `rewards` and the episode keys; see the module.
@@ -302,12 +305,14 @@ class GymnasiumEnv(Env):
             f"copy from cpu to {device}; actions back through one"
         )
 
-    def probe(self) -> Evidence:
+    def probe(self) -> "Evidence":
         """The autoreset mode, determined by stepping the environment. Reset it afterwards.
 
         It is stepped from a fixed seed with random actions, to the end of an episode, unless its
         class has only one mode.
         """
+        from .probe import probe_autoreset
+
         return probe_autoreset(self.env, self._calls)
 
     def render(self) -> Any:

@@ -207,10 +207,8 @@ class RowMemory:
         for i, flag in enumerate(flags):
             slots[(flag,)] = Slot(tuple(array[i] for array in shared.arrays), shared.tensor[i])
 
-        self.data = TensorDict({}, batch_size=[num_envs], device=device)
-        for key, slot in slots.items():
-            self.data.set(key, slot.tensor)
-        self.data.lock_()
+        tensors: Any = {key: slot.tensor for key, slot in slots.items()}
+        self.data = TensorDict(tensors, batch_size=[num_envs], device=device, lock=True)
         self._rows = [_make_row(parts, slots, side) for side in range(len(shared.arrays))]
         self._is_staged = len(self._rows) > 1
 

@@ -13,7 +13,7 @@ Three interfaces are distinguished by their members, never by names of classes:
 from collections.abc import Mapping, Sequence
 from functools import reduce
 from operator import getitem
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from tensordict import TensorDict
@@ -140,8 +140,7 @@ class Task:
     @property
     def clock(self) -> torch.Tensor:
         """Env steps since the reset of each environment, `[N]`; the task's own memory."""
-        clock: torch.Tensor = getattr(self.env, self.clock_name)
-        return clock
+        return cast(torch.Tensor, getattr(self.env, self.clock_name))
 
     def set_clock(self, value: float) -> None:
         """Set the number of env steps since the reset of every environment."""
@@ -168,8 +167,7 @@ class Task:
         """
         zeros = self.method("zero_actions")
         if zeros is not None:
-            actions: torch.Tensor = zeros()
-            return actions
+            return cast(torch.Tensor, zeros())
         counts = (getattr(self.env, name, None) for name in ("num_actions", "num_acts"))
         count = next((count for count in counts if isinstance(count, int)), None)
         if count is None:

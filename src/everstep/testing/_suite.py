@@ -6,22 +6,15 @@ from typing import Any
 
 from ..data import Device
 from ..env import Env
-from ._checks_asynchronous import check_asynchronous
-from ._checks_bootstrap import check_bootstrap
-from ._checks_capture import check_capturable
-from ._checks_episodes import check_all_end, check_none_end, check_some_end
-from ._checks_final import check_final_obs, check_invalid_rows
-from ._checks_lifecycle import (
-    check_close,
-    check_later_resets,
-    check_process,
-    check_reseed,
-    check_reset,
-    check_seed,
-)
-from ._checks_memory import check_action_forms, check_actions_unwritten, check_memory
-from ._checks_rows import check_description, check_rows, check_specs
-from ._checks_state import check_state
+from . import _checks_asynchronous as asynchronous
+from . import _checks_bootstrap as bootstrap
+from . import _checks_capture as capture
+from . import _checks_episodes as episodes
+from . import _checks_final as final
+from . import _checks_lifecycle as lifecycle
+from . import _checks_memory as memory
+from . import _checks_rows as rows
+from . import _checks_state as state
 from ._player import forked_generators
 from ._results import CheckResult, NotApplicable, Unplayable, Violation
 from ._structure import attempt
@@ -34,27 +27,27 @@ Check = Callable[[Subject], None]
 CHECKS: dict[str, Check] = {
     check.__name__.removeprefix("check_"): check
     for check in (
-        check_process,  # first: later checks may already see changed settings
-        check_specs,
-        check_rows,
-        check_none_end,
-        check_some_end,
-        check_all_end,
-        check_final_obs,
-        check_invalid_rows,
-        check_bootstrap,
-        check_seed,
-        check_reseed,
-        check_later_resets,
-        check_reset,
-        check_memory,
-        check_actions_unwritten,
-        check_action_forms,
-        check_state,
-        check_capturable,
-        check_asynchronous,
-        check_close,
-        check_description,
+        lifecycle.check_process,  # first: later checks may already see changed settings
+        rows.check_specs,
+        rows.check_rows,
+        episodes.check_none_end,
+        episodes.check_some_end,
+        episodes.check_all_end,
+        final.check_final_obs,
+        final.check_invalid_rows,
+        bootstrap.check_bootstrap,
+        lifecycle.check_seed,
+        lifecycle.check_reseed,
+        lifecycle.check_later_resets,
+        lifecycle.check_reset,
+        memory.check_memory,
+        memory.check_actions_unwritten,
+        memory.check_action_forms,
+        state.check_state,
+        capture.check_capturable,
+        asynchronous.check_asynchronous,
+        lifecycle.check_close,
+        rows.check_description,
     )
 }
 
