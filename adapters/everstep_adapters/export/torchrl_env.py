@@ -59,6 +59,7 @@ class EverstepEnvBase(EnvBase):  # type: ignore[misc]
 
     def _set_specs(self) -> None:
         rows = [*self.batch_size, 1]
+        common = {"shape": self.batch_size, "device": self.device}
 
         def flag() -> TensorSpec:
             return Categorical(2, shape=torch.Size(rows), dtype=torch.bool, device=self.device)
@@ -66,31 +67,23 @@ class EverstepEnvBase(EnvBase):  # type: ignore[misc]
         def batched(spec: TensorSpec) -> TensorSpec:
             return spec.to(self.device).expand(*self.batch_size, *spec.shape)
 
-        observation = Composite(shape=self.batch_size, device=self.device)
-        for path, leaf in zip(
-            self._paths, leaf_specs(self.env.observation_spec).values(), strict=True
-        ):
+        observation = Composite(**common)
+        leaves = leaf_specs(self.env.observation_spec).values()
+        for path, leaf in zip(self._paths, leaves, strict=True):
             observation[path] = batched(leaf)
         if self._has_invalid:
             observation[DataKeys.VALID], observation[IS_INIT] = flag(), flag()
         self.observation_spec = observation
-        self.full_action_spec = Composite(
-            action=batched(self.env.action_spec), shape=self.batch_size, device=self.device
-        )
+        self.full_action_spec = Composite(action=batched(self.env.action_spec), **common)
         self.reward_spec = Unbounded(rows, dtype=self._rewards_dtype, device=self.device)
-        self.full_done_spec = Composite(
-            {key: flag() for key in _DONE},
-            shape=self.batch_size,
-            device=self.device,
-        )
+        self.full_done_spec = Composite({key: flag() for key in _DONE}, **common)
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         """The results of an env step, with the final observation of rows whose episode ended."""
         self._check_step(tensordict)
         outcome = self.env.step(tensordict.get("action"))
-        terminated, truncated = (
-            self._flag(outcome, key) for key in (DataKeys.TERMINATED, DataKeys.TRUNCATED)
-        )
+        terminated = self._flag(outcome, DataKeys.TERMINATED)
+        truncated = self._flag(outcome, DataKeys.TRUNCATED)
         self._obs, self._ended = outcome[DataKeys.OBS], terminated | truncated
         rewards = outcome[DataKeys.REWARDS]
         out = self._observed(self._before_reset(outcome, terminated))

@@ -93,9 +93,8 @@ class EverstepVectorEnv(VectorEnv[Any, Any, Any]):
         with torch.no_grad():
             outcome = self.env.step(self._action.to_torch(actions, self._device))
         rewards = outcome[DataKeys.REWARDS].reshape(self.num_envs).numpy(force=True)
-        terminated, truncated = (
-            self._flag(outcome, key) for key in (DataKeys.TERMINATED, DataKeys.TRUNCATED)
-        )
+        terminated = self._flag(outcome, DataKeys.TERMINATED)
+        truncated = self._flag(outcome, DataKeys.TRUNCATED)
         infos = self._infos(outcome, terminated | truncated)
         observations = self._observed(outcome[DataKeys.OBS])
         return observations, rewards.astype(np.float64), terminated, truncated, infos

@@ -163,12 +163,9 @@ class TensorRows:
         available, final = self._final(obs, infos, done)
         lost = rows[DataKeys.TRUNCATED] & ~rows[DataKeys.TERMINATED] & ~available
         rows[DataKeys.FIRST] = done
-        rows[DataKeys.FINAL_OBS] = self._show(
-            [
-                torch.where(align(available, leaf), there, fill_nan(leaf, lost))
-                for leaf, there in zip(obs, final, strict=True)
-            ]
-        )
+        pairs = zip(obs, final, strict=True)
+        leaves = [torch.where(align(available, x), y, fill_nan(x, lost)) for x, y in pairs]
+        rows[DataKeys.FINAL_OBS] = self._show(leaves)
 
     def _final(
         self, obs: list[torch.Tensor], infos: dict[str, Any], done: torch.Tensor

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from tensordict import TensorDict
@@ -149,8 +149,7 @@ class _Chosen(Distribution):
     """Distribution whose samples are the suite's actions."""
 
     def sample(self) -> torch.Tensor | TensorDict:
-        action: torch.Tensor | TensorDict = self.model.player.choose()
-        return action
+        return cast(torch.Tensor | TensorDict, self.model.player.choose())
 
     def deterministic_sample(self) -> torch.Tensor | TensorDict:
         return self.sample()

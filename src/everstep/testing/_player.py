@@ -14,17 +14,11 @@ from ..data import DataKeys, Device
 from ..env import Env
 from ..specs import Leaves, Structure
 from ._results import Unmakeable, Unresettable, Violation
-from ._structure import (
-    attempt,
-    check_members,
-    check_obs,
-    check_outcome,
-    episode_keys,
-    with_index,
-)
+from ._structure import attempt, check_members, check_obs, check_outcome, episode_keys, with_index
 from ._subject import Subject
 
-_FLAGS = (DataKeys.TERMINATED, DataKeys.TRUNCATED, DataKeys.FIRST, DataKeys.VALID)
+#: Flags of a row.
+FLAGS = (DataKeys.TERMINATED, DataKeys.TRUNCATED, DataKeys.FIRST, DataKeys.VALID)
 
 
 @dataclass(frozen=True)
@@ -64,7 +58,7 @@ class Row:
         """Results of the env step, by name."""
         groups = {DataKeys.OBS: self.next_obs, DataKeys.FINAL_OBS: self.final_obs}
         leaves = {f"{key} {i}": x for key, xs in groups.items() for i, x in enumerate(xs)}
-        flags = {key: cast(torch.Tensor, getattr(self, key)) for key in _FLAGS}
+        flags = {key: cast(torch.Tensor, getattr(self, key)) for key in FLAGS}
         return {DataKeys.REWARDS: self.rewards, **leaves, **flags}
 
 
@@ -185,9 +179,9 @@ class Player(AbstractContextManager["Player"]):
     def copy_row(self, obs: Leaves, outcome: Any) -> Row:
         """Copies of the result of an env step from `obs`, `[N, …]`."""
         declared = episode_keys(self.env)
-        flags = {key: torch.zeros(self.env.num_envs, dtype=torch.bool) for key in _FLAGS}
+        flags = {key: torch.zeros(self.env.num_envs, dtype=torch.bool) for key in FLAGS}
         flags[DataKeys.VALID] = ~flags[DataKeys.VALID]
-        flags |= {key: copy(outcome[key]).squeeze(-1) for key in declared.intersection(_FLAGS)}
+        flags |= {key: copy(outcome[key]).squeeze(-1) for key in declared.intersection(FLAGS)}
         final: Leaves = ()
         if DataKeys.FINAL_OBS in declared:
             final = copies(self.observation.flatten(outcome[DataKeys.FINAL_OBS]))

@@ -126,22 +126,12 @@ def iterate_checks(
     make_env: Callable[[int, int, Device], Env], **attributes: Any
 ) -> Iterator[CheckResult]:
     """Iterator of the results of all checks, each run when it is asked for; see `run_checks`."""
-    subject = _MadeBy(make_env, attributes)
+    subject: Subject = type("Subject", (Subject,), {"make_env": staticmethod(make_env)})()
+    for name, value in attributes.items():
+        if not hasattr(Subject, name):
+            raise TypeError(f"`run_checks` has no option {name!r}.")
+        setattr(subject, name, value)
     return (_result(subject, name, check) for name, check in CHECKS.items())
-
-
-class _MadeBy(Subject):
-    def __init__(
-        self, make_env: Callable[[int, int, Device], Env], attributes: dict[str, Any]
-    ) -> None:
-        for name, value in attributes.items():
-            if not hasattr(Subject, name):
-                raise TypeError(f"`run_checks` has no option {name!r}.")
-            setattr(self, name, value)
-        self._make_env = make_env
-
-    def make_env(self, num_envs: int, horizon: int, device: Device) -> Env:
-        return self._make_env(num_envs, horizon, device)
 
 
 def _result(subject: Subject, name: str, check: Check) -> CheckResult:
