@@ -15,16 +15,6 @@ if TYPE_CHECKING:
     from .isaacgym import IsaacGymEnv as IsaacGymEnv
     from .torchrl import TorchRLEnv as TorchRLEnv
 
-__all__ = [
-    "ALEEnv",
-    "EnvPoolEnv",
-    "GymnasiumEnv",
-    "IsaacGymEnv",
-    "TorchRLEnv",
-    "to_gymnasium",
-    "to_torchrl",
-]
-
 _MODULES = {
     "ALEEnv": "ale",
     "EnvPoolEnv": "envpool",
@@ -34,6 +24,8 @@ _MODULES = {
     "to_gymnasium": "export",
     "to_torchrl": "export",
 }
+
+__all__ = list(_MODULES)
 
 
 def __getattr__(name: str) -> Any:

@@ -1,7 +1,8 @@
 """Calls to a wrapped environment: its errors become `EnvError`, and a closed one is not called."""
 
-from typing import Any
+from typing import Any, ClassVar
 
+from everstep.env import has_halves
 from everstep.errors import EnvError, EverstepError
 
 #: Raised by Python when the other end of a pipe is gone.
@@ -64,7 +65,14 @@ class Calls:
 
 
 class VectorCalls(Calls):
-    """Calls to a Gymnasium vector environment that steps in this process."""
+    """Calls to a Gymnasium vector environment."""
+
+    #: Names of the methods that begin an env step in the background and complete it, if there are
+    #: such methods.
+    halves: ClassVar[None | tuple[str, str]] = None
+
+    #: Whether an env step runs in the background.
+    _has_begun = False
 
     def reset(self, *, seed: None | int = None, options: None | dict[str, Any] = None) -> Any:
         """The environment's `reset`: observations and infos.
@@ -96,16 +104,28 @@ class VectorCalls(Calls):
 
     @property
     def asynchronous(self) -> bool:
-        """Whether the rows are stepped between `send` and `receive`, rather than in `receive`."""
-        return False
+        """Whether the rows are stepped between `send` and `receive`, rather than in `receive`.
+
+        False in wrappers, which have no such methods of their own.
+        """
+        env, halves = self._env, self.halves
+        return halves is not None and env is env.unwrapped and has_halves(env, halves[0])
 
     def send(self, actions: Any) -> None:
         """Begin an env step, which `receive` completes."""
-        self._actions = actions  # nothing runs in the background here
+        if self.halves is not None and self.asynchronous:
+            self.call(self.halves[0], actions)
+            self._has_begun = True
+        else:
+            self._actions = actions
 
     def receive(self) -> Any:
         """The result of the env step that `send` began, as `step` returns it."""
-        return self.step(self._actions)
+        if self.halves is None or not self._has_begun:
+            return self.step(self._actions)
+        returned = self.call(self.halves[1])
+        self._has_begun = False
+        return returned
 
 
 def error_text(error: Exception) -> str:

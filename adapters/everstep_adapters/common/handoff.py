@@ -93,8 +93,7 @@ def to_numpy(value: Any) -> npt.NDArray[Any]:
         return value
     if isinstance(value, torch.Tensor):
         tensor = value.float() if value.dtype is torch.bfloat16 else value  # NumPy has none
-        array: npt.NDArray[Any] = tensor.numpy(force=True)
-        return array
+        return tensor.numpy(force=True)
     if hasattr(value, "__dlpack_device__") and not hasattr(value, "__array__"):
         return to_numpy(borrow(value))
     return np.asarray(value)
@@ -256,8 +255,7 @@ class Downlink:
         host.copy_(tensor, non_blocking=True)
         self._copied.record(torch.cuda.current_stream(tensor.device))
         self._copied.synchronize()
-        array: npt.NDArray[Any] = host.numpy()
-        return array
+        return host.numpy()
 
 
 def indexed(device: str | torch.device) -> torch.device:

@@ -4,9 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
+from torch.utils._pytree import tree_map
 
-from everstep.env import has_halves
 from everstep.errors import AdapterError, EnvError
 
 from .calls import VectorCalls
@@ -19,18 +18,20 @@ _MAX_SEED = 2**31
 class PoolCalls(VectorCalls):
     """Calls to a pool. Rows are returned in the order of their ids, whichever was ready first."""
 
+    halves = ("send", "recv")
+
     #: Makes the pool again with another seed, for pools whose seed is an option of the constructor.
     remake: None | Callable[[int], Any] = None
 
     def __init__(self, env: Any) -> None:
         super().__init__(env)
         self._ids = np.arange(env.num_envs)
-        self._was_reset = self._has_begun = False
+        self._was_reset = False
 
     def reset(self, *, seed: None | int = None, options: None | dict[str, Any] = None) -> Any:
         """See `VectorCalls.reset`."""
         if self._has_begun and not self._closed:  # an error interrupted an env step: take its rows
-            self._received()
+            super().receive()
         self._was_reset = True
         if seed is not None:
             seed %= _MAX_SEED - len(self._ids)
@@ -49,28 +50,15 @@ class PoolCalls(VectorCalls):
         self._check_reset()
         return self._sorted(super().step(actions))
 
-    @property
-    def asynchronous(self) -> bool:
-        """See `VectorCalls.asynchronous`. Wrappers have no `send` of their own."""
-        return self._env is self._env.unwrapped and has_halves(self._env, "send")
-
     def send(self, actions: Any) -> None:
         """See `VectorCalls.send`. The threads begin at once."""
         if self.asynchronous:
             self._check_reset()
-            self.call("send", actions)
-            self._has_begun = True
-        else:
-            super().send(actions)
+        super().send(actions)
 
     def receive(self) -> Any:
         """See `VectorCalls.receive`."""
-        return self._sorted(self._received()) if self._has_begun else super().receive()
-
-    def _received(self) -> Any:
-        returned = self.call("recv")
-        self._has_begun = False
-        return returned
+        return self._sorted(super().receive())
 
     def _check_reset(self) -> None:
         if not self._was_reset:
@@ -87,18 +75,12 @@ class PoolCalls(VectorCalls):
                 f"{self.name} returned the environments {np.asarray(ids).tolist()}, and every env "
                 f"step needs all {len(self._ids)}. Make it with `batch_size` equal to `num_envs`."
             )
-        return _take(returned, order)
 
+        def take(value: Any) -> Any:
+            has_rows = isinstance(value, np.ndarray) and value.shape[:1] == order.shape
+            return value[order] if has_rows else value
 
-def _take(value: Any, order: npt.NDArray[Any]) -> Any:
-    """A copy of nested mappings and tuples whose arrays of one entry a row are in `order`."""
-    if isinstance(value, dict):
-        return {key: _take(child, order) for key, child in value.items()}
-    if isinstance(value, tuple):
-        return tuple(_take(child, order) for child in value)
-    if isinstance(value, np.ndarray) and value.shape[:1] == order.shape:
-        return value[order]
-    return value
+        return tree_map(take, returned)
 
 
 def is_envpool(env: Any) -> bool:

@@ -15,16 +15,8 @@ import torch
 from gymnasium import spaces
 from tensordict import TensorDict
 from torch.nn.functional import one_hot
-from torchrl.data import (
-    Binary,
-    Bounded,
-    Categorical,
-    Composite,
-    MultiCategorical,
-    OneHot,
-    TensorSpec,
-    Unbounded,
-)
+from torchrl.data import TensorSpec
+from torchrl.data import tensor_specs as specs
 
 from everstep.errors import AdapterError
 from everstep.specs import options
@@ -140,7 +132,7 @@ def export_spec(name: str, spec: TensorSpec, num_envs: int, *, is_action: bool) 
         AdapterError: If there is no space for the spec.
 
     """
-    if isinstance(spec, Composite):
+    if isinstance(spec, specs.Composite):
         children = {
             key: export_spec(f"{name}[{key!r}]", child, num_envs, is_action=is_action)
             for key, child in spec.items()
@@ -150,34 +142,26 @@ def export_spec(name: str, spec: TensorSpec, num_envs: int, *, is_action: bool) 
         # Gymnasium sorts the keys of every other mapping.
         space = spaces.Dict(OrderedDict((key, child.space) for key, child in children.items()))
         return ExportedMapping(name, children, space, num_envs)
-    groups = tuple(options(spec)) if is_action and isinstance(spec, OneHot) else ()
-    leaf_space = _leaf_space(name, spec)
-    if groups:
-        leaf_space = spaces.Discrete(groups[0])
-        if len(groups) > 1:
-            leaf_space = spaces.MultiDiscrete(list(groups))
-    return ExportedLeaf(name, spec, leaf_space, num_envs, groups)
-
-
-def take(values: Any, i: int) -> Any:
-    """Value `i` of a batch of a space's values."""
-    if isinstance(values, dict):
-        return {key: take(value, i) for key, value in values.items()}
-    return values[i]
+    groups = tuple(options(spec)) if is_action and isinstance(spec, specs.OneHot) else ()
+    if not groups:
+        return ExportedLeaf(name, spec, _leaf_space(name, spec), num_envs)
+    one = len(groups) == 1
+    choices: Space = spaces.Discrete(groups[0]) if one else spaces.MultiDiscrete(list(groups))
+    return ExportedLeaf(name, spec, choices, num_envs, groups)
 
 
 def _leaf_space(name: str, spec: TensorSpec) -> Space:
     """The space of a leaf. The order of the cases is that of torchrl's subclasses."""
-    if isinstance(spec, MultiCategorical):
+    if isinstance(spec, specs.MultiCategorical):
         counts = np.broadcast_to(spec.nvec.numpy(force=True), tuple(spec.shape))
         return spaces.MultiDiscrete(counts)
-    if isinstance(spec, Binary | OneHot):
+    if isinstance(spec, specs.Binary | specs.OneHot):
         return spaces.MultiBinary(list(spec.shape) if spec.ndim > 1 else spec.shape.numel())
-    if isinstance(spec, Categorical):
+    if isinstance(spec, specs.Categorical):
         n = int(spec.space.n)
         one = spec.shape.numel() == 1
         return spaces.Discrete(n) if one else spaces.MultiDiscrete(np.full(tuple(spec.shape), n))
-    if isinstance(spec, Bounded | Unbounded):
+    if isinstance(spec, specs.Bounded | specs.Unbounded):
         return _box(spec)
     raise AdapterError(
         f"`{name}` has no Gymnasium space: its spec is {type(spec).__name__}. Use one of Bounded, "
@@ -185,11 +169,11 @@ def _leaf_space(name: str, spec: TensorSpec) -> Space:
     )
 
 
-def _box(spec: Bounded | Unbounded) -> Space:
+def _box(spec: specs.Bounded | specs.Unbounded) -> Space:
     """`Box` of the spec's dtype; integers without bounds have those of their dtype."""
     dtype = np.dtype(_NUMPY.get(spec.dtype, str(spec.dtype).removeprefix("torch.")))
     shape = tuple(spec.shape)
-    if isinstance(spec, Bounded):
+    if isinstance(spec, specs.Bounded):
         ends = (to_numpy(end) for end in (spec.space.low, spec.space.high))
         low, high = (np.broadcast_to(end, shape).astype(dtype) for end in ends)
         return spaces.Box(low, high, shape, dtype.type)

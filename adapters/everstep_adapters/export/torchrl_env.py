@@ -1,6 +1,6 @@
 """The TorchRL environment that `to_torchrl` returns."""
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -12,32 +12,21 @@ from everstep.env import Env
 from everstep.errors import AdapterError
 from everstep.specs import Leaves, Structure, leaf_specs
 
-from ..common.exported import Exported
 from ..common.rows import align, fill_nan
 from .horizon import render_env, seed_env
-
-#: What TorchRL, or the exported environment, writes beside the observation.
-RESERVED = frozenset(
-    [
-        "action",
-        "reward",
-        "done",
-        "terminated",
-        "truncated",
-        "next",
-        "_reset",
-        "_step",
-        "valid",
-        "is_init",
-    ]
-)
 
 #: True in the first row of an episode; the key of TorchRL's own `InitTracker`, which does not
 #: recognise invalid rows.
 IS_INIT = "is_init"
 
+#: The flags by which TorchRL ends episodes.
+_DONE = ("done", "terminated", "truncated")
 
-class EverstepEnvBase(EnvBase, Exported):  # type: ignore[misc]
+#: What TorchRL, or the exported environment, writes beside the observation.
+RESERVED = {"action", "reward", *_DONE, "next", "_reset", "_step", DataKeys.VALID, IS_INIT}
+
+
+class EverstepEnvBase(EnvBase):  # type: ignore[misc]
     """An Everstep environment as a TorchRL environment of batch size `[num_envs]`.
 
     See `to_torchrl`. All that it returns is in memory of its own.
@@ -70,6 +59,7 @@ class EverstepEnvBase(EnvBase, Exported):  # type: ignore[misc]
 
     def _set_specs(self) -> None:
         rows = [*self.batch_size, 1]
+        common = {"shape": self.batch_size, "device": self.device}
 
         def flag() -> TensorSpec:
             return Categorical(2, shape=torch.Size(rows), dtype=torch.bool, device=self.device)
@@ -77,31 +67,23 @@ class EverstepEnvBase(EnvBase, Exported):  # type: ignore[misc]
         def batched(spec: TensorSpec) -> TensorSpec:
             return spec.to(self.device).expand(*self.batch_size, *spec.shape)
 
-        observation = Composite(shape=self.batch_size, device=self.device)
-        for path, leaf in zip(
-            self._paths, leaf_specs(self.env.observation_spec).values(), strict=True
-        ):
+        observation = Composite(**common)
+        leaves = leaf_specs(self.env.observation_spec).values()
+        for path, leaf in zip(self._paths, leaves, strict=True):
             observation[path] = batched(leaf)
         if self._has_invalid:
             observation[DataKeys.VALID], observation[IS_INIT] = flag(), flag()
         self.observation_spec = observation
-        self.full_action_spec = Composite(
-            action=batched(self.env.action_spec), shape=self.batch_size, device=self.device
-        )
+        self.full_action_spec = Composite(action=batched(self.env.action_spec), **common)
         self.reward_spec = Unbounded(rows, dtype=self._rewards_dtype, device=self.device)
-        self.full_done_spec = Composite(
-            {key: flag() for key in ("done", "terminated", "truncated")},
-            shape=self.batch_size,
-            device=self.device,
-        )
+        self.full_done_spec = Composite({key: flag() for key in _DONE}, **common)
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         """The results of an env step, with the final observation of rows whose episode ended."""
         self._check_step(tensordict)
         outcome = self.env.step(tensordict.get("action"))
-        terminated, truncated = (
-            self._flag(outcome, key) for key in (DataKeys.TERMINATED, DataKeys.TRUNCATED)
-        )
+        terminated = self._flag(outcome, DataKeys.TERMINATED)
+        truncated = self._flag(outcome, DataKeys.TRUNCATED)
         self._obs, self._ended = outcome[DataKeys.OBS], terminated | truncated
         rewards = outcome[DataKeys.REWARDS]
         out = self._observed(self._before_reset(outcome, terminated))
@@ -133,8 +115,7 @@ class EverstepEnvBase(EnvBase, Exported):  # type: ignore[misc]
         self._ended = None
         leaves = self._observation.flatten(self._obs)
         out = self._observed(tuple(leaf.clone() for leaf in leaves))
-        for key in ("done", "terminated", "truncated"):
-            out.set(key, self._flags(False))
+        out.update({key: self._flags(False) for key in _DONE})
         if self._has_invalid:
             out.set(DataKeys.VALID, self._flags(True))
             out.set(IS_INIT, self._opened.clone())
@@ -186,17 +167,14 @@ class EverstepEnvBase(EnvBase, Exported):  # type: ignore[misc]
         return tuple(fill_nan(leaf, lost) for leaf in leaves)
 
     def _observed(self, leaves: Leaves) -> TensorDict:
-        out = TensorDict({}, batch_size=self.batch_size, device=self.device)
-        for path, leaf in zip(self._paths, leaves, strict=True):
-            out.set(path, leaf)
-        return out
+        observed = dict(zip(self._paths, leaves, strict=True))
+        return TensorDict(observed, batch_size=self.batch_size, device=self.device)
 
     def _flag(self, outcome: TensorDict, key: str) -> torch.Tensor:
         """A flag of each row, bool `[N, 1]`; False without episodes."""
         if key not in self.env.episode_keys:
             return self._flags(False)
-        flag: torch.Tensor = outcome[key].clone()
-        return flag
+        return cast(torch.Tensor, outcome[key].clone())
 
     def _flags(self, value: bool) -> torch.Tensor:
         return torch.full((self.num_envs, 1), value, dtype=torch.bool, device=self.device)
@@ -241,5 +219,4 @@ class EverstepEnvBase(EnvBase, Exported):  # type: ignore[misc]
 
 def _rows(mask: torch.Tensor) -> list[int]:
     """Indices of the marked rows."""
-    rows: list[int] = mask.flatten().nonzero().flatten().tolist()
-    return rows
+    return cast(list[int], mask.flatten().nonzero().flatten().tolist())

@@ -1,5 +1,6 @@
 """The Gymnasium vector environment that `to_gymnasium` returns."""
 
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -8,13 +9,14 @@ import torch
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from tensordict import TensorDict
+from torch.utils._pytree import tree_map
 
 from everstep.data import DataKeys
 from everstep.env import Env
 from everstep.errors import AdapterError, EnvError
 
 from .horizon import render_env, seed_env
-from .spaces import export_spec, take
+from .spaces import export_spec
 
 Array = npt.NDArray[Any]
 
@@ -91,9 +93,8 @@ class EverstepVectorEnv(VectorEnv[Any, Any, Any]):
         with torch.no_grad():
             outcome = self.env.step(self._action.to_torch(actions, self._device))
         rewards = outcome[DataKeys.REWARDS].reshape(self.num_envs).numpy(force=True)
-        terminated, truncated = (
-            self._flag(outcome, key) for key in (DataKeys.TERMINATED, DataKeys.TRUNCATED)
-        )
+        terminated = self._flag(outcome, DataKeys.TERMINATED)
+        truncated = self._flag(outcome, DataKeys.TRUNCATED)
         infos = self._infos(outcome, terminated | truncated)
         observations = self._observed(outcome[DataKeys.OBS])
         return observations, rewards.astype(np.float64), terminated, truncated, infos
@@ -125,7 +126,7 @@ class EverstepVectorEnv(VectorEnv[Any, Any, Any]):
         values = self._observation.to_numpy(final_obs, copy=True)
         objects = np.full(self.num_envs, None, dtype=object)
         for i in np.flatnonzero(done).tolist():
-            objects[i] = take(values, i)
+            objects[i] = tree_map(itemgetter(i), values)
         return objects
 
     def _check_mode(self, first: npt.NDArray[np.bool_], done: npt.NDArray[np.bool_]) -> None:

@@ -1,22 +1,20 @@
 """Actions of a policy as the actions of a Gymnasium space."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from gymnasium import spaces
 from torchrl.data import Bounded, TensorSpec
 
 from everstep.errors import AdapterError
+from everstep.specs import Leaves
 
 from ..common.actions import ActionBounds, check_action_bounds, unit_to_bounds
 from ..common.handoff import Downlink
 from .spaces import box_spec, integer_spec
-
-if TYPE_CHECKING:
-    from gymnasium import spaces
 
 
 class Actions(ABC):
@@ -35,7 +33,7 @@ class Actions(ABC):
     #: Arrays that `to_tensor_env` needs as tensors.
     constants: tuple[npt.NDArray[Any], ...]
 
-    def __init__(self, spec: TensorSpec, space: "spaces.Space[Any]", num_envs: int) -> None:
+    def __init__(self, spec: TensorSpec, space: spaces.Space[Any], num_envs: int) -> None:
         assert space.dtype is not None
         self.spec, self._dtype = spec, np.dtype(space.dtype)
         self._shape = (num_envs, *(space.shape or ()))
@@ -49,9 +47,7 @@ class Actions(ABC):
         """
 
     @abstractmethod
-    def to_tensor_env(
-        self, action: torch.Tensor, constants: Sequence[torch.Tensor]
-    ) -> torch.Tensor:
+    def to_tensor_env(self, action: torch.Tensor, constants: Leaves) -> torch.Tensor:
         """Actions for an environment that takes tensors: a new tensor.
 
         Args:
@@ -73,22 +69,19 @@ class IntegerActions(Actions):
 
     """
 
-    def __init__(self, space: "spaces.Space[Any]", num_envs: int, device: torch.device) -> None:
+    def __init__(self, space: spaces.Space[Any], num_envs: int, device: torch.device) -> None:
         super().__init__(integer_spec(space, device), space, num_envs)
-        self._start = np.asarray(getattr(space, "start", 0), dtype=np.int64)
-        self._starts_at_zero = not self._start.any()
-        self.constants = (self._start,)
+        self.constants = (np.asarray(getattr(space, "start", 0), dtype=np.int64),)
+        self._starts_at_zero = not self.constants[0].any()
 
     def to_env(self, action: torch.Tensor) -> npt.NDArray[Any]:
         """See `Actions.to_env`."""
         sent = self._downlink.fetch(action)
-        if self._starts_at_zero:
-            return sent.astype(self._dtype)
-        return (sent + self._start).astype(self._dtype, copy=False)
+        if not self._starts_at_zero:
+            sent = sent + self.constants[0]
+        return sent.astype(self._dtype, copy=self._starts_at_zero)
 
-    def to_tensor_env(
-        self, action: torch.Tensor, constants: Sequence[torch.Tensor]
-    ) -> torch.Tensor:
+    def to_tensor_env(self, action: torch.Tensor, constants: Leaves) -> torch.Tensor:
         """See `Actions.to_tensor_env`."""
         sent = action.reshape(self._shape) + constants[0]
         return sent.to(getattr(torch, self._dtype.name))
@@ -109,32 +102,28 @@ class BoxActions(Actions):
     """
 
     def __init__(
-        self, space: "spaces.Box", num_envs: int, device: torch.device, bounds: ActionBounds
+        self, space: spaces.Box, num_envs: int, device: torch.device, bounds: ActionBounds
     ) -> None:
         super().__init__(box_spec(space, device, "action_space"), space, num_envs)
-        self._low, self._high = space.low, space.high
-        self._affine: tuple[npt.NDArray[Any], ...] = ()
+        self.constants = (space.low, space.high)
         if bounds == "rescale":
             ends = torch.tensor(space.low), torch.tensor(space.high)
-            self._affine = tuple(x.numpy() for x in unit_to_bounds(*ends, "action_space"))
+            self.constants += tuple(x.numpy() for x in unit_to_bounds(*ends, "action_space"))
             if isinstance(self.spec, Bounded):
                 self.spec = Bounded(-1.0, 1.0, self.spec.shape, device, self.spec.dtype)
-        self.constants = (self._low, self._high, *self._affine)
 
     def to_env(self, action: torch.Tensor) -> npt.NDArray[Any]:
         """See `Actions.to_env`."""
+        low, high, *affine = self.constants
         sent = self._downlink.fetch(action).astype(self._dtype, order="C")
-        if self._affine:
-            scale, offset = self._affine
-            sent *= scale
-            sent += offset
-        np.maximum(sent, self._low, out=sent)
-        np.minimum(sent, self._high, out=sent)
+        if affine:
+            sent *= affine[0]
+            sent += affine[1]
+        np.maximum(sent, low, out=sent)
+        np.minimum(sent, high, out=sent)
         return sent
 
-    def to_tensor_env(
-        self, action: torch.Tensor, constants: Sequence[torch.Tensor]
-    ) -> torch.Tensor:
+    def to_tensor_env(self, action: torch.Tensor, constants: Leaves) -> torch.Tensor:
         """See `Actions.to_tensor_env`."""
         low, high, *affine = constants
         sent = action.to(low.dtype).reshape(self._shape)
@@ -144,7 +133,7 @@ class BoxActions(Actions):
 
 
 def make_actions(
-    space: "spaces.Space[Any]", num_envs: int, device: torch.device, bounds: ActionBounds
+    space: spaces.Space[Any], num_envs: int, device: torch.device, bounds: ActionBounds
 ) -> Actions:
     """The conversion of actions of `space`.
 
@@ -158,8 +147,6 @@ def make_actions(
         AdapterError: If the space has no action that a policy could sample.
 
     """
-    from gymnasium import spaces
-
     is_real = isinstance(space, spaces.Box) and space.dtype.kind == "f"
     check_action_bounds(bounds, is_real=is_real, space=space)
     if isinstance(space, spaces.Box) and is_real:

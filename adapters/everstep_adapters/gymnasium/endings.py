@@ -1,9 +1,10 @@
 """Ends of episodes in the rows of a Gymnasium vector environment, one class an autoreset mode."""
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
+from gymnasium.vector import AutoresetMode
 
 from everstep.data import DataKeys
 from everstep.errors import AdapterError, EnvError
@@ -11,11 +12,8 @@ from everstep.errors import AdapterError, EnvError
 from ..common.calls import VectorCalls
 from ..common.rows import FLAGS
 from .final_observations import ReuseCheck, check_no_final, read_final
-from .modes import pending_survives_reset, resets_single_rows
+from .modes import AnyVectorEnv, pending_survives_reset, resets_single_rows
 from .rows import BoolArray, Row
-
-if TYPE_CHECKING:
-    from gymnasium.vector import AutoresetMode, VectorEnv
 
 
 class EpisodeClock:
@@ -90,9 +88,7 @@ class Endings(ABC):
     #: Episode keys of the rows.
     episode_keys: frozenset[str] = FLAGS | {DataKeys.FINAL_OBS}
 
-    def __init__(
-        self, env: "VectorEnv[Any, Any, Any]", calls: VectorCalls, clock: EpisodeClock
-    ) -> None:
+    def __init__(self, env: AnyVectorEnv, calls: VectorCalls, clock: EpisodeClock) -> None:
         self._env, self._calls, self._clock = env, calls, clock
         self._is_checked = False
 
@@ -134,9 +130,7 @@ class NextStepEndings(Endings):
 
     final_observations = "the observation of the row that is done"
 
-    def __init__(
-        self, env: "VectorEnv[Any, Any, Any]", calls: VectorCalls, clock: EpisodeClock
-    ) -> None:
+    def __init__(self, env: AnyVectorEnv, calls: VectorCalls, clock: EpisodeClock) -> None:
         super().__init__(env, calls, clock)
         self.episode_keys = FLAGS | {DataKeys.VALID}
         if clock.is_limited:
@@ -182,9 +176,7 @@ class SameStepEndings(Endings):
 
     final_observations = "the infos; where they hold none, it is lost"
 
-    def __init__(
-        self, env: "VectorEnv[Any, Any, Any]", calls: VectorCalls, clock: EpisodeClock
-    ) -> None:
+    def __init__(self, env: AnyVectorEnv, calls: VectorCalls, clock: EpisodeClock) -> None:
         super().__init__(env, calls, clock)
         self._reuse = ReuseCheck(env)
 
@@ -218,9 +210,7 @@ class DisabledEndings(Endings):
 
     final_observations = "the observation before the adapter resets the row"
 
-    def __init__(
-        self, env: "VectorEnv[Any, Any, Any]", calls: VectorCalls, clock: EpisodeClock
-    ) -> None:
+    def __init__(self, env: AnyVectorEnv, calls: VectorCalls, clock: EpisodeClock) -> None:
         super().__init__(env, calls, clock)
         self._is_mask_checked = resets_single_rows(env)
 
@@ -254,7 +244,7 @@ _ENDINGS: dict[str, type[Endings]] = {
 
 
 def make_endings(
-    env: "VectorEnv[Any, Any, Any]", calls: VectorCalls, mode: "AutoresetMode", clock: EpisodeClock
+    env: AnyVectorEnv, calls: VectorCalls, mode: AutoresetMode, clock: EpisodeClock
 ) -> Endings:
     """The endings of `env` in `mode`.
 

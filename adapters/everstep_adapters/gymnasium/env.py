@@ -1,6 +1,6 @@
 """The environment that wraps Gymnasium's vector environments."""
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 from tensordict import TensorDict
@@ -13,17 +13,15 @@ from ..common.actions import ActionBounds, ActionCheck
 from ..common.autoreset import parse_mode
 from ..common.libraries import creating, is_loaded_instance, pop_options, require, wrap_or_close
 from ..common.specs import compose_spec, describe_spec
-from .actions import Actions, make_actions
-from .endings import EpisodeClock, make_endings
-from .modes import pending_survives_reset, resolve_mode
-from .probe import Evidence, probe_autoreset
-from .rows import RowMemory, pick
-from .spaces import observation_parts, where
-from .tensor_rows import TensorActions, TensorRows, is_of_tensors, needs_host
-from .workers import make_calls
 
+# All other modules of the folder import Gymnasium, so this one imports them when an environment is
+# wrapped.
 if TYPE_CHECKING:
     from gymnasium.vector import AutoresetMode, VectorEnv
+
+    from .actions import Actions
+    from .probe import Evidence
+    from .tensor_rows import TensorActions, TensorRows
 
 _NEEDED = "Gymnasium 1.1 or newer is needed: pip install 'gymnasium>=1.1'"
 
@@ -98,26 +96,29 @@ class GymnasiumEnv(Env):
         step_timeout: None | float = 600.0,
     ) -> None:
         require("gymnasium.vector", "AutoresetMode", _NEEDED)
+        from . import actions, endings, modes, rows, spaces, workers
+
         if not GymnasiumEnv.matches(env):
             received = f"`env` must be a `gymnasium.vector.VectorEnv`; got {type(env).__name__}."
             raise AdapterError(f"{received} {GymnasiumEnv.suggest(env)}".strip())
         super().__init__(env.num_envs, horizon, device=device)
         self.env = env
-        self.autoreset_mode, self._mode_source = resolve_mode(env, autoreset_mode)
+        mode, self._mode_source = modes.resolve_mode(env, autoreset_mode)
+        self.autoreset_mode = mode
         self._seed: int | None = None
-        self._calls = make_calls(env, step_timeout)
-        self._clock = EpisodeClock(self.num_envs, max_episode_steps, random_phase)
-        self._endings = make_endings(env, self._calls, self.autoreset_mode, self._clock)
+        self._calls = workers.make_calls(env, step_timeout)
+        self._clock = endings.EpisodeClock(self.num_envs, max_episode_steps, random_phase)
+        self._endings = endings.make_endings(env, self._calls, self.autoreset_mode, self._clock)
         self.episode_keys = self._endings.episode_keys
 
         on_device = torch.device(device)
         space = env.single_action_space
-        self._actions = make_actions(space, self.num_envs, on_device, action_bounds)
+        self._actions = actions.make_actions(space, self.num_envs, on_device, action_bounds)
         self.action_spec = self._actions.spec
         self._check_action = ActionCheck(self.num_envs, self.action_spec)
-        self._parts = observation_parts(env.single_observation_space, on_device)
+        self._parts = spaces.observation_parts(env.single_observation_space, on_device)
         self.observation_spec = compose_spec({x.key: x.spec for x in self._parts}, on_device)
-        self._memory = RowMemory(self._parts, self.episode_keys, self.num_envs, on_device)
+        self._memory = rows.RowMemory(self._parts, self.episode_keys, self.num_envs, on_device)
         self._tensors: None | TensorRows = None
         self._sender: Actions | TensorActions = self._actions
         self._was_reset = self._is_stepping = False
@@ -205,24 +206,21 @@ class GymnasiumEnv(Env):
         if self._tensors is not None:
             return self._tensors.reset(observation)
         self._memory.writable().read_obs(observation)
-        first: torch.Tensor | TensorDict = self._memory.publish()[DataKeys.OBS]
-        return first
+        return cast(torch.Tensor | TensorDict, self._memory.publish()[DataKeys.OBS])
 
     def _use_tensors(self, observation: Any) -> None:
         """Send actions and read rows without the host, if the environment uses tensors."""
-        path = self._parts[0].path
+        from .rows import pick
+        from .spaces import where
+        from .tensor_rows import TensorActions, TensorRows, is_of_tensors, needs_host
+
+        path, mode = self._parts[0].path, self.autoreset_mode
         leaf = pick(observation, path, where(DataKeys.OBS, path))
         if not is_of_tensors(leaf):
             return
         self._sender = TensorActions(self._actions, leaf)
-        if not needs_host(self._parts, self.autoreset_mode) and not self._clock.is_limited:
-            self._tensors = TensorRows(
-                self._parts,
-                self.num_envs,
-                torch.device(self.device),
-                self.autoreset_mode,
-                survives_reset=pending_survives_reset(self.env),
-            )
+        if not needs_host(self._parts, mode) and not self._clock.is_limited:
+            self._tensors = TensorRows(self.env, self._parts, torch.device(self.device), mode)
 
     def step(self, action: torch.Tensor | TensorDict) -> TensorDict:
         """The row of an env step: `obs`, `rewards` and the episode keys; see the module.
@@ -302,12 +300,14 @@ class GymnasiumEnv(Env):
             f"copy from cpu to {device}; actions back through one"
         )
 
-    def probe(self) -> Evidence:
+    def probe(self) -> "Evidence":
         """The autoreset mode, determined by stepping the environment. Reset it afterwards.
 
         It is stepped from a fixed seed with random actions, to the end of an episode, unless its
         class has only one mode.
         """
+        from .probe import probe_autoreset
+
         return probe_autoreset(self.env, self._calls)
 
     def render(self) -> Any:

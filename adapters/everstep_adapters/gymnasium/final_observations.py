@@ -1,19 +1,19 @@
 """Final observations in the infos of vector environments, and the modes that they contradict."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from gymnasium.vector import SyncVectorEnv
+from torch.utils._pytree import tree_leaves
 
 from everstep.errors import EnvError
 
 from ..common.handoff import to_numpy
+from .modes import AnyVectorEnv
 from .rows import BoolArray, Leaf, Row
-
-if TYPE_CHECKING:
-    from gymnasium.vector import VectorEnv
 
 #: Where environments store the observation before a reset in their infos.
 FINAL_KEYS = ("final_obs", "final_observation", "terminal_observation")
@@ -115,17 +115,16 @@ class ReuseCheck:
 
     """
 
-    def __init__(self, env: "VectorEnv[Any, Any, Any]") -> None:
-        from gymnasium.vector import SyncVectorEnv
-
+    def __init__(self, env: AnyVectorEnv) -> None:
         self._env = env
         self._sync = env.unwrapped if isinstance(env.unwrapped, SyncVectorEnv) else None
         self._copies: list[tuple[npt.NDArray[Any], npt.NDArray[Any]]] = []
 
     def start(self) -> None:
         """Store the observations of a reset of all rows, and copies of them."""
-        returned = _arrays(getattr(self._sync, "_env_obs", []))
-        self._copies = [(array, array.copy()) for array in returned]
+        returned = tree_leaves(getattr(self._sync, "_env_obs", []))
+        # Arrays of other libraries, such as JAX's, cannot be written to.
+        self._copies = [(x, x.copy()) for x in returned if isinstance(x, np.ndarray)]
 
     def check(self) -> None:
         """Compare them, in the env step after a reset.
@@ -134,22 +133,10 @@ class ReuseCheck:
             EnvError: If an observation has changed.
 
         """
-        if not self._copies:
-            return
-        unchanged = all(array.tobytes() == copy.tobytes() for array, copy in self._copies)
-        self._copies = []
-        if not unchanged:
+        copies, self._copies = self._copies, []
+        if any(array.tobytes() != copy.tobytes() for array, copy in copies):
             raise EnvError(
                 f"{self._env} writes into observations that it has returned, so the reset in the "
                 "env step that ends an episode overwrites the final observation. Let it return "
                 "copies, or use the mode NEXT_STEP or DISABLED."
             )
-
-
-def _arrays(value: Any) -> Iterator[npt.NDArray[Any]]:
-    """NumPy's arrays in a value; others, such as JAX's, cannot be written to."""
-    if isinstance(value, np.ndarray):
-        yield value
-    elif isinstance(value, dict | list | tuple):
-        for child in value.values() if isinstance(value, dict) else value:
-            yield from _arrays(child)

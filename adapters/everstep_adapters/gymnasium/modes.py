@@ -1,28 +1,27 @@
 """Autoreset modes that vector environments declare, and what their classes are known to do."""
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
 from everstep.errors import AdapterError
 
 from ..common.autoreset import MODE_OPTION, parse_mode
 from ..common.libraries import is_loaded_instance
 
-if TYPE_CHECKING:
-    from gymnasium.vector import AutoresetMode, VectorEnv
+AnyVectorEnv = VectorEnv[Any, Any, Any]
 
 
 class DeclaredMode(NamedTuple):
     """An autoreset mode and where it was declared."""
 
-    mode: "AutoresetMode"
+    mode: AutoresetMode
 
     #: Such as "its metadata".
     source: str
 
 
-def resolve_mode(
-    env: "VectorEnv[Any, Any, Any]", override: "None | str | AutoresetMode"
-) -> DeclaredMode:
+def resolve_mode(env: AnyVectorEnv, override: None | str | AutoresetMode) -> DeclaredMode:
     """The mode of `env`: the override, else its attribute, else its metadata.
 
     Raises:
@@ -44,41 +43,35 @@ def resolve_mode(
     raise AdapterError(f"{env} does not say when it resets itself. {MODE_OPTION}")
 
 
-def _from_metadata(env: "VectorEnv[Any, Any, Any]") -> object:
+def _from_metadata(env: AnyVectorEnv) -> object:
     """The mode in the metadata; `None` if there is none.
 
     The base class's own dictionary is skipped: an environment that writes its mode there, as ALE's
     does, writes it for every class that has no metadata.
     """
-    from gymnasium.vector import VectorEnv
-
     metadata = getattr(env, "metadata", None)
     if metadata is None or metadata is VectorEnv.metadata:
         return None
     return metadata.get("autoreset_mode")
 
 
-def resets_single_rows(env: "VectorEnv[Any, Any, Any]") -> bool:
+def resets_single_rows(env: AnyVectorEnv) -> bool:
     """Whether `reset(options={"reset_mask": …})` is known to reset the masked rows only.
 
     Other environments ignore the mask silently and reset every row.
     """
-    from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
-
     base = env.unwrapped
     if isinstance(base, AsyncVectorEnv):
         return bool(base.shared_memory)
     return isinstance(base, SyncVectorEnv)
 
 
-def pending_survives_reset(env: "VectorEnv[Any, Any, Any]") -> bool:
+def pending_survives_reset(env: AnyVectorEnv) -> bool:
     """Whether a row that was done is reset once more in the env step after a reset of all rows.
 
     The workers of an `AsyncVectorEnv` without shared memory keep their flag over a reset, and so
     do Gymnasium's JAX environments (1.1 to 1.4).
     """
-    from gymnasium.vector import AsyncVectorEnv
-
     base = env.unwrapped
     if isinstance(base, AsyncVectorEnv):
         return not base.shared_memory

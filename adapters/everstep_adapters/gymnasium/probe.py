@@ -9,23 +9,22 @@ stepped once more with different ones. The last env steps show the mode:
 * otherwise SAME_STEP, with final observations that are lost.
 """
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from gymnasium.vector.utils import batch_space
 
 from everstep.errors import EnvError
 
 from ..common.calls import VectorCalls
 from ..common.rows import FLAGS
 from .final_observations import holds_another
+from .modes import AnyVectorEnv
 from .rows import BoolArray, RowMemory
 from .spaces import observation_parts
-
-if TYPE_CHECKING:
-    from gymnasium.vector import AutoresetMode, VectorEnv
-
 
 #: Most env steps until an episode ends.
 _MOST_ENV_STEPS = 1000
@@ -38,7 +37,7 @@ class Evidence(NamedTuple):
     """Result of a probe."""
 
     #: The mode; `None` if it could not be determined.
-    mode: "None | AutoresetMode"
+    mode: None | AutoresetMode
 
     #: Observation that shows the mode, or the reason why none does.
     reason: str
@@ -61,7 +60,7 @@ class _Played(NamedTuple):
         return all(np.array_equal(one[rows], another[rows]) for one, another in pairs)
 
 
-def probe_autoreset(env: "VectorEnv[Any, Any, Any]", calls: VectorCalls) -> Evidence:
+def probe_autoreset(env: AnyVectorEnv, calls: VectorCalls) -> Evidence:
     """The autoreset mode of `env`. Steps it, unless its class has only one; reset it afterwards.
 
     Args:
@@ -69,8 +68,6 @@ def probe_autoreset(env: "VectorEnv[Any, Any, Any]", calls: VectorCalls) -> Evid
         calls: Calls to it.
 
     """
-    from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
-
     base = env.unwrapped
     if isinstance(base, SyncVectorEnv | AsyncVectorEnv) and not getattr(base, "worker", None):
         return Evidence(base.autoreset_mode, f"every {type(base).__name__} does what it declares")
@@ -103,7 +100,7 @@ def probe_autoreset(env: "VectorEnv[Any, Any, Any]", calls: VectorCalls) -> Evid
 class _Player:
     """Steps an environment from a seed, with the same actions each time, or with others."""
 
-    def __init__(self, env: "VectorEnv[Any, Any, Any]", calls: VectorCalls) -> None:
+    def __init__(self, env: AnyVectorEnv, calls: VectorCalls) -> None:
         cpu = torch.device("cpu")
         parts = observation_parts(env.single_observation_space, cpu)
         self._row = RowMemory(parts, FLAGS, env.num_envs, cpu).writable()
@@ -157,8 +154,6 @@ class _Player:
 
     def _action(self, t: int, other: bool) -> Any:
         """The action of env step `t`, or one that differs from it in every row if possible."""
-        from gymnasium.vector.utils import batch_space
-
         space = batch_space(self._env.single_action_space, self._env.num_envs)
         space.seed(_SEED + t)
         action = changed = space.sample()

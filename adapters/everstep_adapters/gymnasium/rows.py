@@ -207,50 +207,36 @@ class RowMemory:
         for i, flag in enumerate(flags):
             slots[(flag,)] = Slot(tuple(array[i] for array in shared.arrays), shared.tensor[i])
 
-        self.data = TensorDict({}, batch_size=[num_envs], device=device)
-        for key, slot in slots.items():
-            self.data.set(key, slot.tensor)
-        self.data.lock_()
+        tensors: Any = {key: slot.tensor for key, slot in slots.items()}
+        self.data = TensorDict(tensors, batch_size=[num_envs], device=device, lock=True)
         self._rows = [_make_row(parts, slots, side) for side in range(len(shared.arrays))]
-        self._is_staged = len(self._rows) > 1
 
     def writable(self) -> Row:
         """The row to write next, when it may be written to."""
-        if not self._is_staged:
-            return self._rows[0]
         self._slab.wait()
         return self._rows[self._slab.side]
 
     def publish(self) -> TensorDict:
         """The written row on the device. Unchanged until the next row is written."""
-        if self._is_staged:
-            self._slab.publish()
+        self._slab.publish()
         return self.data
 
 
 def _make_row(parts: Sequence[Part], slots: dict[tuple[str, ...], Slot], side: int) -> Row:
-    def flat(name: str) -> npt.NDArray[Any]:
-        return slots[(name,)].arrays[side].reshape(-1)
+    def leaf(name: str, part: Part) -> Leaf:
+        key = (name, *part.key)
+        array = slots[key].arrays[side]
+        # A scalar of the space has a dimension of its own in its spec.
+        array = array.reshape(len(array), *(part.space.shape or ()))
+        return Leaf(where(name, part.path), part.path, part.start, array)
 
-    def leaves(name: str) -> list[Leaf]:
-        return [
-            Leaf(where(name, part.path), part.path, part.start, _as_space(slot.arrays[side], part))
-            for part in parts
-            if (slot := slots.get((name, *part.key))) is not None
-        ]
-
-    rewards = flat(DataKeys.REWARDS)
+    names = {key[0] for key in slots}
+    flat = names.intersection((DataKeys.REWARDS, *FLAGS))
+    columns = {name: slots[(name,)].arrays[side].reshape(-1) for name in flat}
+    columns.setdefault(DataKeys.VALID, np.ones(len(columns[DataKeys.REWARDS]), np.bool_))
+    final = parts if DataKeys.FINAL_OBS in names else ()
     return Row(
-        obs=leaves(DataKeys.OBS),
-        final=leaves(DataKeys.FINAL_OBS),
-        rewards=rewards,
-        terminated=flat(DataKeys.TERMINATED),
-        truncated=flat(DataKeys.TRUNCATED),
-        first=flat(DataKeys.FIRST),
-        valid=flat(DataKeys.VALID) if (DataKeys.VALID,) in slots else np.ones(len(rewards), bool),
+        obs=[leaf(DataKeys.OBS, part) for part in parts],
+        final=[leaf(DataKeys.FINAL_OBS, part) for part in final],
+        **columns,
     )
-
-
-def _as_space(array: npt.NDArray[Any], part: Part) -> npt.NDArray[Any]:
-    """`[num_envs, *space.shape]`: a scalar of the space has a dimension of its own in its spec."""
-    return array.reshape(len(array), *(part.space.shape or ()))

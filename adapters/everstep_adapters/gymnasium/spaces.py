@@ -4,23 +4,25 @@ A scalar gets one dimension, so every leaf is at least `[1]`.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from gymnasium import spaces
 from torchrl.data import Binary, Bounded, Categorical, TensorSpec, Unbounded
 
 from everstep.errors import AdapterError
 
 from ..common.specs import choices_spec
 
-if TYPE_CHECKING:
-    from gymnasium import spaces
+_SAME = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32")
 
 # PyTorch has few operations on wide unsigned integers: they are widened.
-_WIDENED = {"uint16": torch.int32, "uint32": torch.int64}
-_SAME = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32")
+_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in _SAME} | {
+    "uint16": torch.int32,
+    "uint32": torch.int64,
+}
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class Part:
     path: tuple[Any, ...]
 
     #: The leaf's own space.
-    space: "spaces.Space[Any]"
+    space: spaces.Space[Any]
 
     #: Spec of one environment's value.
     spec: TensorSpec
@@ -49,7 +51,7 @@ class Part:
 
 
 def observation_parts(
-    space: "spaces.Space[Any]", device: torch.device, path: tuple[Any, ...] = ()
+    space: spaces.Space[Any], device: torch.device, path: tuple[Any, ...] = ()
 ) -> list[Part]:
     """The leaves of an observation space, `Dict` and `Tuple` flattened, in the space's order.
 
@@ -57,18 +59,16 @@ def observation_parts(
         AdapterError: If a part of the space has no tensor; names the part and the reason.
 
     """
-    from gymnasium import spaces
-
-    children: list[tuple[Any, spaces.Space[Any]]] = []
+    children: dict[Any, spaces.Space[Any]] = {}
     if isinstance(space, spaces.Dict):
-        children = list(space.spaces.items())
+        children = space.spaces
     elif isinstance(space, spaces.Tuple):
-        children = list(enumerate(space.spaces))
+        children = dict(enumerate(space.spaces))
     if not children:
         return [Part(path, space, _leaf_spec(space, device, where("observation_space", path)))]
     return [
         part
-        for index, child in children
+        for index, child in children.items()
         for part in observation_parts(child, device, (*path, index))
     ]
 
@@ -78,9 +78,7 @@ def where(name: str, path: tuple[Any, ...]) -> str:
     return name + "".join(f"[{index!r}]" for index in path)
 
 
-def _leaf_spec(space: "spaces.Space[Any]", device: torch.device, name: str) -> TensorSpec:
-    from gymnasium import spaces
-
+def _leaf_spec(space: spaces.Space[Any], device: torch.device, name: str) -> TensorSpec:
     if isinstance(space, spaces.Box):
         return box_spec(space, device, name)
     if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
@@ -90,7 +88,7 @@ def _leaf_spec(space: "spaces.Space[Any]", device: torch.device, name: str) -> T
     raise AdapterError(f"`{name}` cannot be a tensor: {_reason(space)}.")
 
 
-def box_spec(space: "spaces.Box", device: torch.device, name: str) -> TensorSpec:
+def box_spec(space: spaces.Box, device: torch.device, name: str) -> TensorSpec:
     """`Bounded` if every bound is below the dtype's largest number, else `Unbounded`.
 
     Some environments write the largest number for infinity.
@@ -108,10 +106,8 @@ def box_spec(space: "spaces.Box", device: torch.device, name: str) -> TensorSpec
     return Unbounded(shape=shape, device=device, dtype=dtype)
 
 
-def integer_spec(space: "spaces.Space[Any]", device: torch.device) -> TensorSpec:
+def integer_spec(space: spaces.Space[Any], device: torch.device) -> TensorSpec:
     """Spec of an action of integers: choices wherever the space has choices or flags."""
-    from gymnasium import spaces
-
     if isinstance(space, spaces.Discrete):
         return Categorical(int(space.n), shape=torch.Size([1]), device=device)
     if isinstance(space, spaces.Box) and space.dtype.kind in "iu":
@@ -125,20 +121,15 @@ def _torch_dtype(dtype: np.dtype[Any], name: str) -> torch.dtype:
     """The same dtype in PyTorch; `float64` becomes the default dtype, as networks have it."""
     if dtype == np.float64:
         return torch.get_default_dtype()
-    if dtype.name in _WIDENED:
-        return _WIDENED[dtype.name]
-    if dtype.name in _SAME:
-        same: torch.dtype = getattr(torch, dtype.name)
-        return same
+    if dtype.name in _DTYPES:
+        return _DTYPES[dtype.name]
     raise AdapterError(
         f"`{name}` cannot be a tensor: PyTorch has no {dtype.name}. "
-        f"Use one of {', '.join(_SAME)}, {', '.join(_WIDENED)}, float64."
+        f"Use one of {', '.join(_DTYPES)}, float64."
     )
 
 
 def _reason(space: object) -> str:
-    from gymnasium import spaces
-
     if space is None:
         return "the environment does not say what it is (None)"
     if isinstance(space, (spaces.Dict, spaces.Tuple)):

@@ -1,10 +1,11 @@
 """Rows and actions of vector environments that use tensors: nothing goes through the host."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from gymnasium.vector import AutoresetMode
 from tensordict import TensorDict
 
 from everstep.data import DataKeys
@@ -16,11 +17,9 @@ from ..common.rows import align, fill_nan
 from ..common.specs import compose_spec
 from .actions import Actions
 from .final_observations import final_key, is_one_a_row
+from .modes import AnyVectorEnv, pending_survives_reset
 from .rows import check_shape, pick
 from .spaces import Part, where
-
-if TYPE_CHECKING:
-    from gymnasium.vector import AutoresetMode
 
 #: DLPack's number for memory of the host.
 _HOST = 1
@@ -34,7 +33,7 @@ def is_of_tensors(value: Any) -> bool:
     return find_device is not None and int(find_device()[0]) != _HOST
 
 
-def needs_host(parts: Sequence[Part], mode: "AutoresetMode") -> bool:
+def needs_host(parts: Sequence[Part], mode: AutoresetMode) -> bool:
     """Whether rows in `mode` need the host.
 
     The reset of single rows does, and so does the check for a lost observation without NaN.
@@ -55,7 +54,7 @@ class TensorActions:
     def __init__(self, actions: Actions, like: Any) -> None:
         self._actions, self._like = actions, like
         self._device = borrow(like).device
-        self._constants = [torch.tensor(x, device=self._device) for x in actions.constants]
+        self._constants = tuple(torch.tensor(x, device=self._device) for x in actions.constants)
 
     def to_env(self, action: torch.Tensor) -> Any:
         """Actions for the environment, never the caller's memory."""
@@ -99,30 +98,23 @@ class TensorRows:
     which `needs_host` is False.
 
     Args:
+        env: The environment.
         parts: Leaves of the observation.
-        num_envs: Number of rows.
         device: Device of the rows.
         mode: When the environment resets itself.
-        survives_reset: Whether a row that was done is reset once more after a reset of all rows.
 
     """
 
     def __init__(
-        self,
-        parts: Sequence[Part],
-        num_envs: int,
-        device: torch.device,
-        mode: "AutoresetMode",
-        *,
-        survives_reset: bool = False,
+        self, env: AnyVectorEnv, parts: Sequence[Part], device: torch.device, mode: AutoresetMode
     ) -> None:
-        self._num_envs, self._device = num_envs, device
-        self._leaves = [_Leaf(part, num_envs, device) for part in parts]
+        self._num_envs, self._device = env.num_envs, device
+        self._leaves = [_Leaf(part, env.num_envs, device) for part in parts]
         specs = {part.key: part.spec for part in parts}
         self._structure = Structure.of(compose_spec(specs, device))
         self._is_next_step = mode.name == "NEXT_STEP"
-        self._survives_reset = survives_reset
-        self._pending = torch.zeros(num_envs, 1, dtype=torch.bool, device=device)
+        self._survives_reset = pending_survives_reset(env)
+        self._pending = torch.zeros(env.num_envs, 1, dtype=torch.bool, device=device)
         self._is_checked = False
 
     def reset(self, observation: Any) -> torch.Tensor | TensorDict:
@@ -171,12 +163,9 @@ class TensorRows:
         available, final = self._final(obs, infos, done)
         lost = rows[DataKeys.TRUNCATED] & ~rows[DataKeys.TERMINATED] & ~available
         rows[DataKeys.FIRST] = done
-        rows[DataKeys.FINAL_OBS] = self._show(
-            [
-                torch.where(align(available, leaf), there, fill_nan(leaf, lost))
-                for leaf, there in zip(obs, final, strict=True)
-            ]
-        )
+        pairs = zip(obs, final, strict=True)
+        leaves = [torch.where(align(available, x), y, fill_nan(x, lost)) for x, y in pairs]
+        rows[DataKeys.FINAL_OBS] = self._show(leaves)
 
     def _final(
         self, obs: list[torch.Tensor], infos: dict[str, Any], done: torch.Tensor

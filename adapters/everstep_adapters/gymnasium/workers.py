@@ -7,16 +7,16 @@ to no env step.
 import socket
 import struct
 from multiprocessing.connection import wait
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from everstep.env import has_halves
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
+from gymnasium.vector.async_vector_env import AsyncState
+
 from everstep.errors import AdapterError, EnvError
 
 from ..common.calls import GONE, VectorCalls, error_text
 from ..common.pools import PoolCalls, is_ale, is_envpool
-
-if TYPE_CHECKING:
-    from gymnasium.vector import AsyncVectorEnv, VectorEnv
+from .modes import AnyVectorEnv
 
 #: Seconds to wait for an error that a worker has announced, and for a process to end.
 _PATIENCE = 5.0
@@ -50,36 +50,18 @@ class WorkerCalls(VectorCalls):
 
     """
 
-    def __init__(self, env: "VectorEnv[Any, Any, Any]", timeout: None | float) -> None:
+    halves = ("step_async", "step_wait")
+
+    def __init__(self, env: AnyVectorEnv, timeout: None | float) -> None:
         super().__init__(env)
         workers: Any = env.unwrapped
         self._workers = workers
         self._timeout = timeout
-        self._has_begun = False
         self._errors = workers.error_queue = _Errors(workers.error_queue)
         limit_waiting(workers, timeout)
 
-    @property
-    def asynchronous(self) -> bool:
-        """See `VectorCalls.asynchronous`. Wrappers have no `step_async` of their own."""
-        return self._env is self._workers and has_halves(self._env, "step_async")
-
-    def send(self, actions: Any) -> None:
-        """See `VectorCalls.send`. The workers begin at once."""
-        self._has_begun = self.asynchronous
-        if self._has_begun:
-            self.call("step_async", actions)
-        else:
-            super().send(actions)
-
-    def receive(self) -> Any:
-        """See `VectorCalls.receive`."""
-        return self.call("step_wait") if self._has_begun else super().receive()
-
     def close(self) -> None:
         """Close the environment, once; its processes end whatever state they are in."""
-        from gymnasium.vector.async_vector_env import AsyncState
-
         if not self._closed and self._workers._state is not AsyncState.DEFAULT:
             end_processes(self._workers)  # their answers may never come
         try:
@@ -143,7 +125,7 @@ class _Errors:
         return received
 
 
-def make_calls(env: "VectorEnv[Any, Any, Any]", step_timeout: None | float) -> VectorCalls:
+def make_calls(env: AnyVectorEnv, step_timeout: None | float) -> VectorCalls:
     """The calls to `env`.
 
     Args:
@@ -154,8 +136,6 @@ def make_calls(env: "VectorEnv[Any, Any, Any]", step_timeout: None | float) -> V
         AdapterError: If the time is not positive.
 
     """
-    from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
-
     if step_timeout is not None and not step_timeout > 0:
         raise AdapterError(f"`step_timeout` must be above 0 seconds, or None; got {step_timeout}.")
     if isinstance(env.unwrapped, AsyncVectorEnv):
@@ -165,7 +145,7 @@ def make_calls(env: "VectorEnv[Any, Any, Any]", step_timeout: None | float) -> V
     return PoolCalls(env) if is_envpool(env) or is_ale(env) else VectorCalls(env)
 
 
-def limit_waiting(env: "AsyncVectorEnv", seconds: None | float) -> None:
+def limit_waiting(env: AsyncVectorEnv, seconds: None | float) -> None:
     """Make reading a worker's answer raise `BlockingIOError` after `seconds`.
 
     The operating system measures the time, so it costs nothing in an env step. Pipes of Windows
@@ -180,7 +160,7 @@ def limit_waiting(env: "AsyncVectorEnv", seconds: None | float) -> None:
             end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
 
 
-def end_processes(env: "AsyncVectorEnv", some_ended: bool = False) -> dict[int, int]:
+def end_processes(env: AsyncVectorEnv, some_ended: bool = False) -> dict[int, int]:
     """End every worker at once. Exit codes, by row, of those that had ended by themselves.
 
     Args:
@@ -188,8 +168,6 @@ def end_processes(env: "AsyncVectorEnv", some_ended: bool = False) -> dict[int, 
         some_ended: Whether a pipe is gone, so that a process is ending: wait for its exit code.
 
     """
-    from gymnasium.vector.async_vector_env import AsyncState
-
     gone = wait([process.sentinel for process in env.processes], _PATIENCE if some_ended else 0)
     for process in env.processes:
         if process.sentinel in gone:

@@ -13,7 +13,7 @@ Three interfaces are distinguished by their members, never by names of classes:
 from collections.abc import Mapping, Sequence
 from functools import reduce
 from operator import getitem
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from tensordict import TensorDict
@@ -110,6 +110,9 @@ class Task:
     #: `"VecTask"`, `"VecEnv"` or `"Lab"`.
     interface: str
 
+    #: The task's class.
+    name: str
+
     #: Device on which the task takes actions and returns results.
     own_device: torch.device
 
@@ -125,7 +128,8 @@ class Task:
                 "integer `num_envs`, a method `step`, and tensors `progress_buf` and `reset_buf` "
                 "of one number an environment."
             )
-        self.env, self.interface, self.num_envs = env, interface, int(env.num_envs)
+        self.env, self.interface, self.name = env, interface, type(env).__name__
+        self.num_envs = int(env.num_envs)
         self._columns = (torch.Size([self.num_envs]), torch.Size([self.num_envs, 1]))
         self.clock_name = _CLOCKS[interface]
         own: Any = getattr(env, "rl_device", None) or getattr(env, "device", self.clock.device)
@@ -133,15 +137,9 @@ class Task:
         self.device = self.own_device if device is None else indexed(device)
 
     @property
-    def name(self) -> str:
-        """The task's class."""
-        return type(self.env).__name__
-
-    @property
     def clock(self) -> torch.Tensor:
         """Env steps since the reset of each environment, `[N]`; the task's own memory."""
-        clock: torch.Tensor = getattr(self.env, self.clock_name)
-        return clock
+        return cast(torch.Tensor, getattr(self.env, self.clock_name))
 
     def set_clock(self, value: float) -> None:
         """Set the number of env steps since the reset of every environment."""
@@ -168,8 +166,7 @@ class Task:
         """
         zeros = self.method("zero_actions")
         if zeros is not None:
-            actions: torch.Tensor = zeros()
-            return actions
+            return cast(torch.Tensor, zeros())
         counts = (getattr(self.env, name, None) for name in ("num_actions", "num_acts"))
         count = next((count for count in counts if isinstance(count, int)), None)
         if count is None:
@@ -220,11 +217,10 @@ class Task:
         if not isinstance(truncated, torch.Tensor):  # one for all rows, from a wrapper
             truncated = torch.full_like(terminated, bool(truncated))
         # Compared, which copies: the task writes its flags in place.
-        flags = (
-            self.column(terminated, "terminated") != 0,
-            self.column(truncated, "time_outs") != 0,
-        )
-        return Outcome(obs, self.column(rewards, "rewards"), flags[0] | flags[1], flags, extras)
+        failed = self.column(terminated, "terminated") != 0
+        expired = self.column(truncated, "time_outs") != 0
+        column = self.column(rewards, "rewards")
+        return Outcome(obs, column, failed | expired, (failed, expired), extras)
 
     def column(self, x: Any, name: str) -> torch.Tensor:
         """One number an environment as `[N, 1]` on the adapter's device; a view if possible.

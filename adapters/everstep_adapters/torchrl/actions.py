@@ -4,15 +4,8 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
-from torchrl.data import (
-    Bounded,
-    Categorical,
-    MultiCategorical,
-    MultiOneHot,
-    OneHot,
-    TensorSpec,
-    Unbounded,
-)
+from torchrl.data import TensorSpec
+from torchrl.data import tensor_specs as specs
 
 from everstep.errors import AdapterError
 
@@ -66,13 +59,15 @@ class OneHotActions(Actions):
 
     def __init__(self, leaf: Leaf, spec: TensorSpec, layout: Layout) -> None:
         super().__init__(leaf, spec, layout)
-        is_multi, device = isinstance(spec, MultiOneHot), leaf.spec.device
+        is_multi, device = isinstance(spec, specs.MultiOneHot), leaf.spec.device
         counts = [box.n for box in spec.space] if is_multi else [spec.space.n]
         if is_multi:
-            self.spec = MultiCategorical(counts, shape=torch.Size([len(counts)]), device=device)
+            self.spec = specs.MultiCategorical(
+                counts, shape=torch.Size([len(counts)]), device=device
+            )
         else:
             shape = leaf.spec.shape[:-1] or torch.Size([1])
-            self.spec = Categorical(counts[0], shape=shape, device=device)
+            self.spec = specs.Categorical(counts[0], shape=shape, device=device)
         self._starts = torch.tensor([0, *counts[:-1]], device=self._device).cumsum(0)
         self._encoded = torch.Size([layout.num_rows, *leaf.spec.shape])
 
@@ -102,14 +97,16 @@ class RealActions(Actions):
         super().__init__(leaf, spec, layout)
         self._low = torch.full((1,), -torch.inf, dtype=self._dtype, device=self._device)
         self._high = -self._low
-        if isinstance(spec, Bounded):
+        if isinstance(spec, specs.Bounded):
             ends = (spec.space.low, spec.space.high)
             self._low, self._high = (layout.per_row(leaf.key, x, leaf.feature) for x in ends)
         self._affine: tuple[torch.Tensor, ...] = ()
         if bounds == "rescale":
             self._affine = unit_to_bounds(self._low, self._high, join_keys([leaf.key]))
-            if isinstance(self.spec, Bounded):
-                self.spec = Bounded(-1.0, 1.0, self.spec.shape, self.spec.device, self.spec.dtype)
+            if isinstance(self.spec, specs.Bounded):
+                self.spec = specs.Bounded(
+                    -1.0, 1.0, self.spec.shape, self.spec.device, self.spec.dtype
+                )
 
     def _convert(self, action: torch.Tensor) -> torch.Tensor:
         sent = action.to(self._dtype)
@@ -142,18 +139,18 @@ def make_actions(
 
     """
     spec = leaves_of(env.full_action_spec)[key]
-    is_real = isinstance(spec, Bounded | Unbounded) and spec.dtype.is_floating_point
+    is_real = isinstance(spec, specs.Bounded | specs.Unbounded) and spec.dtype.is_floating_point
     text = f"{type(spec).__name__} of {spec.dtype}, {tuple(spec.shape)}"
     check_action_bounds(bounds, is_real=is_real, space=text)
     leaf = make_leaf(key, spec, layout, device)
     if is_real:
         return RealActions(leaf, spec, layout, bounds)
-    is_nested = isinstance(spec, MultiOneHot) and len(leaf.feature) > 1
-    if isinstance(leaf.spec, Unbounded) or is_nested:
+    is_nested = isinstance(spec, specs.MultiOneHot) and len(leaf.feature) > 1
+    if isinstance(leaf.spec, specs.Unbounded) or is_nested:
         raise AdapterError(
             f"`{join_keys([key])}` has no actions that a policy could sample: {text}. Give its "
             "spec a number of options or bounds, or flatten it in a transform."
         )
-    if isinstance(spec, OneHot | MultiOneHot) and categorical:
+    if isinstance(spec, specs.OneHot | specs.MultiOneHot) and categorical:
         return OneHotActions(leaf, spec, layout)
     return SameActions(leaf, spec, layout)

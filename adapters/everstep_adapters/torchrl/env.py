@@ -15,22 +15,12 @@ from everstep.specs import Leaves, Structure
 from ..common.actions import ActionBounds, ActionCheck
 from ..common.libraries import is_loaded_instance, pop_options, require, wrap_or_close
 from ..common.specs import compose_spec, describe_spec
+from . import keys
 from .actions import OneHotActions, make_actions
 from .calls import TorchRLCalls
 from .endings import DoneIs, Endings
 from .handoff import Handoff
-from .keys import (
-    STEP_COUNT,
-    check_wrapper,
-    find_observed,
-    find_reward,
-    find_rows,
-    limited,
-    own_episode_keys,
-    resets_itself,
-    warn_of_one_flag,
-)
-from .layout import NestedKey, as_key, join_keys, leaves_of, observation_leaves
+from .layout import NestedKey, join_keys, leaves_of, observation_leaves
 from .making import make_env
 
 
@@ -113,9 +103,9 @@ class TorchRLEnv(Env):
         needed = "TorchRL's environments are needed: pip install torchrl"
         if not isinstance(env, require("torchrl.envs", "EnvBase", needed)):
             raise AdapterError(f"`env` must be a `torchrl.envs.EnvBase`; got {type(env).__name__}.")
-        check_wrapper(env)
-        self.env = env = limited(env, max_episode_steps, random_phase)
-        self._key, layout = find_rows(env, action_key, num_envs)
+        keys.check_wrapper(env)
+        self.env = env = keys.limited(env, max_episode_steps, random_phase)
+        self._key, layout = keys.find_rows(env, action_key, num_envs)
         on_device = torch.device(device if device is not None else env.device or "cpu")
         super().__init__(layout.num_rows, horizon, device=on_device)
         self.max_episode_steps, self._random_phase = max_episode_steps, random_phase
@@ -125,19 +115,19 @@ class TorchRLEnv(Env):
         )
         self.action_spec = self._actions.spec
         self._check_action = ActionCheck(self.num_envs, self.action_spec)
-        self._reward = find_reward(env, layout, reward_key, on_device)
+        self._reward = keys.find_reward(env, layout, reward_key, on_device)
         dtype = self._reward.spec.dtype
         self._reward_dtype = dtype if dtype.is_floating_point else torch.get_default_dtype()
-        observed = find_observed(env, layout, observation_keys)
+        observed = keys.find_observed(env, layout, observation_keys)
         self._leaves = observation_leaves(observed, layout, on_device)
         specs = {path: leaf.spec for path, leaf in self._leaves.items()}
         self.observation_spec = compose_spec(specs, on_device)
         self._structure = Structure.of(self.observation_spec)
         self._endings = Endings(env, layout, done_key, terminated_key, done_is, time_limit)
         if done_is is None and time_limit is None and terminated_key is None:
-            warn_of_one_flag(env)
-        own_keys = own_episode_keys(env)
-        self._has_final = DataKeys.FINAL_OBS in own_keys if own_keys else not resets_itself(env)
+            keys.warn_of_one_flag(env)
+        own = keys.own_episode_keys(env)
+        self._has_final = DataKeys.FINAL_OBS in own if own else not keys.resets_itself(env)
         self.episode_keys = self._endings.episode_keys
         if self._has_final:
             self.episode_keys |= {DataKeys.FINAL_OBS}
@@ -270,8 +260,8 @@ class TorchRLEnv(Env):
 
     def _describe_observation(self) -> str:
         observed = {leaf.key for leaf in self._leaves.values()}
-        keys = map(as_key, self.env.observation_spec.keys(True, True))
-        left_out = [key for key in keys if key not in observed and key[-1] != STEP_COUNT]
+        every = leaves_of(self.env.observation_spec)
+        left_out = [key for key in every if key not in observed and key[-1] != keys.STEP_COUNT]
         text = describe_spec(self.observation_spec)
         if len(observed) == 1:
             text = f"{join_keys(list(observed))}: {text}"
@@ -280,7 +270,7 @@ class TorchRLEnv(Env):
     def _describe_final(self) -> str:
         if self._has_final:
             return "what the environment returned under `next`; where that is NaN they are lost"
-        if own_episode_keys(self.env):
+        if keys.own_episode_keys(self.env):
             return "the observation of the row that is done"
         return "lost, the environment resets itself: `on_missing_final` decides"
 
@@ -314,7 +304,7 @@ class TorchRLEnv(Env):
     def _draw_phases(self, data: TensorDictBase) -> None:
         """Put each environment's count of env steps at a random point below the limit."""
         for key in leaves_of(self.env.observation_spec):
-            if key[-1] == STEP_COUNT:
+            if key[-1] == keys.STEP_COUNT:
                 count = data.get(key)
                 drawn = torch.randint(
                     self.max_episode_steps or 1, count.shape, generator=self._phases

@@ -10,7 +10,7 @@ from torchrl.data import TensorSpec
 from everstep.data import DataKeys
 from everstep.errors import AdapterError
 
-from ..common.exported import Exported
+from ..common.libraries import is_loaded_instance
 from .calls import layers_of, name_of
 from .layout import Key, Layout, Leaf, NestedKey, as_key, join_keys, leaves_of, make_leaf
 
@@ -157,7 +157,10 @@ def own_episode_keys(env: Any) -> frozenset[str]:
     `to_torchrl(invalid_rows="keep")` makes them, and marks the rows by `valid` and `is_init`.
     """
     base = layers_of(env)[-1]
-    keys = base.env.episode_keys if isinstance(base, Exported) else frozenset()
+    is_exported = is_loaded_instance(
+        base, "everstep_adapters.export.torchrl_env", "EverstepEnvBase"
+    )
+    keys = base.env.episode_keys if is_exported else frozenset()
     return keys if DataKeys.VALID in keys else frozenset()
 
 

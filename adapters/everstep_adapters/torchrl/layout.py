@@ -7,16 +7,8 @@ from typing import Any
 
 import torch
 from tensordict import TensorDictBase
-from torchrl.data import (
-    Binary,
-    Bounded,
-    Categorical,
-    MultiCategorical,
-    MultiOneHot,
-    OneHot,
-    TensorSpec,
-    Unbounded,
-)
+from torchrl.data import TensorSpec
+from torchrl.data import tensor_specs as specs
 
 from everstep.errors import AdapterError, EnvError
 
@@ -173,40 +165,40 @@ def make_leaf(key: Key, spec: TensorSpec, layout: Layout, device: torch.device) 
 
 def _row_spec(key: Key, spec: TensorSpec, layout: Layout, common: dict[str, Any]) -> TensorSpec:
     """Spec of one row. The order of the cases is that of torchrl's subclasses."""
-    if isinstance(spec, MultiOneHot):
-        return MultiOneHot([box.n for box in spec.space], **common)
-    if isinstance(spec, MultiCategorical):
+    if isinstance(spec, specs.MultiOneHot):
+        return specs.MultiOneHot([box.n for box in spec.space], **common)
+    if isinstance(spec, specs.MultiCategorical):
         counts = spec.nvec.expand(spec.shape).reshape(-1, *common["shape"])[0]
         return choices_spec(counts.to(common["device"]), common["dtype"])
-    if isinstance(spec, Binary):
-        return Binary(**common)
-    if isinstance(spec, OneHot):
-        return OneHot(spec.space.n, **common)
-    if isinstance(spec, Categorical) and spec.space.n > 0:
-        return Categorical(spec.space.n, **common)
-    if isinstance(spec, Bounded):
+    if isinstance(spec, specs.Binary):
+        return specs.Binary(**common)
+    if isinstance(spec, specs.OneHot):
+        return specs.OneHot(spec.space.n, **common)
+    if isinstance(spec, specs.Categorical) and spec.space.n > 0:
+        return specs.Categorical(spec.space.n, **common)
+    if isinstance(spec, specs.Bounded):
         return _bounded(key, spec, layout, common)
-    if isinstance(spec, Unbounded | Categorical):
-        return Unbounded(**common)
+    if isinstance(spec, specs.Unbounded | specs.Categorical):
+        return specs.Unbounded(**common)
     raise AdapterError(
         f"`{join_keys([key])}` cannot be a tensor: it is described by {type(spec).__name__}. Leave "
         "it out with `observation_keys`."
     )
 
 
-def _bounded(key: Key, spec: Bounded, layout: Layout, common: dict[str, Any]) -> TensorSpec:
+def _bounded(key: Key, spec: specs.Bounded, layout: Layout, common: dict[str, Any]) -> TensorSpec:
     """`Bounded` by the widest bounds of any row if they are finite, else `Unbounded`."""
     feature = layout.feature(key, spec)
     ends = (layout.per_row(key, end, feature) for end in (spec.space.low, spec.space.high))
     low, high = (end.to(common["device"], common["dtype"]) for end in ends)
     low, high = low.amin(0), high.amax(0)
     if bool(low.isfinite().all() and high.isfinite().all()):
-        return Bounded(low=low, high=high, **common)
-    return Unbounded(**common)
+        return specs.Bounded(low=low, high=high, **common)
+    return specs.Unbounded(**common)
 
 
 def observation_leaves(
-    specs: dict[Key, TensorSpec], layout: Layout, device: torch.device
+    observed: dict[Key, TensorSpec], layout: Layout, device: torch.device
 ) -> dict[Key, Leaf]:
     """The leaves of an observation, by their paths in a row; the path of a single leaf is empty.
 
@@ -217,7 +209,7 @@ def observation_leaves(
 
     """
     leaves: dict[Key, Leaf] = {}
-    for key, spec in specs.items():
+    for key, spec in observed.items():
         own = layout.agents and not layout.is_shared(key)
         path = key[len(layout.group) :] if own else key
         if path in leaves:

@@ -3,11 +3,12 @@
 from typing import Any
 
 import torch
+from tensordict import TensorDict
 
 from ..env import is_asynchronous
-from ._player import Player, Row, copies, difference
+from ._player import Player, compare
 from ._results import NotApplicable, Violation
-from ._structure import attempt, check_outcome
+from ._structure import attempt
 from ._subject import Subject
 
 #: Env steps that are compared.
@@ -16,26 +17,31 @@ _STEPS = 12
 
 def check_asynchronous(subject: Subject) -> None:
     """If an environment is `asynchronous`, `step_async` and `step_wait` do what `step` does."""
-    num_envs = max(subject.num_envs_choices)
-    with Player(subject, num_envs, seed=subject.seed) as player:
-        _check_declared(player.env)
-        player.reset()
-        rows = [_in_halves(player) for _ in range(_STEPS)]
-        player.reset()  # no env step is pending
-        repeats = hasattr(player.env, "seed") and subject.deterministic_by_seed
-    if not repeats:
+    with _HalvesPlayer(subject, seed=subject.seed) as halves:
+        _check_declared(halves.env)
+        halves.reset()
+        rows = halves.play(_STEPS)
+        halves.reset()  # no env step is pending
+    if not halves.repeats:
         return
-    with Player(subject, num_envs, seed=subject.seed) as player:
+    with Player(subject, seed=subject.seed) as player:
         player.reset()
-        for t, row in enumerate(rows):
-            changed = difference(player.step(), row)
-            if changed is not None:
-                raise Violation(
-                    "`step_wait`",
-                    "It returns what `step` returns for the action of `step_async`.",
-                    f"{changed}, at env step {t}",
-                    "Implement `step` as one after the other, or do not declare `asynchronous`.",
-                )
+        compare(
+            (player.step() for _ in rows),
+            rows,
+            "`step_wait`",
+            "It returns what `step` returns for the action of `step_async`.",
+            "Implement `step` as one after the other, or do not declare `asynchronous`.",
+        )
+
+
+class _HalvesPlayer(Player):
+    """A player that steps by `step_async` and `step_wait`."""
+
+    def _call_step(self, action: torch.Tensor | TensorDict) -> Any:
+        env: Any = self.env
+        attempt("`step_async`", lambda: env.step_async(action))
+        return attempt("`step_wait`", env.step_wait)
 
 
 def _check_declared(env: Any) -> None:
@@ -52,16 +58,3 @@ def _check_declared(env: Any) -> None:
             )
     if not is_asynchronous(env):
         raise NotApplicable("`step` is overridden and `step_async` is not, so `step` is called")
-
-
-def _in_halves(player: Player) -> Row:
-    """Copies of the result of `step_async` and `step_wait`."""
-    env: Any = player.env
-    action, obs = player.choose(), copies(player.observation.flatten(player.acted_on))
-    with torch.no_grad():
-        attempt("`step_async`", lambda: env.step_async(action))
-        outcome = attempt("`step_wait`", env.step_wait)
-    check_outcome(env, player.observation, outcome)
-    player.acted_on = outcome["obs"]
-    player.t += 1
-    return player.copy_row(obs, outcome)

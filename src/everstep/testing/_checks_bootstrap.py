@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import torch
 from tensordict import TensorDict
@@ -17,16 +18,27 @@ from ..models import Model
 from ..specs import Structure
 from ._oracle import known_values, oracle_advantages, transitions_of
 from ._player import Player, Row, copies
-from ._results import Unplayable, Violation
+from ._results import Violation
+from ._structure import attempt
 from ._subject import Subject
 
 _GAMMA, _LAMBDA, _ROLLOUTS = 0.9, 0.8, 4
 _TOLERANCE = 1e-12
 
 
+_attempt = partial(
+    attempt,
+    "training",
+    kind=Violation,
+    rule="An algorithm can be built on the environment, and can collect.",
+    fix="Fix what the error names.",
+    error_type=EverstepError,
+)
+
+
 def check_bootstrap(subject: Subject) -> None:
     """Advantages that training computes equal those of the definition, to 1e-12."""
-    with Player(subject, max(subject.num_envs_choices), seed=subject.seed) as player:
+    with Player(subject, seed=subject.seed) as player:
         player.reset()
         env = _Recorded(player, torch.get_default_dtype())
         with _default_dtype(torch.float64):
@@ -74,20 +86,6 @@ def _compare(algorithm: Algorithm, rows: list[Row]) -> None:
                 f"{computed[t].item()} for {expected[t].item()} in environment {env}, row {t}",
                 "Return the reward and flags that each row's own action caused.",
             )
-
-
-def _attempt(call: Any) -> Any:
-    try:
-        return call()
-    except Unplayable:
-        raise
-    except EverstepError as error:
-        raise Violation(
-            "training",
-            "An algorithm can be built on the environment, and can collect.",
-            f"{type(error).__name__}: {error}",
-            "Fix what the error names.",
-        ) from error
 
 
 @contextmanager
@@ -151,8 +149,7 @@ class _Chosen(Distribution):
     """Distribution whose samples are the suite's actions."""
 
     def sample(self) -> torch.Tensor | TensorDict:
-        action: torch.Tensor | TensorDict = self.model.player.choose()
-        return action
+        return cast(torch.Tensor | TensorDict, self.model.player.choose())
 
     def deterministic_sample(self) -> torch.Tensor | TensorDict:
         return self.sample()

@@ -33,7 +33,7 @@ class _Forbidding(TorchDispatchMode):
 
 def check_capturable(subject: Subject) -> None:
     """If an environment is `capturable`, it steps without waiting for its device."""
-    with Player(subject, max(subject.num_envs_choices), seed=subject.seed) as player:
+    with Player(subject, seed=subject.seed) as player:
         if not getattr(player.env, "capturable", False):
             raise NotApplicable("the environment does not declare `capturable`")
         player.reset()

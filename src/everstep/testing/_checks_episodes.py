@@ -4,8 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from ..data import DataKeys
-from ._player import Row, Trace, traces
+from ._player import FLAGS, Row, Trace, traces
 from ._results import NotApplicable, Violation
 from ._subject import Subject
 
@@ -139,9 +138,5 @@ def _check_row(row: Row, pending: torch.Tensor, when: str) -> None:
 
 def described(row: Row, env: int) -> str:
     """Reward and flags of one environment as text."""
-    flags = [
-        name
-        for name in (DataKeys.TERMINATED, DataKeys.TRUNCATED, DataKeys.FIRST, DataKeys.VALID)
-        if getattr(row, name)[env]
-    ]
+    flags = [name for name in FLAGS if getattr(row, name)[env]]
     return f"reward {row.rewards[env].item():g} and {' and '.join(flags) or 'no flag'}"

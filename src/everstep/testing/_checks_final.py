@@ -3,11 +3,12 @@
 from dataclasses import dataclass
 
 import torch
+from tensordict import TensorDict
 
 from ..data import DataKeys
-from ..specs import Structure
+from ..specs import Leaves, Structure
 from ._checks_episodes import described, episodic
-from ._player import Player, Row, difference, traces
+from ._player import Player, Row, compare, traces
 from ._results import NotApplicable, Violation
 from ._subject import Subject
 
@@ -21,8 +22,7 @@ def check_final_obs(subject: Subject) -> None:
     for rows in segments:
         for row in rows:
             _check_finite(row)
-    ended = [_ends(rows) for rows in segments]
-    ends = _Ends(*(torch.cat([getattr(e, name) for e in ended]) for name in _Ends.__annotations__))
+    ends = _ends(segments)
     if len(ends.final) < _ENOUGH:
         raise NotApplicable(
             f"{len(ends.final)} episodes ended with an observation of their own and were followed "
@@ -66,35 +66,25 @@ class _Ends:
     expired: torch.Tensor
 
 
-def _ends(rows: list[Row]) -> _Ends:
-    """The ends of episodes in the rows after a reset."""
+def _ends(segments: list[list[Row]]) -> _Ends:
+    """The ends of episodes that are followed by another episode."""
     found: list[tuple[torch.Tensor, ...]] = []
-    for t, row in enumerate(rows):
-        expired = row.truncated & ~row.terminated
-        here = row.done & row.first
-        if row.final_obs:
-            final = _numbers(row.final_obs)
-            here = here & final.isfinite().all(-1)
-            found.append((final[here], _obs(row)[here], _last(row)[here], expired[here]))
-        if t + 1 < len(rows):
-            later = row.done & ~row.first & rows[t + 1].first
-            new = _obs(rows[t + 1])
-            found.append((_obs(row)[later], new[later], _last(row)[later], expired[later]))
-    empty = _obs(rows[0])[:0]
-    found.append((empty, empty, empty, torch.zeros(0, dtype=torch.bool)))
+    for rows in segments:
+        # The last row is followed by itself, which cannot be `first` and not `first`.
+        for row, following in zip(rows, [*rows[1:], rows[-1]], strict=True):
+            expired = row.truncated & ~row.terminated
+            last, obs, new = map(_numbers, (row.obs, row.next_obs, following.next_obs))
+            if row.final_obs:
+                final = _numbers(row.final_obs)
+                here = row.done & row.first & final.isfinite().all(-1)
+                found.append((final[here], obs[here], last[here], expired[here]))
+            later = row.done & ~row.first & following.first
+            found.append((obs[later], new[later], last[later], expired[later]))
     return _Ends(*(torch.cat(column) for column in zip(*found, strict=True)))
 
 
-def _numbers(leaves: tuple[torch.Tensor, ...]) -> torch.Tensor:
+def _numbers(leaves: Leaves) -> torch.Tensor:
     return torch.cat([leaf.flatten(1).double() for leaf in leaves], -1)
-
-
-def _obs(row: Row) -> torch.Tensor:
-    return _numbers(row.next_obs)
-
-
-def _last(row: Row) -> torch.Tensor:
-    return _numbers(row.obs)
 
 
 def _check_not_next(ends: _Ends) -> None:
@@ -113,7 +103,7 @@ def _check_not_last(ends: _Ends, segments: list[list[Row]]) -> None:
     """Raise if final observations are those that the last actions were chosen from."""
     final, last = ends.final[ends.expired], ends.last[ends.expired]
     going_on = [
-        (_last(row) != _obs(row)).any(-1)[~row.done & ~row.first & row.valid]
+        (_numbers(row.obs) != _numbers(row.next_obs)).any(-1)[~row.done & ~row.first & row.valid]
         for rows in segments
         for row in rows
     ]
@@ -140,25 +130,26 @@ def check_invalid_rows(subject: Subject) -> None:
     if all(bool(row.valid.all()) for row in rows):
         raise NotApplicable(f"every row of {subject.num_steps} env steps was valid")
     with Player(subject, subject.num_envs_choices[-1], seed=subject.seed) as player:
-        if not (hasattr(player.env, "seed") and subject.deterministic_by_seed):
+        if not player.repeats:
             raise NotApplicable("the environment is not deterministic by seed")
-        structure = Structure.of(player.env.action_spec)
         player.reset()
-        for t, row in enumerate(rows):
-            given = structure.flatten(player.choose())
-            others = structure.flatten(player.choose(salt=1))
-            invalid = ~row.valid.to(given[0].device)
-            mixed = tuple(
-                torch.where(invalid.view(-1, *[1] * (x.ndim - 1)), y, x)
-                for x, y in zip(given, others, strict=True)
-            )
-            changed = difference(
-                row, player.step(structure.unflatten(mixed, [player.env.num_envs]))
-            )
-            if changed is not None:
-                raise Violation(
-                    "`valid`",
-                    "The action of a row that is not valid has no effect.",
-                    f"{changed}, at env step {t} after another action in such rows",
-                    "Ignore the action in the row of a reset.",
-                )
+        compare(
+            rows,
+            (player.step(_other_if_invalid(player, row)) for row in rows),
+            "`valid`",
+            "The action of a row that is not valid has no effect.",
+            "Ignore the action in the row of a reset.",
+            "at env step {t} after another action in such rows",
+        )
+
+
+def _other_if_invalid(player: Player, row: Row) -> torch.Tensor | TensorDict:
+    """The actions of the next env step, with others in rows that are not valid."""
+    structure = Structure.of(player.env.action_spec)
+    chosen, others = (structure.flatten(player.choose(salt)) for salt in (0, 1))
+    invalid = ~row.valid.to(chosen[0].device)
+    mixed = tuple(
+        torch.where(invalid.view(-1, *[1] * (x.ndim - 1)), y, x)
+        for x, y in zip(chosen, others, strict=True)
+    )
+    return structure.unflatten(mixed, [player.env.num_envs])

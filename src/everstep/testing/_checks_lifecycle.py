@@ -7,8 +7,9 @@ from typing import Any
 import torch
 
 from ..specs import Leaves
-from ._player import Player, Row, difference, same
+from ._player import Player, Row, all_same, compare
 from ._results import NotApplicable, Violation
+from ._structure import attempt
 from ._subject import Subject
 
 #: Env steps that are compared.
@@ -20,15 +21,16 @@ _RESETS = 6
 
 def check_seed(subject: Subject) -> None:
     """Equal seeds and actions give equal rows, and another seed gives different ones."""
-    num_envs = max(subject.num_envs_choices)
-    with Player(subject, num_envs, seed=subject.seed) as player:
+    with Player(subject, seed=subject.seed) as player:
         _check_seedable(subject, player)
         starts, rows = _starts(player), player.play(_STEPS)
-    with Player(subject, num_envs, seed=subject.seed) as player:
-        _compare(starts, rows, _starts(player), player, "A new environment with the same seed")
+    with Player(subject, seed=subject.seed) as player:
+        _check_repeats(
+            starts, rows, _starts(player), player, "A new environment with the same seed"
+        )
     other = subject.seed + 1_000
-    with Player(subject, num_envs, seed=other) as player:
-        same_starts = _equal(starts, _starts(player))
+    with Player(subject, seed=other) as player:
+        same_starts = all_same(starts, _starts(player))
     if same_starts and not _are_fixed(starts):
         raise Violation(
             "`seed`",
@@ -42,13 +44,12 @@ def check_reseed(subject: Subject) -> None:
     """After `seed` and `reset`, a used environment repeats the rows of a new one."""
     if not subject.reseedable:
         raise NotApplicable("`reseedable` is False")
-    num_envs = max(subject.num_envs_choices)
-    with Player(subject, num_envs, seed=subject.seed) as player:
+    with Player(subject, seed=subject.seed) as player:
         _check_seedable(subject, player)
         start, rows = player.reset(), player.play(_STEPS)
         player.t = 0  # the same actions again
         player.seed(subject.seed)
-        _compare(start, rows, player.reset(), player, "A used environment")
+        _check_repeats(start, rows, player.reset(), player, "A used environment")
 
 
 def _starts(player: Player) -> Leaves:
@@ -59,9 +60,7 @@ def _starts(player: Player) -> Leaves:
 def _are_fixed(starts: Leaves) -> bool:
     """Whether every reset gave the same observations."""
     leaves = len(starts) // _RESETS
-    return all(
-        _equal(starts[:leaves], starts[i : i + leaves]) for i in range(0, len(starts), leaves)
-    )
+    return all_same(starts[:-leaves], starts[leaves:])
 
 
 def _check_seedable(subject: Subject, player: Player) -> None:
@@ -71,35 +70,28 @@ def _check_seedable(subject: Subject, player: Player) -> None:
         raise NotApplicable("`deterministic_by_seed` is False")
 
 
-def _compare(start: Leaves, rows: list[Row], again: Leaves, player: Player, who: str) -> None:
+def _check_repeats(start: Leaves, rows: list[Row], again: Leaves, player: Player, who: str) -> None:
     """Raise if an environment does not repeat the rows of an earlier reset."""
     rule = f"{who} repeats states and rewards."
     fix = (
         "Draw random numbers from generators that `seed` seeds, and let `reset` restore everything "
         "that steps have changed."
     )
-    if not _equal(start, again):
+    if not all_same(start, again):
         raise Violation("`seed`", rule, "other observations at the reset", fix)
-    for t, row in enumerate(rows):
-        changed = difference(row, player.step())
-        if changed is not None:
-            raise Violation("`seed`", rule, f"{changed}, at env step {t}", fix)
-
-
-def _equal(a: Leaves, b: Leaves) -> bool:
-    return all(same(x, y) for x, y in zip(a, b, strict=True))
+    compare(rows, (player.step() for _ in rows), "`seed`", rule, fix)
 
 
 def check_later_resets(subject: Subject) -> None:
     """Later resets draw new states: a seed determines one reset."""
     if not subject.resets_draw_new_states:
         raise NotApplicable("`resets_draw_new_states` is False")
-    with Player(subject, max(subject.num_envs_choices), seed=subject.seed) as player:
+    with Player(subject, seed=subject.seed) as player:
         starts = []
         for _ in range(3):
             starts.append(player.reset())
             player.play(2)
-    if not all(_equal(starts[0], start) for start in starts):
+    if not all(all_same(starts[0], start) for start in starts):
         return
     if all(bool((leaf == leaf[:1]).all()) for leaf in starts[0]):
         raise NotApplicable("every reset gives every environment the same observation")
@@ -151,12 +143,8 @@ def check_close(subject: Subject) -> None:
 
 
 def _close(player: Player, when: str) -> None:
-    try:
-        player.close()
-    except Exception as error:  # whatever an environment may raise
-        received = f"{type(error).__name__}: {error}"
-        fix = "Release only resources that exist and have not been released."
-        raise Violation("`close`", f"It may be called {when}.", received, fix) from error
+    fix = "Release only resources that exist and have not been released."
+    attempt("`close`", player.close, Violation, rule=f"It may be called {when}.", fix=fix)
 
 
 def check_process(subject: Subject) -> None:

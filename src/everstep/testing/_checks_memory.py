@@ -7,8 +7,8 @@ import torch
 from tensordict import TensorDict
 from torchrl.data import Bounded
 
-from ..specs import Leaves, Structure, leaf_specs
-from ._player import Player, Row, copies, difference, same
+from ..specs import Structure, leaf_specs
+from ._player import Player, Row, compare, copies, difference, same
 from ._results import Unplayable, Violation
 from ._subject import Subject
 
@@ -18,15 +18,17 @@ _STEPS = 8
 
 def check_memory(subject: Subject) -> None:
     """Results of `reset` and `step` stay unchanged until the next call."""
-    num_envs = max(subject.num_envs_choices)
     with ExitStack() as stack:
-        player = stack.enter_context(Player(subject, num_envs))
-        others = [] if subject.exclusive else [stack.enter_context(Player(subject, num_envs))]
+        player = stack.enter_context(Player(subject))
+        others = [] if subject.exclusive else [stack.enter_context(Player(subject))]
         first = player.reset()
         for other in others:
             other.reset()
         _disturb(player, others)
-        _check_obs_unchanged(player, first, "`reset`")
+        after = copies(player.observation.flatten(player.acted_on))
+        for i, (x, y) in enumerate(zip(first, after, strict=True)):
+            if not same(x, y):
+                raise _changed("`reset`", f"observations, leaf {i}")
         for _ in range(_STEPS):
             obs, action = copies(player.observation.flatten(player.acted_on)), player.choose()
             outcome = player.step_as_is(action)
@@ -54,13 +56,6 @@ def _overwrite(action: torch.Tensor | TensorDict) -> None:
         leaf.copy_(leaf == 0)
 
 
-def _check_obs_unchanged(player: Player, before: Leaves, what: str) -> None:
-    after = copies(player.observation.flatten(player.acted_on))
-    for i, (x, y) in enumerate(zip(before, after, strict=True)):
-        if not same(x, y):
-            raise _changed(what, f"observations, leaf {i}")
-
-
 def _changed(what: str, changed: str) -> Violation:
     return Violation(
         what,
@@ -74,7 +69,7 @@ def _changed(what: str, changed: str) -> Violation:
 
 def check_actions_unwritten(subject: Subject) -> None:
     """`step` does not write to its action."""
-    with Player(subject, max(subject.num_envs_choices)) as player:
+    with Player(subject) as player:
         structure = Structure.of(player.env.action_spec)
         player.reset()
         for _ in range(_STEPS):
@@ -97,28 +92,23 @@ def check_actions_unwritten(subject: Subject) -> None:
 
 def check_action_forms(subject: Subject) -> None:
     """Actions may have any strides, require gradients, and exceed their bounds."""
-    num_envs = max(subject.num_envs_choices)
-    plain = _play(subject, num_envs, _as_it_is)
-    forms = {"with strides": _strided, "that require gradients": _with_gradients}
-    for name, form in forms.items():
-        rows = _play(subject, num_envs, form, f"actions {name}")
-        for t, (a, b) in enumerate(zip(plain[1], rows[1], strict=True)):
-            changed = difference(a, b)
-            if plain[0] and changed is not None:
-                raise Violation(
-                    "`action`",
-                    f"Actions {name} have the effect of the same contiguous actions.",
-                    f"{changed}, at env step {t}",
-                    "Read the action with PyTorch, or call `action.contiguous()` first.",
-                )
-    _play(subject, num_envs, _far_out, "actions outside of their bounds")
+    repeats, plain = _play(subject, _as_it_is)
+    for name, form in {"with strides": _strided, "that require gradients": _with_gradients}.items():
+        _, rows = _play(subject, form, f"actions {name}")
+        if repeats:
+            compare(
+                plain,
+                rows,
+                "`action`",
+                f"Actions {name} have the effect of the same contiguous actions.",
+                "Read the action with PyTorch, or call `action.contiguous()` first.",
+            )
+    _play(subject, _far_out, "actions outside of their bounds")
 
 
-def _play(
-    subject: Subject, num_envs: int, form: Any, what: str = "actions"
-) -> tuple[bool, list[Row]]:
-    """Whether a seed decides the rows, and the rows of actions in some form."""
-    with Player(subject, num_envs, seed=subject.seed) as player:
+def _play(subject: Subject, form: Any, what: str = "actions") -> tuple[bool, list[Row]]:
+    """Whether a seed determines the rows, and the rows of actions in some form."""
+    with Player(subject, seed=subject.seed) as player:
         structure = Structure.of(player.env.action_spec)
         specs = leaf_specs(player.env.action_spec).values()
         player.reset()
@@ -134,7 +124,7 @@ def _play(
                 rule = f"It accepts {what}."
                 fix = "Read it with `action.detach()`, and clip it to its bounds."
                 raise Violation("`step`", rule, error.received, fix) from error
-        return hasattr(player.env, "seed") and subject.deterministic_by_seed, rows
+        return player.repeats, rows
 
 
 def _as_it_is(leaf: torch.Tensor, spec: Any) -> torch.Tensor:

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torchrl.data import TensorSpec
@@ -55,8 +55,7 @@ def inspect_env(
 def _describe(env: Env) -> dict[str, str]:
     """The environment's own description; else its attributes."""
     if hasattr(env, "describe"):
-        described: dict[str, str] = env.describe()
-        return described
+        return cast(dict[str, str], env.describe())
     return {
         "environment": f"{type(env).__module__}.{type(env).__qualname__}",
         "num_envs": str(env.num_envs),

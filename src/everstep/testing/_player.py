@@ -1,5 +1,6 @@
 """Playing an environment, with copies of what it returns."""
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import Any, cast
@@ -12,18 +13,12 @@ from torchrl.data import TensorSpec
 from ..data import DataKeys, Device
 from ..env import Env
 from ..specs import Leaves, Structure
-from ._results import Unmakeable, Unresettable
-from ._structure import (
-    attempt,
-    check_members,
-    check_obs,
-    check_outcome,
-    episode_keys,
-    with_index,
-)
+from ._results import Unmakeable, Unresettable, Violation
+from ._structure import attempt, check_members, check_obs, check_outcome, episode_keys, with_index
 from ._subject import Subject
 
-_FLAGS = (DataKeys.TERMINATED, DataKeys.TRUNCATED, DataKeys.FIRST, DataKeys.VALID)
+#: Flags of a row.
+FLAGS = (DataKeys.TERMINATED, DataKeys.TRUNCATED, DataKeys.FIRST, DataKeys.VALID)
 
 
 @dataclass(frozen=True)
@@ -63,7 +58,7 @@ class Row:
         """Results of the env step, by name."""
         groups = {DataKeys.OBS: self.next_obs, DataKeys.FINAL_OBS: self.final_obs}
         leaves = {f"{key} {i}": x for key, xs in groups.items() for i, x in enumerate(xs)}
-        flags = {key: cast(torch.Tensor, getattr(self, key)) for key in _FLAGS}
+        flags = {key: cast(torch.Tensor, getattr(self, key)) for key in FLAGS}
         return {DataKeys.REWARDS: self.rewards, **leaves, **flags}
 
 
@@ -72,7 +67,7 @@ class Player(AbstractContextManager["Player"]):
 
     Args:
         subject: The environment under test.
-        num_envs: Number of parallel environments.
+        num_envs: Number of parallel environments; None for the largest of `num_envs_choices`.
         seed: Seed of the environment, if it can be seeded; None for no seed.
 
     Raises:
@@ -93,8 +88,11 @@ class Player(AbstractContextManager["Player"]):
     #: Observations that the next action is chosen from, as the environment returned them.
     acted_on: Any
 
-    def __init__(self, subject: Subject, num_envs: int, *, seed: None | int = None) -> None:
+    def __init__(
+        self, subject: Subject, num_envs: None | int = None, *, seed: None | int = None
+    ) -> None:
         self._subject = subject
+        num_envs = max(subject.num_envs_choices) if num_envs is None else num_envs
         self.env = attempt(
             "`make_env`",
             lambda: subject.make_env(num_envs, subject.horizon, subject.device),
@@ -124,6 +122,11 @@ class Player(AbstractContextManager["Player"]):
         """Seed the environment."""
         attempt("`seed`", lambda: cast(Any, self.env).seed(seed))
 
+    @property
+    def repeats(self) -> bool:
+        """Whether a seed determines the rows."""
+        return hasattr(self.env, "seed") and self._subject.deterministic_by_seed
+
     def reset(self, **options: Any) -> Leaves:
         """Copies of the first observations, `[N, …]`."""
         with torch.no_grad():
@@ -148,11 +151,15 @@ class Player(AbstractContextManager["Player"]):
     def step_as_is(self, action: torch.Tensor | TensorDict) -> Any:
         """Result of an env step, not copied."""
         with torch.no_grad():
-            outcome = attempt("`step`", lambda: self.env.step(action))
+            outcome = self._call_step(action)
         check_outcome(self.env, self.observation, outcome)
         self.acted_on = outcome[DataKeys.OBS]
         self.t += 1
         return outcome
+
+    def _call_step(self, action: torch.Tensor | TensorDict) -> Any:
+        """Result of an env step, not checked. Subclasses may step in another way."""
+        return attempt("`step`", lambda: self.env.step(action))
 
     def step(self, action: None | torch.Tensor | TensorDict = None) -> Row:
         """Copies of the result of an env step.
@@ -172,9 +179,9 @@ class Player(AbstractContextManager["Player"]):
     def copy_row(self, obs: Leaves, outcome: Any) -> Row:
         """Copies of the result of an env step from `obs`, `[N, …]`."""
         declared = episode_keys(self.env)
-        flags = {key: torch.zeros(self.env.num_envs, dtype=torch.bool) for key in _FLAGS}
+        flags = {key: torch.zeros(self.env.num_envs, dtype=torch.bool) for key in FLAGS}
         flags[DataKeys.VALID] = ~flags[DataKeys.VALID]
-        flags |= {key: copy(outcome[key]).squeeze(-1) for key in declared.intersection(_FLAGS)}
+        flags |= {key: copy(outcome[key]).squeeze(-1) for key in declared.intersection(FLAGS)}
         final: Leaves = ()
         if DataKeys.FINAL_OBS in declared:
             final = copies(self.observation.flatten(outcome[DataKeys.FINAL_OBS]))
@@ -210,6 +217,11 @@ def same(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.allclose(a, b, rtol=0.0, atol=0.0, equal_nan=True)
 
 
+def all_same(a: Leaves, b: Leaves) -> bool:
+    """Whether all leaves have equal values; NaN equals NaN."""
+    return all(same(x, y) for x, y in zip(a, b, strict=True))
+
+
 def difference(a: Row, b: Row) -> None | str:
     """The first difference of two rows; None if they are equal."""
     others = b.tensors()
@@ -219,6 +231,34 @@ def difference(a: Row, b: Row) -> None | str:
             env = int((x != y).reshape(len(x), -1).any(-1).nonzero()[0])
             return f"`{name}` of environment {env} is {_short(x[env])} and {_short(y[env])}"
     return None
+
+
+def compare(
+    expected: Iterable[Row],
+    actual: Iterable[Row],
+    what: str,
+    rule: str,
+    fix: str,
+    when: str = "at env step {t}",
+) -> None:
+    """Compare the rows of successive env steps.
+
+    Args:
+        expected: Rows.
+        actual: As many rows; may be played while they are compared.
+        what: The thing that is wrong if they differ.
+        rule: The rule that it breaks.
+        fix: How to fix it.
+        when: Description of the env step `t`.
+
+    Raises:
+        Violation: If two rows differ.
+
+    """
+    for t, (a, b) in enumerate(zip(expected, actual, strict=True)):
+        changed = difference(a, b)
+        if changed is not None:
+            raise Violation(what, rule, f"{changed}, {when.format(t=t)}", fix)
 
 
 def _short(x: torch.Tensor) -> str:

@@ -9,7 +9,7 @@ from torchrl.data import TensorSpec
 from ..data import EPISODE_KEYS, DataKeys, Device
 from ..env import Env
 from ..specs import Leaves, Structure, leaf_specs
-from ._results import Unmakeable, Unplayable, Violation
+from ._results import NotApplicable, Unmakeable, Unplayable, Violation
 
 _T = TypeVar("_T")
 
@@ -18,20 +18,35 @@ _TOGETHER = frozenset({DataKeys.TERMINATED, DataKeys.TRUNCATED, DataKeys.FIRST})
 _FIX = "Return what the specs and `episode_keys` declare, or change the declaration."
 
 
-def attempt(what: str, call: Callable[[], _T], kind: type[Unplayable] = Unplayable) -> _T:
+def attempt(
+    what: str,
+    call: Callable[[], _T],
+    kind: type[Violation] = Unplayable,
+    *,
+    rule: str = "It must not raise.",
+    fix: str = "Fix what raises it.",
+    error_type: type[Exception] = Exception,
+) -> _T:
     """Result of `call`.
 
+    Args:
+        what: Description of the call.
+        call: The call.
+        kind: Class of the violation.
+        rule: The rule that an error breaks.
+        fix: How to fix it.
+        error_type: Class of the errors that are violations; others propagate.
+
     Raises:
-        Unplayable: Of the given kind, if `call` raises.
+        Violation: Of the given kind, if `call` raises.
 
     """
     try:
         return call()
-    except Violation:
+    except (Violation, NotApplicable):
         raise
-    except Exception as error:  # whatever an environment may raise
-        received = f"{type(error).__name__}: {error}"
-        raise kind(what, "It must not raise.", received, "Fix what raises it.") from error
+    except error_type as error:  # whatever an environment may raise
+        raise kind(what, rule, f"{type(error).__name__}: {error}", fix) from error
 
 
 def check_members(env: Any) -> None:
