@@ -52,7 +52,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     for name in COMMANDS:
         command = importlib.import_module(f".cli.{name}", __package__)
-        command.add_parser(commands).set_defaults(run=command.run)
+        added = commands.add_parser(name, help=command.HELP, description=command.DESCRIPTION)
+        command.add_arguments(added)
+        added.set_defaults(run=command.run)
     return parser
 
 

@@ -1,6 +1,7 @@
 """Arguments and argument types that several commands share."""
 
 import argparse
+from typing import Any, Literal
 
 
 def add_overrides(parser: argparse.ArgumentParser, example: str) -> None:
@@ -12,6 +13,19 @@ def add_overrides(parser: argparse.ArgumentParser, example: str) -> None:
         metavar="key=value",
         help=f"keys of the file to override, such as {example}",
     )
+
+
+def add_number(
+    parser: argparse.ArgumentParser,
+    flag: str,
+    help: str,
+    *,
+    least: Literal[0, 1] = 1,
+    **options: Any,
+) -> None:
+    """Add an option with an integer of at least `least`; `options` are those of `add_argument`."""
+    kind = positive if least else non_negative
+    parser.add_argument(flag, type=kind, metavar="N", help=help, **options)
 
 
 def positive(text: str) -> int:

@@ -7,11 +7,17 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
-from ._arguments import non_negative, positive
+from ._arguments import add_number
 
 if TYPE_CHECKING:
     from ..env import Env
     from ..testing import CheckResult
+
+HELP = "check that an environment follows the protocol"
+DESCRIPTION = (
+    "Play an environment with random actions, print what was detected, and check that it follows "
+    "the rules of the protocol."
+)
 
 _HORIZON, _SIZES, _NUM_ENVS = 16, (1, 2, 5), 8
 
@@ -20,14 +26,8 @@ _WORDS = {"passed": "ok", "failed": "FAILED", "not applicable": "-"}
 _STYLES = {"passed": "green", "failed": "bold red", "not applicable": "dim"}
 
 
-def add_parser(commands: Any) -> argparse.ArgumentParser:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "check",
-        help="check that an environment follows the protocol",
-        description="Play an environment with random actions, print what was detected, and check "
-        "that it follows the rules of the protocol.",
-    )
     parser.add_argument(
         "env", metavar="ENV", help="gymnasium:CartPole-v1, or the dotted path of a class or factory"
     )
@@ -38,19 +38,12 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         metavar="key=value",
         help="options of the environment, such as max_episode_steps=200",
     )
-    parser.add_argument(
-        "--num-envs", type=positive, metavar="N", help="parallel environments (default: 1, 2, 5)"
-    )
-    parser.add_argument("--horizon", type=positive, metavar="N", help="(default: 16 env steps)")
+    add_number(parser, "--num-envs", "parallel environments (default: 1, 2, 5)")
+    add_number(parser, "--horizon", "(default: 16 env steps)")
     parser.add_argument("--device", default="cpu", metavar="DEVICE", help="(default: %(default)s)")
-    parser.add_argument(
-        "--steps", type=positive, default=200, metavar="N", help="env steps (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--seed", type=non_negative, default=0, metavar="N", help="(default: %(default)s)"
-    )
+    add_number(parser, "--steps", "env steps (default: %(default)s)", default=200)
+    add_number(parser, "--seed", "(default: %(default)s)", least=0, default=0)
     parser.add_argument("--json", action="store_true", help="print JSON")
-    return parser
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
-from ._arguments import add_overrides, non_negative, positive
+from ._arguments import add_number, add_overrides
 
 if TYPE_CHECKING:
     import numpy as np
 
     from ..env import Env
     from ..trainers import TrainConfig
+
+HELP = "evaluate the policy of a run"
+DESCRIPTION = "Evaluate the policy of a run in a new environment of the run's kind."
 
 #: Keys of a run's configuration that an evaluation depends on.
 _KEYS = (
@@ -34,25 +37,15 @@ _KEYS = (
 _RESAMPLES = 2000
 
 
-def add_parser(commands: Any) -> argparse.ArgumentParser:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "eval",
-        help="evaluate the policy of a run",
-        description="Evaluate the policy of a run in a new environment of the run's kind.",
-    )
     parser.add_argument("run_dir", metavar="RUN_DIR", help="directory of the run")
     add_overrides(parser, "env_kwargs.max_episode_steps=200")
-    parser.add_argument(
-        "--episodes", type=positive, default=100, metavar="N", help="(default: %(default)s)"
-    )
-    parser.add_argument(
-        "--seed", type=non_negative, metavar="N", help="(default: derived from the run's seed)"
-    )
+    add_number(parser, "--episodes", "(default: %(default)s)", default=100)
+    add_number(parser, "--seed", "(default: derived from the run's seed)", least=0)
     parser.add_argument("--stochastic", action="store_true", help="sample the actions")
-    parser.add_argument("--num-envs", type=positive, metavar="N", help="parallel environments")
+    add_number(parser, "--num-envs", "parallel environments")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    return parser
 
 
 def run(arguments: argparse.Namespace) -> int:

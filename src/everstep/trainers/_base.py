@@ -110,7 +110,10 @@ class GenericTrainerBase(Generic[_Algorithm]):
         resolved = dict(self.algorithm.hparams)
         if resolved.pop("model") is not None:
             resolved["model"] = dotted_name(model)
-        (run_dir / "config.yaml").write_text(dump({**resolved, **record}), encoding="utf-8")
+        reason = self.algorithm.general_way
+        fused = "yes" if reason is None else f"no: {' '.join(reason.split())}"
+        text = f"# fused training on a CPU: {fused}\n{dump({**resolved, **record})}"
+        (run_dir / "config.yaml").write_text(text, encoding="utf-8")
 
     def __enter__(self) -> Self:
         return self

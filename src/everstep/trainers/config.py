@@ -238,7 +238,7 @@ class TrainConfig(RunOptions):
 
         """
         self.validate()
-        algorithm = self._build_algorithm()
+        algorithm = self.build_algorithm()
         arguments: dict[str, Any] = {
             "experiment_name": self.experiment_name,
             "eval_env": self._make_eval_env(algorithm),
@@ -308,7 +308,13 @@ class TrainConfig(RunOptions):
         options = {name: getattr(self, name) for name in _OPTIONS if name != "algorithm_config"}
         return options | self.algorithm_config
 
-    def _build_algorithm(self) -> AnyAlgorithm:
+    def build_algorithm(self) -> AnyAlgorithm:
+        """The algorithm with its environment and policy, without a trainer.
+
+        Raises:
+            ConfigError: Lists every problem, with its place in the file if there is one.
+
+        """
         config = _config_cls(self.recurrent)(**self.algorithm_config)
         try:
             return config.build(self.make_env_source())
