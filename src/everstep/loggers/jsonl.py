@@ -16,7 +16,6 @@ from typing import Any
 from ..errors import EverstepError
 from .base import RunStatus
 
-_RESERVED = ("step", "time")
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
@@ -53,11 +52,11 @@ class JsonlLogger:
             OSError: If the line could not be written; no part of it is left in the file.
 
         """
-        for name in _RESERVED:
-            if name in metrics:
-                raise ValueError(f"A statistic cannot be named `{name}`: the record uses the name.")
         record: dict[str, Any] = {"step": int(step), "time": time.time()}
-        record.update((name, _to_json(value)) for name, value in metrics.items())
+        for name, value in metrics.items():
+            if name in ("step", "time"):
+                raise ValueError(f"A statistic cannot be named `{name}`: the record uses the name.")
+            record[name] = _to_json(value)
         self._append(json.dumps(record, allow_nan=False).encode() + b"\n")
 
     def close(self, status: RunStatus = "FINISHED") -> None:

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from . import mlflow_ambient as ambient
 from . import mlflow_store as store
@@ -111,8 +111,7 @@ class MlflowLogger:
         if self._delivery is None:
             return None
         run = self._delivery.run
-        value: None | str = getattr(self._target if run is None else run.info, name)
-        return value
+        return cast(None | str, getattr(self._target if run is None else run.info, name))
 
     @property
     def undelivered(self) -> int:
@@ -138,12 +137,8 @@ class MlflowLogger:
         if self._delivery is None or self._closed:
             return
         now = int(time.time() * 1000)
-        self._delivery.put_points(
-            [
-                Point(store.accepted_name(name), float(value), now, int(step))
-                for name, value in metrics.items()
-            ]
-        )
+        named = ((store.accepted_name(name), float(value)) for name, value in metrics.items())
+        self._delivery.put_points([Point(name, value, now, int(step)) for name, value in named])
 
     def close(self, status: RunStatus = "FINISHED") -> None:
         """Deliver waiting points, within the time allowed, and end the run if it is ours.
@@ -159,9 +154,8 @@ class MlflowLogger:
 
     def _await_run(self, wait: None | float) -> None:
         assert self._delivery is not None
-        seconds = (
-            wait if wait is not None else _REMOTE_WAIT if self._target.is_remote else _LOCAL_WAIT
-        )
+        default = _REMOTE_WAIT if self._target.is_remote else _LOCAL_WAIT
+        seconds = default if wait is None else wait
         if not self._delivery.settled.wait(seconds):
             self._delivery.warn(f"has not answered within {seconds:g} s")
         if self._delivery.run is not None:
