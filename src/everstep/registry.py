@@ -7,7 +7,7 @@ name of the entry point is the prefix of a spec string: `gymnasium` in `gymnasiu
 import difflib
 import warnings
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from .data import Device
 from .env import Env, EnvFactory
@@ -175,10 +175,8 @@ def copy_defaults(source: object, target: object) -> None:
 def _registered() -> dict[str, EntryPoint]:
     """Entry points by prefix. Plug-ins come first, so they can match special cases of our types."""
     registered: dict[str, EntryPoint] = {}
-    points = sorted(
-        entry_points(group=GROUP), key=lambda point: (_is_own(point), point.name, point.value)
-    )
-    for point in points:
+    points = entry_points(group=GROUP)
+    for point in sorted(points, key=lambda point: (_is_own(point), point.name, point.value)):
         used = registered.setdefault(point.name, point)
         if used.value != point.value:
             _warn_once(
@@ -228,8 +226,7 @@ def _check_adapter(adapter: Any) -> Adapter:
     missing = [name for name in ("matches", "make") if not callable(getattr(adapter, name, None))]
     if missing:
         raise AdapterError(f"{adapter!r} has no {' and no '.join(missing)}")
-    loaded: Adapter = adapter
-    return loaded
+    return cast(Adapter, adapter)
 
 
 def _usable_adapters() -> dict[str, Adapter]:
@@ -255,18 +252,13 @@ def _no_match(env: object, adapters: dict[str, Adapter]) -> str:
     if isinstance(env, str):
         return f"`wrap` takes an environment; to make one use `everstep.make({env!r}, num_envs)`."
     kind = type(env)
-    suggestions = [
-        suggestion
-        for adapter in adapters.values()
-        if (suggestion := getattr(adapter, "suggest", lambda _: "")(env))
+    advice = (getattr(adapter, "suggest", lambda _: "")(env) for adapter in adapters.values())
+    sentences = [
+        f"No adapter can wrap a `{kind.__module__}.{kind.__qualname__}`.",
+        *dict.fromkeys(advice),  # adapters of one library may suggest the same
+        f"Environments of these types can be wrapped: {', '.join(adapters) or 'none'}.",
     ]
-    return " ".join(
-        [
-            f"No adapter can wrap a `{kind.__module__}.{kind.__qualname__}`.",
-            *dict.fromkeys(suggestions),  # adapters of one library may suggest the same
-            f"Environments of these types can be wrapped: {', '.join(adapters) or 'none'}.",
-        ]
-    )
+    return " ".join(filter(None, sentences))
 
 
 def _warn_once(message: str) -> None:

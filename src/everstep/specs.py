@@ -122,8 +122,7 @@ def options(spec: TensorSpec) -> list[int]:
     """
     count: int = spec.shape.numel()
     if isinstance(spec, MultiCategorical):
-        nvec: list[int] = spec.nvec.flatten().tolist()
-        return nvec
+        return cast(list[int], spec.nvec.flatten().tolist())
     if isinstance(spec, MultiOneHot):
         counts = [int(box.n) for box in spec.space]
         return counts * (count // sum(counts))
