@@ -9,7 +9,7 @@ import difflib
 import inspect
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
 from .data import TrainStatKey, TrainStats
@@ -30,7 +30,7 @@ class _Join:
     conditions: list[Condition]
 
     #: `all` or `any`.
-    _rule: ClassVar[Callable[[list[bool]], bool]]
+    _rule: "ClassVar[staticmethod[[Iterable[object]], bool]]"
 
     def __init__(self, conditions: Sequence[Condition], /) -> None:
         name = type(self).__name__

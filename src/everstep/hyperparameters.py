@@ -279,10 +279,9 @@ class Hyperparameters:
 
         Tensors are copied: schedules write into a learning rate that is one.
         """
-        given = {"lr": 1e-3} if self.optimizer_config is None else self.optimizer_config
+        given: Any = {"lr": 1e-3} if self.optimizer_config is None else self.optimizer_config
         options = {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in given.items()}
-        rates = {name: options.pop(name) for name in ("lr_pi", "lr_v") if name in options}
-        return options, rates
+        return options, {key: options.pop(key) for key in ("lr_pi", "lr_v") if key in options}
 
 
 def no_graphs_on(device: torch.device) -> str:

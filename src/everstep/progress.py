@@ -149,10 +149,10 @@ class ConsoleProgress:
 
     def _view(self) -> RenderableType:
         texts, total = self._texts(), self.total_env_steps
-        budget = "" if total is None else f" of {total:,}"
-        rows: dict[str, RenderableType] = {
-            "progress": total and ProgressBar(total=total, completed=self.env_steps, width=40),
-            "env steps": texts["env_steps"] + budget,
+        bar = None if total is None else ProgressBar(total, self.env_steps, width=40)
+        rows: dict[str, None | RenderableType] = {
+            "progress": bar,
+            "env steps": texts["env_steps"] + ("" if total is None else f" of {total:,}"),
             "return": f"{texts['return']} {self._course}".strip(),
             "episode length": texts["len"],
             "KL": texts["kl"],

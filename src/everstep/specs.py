@@ -4,7 +4,7 @@ A plain spec has one leaf with the empty path; a `Composite` has one leaf per te
 order. The library stores leaves, and builds a TensorDict only to call a model or an environment.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from operator import getitem
@@ -56,6 +56,10 @@ class Structure:
             tuple(leaf.dtype for leaf in leaves.values()),
         )
 
+    def leaves(self) -> Iterator[tuple[Path, torch.Size, torch.dtype]]:
+        """Path, shape and dtype of each leaf."""
+        return zip(self.paths, self.shapes, self.dtypes, strict=True)
+
     @property
     def is_plain(self) -> bool:
         """Whether the value is one tensor rather than a mapping."""
@@ -65,7 +69,7 @@ class Structure:
         """Leaves of zeros `[*batch, …]`."""
         return tuple(
             torch.zeros(*batch, *shape, dtype=dtype, device=device)
-            for shape, dtype in zip(self.shapes, self.dtypes, strict=True)
+            for _, shape, dtype in self.leaves()
         )
 
     def flatten(self, value: torch.Tensor | TensorDict | Mapping[str, Any]) -> Leaves:

@@ -15,11 +15,9 @@ from ._defaults import (
     KeepsValues,
     Logits,
     Outputs,
+    choose_default,
     has_mask,
     initialize,
-    is_continuous,
-    is_discrete,
-    no_default,
 )
 from ._encoders import ACTION_MASK, ObservationEncoder, encoder_of
 from ._recurrent import RecurrentModel
@@ -34,11 +32,8 @@ def default_recurrent_model_cls(
         TypeError: If there is none.
 
     """
-    if is_discrete(action_spec):
-        return DefaultDiscreteRecurrentModel
-    if is_continuous(action_spec):
-        return DefaultContinuousRecurrentModel
-    raise TypeError(no_default(action_spec))
+    kinds = DefaultDiscreteRecurrentModel, DefaultContinuousRecurrentModel
+    return choose_default(action_spec, *kinds)
 
 
 class DefaultRecurrentModel(KeepsValues, RecurrentModel):
@@ -115,21 +110,17 @@ class DefaultRecurrentModel(KeepsValues, RecurrentModel):
         """Features `[B·T, …]` for the action distribution, and the next states `[B, …]`."""
         self.forget_values()
         obs = batch[DataKeys.OBS]
-        before = (
-            states[DataKeys.HIDDEN_STATES][:, 0].transpose(0, 1).contiguous(),
-            states[DataKeys.CELL_STATES][:, 0].transpose(0, 1).contiguous(),
-        )
-        latents, (hidden, cell) = self.lstm(self._encode(obs), before)
+        keys = (DataKeys.HIDDEN_STATES, DataKeys.CELL_STATES)
+        before = tuple(states[key][:, 0].transpose(0, 1).contiguous() for key in keys)
+        latents, after = self.lstm(self._encode(obs), before)
         latents = latents.flatten(0, 1)
         self._values = self.vf_model(latents)
         features: dict[str, torch.Tensor] = self.outputs(self.policy(latents))
         if self.has_mask:
             features[ACTION_MASK] = obs[ACTION_MASK].flatten(0, 1)
         dtype = self.vf_model.weight.dtype  # under autocast states are in half precision
-        return features, {
-            DataKeys.HIDDEN_STATES: hidden.transpose(0, 1).to(dtype),
-            DataKeys.CELL_STATES: cell.transpose(0, 1).to(dtype),
-        }
+        after = (state.transpose(0, 1).to(dtype) for state in after)
+        return features, dict(zip(keys, after, strict=True))
 
     def _encode(self, obs: torch.Tensor | TensorDict) -> torch.Tensor:
         """Vectors `[B, T, D]` of observations `[B, T, …]`."""
@@ -137,9 +128,8 @@ class DefaultRecurrentModel(KeepsValues, RecurrentModel):
         if self.encoder is None:
             assert isinstance(obs, torch.Tensor)
             return obs.flatten(2).to(dtype)
-        rows = self.encoder(obs.flatten(0, 1)).to(dtype)
-        vectors: torch.Tensor = rows.unflatten(0, (-1, obs.shape[1]))
-        return vectors
+        rows: torch.Tensor = self.encoder(obs.flatten(0, 1)).to(dtype)
+        return rows.unflatten(0, (-1, obs.shape[1]))
 
 
 class DefaultDiscreteRecurrentModel(DefaultRecurrentModel):
