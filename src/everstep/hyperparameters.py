@@ -279,8 +279,10 @@ class Hyperparameters:
 
         Tensors are copied: schedules write into a learning rate that is one.
         """
-        given: Any = {"lr": 1e-3} if self.optimizer_config is None else self.optimizer_config
-        options = {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in given.items()}
+        given = {"lr": 1e-3} if self.optimizer_config is None else self.optimizer_config
+        options: dict[str, Any] = {
+            k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in given.items()
+        }
         return options, {key: options.pop(key) for key in ("lr_pi", "lr_v") if key in options}
 
 

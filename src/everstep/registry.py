@@ -16,6 +16,9 @@ from .errors import AdapterError
 #: The entry-point group that adapters register in.
 GROUP = "everstep.adapters"
 
+#: Start of the entry points of our own adapters.
+_OWN = "everstep_adapters."
+
 _warned: set[str] = set()
 
 
@@ -176,7 +179,7 @@ def _registered() -> dict[str, EntryPoint]:
     """Entry points by prefix. Plug-ins come first, so they can match special cases of our types."""
     registered: dict[str, EntryPoint] = {}
     points = entry_points(group=GROUP)
-    for point in sorted(points, key=lambda point: (_is_own(point), point.name, point.value)):
+    for point in sorted(points, key=lambda x: (x.value.startswith(_OWN), x.name, x.value)):
         used = registered.setdefault(point.name, point)
         if used.value != point.value:
             _warn_once(
@@ -184,10 +187,6 @@ def _registered() -> dict[str, EntryPoint]:
                 f"{point.value!r} is not. Uninstall one of them."
             )
     return registered
-
-
-def _is_own(point: EntryPoint) -> bool:
-    return point.value.startswith("everstep_adapters.")
 
 
 def _split(spec: str) -> tuple[str, str]:

@@ -4,14 +4,14 @@ import argparse
 import json
 from collections.abc import Iterable
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ..errors import ConfigError
 from ._arguments import add_number
 
 if TYPE_CHECKING:
     from ..env import Env
-    from ..testing import CheckResult
+    from ..testing import CheckResult, Violation
 
 HELP = "check that an environment follows the protocol"
 DESCRIPTION = (
@@ -63,8 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     horizon = _at_most(getattr(source, "max_horizon", None), arguments.horizon or _HORIZON)
 
     def make_env(num_envs: int, horizon: int, device: Any) -> "Env":
-        env: Env = source(num_envs, horizon, device=device)
-        return env
+        return cast("Env", source(num_envs, horizon, device=device))
 
     report = _Report(arguments.env, as_json=arguments.json)
     num_envs = arguments.num_envs or getattr(source, "default_num_envs", _NUM_ENVS)
@@ -165,11 +164,10 @@ class _Report:
         self._console.print(text, style=style if result.reason else None)
 
     def _show_failure(self, result: "CheckResult") -> None:
-        violation = result.violation
-        assert violation is not None
-        self._console.print(f"\n{result.name}: {violation.what}", style="bold red")
-        for name in ("rule", "received", "fix"):
-            self._console.print(f"  {name:<10}{getattr(violation, name)}")
+        violation = _shown(result.violation)
+        self._console.print(f"\n{result.name}: {violation.pop('what')}", style="bold red")
+        for name, text in violation.items():
+            self._console.print(f"  {name:<10}{text}")
 
     def _document(self, results: list["CheckResult"]) -> dict[str, Any]:
         checks = {}
@@ -178,6 +176,10 @@ class _Report:
             if result.reason:
                 checks[result.name]["reason"] = result.reason
             if result.violation is not None:
-                names = ("what", "rule", "received", "fix")
-                checks[result.name] |= {name: getattr(result.violation, name) for name in names}
+                checks[result.name] |= _shown(result.violation)
         return {"environment": self._name, "detected": self._facts, "checks": checks}
+
+
+def _shown(violation: "None | Violation") -> dict[str, str]:
+    """Texts of a violation, by name."""
+    return {name: getattr(violation, name) for name in ("what", "rule", "received", "fix")}

@@ -87,8 +87,8 @@ def _devices() -> list[str]:
     try:
         import torch
 
-        count = torch.cuda.device_count()
-        return ["cpu", *(f"cuda:{i} {torch.cuda.get_device_name(i)}" for i in range(count))]
+        names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+        return ["cpu", *(f"cuda:{i} {name}" for i, name in enumerate(names))]
     except Exception:  # reported with the versions
         return []
 
@@ -142,13 +142,12 @@ def _lacks(package: str, extra: str) -> bool:
 
 def _fused(file: None | str) -> bool | str:
     """True if training on a CPU is fused, else the reason why not."""
-    from .. import AlgorithmConfig, DiscreteDummyEnv, TrainConfig
+    from ..env import DiscreteDummyEnv
+    from ..trainers import TrainConfig
 
-    if file is None:
-        small = AlgorithmConfig(num_envs=2, horizon=2, device="cpu")
-        algorithm: Any = small.build(DiscreteDummyEnv)
-    else:
-        algorithm = TrainConfig.from_file(file).build_algorithm()
+    small = TrainConfig(DiscreteDummyEnv, num_envs=2, horizon=2, device="cpu")
+    config = small if file is None else TrainConfig.from_file(file)
+    algorithm = config.build_algorithm()
     algorithm.env.close()
     return algorithm.general_way or True
 

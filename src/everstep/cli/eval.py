@@ -5,7 +5,7 @@ import json
 import shlex
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ..errors import ConfigError
 from ._arguments import add_number, add_overrides
@@ -109,19 +109,17 @@ def mean_interval(values: "np.ndarray[Any, Any]", *, seed: int) -> tuple[float, 
 
 
 def _text(result: dict[str, Any]) -> str:
-    def number(name: str) -> str:
-        return f"{result[f'episodes/{name}']:.1f}"
-
+    number = {name: f"{value:.1f}" for name, value in result.items() if isinstance(value, float)}
     low, high = result["episodes/return_mean_interval"]
     how = "most likely" if result["deterministic"] else "sampled"
     return "\n".join(
         [
             f"{result['run_dir']}: {result['episodes/count']} episodes, {how} actions, "
             f"seed {result['seed']}",
-            f"  {'return':<16}{number('return_mean')} ± {number('return_std')}",
+            f"  {'return':<16}{number['episodes/return_mean']} ± {number['episodes/return_std']}",
             f"  {'95 % of mean':<16}{low:.1f} to {high:.1f}",
-            f"  {'min, max':<16}{number('return_min')}, {number('return_max')}",
-            f"  {'episode length':<16}{number('length_mean')}",
+            f"  {'min, max':<16}{number['episodes/return_min']}, {number['episodes/return_max']}",
+            f"  {'episode length':<16}{number['episodes/length_mean']}",
         ]
     )
 
@@ -170,10 +168,7 @@ def _make_env(config: "TrainConfig", arguments: argparse.Namespace, device: str)
     from ..trainers.config import EVAL_NUM_ENVS
 
     source: Any = config.make_env_source()
-    num_envs = arguments.num_envs
-    if num_envs is None:
-        trained_with = config.num_envs if isinstance(config.num_envs, int) else EVAL_NUM_ENVS
-        num_envs = min(arguments.episodes, trained_with, EVAL_NUM_ENVS)
+    trained_with = config.num_envs if isinstance(config.num_envs, int) else EVAL_NUM_ENVS
+    num_envs = arguments.num_envs or min(arguments.episodes, trained_with, EVAL_NUM_ENVS)
     horizon = config.horizon if isinstance(config.horizon, int) else None
-    env: Env = source(num_envs, horizon, device=device)
-    return env
+    return cast("Env", source(num_envs, horizon, device=device))

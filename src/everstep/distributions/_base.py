@@ -86,15 +86,15 @@ class TorchDistributionWrapper(
 
     def entropy(self) -> torch.Tensor:
         """Entropy in nats, summed over the last dimension, `[B, 1]`."""
-        return cast(torch.Tensor, self.dist.entropy().sum(-1, keepdim=True))
+        return self.dist.entropy().sum(-1, keepdim=True)
 
     def logp(self, samples: torch.Tensor | TensorDict) -> torch.Tensor:
         """Log-probability of actions `[B, …]`, summed over the last dimension, `[B, 1]`."""
-        return cast(torch.Tensor, self.dist.log_prob(samples).sum(-1, keepdim=True))
+        return self.dist.log_prob(samples).sum(-1, keepdim=True)
 
     def sample(self) -> torch.Tensor:
         """Random actions `[B, …]`."""
-        return cast(torch.Tensor, self.dist.sample())
+        return self.dist.sample()
 
 
 def known(model: Any, find_out: Callable[..., _Fact], *arguments: Any) -> _Fact:

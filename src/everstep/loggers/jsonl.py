@@ -7,6 +7,7 @@ epoch, then the statistics. JSON has no NaN and no infinities, so they are the s
 
 import json
 import math
+import mmap
 import os
 import time
 from collections.abc import Mapping
@@ -117,13 +118,7 @@ def _from_line(line: bytes, where: str) -> dict[str, Any]:
 
 
 def _drop_torn_line(descriptor: int) -> None:
-    content_end = end = os.fstat(descriptor).st_size
-    while content_end > 0:
-        start = max(content_end - 65536, 0)
-        os.lseek(descriptor, start, os.SEEK_SET)
-        newline = os.read(descriptor, content_end - start).rfind(b"\n")
-        content_end = start + newline + 1 if newline >= 0 else start
-        if newline >= 0:
-            break
-    if content_end < end:
-        os.ftruncate(descriptor, content_end)
+    if os.fstat(descriptor).st_size:  # an empty file cannot be mapped
+        with mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) as content:
+            end = content.rfind(b"\n") + 1
+        os.ftruncate(descriptor, end)

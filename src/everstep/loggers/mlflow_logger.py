@@ -63,8 +63,7 @@ class MlflowLogger:
     ) -> None:
         self._delivery: None | Delivery = None
         self._closed = False
-        self._patience = patience
-        self._limit = limit
+        self._patience, self._limit = patience, limit
         try:
             import mlflow
         except Exception as error:  # a broken dependency of MLflow raises anything

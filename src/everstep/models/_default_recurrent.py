@@ -1,7 +1,7 @@
 """Default recurrent models: an encoder of the observation, then an LSTM."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import cast
 
 import torch
 from tensordict import TensorDict
@@ -11,9 +11,9 @@ from torchrl.data import Composite, TensorSpec, Unbounded
 from ..data import DataKeys
 from ..nn import Head
 from ._defaults import (
-    Gaussian,
+    ContinuousActions,
+    DiscreteActions,
     KeepsValues,
-    Logits,
     Outputs,
     choose_default,
     has_mask,
@@ -128,11 +128,11 @@ class DefaultRecurrentModel(KeepsValues, RecurrentModel):
         if self.encoder is None:
             assert isinstance(obs, torch.Tensor)
             return obs.flatten(2).to(dtype)
-        rows: torch.Tensor = self.encoder(obs.flatten(0, 1)).to(dtype)
-        return rows.unflatten(0, (-1, obs.shape[1]))
+        rows = self.encoder(obs.flatten(0, 1)).to(dtype)
+        return cast(torch.Tensor, rows.unflatten(0, (-1, obs.shape[1])))
 
 
-class DefaultDiscreteRecurrentModel(DefaultRecurrentModel):
+class DefaultDiscreteRecurrentModel(DiscreteActions, DefaultRecurrentModel):
     """Default recurrent model for discrete actions; see `DefaultDiscreteModel`.
 
     Args:
@@ -142,13 +142,8 @@ class DefaultDiscreteRecurrentModel(DefaultRecurrentModel):
 
     """
 
-    def __init__(
-        self, observation_spec: TensorSpec, action_spec: TensorSpec, /, **config: Any
-    ) -> None:
-        super().__init__(observation_spec, action_spec, outputs=Logits(action_spec), **config)
 
-
-class DefaultContinuousRecurrentModel(DefaultRecurrentModel):
+class DefaultContinuousRecurrentModel(ContinuousActions, DefaultRecurrentModel):
     """Default recurrent model for continuous actions; see `DefaultContinuousModel`.
 
     Args:
@@ -159,16 +154,3 @@ class DefaultContinuousRecurrentModel(DefaultRecurrentModel):
         **config: See `DefaultRecurrentModel`.
 
     """
-
-    def __init__(
-        self,
-        observation_spec: TensorSpec,
-        action_spec: TensorSpec,
-        /,
-        *,
-        log_std_init: float = 0.0,
-        state_dependent_std: bool = False,
-        **config: Any,
-    ) -> None:
-        std = Gaussian(action_spec, log_std_init, state_dependent_std=state_dependent_std)
-        super().__init__(observation_spec, action_spec, outputs=std, **config)

@@ -256,16 +256,8 @@ class DefaultModel(KeepsValues, Model):
         return features
 
 
-class DefaultDiscreteModel(DefaultModel):
-    """Default model for discrete actions: `logits` `[B, …, n]` of `Categorical` actions, `[B, …]`
-    of `Binary` ones, and `[B, Σ n]` of others: `MultiCategorical`, one-hot, `Bounded` integers.
-
-    Args:
-        observation_spec: Spec of one observation, any shape and dtype.
-        action_spec: Spec of one action.
-        **config: See `DefaultModel`.
-
-    """
+class DiscreteActions(nn.Module):
+    """Mixin of default models that gives them the outputs of discrete actions."""
 
     def __init__(
         self, observation_spec: TensorSpec, action_spec: TensorSpec, /, **config: Any
@@ -273,20 +265,8 @@ class DefaultDiscreteModel(DefaultModel):
         super().__init__(observation_spec, action_spec, outputs=Logits(action_spec), **config)
 
 
-class DefaultContinuousModel(DefaultModel):
-    """Default model for continuous actions: `mean` and `log_std`, `[B, …]`.
-
-    The standard deviation is a parameter of its own, independent of the observation; with
-    `state_dependent_std` the policy's network gives it.
-
-    Args:
-        observation_spec: Spec of one observation, any shape and dtype.
-        action_spec: Spec of one action.
-        log_std_init: Natural logarithm of the initial standard deviation.
-        state_dependent_std: Whether the standard deviation depends on the observation.
-        **config: See `DefaultModel`.
-
-    """
+class ContinuousActions(nn.Module):
+    """Mixin of default models that gives them the outputs of continuous actions."""
 
     def __init__(
         self,
@@ -300,6 +280,34 @@ class DefaultContinuousModel(DefaultModel):
     ) -> None:
         outputs = Gaussian(action_spec, log_std_init, state_dependent_std=state_dependent_std)
         super().__init__(observation_spec, action_spec, outputs=outputs, **config)
+
+
+class DefaultDiscreteModel(DiscreteActions, DefaultModel):
+    """Default model for discrete actions: `logits` `[B, …, n]` of `Categorical` actions, `[B, …]`
+    of `Binary` ones, and `[B, Σ n]` of others: `MultiCategorical`, one-hot, `Bounded` integers.
+
+    Args:
+        observation_spec: Spec of one observation, any shape and dtype.
+        action_spec: Spec of one action.
+        **config: See `DefaultModel`.
+
+    """
+
+
+class DefaultContinuousModel(ContinuousActions, DefaultModel):
+    """Default model for continuous actions: `mean` and `log_std`, `[B, …]`.
+
+    The standard deviation is a parameter of its own, independent of the observation; with
+    `state_dependent_std` the policy's network gives it.
+
+    Args:
+        observation_spec: Spec of one observation, any shape and dtype.
+        action_spec: Spec of one action.
+        log_std_init: Natural logarithm of the initial standard deviation.
+        state_dependent_std: Whether the standard deviation depends on the observation.
+        **config: See `DefaultModel`.
+
+    """
 
 
 def has_mask(observation_spec: TensorSpec, action_spec: TensorSpec, outputs: Outputs) -> bool:

@@ -337,10 +337,10 @@ class TrainConfig(RunOptions):
 
     def _make_eval_env(self, algorithm: AnyAlgorithm) -> Env | None:
         """The evaluation environment, unless evaluations share the training environment."""
-        wanted = self.steps_per_eval is not None and isinstance(self.env_cls, str)
         source: Any = self.make_env_source()
         hparams = algorithm.hparams
-        wanted = wanted or self.eval_episodes is not None or hparams.test_every is not None
+        given = self.eval_episodes, hparams.test_every
+        wanted = given != (None, None) or (self.steps_per_eval and isinstance(self.env_cls, str))
         if checks.is_made(source) or not wanted:
             return None
         num_envs = min(hparams.num_envs, EVAL_NUM_ENVS)
@@ -350,9 +350,9 @@ class TrainConfig(RunOptions):
         return env
 
     def _env_name(self) -> str:
-        source = self.env_cls
-        if isinstance(source, str | SpecFactory):
-            return source if isinstance(source, str) else source.spec
+        source = self.env_cls.spec if isinstance(self.env_cls, SpecFactory) else self.env_cls
+        if isinstance(source, str):
+            return source
         source = getattr(source, "func", source)  # of a `functools.partial`
         return str(getattr(source, "__name__", type(source).__name__))
 
