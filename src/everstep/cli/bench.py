@@ -74,8 +74,9 @@ def run(arguments: argparse.Namespace) -> int:
     case = load_case(arguments.name, arguments.set, device=arguments.device)
     bench = _bench(arguments, case)
     chosen = _cells(arguments, case, bench)
-    if arguments.json is not None:
-        _check_writable(Path(arguments.json))
+    path = None if arguments.json is None else Path(arguments.json)
+    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+        raise ConfigError(f"--json {path}: no file can be written there; name one in a directory.")
     results = [measure(cell, bench) for cell in chosen]
     settings = {
         "benchmark": arguments.name,
@@ -86,9 +87,9 @@ def run(arguments: argparse.Namespace) -> int:
         "set": list(arguments.set),
     }
     print(report(results, chosen, bench, settings))
-    if arguments.json is not None:
+    if path is not None:
         text = json.dumps(document(results, settings, machine(bench.device)), indent=2)
-        Path(arguments.json).write_text(text + "\n", encoding="utf-8")
+        path.write_text(text + "\n", encoding="utf-8")
     return 0
 
 
@@ -157,9 +158,3 @@ def _cells(arguments: argparse.Namespace, case: "Case", bench: "Bench") -> "list
         if len(precisions) < len(case.precisions):
             _say("bf16 is left out: this processor has no instructions for it (--precision bf16)")
     return cells(case, precisions)
-
-
-def _check_writable(path: Path) -> None:
-    """Raise before the measurement if its results could not be written."""
-    if path.is_dir() or not path.absolute().parent.is_dir():
-        raise ConfigError(f"--json {path}: no file can be written there; name one in a directory.")

@@ -84,8 +84,9 @@ def run(arguments: argparse.Namespace) -> int:
     from ..trainers import TrainConfig
 
     config = TrainConfig.from_file(arguments.file, _overrides(arguments))
-    if arguments.save is not None:
-        _check_free(Path(arguments.save) / "model")
+    if arguments.save is not None and (model := Path(arguments.save) / "model").exists():
+        message = f"{model} exists already: name another directory, or remove it"
+        raise ConfigError(f"--save {model.parent}: {message}")  # MLflow would, after the training
     run_arguments = config.run_arguments()
     max_steps = arguments.max_steps
     if max_steps is None and not (config.total_env_steps or config.stop):
@@ -110,13 +111,6 @@ def _overrides(arguments: argparse.Namespace) -> list[str]:
     return [*arguments.overrides, *given]
 
 
-def _check_free(model: Path) -> None:
-    if model.exists():  # MLflow would refuse it, after the training
-        raise ConfigError(
-            f"--save {model.parent}: {model} exists already: name another directory, or remove it"
-        )
-
-
 def _choose_threads(trainer: "GenericTrainerBase[Any]") -> None:
     """Use one thread for small networks on a CPU, unless the environment variable is set."""
     import torch
@@ -133,10 +127,8 @@ def _budget(
 ) -> int | None:
     """Env steps at which training stops at the latest, if that is known."""
     hparams = trainer.algorithm.hparams
-    budgets = [] if total_env_steps is None else [total_env_steps]
-    if max_steps is not None:
-        budgets.append(max_steps * hparams.num_envs * hparams.horizon)
-    return min(budgets, default=None)
+    rollouts = None if max_steps is None else max_steps * hparams.num_envs * hparams.horizon
+    return min((x for x in (total_env_steps, rollouts) if x is not None), default=None)
 
 
 def _train(

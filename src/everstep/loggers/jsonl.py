@@ -95,9 +95,7 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
 
 def _to_json(value: Any) -> float | int | str:
     number = value if isinstance(value, int | float) else float(value)
-    if math.isfinite(number):
-        return number
-    return "NaN" if math.isnan(number) else "Infinity" if number > 0 else "-Infinity"
+    return number if math.isfinite(number) else json.dumps(number)
 
 
 def _is_record(line: bytes) -> bool:
