@@ -37,11 +37,8 @@ class _Join:
         self.conditions = list(conditions)
         if not self.conditions:
             raise ConfigError(f"`{name}` needs at least one condition; got an empty list.")
-        for condition in self.conditions:
-            if not callable(condition):
-                raise ConfigError(
-                    f"`{name}` joins conditions; got {condition!r}, which is not one."
-                )
+        for other in [x for x in self.conditions if not callable(x)]:
+            raise ConfigError(f"`{name}` joins conditions; got {other!r}, which is not one.")
 
     def __call__(self, train_stats: TrainStats, /) -> bool:
         """Whether the joined conditions are met."""

@@ -214,18 +214,15 @@ def _load(prefix: str) -> Adapter:
     if point is None:
         raise AdapterError(f"No adapter has the prefix {prefix!r}. {_known(prefix)}")
     try:
-        return _check_adapter(point.load())
+        adapter = point.load()
+        missing = [x for x in ("matches", "make") if not callable(getattr(adapter, x, None))]
+        if missing:
+            raise AdapterError(f"{adapter!r} has no {' and no '.join(missing)}")
+        return cast(Adapter, adapter)
     except Exception as error:
         raise AdapterError(
             f"The adapter of {prefix!r}, {point.value!r}, cannot be loaded: {error}"
         ) from error
-
-
-def _check_adapter(adapter: Any) -> Adapter:
-    missing = [name for name in ("matches", "make") if not callable(getattr(adapter, name, None))]
-    if missing:
-        raise AdapterError(f"{adapter!r} has no {' and no '.join(missing)}")
-    return cast(Adapter, adapter)
 
 
 def _usable_adapters() -> dict[str, Adapter]:

@@ -50,11 +50,8 @@ class Structure:
     def of(cls, spec: TensorSpec) -> "Structure":
         """Structure of the tensors of `spec`."""
         leaves = leaf_specs(spec)
-        return cls(
-            tuple(leaves),
-            tuple(leaf.shape for leaf in leaves.values()),
-            tuple(leaf.dtype for leaf in leaves.values()),
-        )
+        specs = leaves.values()
+        return cls(tuple(leaves), tuple(x.shape for x in specs), tuple(x.dtype for x in specs))
 
     def leaves(self) -> Iterator[tuple[Path, torch.Size, torch.dtype]]:
         """Path, shape and dtype of each leaf."""

@@ -94,14 +94,11 @@ def create_run_dir(root: str | Path, name: str) -> Path:
         raise ConfigError(f"`name` of a run must hold a letter or a digit; got {name!r}.")
     root = Path(root)
     root.mkdir(parents=True, exist_ok=True)
+    pattern = re.compile(re.escape(stem) + r"-(\d{4,})")
     while True:
-        run_dir = root / f"{stem}-{_last_number(root, stem) + 1:04d}"
+        matches = (pattern.fullmatch(path.name) for path in root.iterdir())
+        last = max((int(match[1]) for match in matches if match), default=0)
+        run_dir = root / f"{stem}-{last + 1:04d}"
         with contextlib.suppress(FileExistsError):  # another process was faster
             run_dir.mkdir()
             return run_dir
-
-
-def _last_number(root: Path, stem: str) -> int:
-    pattern = re.compile(re.escape(stem) + r"-(\d{4,})")
-    found = (pattern.fullmatch(path.name) for path in root.iterdir())
-    return max((int(match[1]) for match in found if match), default=0)

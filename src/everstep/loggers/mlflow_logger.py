@@ -148,7 +148,9 @@ class MlflowLogger:
             return
         self._closed = True
         atexit.unregister(self._close_at_exit)
-        ours = self._target.run_id is None and self._leave()
+        ours = self._target.run_id is None
+        if ours and self.run_id is not None:  # a run that the caller has ended keeps its status
+            ours = ambient.leave(self._mlflow, self.run_id)
         self._delivery.close(status if ours else None, patience=self._patience, limit=self._limit)
 
     def _await_run(self, wait: None | float) -> None:
@@ -159,10 +161,6 @@ class MlflowLogger:
             self._delivery.warn(f"has not answered within {seconds:g} s")
         if self._delivery.run is not None:
             ambient.enter(self._mlflow, self._delivery.run, self._target.uri)
-
-    def _leave(self) -> bool:
-        """False if the caller has ended our run already, which then keeps the caller's status."""
-        return self.run_id is None or ambient.leave(self._mlflow, self.run_id)
 
     def _close_at_exit(self) -> None:
         failed = getattr(sys, "last_value", None) is not None  # set for an uncaught exception

@@ -359,11 +359,9 @@ class TrainConfig(RunOptions):
     def _record(self) -> dict[str, Any]:
         """Keys of the run's `config.yaml` beside resolved hyperparameters, to run it again."""
         given = self.to_dict()
-        classes = {name: given.get(name) for name in _CLASSES}
-        switches = {name: given[name] for name in _SWITCHES if name in given}
-        options = {name: given[name] for name in (*_OPTIONS, "model") if name in given}
-        options.pop("run_dir", None)
-        return options | classes | switches
+        names = {*_OPTIONS, "model", *_SWITCHES} - {"run_dir"}
+        record = {name: value for name, value in given.items() if name in names}
+        return record | {name: given.get(name) for name in _CLASSES}
 
 
 def eval_seed(seed: int) -> int:
