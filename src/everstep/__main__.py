@@ -52,7 +52,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     for name in COMMANDS:
         command = importlib.import_module(f".cli.{name}", __package__)
-        command.add_parser(commands).set_defaults(run=command.run)
+        added = commands.add_parser(name, help=command.HELP, description=command.DESCRIPTION)
+        command.add_arguments(added)
+        added.set_defaults(run=command.run)
     return parser
 
 
@@ -60,14 +62,13 @@ def _parser() -> argparse.ArgumentParser:
 def _current_directory_importable() -> Iterator[None]:
     """Let `env_cls: my_env.MyEnv` find `./my_env.py`, as it would under `python -m everstep`."""
     here = os.getcwd()
-    if here in sys.path or "" in sys.path or getattr(sys.flags, "safe_path", False):
-        yield
-        return
-    sys.path.insert(0, here)
+    is_safe = getattr(sys.flags, "safe_path", False)
+    added = [] if is_safe or {here, ""} & set(sys.path) else [here]
+    sys.path[:0] = added
     try:
         yield
     finally:
-        if here in sys.path:
+        if added and here in sys.path:
             sys.path.remove(here)
 
 

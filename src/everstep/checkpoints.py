@@ -56,8 +56,7 @@ def save_state(directory: str | Path, state: Any) -> None:
 
     """
     directory = Path(directory)
-    encoder = _Encoder()
-    encoded = encoder.encode(state, "state")
+    encoder = _Encoder(state)
     token = secrets.token_hex(8)
     archive = directory / f"tensors-{token}.npz"
     document = directory / f"{_DOCUMENT}.{token}.tmp"
@@ -66,7 +65,7 @@ def save_state(directory: str | Path, state: Any) -> None:
         with _synced(archive) as file:
             _write_archive(file, encoder.arrays, None)
         with _synced(document) as file:
-            file.write(_document(encoded, encoder, archive.name))
+            file.write(encoder.document(archive.name))
         _sync_directory(directory)
         document.replace(directory / _DOCUMENT)
     _sync_directory(directory)
@@ -101,13 +100,12 @@ def save_file(path: str | Path, state: Any) -> None:
 
     """
     path = Path(path)
-    encoder = _Encoder()
-    encoded = encoder.encode(state, "state")
+    encoder = _Encoder(state)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     with _removed_on_error(temporary):
         with _synced(temporary) as file:
-            _write_archive(file, encoder.arrays, _document(encoded, encoder, None))
+            _write_archive(file, encoder.arrays, encoder.document(None))
         temporary.replace(path)
     _sync_directory(path.parent)
     _remove_leftovers(path.parent, f".{glob.escape(path.name)}.*.tmp", keep=path)
@@ -138,9 +136,26 @@ class _Tensor(NamedTuple):
 class _Encoder:
     """Converts a state to JSON values, and collects its tensors."""
 
-    def __init__(self) -> None:
+    def __init__(self, state: Any) -> None:
         self.arrays: list[np.ndarray[Any, Any]] = []
         self.tensors: list[_Tensor] = []
+        self.encoded = self.encode(state, "state")
+
+    def document(self, archive: None | str) -> bytes:
+        """The JSON document; `archive` is the name of the tensors' file if they are in another."""
+        body = {
+            "libraries": {
+                "everstep": __version__,
+                "torch": torch.__version__,
+                "numpy": np.__version__,
+                "python": platform.python_version(),
+            },
+            "archive": archive,
+            "tensors": [tensor._asdict() for tensor in self.tensors],
+            "state": self.encoded,
+        }
+        document = {"format": _FORMAT, "version": _VERSION, "sha256": _checksum(body), "body": body}
+        return json.dumps(document, indent=1, allow_nan=False).encode()
 
     def encode(self, value: Any, path: str) -> Any:
         if value is None or isinstance(value, bool | str):
@@ -185,10 +200,9 @@ class _Encoder:
         dense = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
         array = dense.view(_stored_dtype(dense.dtype)).numpy()
         name = str(tensor.dtype).removeprefix("torch.")
+        checksum = _sha256(array.reshape(-1).view(np.uint8))
         self.arrays.append(array)
-        self.tensors.append(
-            _Tensor(name, list(tensor.shape), _sha256(array.reshape(-1).view(np.uint8)))
-        )
+        self.tensors.append(_Tensor(name, list(tensor.shape), checksum))
         return {_TAG: "tensor", "index": len(self.arrays) - 1}
 
 
@@ -204,25 +218,9 @@ def _sha256(content: Any) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def _document(encoded: Any, encoder: _Encoder, archive: None | str) -> bytes:
-    body = {
-        "libraries": {
-            "everstep": __version__,
-            "torch": torch.__version__,
-            "numpy": np.__version__,
-            "python": platform.python_version(),
-        },
-        "archive": archive,
-        "tensors": [tensor._asdict() for tensor in encoder.tensors],
-        "state": encoded,
-    }
-    document = {"format": _FORMAT, "version": _VERSION, "sha256": _sha256(_canonical(body))}
-    return json.dumps({**document, "body": body}, indent=1, allow_nan=False).encode()
-
-
-def _canonical(body: Any) -> bytes:
-    """The bytes of a body that its checksum is computed over."""
-    return json.dumps(body, separators=(",", ":"), allow_nan=False).encode()
+def _checksum(body: Any) -> str:
+    """Checksum of a document's body, written without spaces."""
+    return _sha256(json.dumps(body, separators=(",", ":"), allow_nan=False).encode())
 
 
 def _write_archive(
@@ -269,7 +267,7 @@ def _checked_body(content: bytes) -> dict[str, Any]:
             f"version {_VERSION}. Load it with the Everstep that wrote it"
         )
     body: dict[str, Any] = document["body"]
-    if _sha256(_canonical(body)) != document["sha256"]:
+    if _checksum(body) != document["sha256"]:
         raise CheckpointError("it was changed or damaged: its checksum does not match")
     return body
 
@@ -302,7 +300,10 @@ def _read_tensor(archive: zipfile.ZipFile, name: str, declared: _Tensor) -> torc
     except KeyError:
         raise CheckpointError(f"{name} is missing") from None
     stream = io.BytesIO(content)
-    shape, fortran_order, found = _read_npy_header(stream)
+    version = np.lib.format.read_magic(stream)
+    if version != (1, 0):  # later ones are for headers of more than 64 KiB
+        raise CheckpointError(f"unknown version {version} of the .npy format")
+    shape, fortran_order, found = np.lib.format.read_array_header_1_0(stream)
     data = bytearray(memoryview(content)[stream.tell() :])  # writable, as tensors are
     if (list(shape), fortran_order, found) != (declared.shape, False, expected):
         raise CheckpointError(
@@ -314,17 +315,7 @@ def _read_tensor(archive: zipfile.ZipFile, name: str, declared: _Tensor) -> torc
         )
     if _sha256(data) != declared.sha256:
         raise CheckpointError(f"{name} was changed or damaged: its checksum does not match")
-    array = np.ndarray(shape, expected, data)
-    return torch.from_numpy(array).view(dtype)
-
-
-def _read_npy_header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, Any]:
-    version = np.lib.format.read_magic(stream)
-    if version == (1, 0):
-        return np.lib.format.read_array_header_1_0(stream)
-    if version == (2, 0):  # a header of more than 64 KiB
-        return np.lib.format.read_array_header_2_0(stream)
-    raise CheckpointError(f"unknown version {version} of the .npy format")
+    return torch.from_numpy(np.ndarray(shape, expected, data)).view(dtype)
 
 
 def _decode(value: Any, tensors: list[torch.Tensor]) -> Any:

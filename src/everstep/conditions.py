@@ -6,10 +6,11 @@ moves no reference value, and it counts against patience, so a run whose statist
 """
 
 import difflib
+import inspect
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Protocol
 
 from .data import TrainStatKey, TrainStats
 from .errors import ConfigError
@@ -22,29 +23,26 @@ class Condition(Protocol):
         """Whether training should stop; called once per train step."""
 
 
-class _Join(ABC):
+class _Join:
     """Several conditions as one. All are called at every train step, because some of them count."""
 
     #: Conditions that are joined.
     conditions: list[Condition]
+
+    #: `all` or `any`.
+    _rule: "ClassVar[staticmethod[[Iterable[object]], bool]]"
 
     def __init__(self, conditions: Sequence[Condition], /) -> None:
         name = type(self).__name__
         self.conditions = list(conditions)
         if not self.conditions:
             raise ConfigError(f"`{name}` needs at least one condition; got an empty list.")
-        for condition in self.conditions:
-            if not callable(condition):
-                raise ConfigError(
-                    f"`{name}` joins conditions; got {condition!r}, which is not one."
-                )
+        for other in [x for x in self.conditions if not callable(x)]:
+            raise ConfigError(f"`{name}` joins conditions; got {other!r}, which is not one.")
 
-    @abstractmethod
     def __call__(self, train_stats: TrainStats, /) -> bool:
         """Whether the joined conditions are met."""
-
-    def _met(self, train_stats: TrainStats) -> list[bool]:
-        return [condition(train_stats) for condition in self.conditions]
+        return self._rule([condition(train_stats) for condition in self.conditions])
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.conditions!r})"
@@ -58,9 +56,7 @@ class And(_Join):
 
     """
 
-    def __call__(self, train_stats: TrainStats, /) -> bool:
-        """Whether every condition is met."""
-        return all(self._met(train_stats))
+    _rule = staticmethod(all)
 
 
 class Or(_Join):
@@ -71,12 +67,38 @@ class Or(_Join):
 
     """
 
+    _rule = staticmethod(any)
+
+
+class _OnStatistic(ABC):
+    """Base class of conditions on one statistic, whose arguments are attributes."""
+
+    #: Name of the statistic.
+    key: TrainStatKey
+
+    def __init__(self, key: TrainStatKey, **options: Any) -> None:
+        _check(key=key, **options)
+        vars(self).update(key=key, **options)
+
     def __call__(self, train_stats: TrainStats, /) -> bool:
-        """Whether at least one condition is met."""
-        return any(self._met(train_stats))
+        """Whether the condition is met; False if the train step has no such statistic."""
+        stats: Mapping[str, Any] = train_stats
+        return self.key in stats and self._is_met(float(stats[self.key]))
+
+    @abstractmethod
+    def _is_met(self, value: float) -> bool:
+        """Whether the condition is met by the statistic's next value."""
+
+    def __repr__(self) -> str:
+        arguments = [
+            ("" if parameter.kind is parameter.POSITIONAL_ONLY else f"{name}=")
+            + repr(getattr(self, name))
+            for name, parameter in inspect.signature(type(self)).parameters.items()
+        ]
+        return f"{type(self).__name__}({', '.join(arguments)})"
 
 
-class HitsLowerBound:
+class HitsLowerBound(_OnStatistic):
     """Met in train steps whose statistic is at or below a bound.
 
     Args:
@@ -85,27 +107,17 @@ class HitsLowerBound:
 
     """
 
-    #: Name of the statistic.
-    key: TrainStatKey
-
     #: Largest value that meets the condition.
     lower_bound: float
 
     def __init__(self, key: TrainStatKey, lower_bound: float, /) -> None:
-        _check(key=key, lower_bound=lower_bound)
-        self.key = key
-        self.lower_bound = lower_bound
+        super().__init__(key, lower_bound=lower_bound)
 
-    def __call__(self, train_stats: TrainStats, /) -> bool:
-        """Whether the statistic is at or below the bound."""
-        value = _read(train_stats, self.key)
-        return value is not None and value <= self.lower_bound
-
-    def __repr__(self) -> str:
-        return f"HitsLowerBound({self.key!r}, {self.lower_bound!r})"
+    def _is_met(self, value: float) -> bool:
+        return value <= self.lower_bound
 
 
-class HitsUpperBound:
+class HitsUpperBound(_OnStatistic):
     """Met in train steps whose statistic is at or above a bound.
 
     Args:
@@ -114,27 +126,17 @@ class HitsUpperBound:
 
     """
 
-    #: Name of the statistic.
-    key: TrainStatKey
-
     #: Smallest value that meets the condition.
     upper_bound: float
 
     def __init__(self, key: TrainStatKey, upper_bound: float, /) -> None:
-        _check(key=key, upper_bound=upper_bound)
-        self.key = key
-        self.upper_bound = upper_bound
+        super().__init__(key, upper_bound=upper_bound)
 
-    def __call__(self, train_stats: TrainStats, /) -> bool:
-        """Whether the statistic is at or above the bound."""
-        value = _read(train_stats, self.key)
-        return value is not None and value >= self.upper_bound
-
-    def __repr__(self) -> str:
-        return f"HitsUpperBound({self.key!r}, {self.upper_bound!r})"
+    def _is_met(self, value: float) -> bool:
+        return value >= self.upper_bound
 
 
-class Plateaus:
+class Plateaus(_OnStatistic):
     """Met once a statistic has stayed near its previous value several times in a row.
 
     A value is near if `|new − old| ≤ rtol · |old|`, or if it is NaN, which does not become the next
@@ -147,14 +149,11 @@ class Plateaus:
 
     """
 
-    #: Name of the statistic.
-    key: TrainStatKey
-
     #: Times in a row that the statistic has stayed near its previous value.
-    losses: int
+    losses: int = 0
 
     #: Previous value; NaN before the first.
-    old_value: float
+    old_value: float = math.nan
 
     #: Times in a row that meet the condition.
     patience: int
@@ -163,18 +162,9 @@ class Plateaus:
     rtol: float
 
     def __init__(self, key: TrainStatKey, /, *, patience: int = 5, rtol: float = 1e-3) -> None:
-        _check(key=key, patience=patience, rtol=rtol)
-        self.key = key
-        self.patience = patience
-        self.rtol = rtol
-        self.losses = 0
-        self.old_value = math.nan
+        super().__init__(key, patience=patience, rtol=rtol)
 
-    def __call__(self, train_stats: TrainStats, /) -> bool:
-        """Whether the statistic has stayed near its previous value `patience` times in a row."""
-        value = _read(train_stats, self.key)
-        if value is None:
-            return False
+    def _is_met(self, value: float) -> bool:
         near = math.isnan(value) or self._is_near(value)
         self.losses = self.losses + 1 if near else 0
         if not math.isnan(value):
@@ -186,42 +176,26 @@ class Plateaus:
             return value == self.old_value
         return abs(value - self.old_value) <= self.rtol * abs(self.old_value)
 
-    def __repr__(self) -> str:
-        return f"Plateaus({self.key!r}, patience={self.patience!r}, rtol={self.rtol!r})"
 
-
-class _StopsImproving(ABC):
+class _StopsImproving(_OnStatistic):
     """Met once a statistic has set no new record several times in a row."""
 
-    #: Name of the statistic.
-    key: TrainStatKey
-
     #: Times in a row without a new record.
-    losses: int
+    losses: int = 0
 
     #: Times in a row without a new record that meet the condition.
     patience: int
 
     def __init__(self, key: TrainStatKey, /, *, patience: int = 5) -> None:
-        _check(key=key, patience=patience)
-        self.key = key
-        self.patience = patience
-        self.losses = 0
+        super().__init__(key, patience=patience)
 
     @abstractmethod
     def _is_record(self, value: float) -> bool:
         """Whether `value` is a new record, which is then stored. False for NaN."""
 
-    def __call__(self, train_stats: TrainStats, /) -> bool:
-        """Whether there has been no new record `patience` times in a row."""
-        value = _read(train_stats, self.key)
-        if value is None:
-            return False
+    def _is_met(self, value: float) -> bool:
         self.losses = 0 if self._is_record(value) else self.losses + 1
         return self.losses >= self.patience
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.key!r}, patience={self.patience!r})"
 
 
 class StopsDecreasing(_StopsImproving):
@@ -275,14 +249,9 @@ def condition_from_config(config: object, /) -> Condition:
             `And[1].Plateaus.patience`.
 
     """
-    problems = _config_problems(config, "")
-    if problems:
+    if problems := _config_problems(config, ""):
         raise ConfigError(problems)
     return _build(config)
-
-
-def _read(train_stats: Mapping[str, Any], key: TrainStatKey) -> None | float:
-    return float(train_stats[key]) if key in train_stats else None
 
 
 def _is_finite(value: Any) -> bool:
@@ -313,8 +282,7 @@ def _problems(options: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _check(**options: Any) -> None:
-    problems = _problems(options)
-    if problems:
+    if problems := _problems(options):
         raise ConfigError(list(problems.values()))
 
 

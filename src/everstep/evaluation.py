@@ -75,9 +75,9 @@ def run_episodes(
     """
     if episodes < 1:
         raise ValueError(f"`episodes` must be at least 1; got {episodes}.")
-    if not episode_keys_of(env):
-        return _run_horizons(policy, env, episodes, deterministic, env_config)
     player = _Player(policy, env, deterministic)
+    if not episode_keys_of(env):
+        return _run_horizons(player, episodes, env_config)
     quota = torch.full((env.num_envs,), episodes // env.num_envs)
     quota[: episodes % env.num_envs] += 1
     finished: list[torch.Tensor] = []
@@ -97,21 +97,16 @@ def run_episodes(
 
 
 def _run_horizons(
-    policy: GenericPolicyBase[Any],
-    env: Env,
-    episodes: int,
-    deterministic: bool,
-    env_config: None | dict[str, Any],
+    player: "_Player", episodes: int, env_config: None | dict[str, Any]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    if not env.horizon:
+    if not player.env.horizon:
         raise EnvError(
             "The environment's episodes never end and it has no `horizon`: make it with one."
         )
-    player = _Player(policy, env, deterministic)
     finished: list[torch.Tensor] = []
     while len(finished) < episodes:
         player.reset(env_config)
-        for _ in range(env.horizon):
+        for _ in range(player.env.horizon):
             _, sums = player.step()
         finished += sums.unbind(0)
     returns, lengths = torch.stack(finished[:episodes]).unbind(-1)

@@ -213,41 +213,29 @@ class Hyperparameters:
 
     def problems(self) -> list[str]:
         """Violated rules between fields, one message each."""
-        problems = []
-        if self.model is not None and self.model_cls is not None:
-            problems.append(
-                "`model` and `model_cls` are mutually exclusive; both were given. Drop one."
-            )
-        if self.horizons_per_env_reset == 0:
-            problems.append(
-                "`horizons_per_env_reset` must not be 0: use 1 to reset before every rollout, "
-                "or -1 to reset once."
-            )
-        if self.seed is not None and self.seed >= 2**63:
-            problems.append(f"`seed` must be below 2**63; got {self.seed}.")
-        if self.target_kl_div is not None and self.accumulate_grads:
-            problems.append(
-                "`target_kl_div` stops between minibatches, and `accumulate_grads` makes one step "
-                "of them: drop one of the two."
-            )
-        problems += self._adaptive_problems()
+        is_adaptive = self.lr_schedule_kind == "adaptive"
+        broken = {
+            "`model` and `model_cls` are mutually exclusive; both were given. Drop one.": (
+                self.model is not None and self.model_cls is not None
+            ),
+            "`horizons_per_env_reset` must not be 0: use 1 to reset before every rollout, "
+            "or -1 to reset once.": self.horizons_per_env_reset == 0,
+            f"`seed` must be below 2**63; got {self.seed}.": (self.seed or 0) >= 2**63,
+            "`target_kl_div` stops between minibatches, and `accumulate_grads` makes one step "
+            "of them: drop one of the two.": (
+                self.target_kl_div is not None and self.accumulate_grads
+            ),
+            "`lr_schedule_kind` 'adaptive' needs `target_kl_div`: set it, for example to 0.01.": (
+                is_adaptive and self.target_kl_div is None
+            ),
+            "`lr_schedule` and `lr_schedule_kind` 'adaptive' exclude each other: drop one.": (
+                is_adaptive and self.lr_schedule is not None
+            ),
+        }
+        problems = [message for message, is_broken in broken.items() if is_broken]
         for name in ("lr_schedule", "entropy_coeff_schedule"):
             problems += _schedule_problems(name, getattr(self, name))
         return problems + self._device_problems() + self._optimizer_problems()
-
-    def _adaptive_problems(self) -> list[str]:
-        if self.lr_schedule_kind != "adaptive":
-            return []
-        problems = []
-        if self.target_kl_div is None:
-            problems.append(
-                "`lr_schedule_kind` 'adaptive' needs `target_kl_div`: set it, for example to 0.01."
-            )
-        if self.lr_schedule is not None:
-            problems.append(
-                "`lr_schedule` and `lr_schedule_kind` 'adaptive' exclude each other: drop one."
-            )
-        return problems
 
     def _device_problems(self) -> list[str]:
         if self.device == "auto":
@@ -292,12 +280,10 @@ class Hyperparameters:
         Tensors are copied: schedules write into a learning rate that is one.
         """
         given = {"lr": 1e-3} if self.optimizer_config is None else self.optimizer_config
-        options: dict[str, Any] = {}
-        for name, value in given.items():
-            options[name] = value.clone() if isinstance(value, torch.Tensor) else value
-        names = [name for name in ("lr_pi", "lr_v") if name in options]
-        rates: dict[str, float] = {name: options.pop(name) for name in names}
-        return options, rates
+        options: dict[str, Any] = {
+            k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in given.items()
+        }
+        return options, {key: options.pop(key) for key in ("lr_pi", "lr_v") if key in options}
 
 
 def no_graphs_on(device: torch.device) -> str:
@@ -336,14 +322,12 @@ def _schedule_problems(name: str, schedule: None | list[tuple[int, float]]) -> l
     if schedule is None:
         return []
     counts = [count for count, _ in schedule]
-    problems = []
-    if not schedule or counts[0] != 0:
-        problems.append(f"`{name}` must start at 0 transitions; got {schedule!r}.")
-    if counts != sorted(set(counts)):
-        problems.append(f"`{name}` must count transitions upwards; got {counts}.")
-    if any(value < 0 for _, value in schedule):
-        problems.append(f"`{name}` must not be negative; got {schedule!r}.")
-    return problems
+    broken = {
+        f"start at 0 transitions; got {schedule!r}": counts[:1] != [0],
+        f"count transitions upwards; got {counts}": counts != sorted(set(counts)),
+        f"not be negative; got {schedule!r}": any(value < 0 for _, value in schedule),
+    }
+    return [f"`{name}` must {rule}." for rule, is_broken in broken.items() if is_broken]
 
 
 @dataclass

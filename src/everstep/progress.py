@@ -19,6 +19,7 @@ from .loggers import RunStatus
 
 #: Statistics that stand for the return, best first: recent episodes, this rollout's, no episodes.
 _RETURN_KEYS = ("episodes/return_mean_100", "episodes/return_mean", "returns/mean")
+_EVAL_KEYS = tuple(f"eval/{key}" for key in _RETURN_KEYS)
 #: Seconds between two redraws of the live view, and over which speed is averaged.
 _REDRAW = 0.25
 _SPEED_WINDOW = 30.0
@@ -112,12 +113,6 @@ class ConsoleProgress:
         seconds = last.seconds - first.seconds
         return (last.env_steps - first.env_steps) / seconds if seconds > 0 else None
 
-    def _seconds_left(self) -> None | float:
-        speed = self._speed()
-        if self.total_env_steps is None or not speed:
-            return None
-        return max(self.total_env_steps - self.env_steps, 0) / speed
-
     def _show(self) -> None:
         self._shown_at = self._clock()
         self._shown = True
@@ -130,48 +125,46 @@ class ConsoleProgress:
         self._live.update(self._view(), refresh=True)
 
     def _line(self) -> str:
-        words = [f"env_steps={self.env_steps:,}"]
-        words += [f"{name}={text}" for name, text in self._statistics()]
-        speed, left = self._speed(), self._seconds_left()
-        if speed is not None:
-            words.append(f"{speed:,.0f} steps/s")
-        if left is not None:
-            words.append(f"eta {duration(left)}")
-        return " ".join(words)
+        texts = self._texts()
+        speed, left = texts.pop("speed"), texts.pop("left")
+        words = [f"{name}={text}" for name, text in texts.items() if text]
+        words += [f"{speed} steps/s"] if speed else []
+        return " ".join([*words, f"eta {left}"] if left else words)
 
-    def _statistics(self) -> list[tuple[str, str]]:
-        """Names and formatted values of the statistics of a plain line."""
-        found = [
-            ("return", _first(self.metrics, _RETURN_KEYS), ".1f"),
-            ("len", self.metrics.get("episodes/length_mean"), ".0f"),
-            ("kl", self.metrics.get("monitors/kl_div"), ".4f"),
-            ("eval", _first(self.metrics, [f"eval/{key}" for key in _RETURN_KEYS]), ".1f"),
-        ]
-        return [(name, format(value, form)) for name, value, form in found if value is not None]
+    def _texts(self) -> dict[str, str]:
+        """Formatted statistics by name; empty if they are unknown."""
+        metrics, speed = self.metrics, self._speed()
+        left = None
+        if self.total_env_steps is not None and speed:
+            left = max(self.total_env_steps - self.env_steps, 0) / speed
+        return {
+            "env_steps": f"{self.env_steps:,}",
+            "return": _format(_first(metrics, _RETURN_KEYS), ".1f"),
+            "len": _format(metrics.get("episodes/length_mean"), ".0f"),
+            "kl": _format(metrics.get("monitors/kl_div"), ".4f"),
+            "eval": _format(_first(metrics, _EVAL_KEYS), ".1f"),
+            "speed": _format(speed, ",.0f"),
+            "left": "" if left is None else duration(left),
+        }
 
     def _view(self) -> RenderableType:
+        texts, total = self._texts(), self.total_env_steps
+        bar = None if total is None else ProgressBar(total, self.env_steps, width=40)
+        rows: dict[str, None | RenderableType] = {
+            "progress": bar,
+            "env steps": texts["env_steps"] + ("" if total is None else f" of {total:,}"),
+            "return": f"{texts['return']} {self._course}".strip(),
+            "episode length": texts["len"],
+            "KL": texts["kl"],
+            "evaluation": texts["eval"],
+            "speed": texts["speed"] and f"{texts['speed']} env steps/s{self._shares()}",
+            "time left": texts["left"],
+        }
         table = Table.grid(padding=(0, 2))
-        if self.total_env_steps is not None:
-            bar = ProgressBar(total=self.total_env_steps, completed=self.env_steps, width=40)
-            table.add_row(Text("progress", style="dim"), bar)
-        for label, value in self._rows():
-            table.add_row(Text(label, style="dim"), value)
+        for label, value in rows.items():
+            if value:
+                table.add_row(Text(label, style="dim"), value)
         return table
-
-    def _rows(self) -> list[tuple[str, str]]:
-        texts = dict(self._statistics())
-        speed, left = self._speed(), self._seconds_left()
-        budget = "" if self.total_env_steps is None else f" of {self.total_env_steps:,}"
-        rows = [
-            ("env steps", f"{self.env_steps:,}{budget}"),
-            ("return", f"{texts.get('return', '')} {self._course}".strip()),
-            ("episode length", texts.get("len", "")),
-            ("KL", texts.get("kl", "")),
-            ("evaluation", texts.get("eval", "")),
-            ("speed", "" if speed is None else f"{speed:,.0f} env steps/s{self._shares()}"),
-            ("time left", "" if left is None else duration(left)),
-        ]
-        return [(label, value) for label, value in rows if value]
 
     def _shares(self) -> str:
         collect = self.metrics.get("profiling/collect_ms")
@@ -243,20 +236,19 @@ def summary(
     env_steps = int(metrics.get("env/steps", 0))
     speed = f", {env_steps / seconds:,.0f} env steps/s" if seconds > 0 else ""
     lines = [f"Trained {env_steps:,} env steps in {duration(seconds)}{speed}."]
-    rows = [
-        ("return", _number(_first(metrics, _RETURN_KEYS))),
-        ("episode length", _number(metrics.get("episodes/length_mean"))),
-        ("evaluation", _number(_first(metrics, [f"eval/{key}" for key in _RETURN_KEYS]))),
-        ("run", None if run_dir is None else str(run_dir)),
-        ("evaluate", None if run_dir is None else f"everstep eval {shlex.quote(str(run_dir))}"),
-        ("curves", ui_command),
-    ]
-    lines += [f"  {label:<16}{value}" for label, value in rows if value is not None]
-    return "\n".join(lines)
+    rows = {
+        "return": _format(_first(metrics, _RETURN_KEYS), ".1f"),
+        "episode length": _format(metrics.get("episodes/length_mean"), ".1f"),
+        "evaluation": _format(_first(metrics, _EVAL_KEYS), ".1f"),
+        "run": run_dir,
+        "evaluate": run_dir and f"everstep eval {shlex.quote(str(run_dir))}",
+        "curves": ui_command,
+    }
+    return "\n".join([*lines, *(f"  {label:<16}{value}" for label, value in rows.items() if value)])
 
 
-def _number(value: None | float) -> None | str:
-    return None if value is None else f"{value:.1f}"
+def _format(value: None | float, form: str) -> str:
+    return "" if value is None else format(value, form)
 
 
 def _first(metrics: Mapping[str, float], keys: Any) -> None | float:

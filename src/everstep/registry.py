@@ -7,7 +7,7 @@ name of the entry point is the prefix of a spec string: `gymnasium` in `gymnasiu
 import difflib
 import warnings
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from .data import Device
 from .env import Env, EnvFactory
@@ -15,6 +15,9 @@ from .errors import AdapterError
 
 #: The entry-point group that adapters register in.
 GROUP = "everstep.adapters"
+
+#: Start of the entry points of our own adapters.
+_OWN = "everstep_adapters."
 
 _warned: set[str] = set()
 
@@ -175,10 +178,8 @@ def copy_defaults(source: object, target: object) -> None:
 def _registered() -> dict[str, EntryPoint]:
     """Entry points by prefix. Plug-ins come first, so they can match special cases of our types."""
     registered: dict[str, EntryPoint] = {}
-    points = sorted(
-        entry_points(group=GROUP), key=lambda point: (_is_own(point), point.name, point.value)
-    )
-    for point in points:
+    points = entry_points(group=GROUP)
+    for point in sorted(points, key=lambda x: (x.value.startswith(_OWN), x.name, x.value)):
         used = registered.setdefault(point.name, point)
         if used.value != point.value:
             _warn_once(
@@ -186,10 +187,6 @@ def _registered() -> dict[str, EntryPoint]:
                 f"{point.value!r} is not. Uninstall one of them."
             )
     return registered
-
-
-def _is_own(point: EntryPoint) -> bool:
-    return point.value.startswith("everstep_adapters.")
 
 
 def _split(spec: str) -> tuple[str, str]:
@@ -217,19 +214,15 @@ def _load(prefix: str) -> Adapter:
     if point is None:
         raise AdapterError(f"No adapter has the prefix {prefix!r}. {_known(prefix)}")
     try:
-        return _check_adapter(point.load())
+        adapter = point.load()
+        missing = [x for x in ("matches", "make") if not callable(getattr(adapter, x, None))]
+        if missing:
+            raise AdapterError(f"{adapter!r} has no {' and no '.join(missing)}")
+        return cast(Adapter, adapter)
     except Exception as error:
         raise AdapterError(
             f"The adapter of {prefix!r}, {point.value!r}, cannot be loaded: {error}"
         ) from error
-
-
-def _check_adapter(adapter: Any) -> Adapter:
-    missing = [name for name in ("matches", "make") if not callable(getattr(adapter, name, None))]
-    if missing:
-        raise AdapterError(f"{adapter!r} has no {' and no '.join(missing)}")
-    loaded: Adapter = adapter
-    return loaded
 
 
 def _usable_adapters() -> dict[str, Adapter]:
@@ -255,18 +248,13 @@ def _no_match(env: object, adapters: dict[str, Adapter]) -> str:
     if isinstance(env, str):
         return f"`wrap` takes an environment; to make one use `everstep.make({env!r}, num_envs)`."
     kind = type(env)
-    suggestions = [
-        suggestion
-        for adapter in adapters.values()
-        if (suggestion := getattr(adapter, "suggest", lambda _: "")(env))
+    advice = (getattr(adapter, "suggest", lambda _: "")(env) for adapter in adapters.values())
+    sentences = [
+        f"No adapter can wrap a `{kind.__module__}.{kind.__qualname__}`.",
+        *dict.fromkeys(advice),  # adapters of one library may suggest the same
+        f"Environments of these types can be wrapped: {', '.join(adapters) or 'none'}.",
     ]
-    return " ".join(
-        [
-            f"No adapter can wrap a `{kind.__module__}.{kind.__qualname__}`.",
-            *dict.fromkeys(suggestions),  # adapters of one library may suggest the same
-            f"Environments of these types can be wrapped: {', '.join(adapters) or 'none'}.",
-        ]
-    )
+    return " ".join(filter(None, sentences))
 
 
 def _warn_once(message: str) -> None:

@@ -4,7 +4,7 @@ A plain spec has one leaf with the empty path; a `Composite` has one leaf per te
 order. The library stores leaves, and builds a TensorDict only to call a model or an environment.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from operator import getitem
@@ -50,11 +50,12 @@ class Structure:
     def of(cls, spec: TensorSpec) -> "Structure":
         """Structure of the tensors of `spec`."""
         leaves = leaf_specs(spec)
-        return cls(
-            tuple(leaves),
-            tuple(leaf.shape for leaf in leaves.values()),
-            tuple(leaf.dtype for leaf in leaves.values()),
-        )
+        specs = leaves.values()
+        return cls(tuple(leaves), tuple(x.shape for x in specs), tuple(x.dtype for x in specs))
+
+    def leaves(self) -> Iterator[tuple[Path, torch.Size, torch.dtype]]:
+        """Path, shape and dtype of each leaf."""
+        return zip(self.paths, self.shapes, self.dtypes, strict=True)
 
     @property
     def is_plain(self) -> bool:
@@ -65,7 +66,7 @@ class Structure:
         """Leaves of zeros `[*batch, …]`."""
         return tuple(
             torch.zeros(*batch, *shape, dtype=dtype, device=device)
-            for shape, dtype in zip(self.shapes, self.dtypes, strict=True)
+            for _, shape, dtype in self.leaves()
         )
 
     def flatten(self, value: torch.Tensor | TensorDict | Mapping[str, Any]) -> Leaves:
@@ -122,8 +123,7 @@ def options(spec: TensorSpec) -> list[int]:
     """
     count: int = spec.shape.numel()
     if isinstance(spec, MultiCategorical):
-        nvec: list[int] = spec.nvec.flatten().tolist()
-        return nvec
+        return cast(list[int], spec.nvec.flatten().tolist())
     if isinstance(spec, MultiOneHot):
         counts = [int(box.n) for box in spec.space]
         return counts * (count // sum(counts))

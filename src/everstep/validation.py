@@ -148,7 +148,7 @@ def describe(annotation: Any) -> str:
     origin = typing.get_origin(annotation)
     if origin is Annotated:
         base, *metadata = typing.get_args(annotation)
-        return _emptiness(metadata) + describe(base) + _interval(metadata)
+        return _bounded(describe(base), _constraints(metadata))
     if origin in (typing.Union, types.UnionType):
         options = sorted(typing.get_args(annotation), key=lambda a: a is type(None))
         return " or ".join(dict.fromkeys(describe(option) for option in options))
@@ -176,27 +176,20 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 200 else f"{text[:200]}…"
 
 
-def _emptiness(metadata: list[Any]) -> str:
-    return "non-empty " if _constraints(metadata).get("min_length") == 1 else ""
-
-
 def _constraints(metadata: list[Any]) -> dict[str, float]:
     """Constraints in an annotation's metadata, by name."""
-    found: dict[str, float] = {}
-    for item in metadata:
-        for constraint in item.metadata if isinstance(item, FieldInfo) else [item]:
-            for name in ("gt", "ge", "lt", "le", "min_length"):
-                if hasattr(constraint, name):
-                    found[name] = getattr(constraint, name)
-    return found
+    constraints = [c for x in metadata for c in (x.metadata if isinstance(x, FieldInfo) else [x])]
+    names = ("gt", "ge", "lt", "le", "min_length")
+    return {name: getattr(c, name) for c in constraints for name in names if hasattr(c, name)}
 
 
-def _interval(metadata: list[Any]) -> str:
-    bounds = _constraints(metadata)
-    low = next((n for n in ("gt", "ge") if n in bounds), None)
-    high = next((n for n in ("lt", "le") if n in bounds), None)
-    if low and high:
+def _bounded(kind: str, bounds: dict[str, float]) -> str:
+    """The description of a type with its constraints, such as `float in (0, 1]`."""
+    if bounds.pop("min_length", None) == 1:
+        kind = f"non-empty {kind}"
+    if len(bounds) == 2:
+        (low, start), (high, end) = sorted(bounds.items())
         opening, closing = "(" if low == "gt" else "[", ")" if high == "lt" else "]"
-        return f" in {opening}{bounds[low]:g}, {bounds[high]:g}{closing}"
+        return f"{kind} in {opening}{start:g}, {end:g}{closing}"
     signs = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
-    return "".join(f" {signs[name]} {bounds[name]:g}" for name in (low, high) if name)
+    return kind + "".join(f" {signs[name]} {bound:g}" for name, bound in bounds.items())

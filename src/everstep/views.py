@@ -53,8 +53,7 @@ def pad_last_sequence(x: torch.Tensor, size: int, /) -> TensorDict:
         Batch `[B, size]` of `inputs` (zeros where padded) and `padding_mask` (True there).
 
     """
-    length = x.shape[1]
-    return _padded(x[:, -size:], max(0, size - length))
+    return _padded(x[:, -size:], max(0, size - x.shape[1]))
 
 
 def pad_whole_sequence(x: torch.Tensor, size: int, /) -> TensorDict:
@@ -126,9 +125,8 @@ class RollingWindow:
     @staticmethod
     def apply_all(x: torch.Tensor | TensorDict, size: int, /) -> torch.Tensor | TensorDict:
         """All windows of `x` `[B, T, …]`, `[B · (T - size + 1), size, …]`."""
-        return _flat(
-            _each_tensor(x, lambda leaf: rolling_window(leaf, size), x.shape[1] - size + 1)
-        )
+        length = x.shape[1] - size + 1
+        return _flat(_each_tensor(x, lambda leaf: rolling_window(leaf, size), length))
 
     @staticmethod
     def apply_last(x: torch.Tensor | TensorDict, size: int, /) -> torch.Tensor | TensorDict:
@@ -160,8 +158,7 @@ class PaddedRollingWindow:
 
         Every tensor becomes a mapping of `inputs` and `padding_mask`.
         """
-        last = _each_tensor(x, lambda leaf: pad_last_sequence(leaf, size), size)
-        return cast(TensorDict, last)
+        return cast(TensorDict, _each_tensor(x, lambda leaf: pad_last_sequence(leaf, size), size))
 
     @staticmethod
     def drop_size(size: int, /) -> int:

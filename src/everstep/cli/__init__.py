@@ -1,8 +1,8 @@
 """Commands of the `everstep` program, one module each.
 
-A command's module has `add_parser(commands)`, which declares its arguments and returns their
-parser, and `run(arguments)`, which returns the exit code. `everstep --help` imports every module,
-so slow imports (PyTorch, pydantic, MLflow, rich) are made by the functions that need them.
+A command's module has the texts `HELP` and `DESCRIPTION`, `add_arguments(parser)`, which declares
+its arguments, and `run(arguments)`, which returns the exit code. `everstep --help` imports every
+module, so slow imports (PyTorch, pydantic, MLflow, rich) are made by the functions that need them.
 """
 
 #: Names of the commands and of their modules, in the order of `everstep --help`.

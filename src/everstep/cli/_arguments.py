@@ -1,6 +1,7 @@
-"""Arguments and argument types that several commands share."""
+"""Arguments that several commands share."""
 
 import argparse
+from typing import Any
 
 
 def add_overrides(parser: argparse.ArgumentParser, example: str) -> None:
@@ -14,17 +15,14 @@ def add_overrides(parser: argparse.ArgumentParser, example: str) -> None:
     )
 
 
-def positive(text: str) -> int:
-    """An integer above 0."""
-    return _at_least(1, text)
+def add_number(
+    parser: argparse.ArgumentParser, flag: str, help: str, *, least: int = 1, **options: Any
+) -> None:
+    """Add an option with an integer of at least `least`; `options` are those of `add_argument`."""
 
+    def integer(text: str) -> int:
+        if int(text) < least:
+            raise argparse.ArgumentTypeError(f"must be at least {least}; got {text}")
+        return int(text)
 
-def non_negative(text: str) -> int:
-    """An integer that is not negative."""
-    return _at_least(0, text)
-
-
-def _at_least(minimum: int, text: str) -> int:
-    if int(text) < minimum:
-        raise argparse.ArgumentTypeError(f"must be at least {minimum}; got {text}")
-    return int(text)
+    parser.add_argument(flag, type=integer, metavar="N", help=help, **options)

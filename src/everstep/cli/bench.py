@@ -6,23 +6,23 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..errors import ConfigError
-from ._arguments import positive
+from ._arguments import add_number
 
 if TYPE_CHECKING:
     from ..benchmarks import Bench, Case, Cell
 
+HELP = "measure speed and learning, also against other libraries"
+DESCRIPTION = (
+    "Run a named benchmark, or the one in a YAML file. Every side is a process of its own; their "
+    "blocks alternate."
+)
 
-def add_parser(commands: Any) -> argparse.ArgumentParser:
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "bench",
-        help="measure speed and learning, also against other libraries",
-        description="Run a named benchmark, or the one in a YAML file. Every side is a process of "
-        "its own; their blocks alternate.",
-    )
     parser.add_argument("name", nargs="?", metavar="NAME", help="benchmark, or a YAML file of one")
     parser.add_argument("--list", action="store_true", help="print the benchmarks and their peers")
     parser.add_argument("--compare", nargs="+", default=[], metavar="PEER", help="peers to measure")
@@ -35,10 +35,8 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         help="interpreter that has a peer, such as rl8=/path/to/python (default: this one)",
     )
     parser.add_argument("--rows", nargs="+", default=[], metavar="ROW", help="(default: all)")
-    parser.add_argument(
-        "--pairs", type=positive, default=5, metavar="N", help="blocks a side (default: 5)"
-    )
-    parser.add_argument("--threads", type=positive, metavar="N", help="(default: the benchmark's)")
+    add_number(parser, "--pairs", "blocks a side (default: 5)", default=5)
+    add_number(parser, "--threads", "(default: the benchmark's)")
     parser.add_argument(
         "--precision",
         nargs="+",
@@ -57,7 +55,6 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     )
     parser.add_argument("--no-learning", action="store_true", help="leave out the learning check")
     parser.add_argument("--json", metavar="FILE", help="also write all measurements to FILE")
-    return parser
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -77,8 +74,9 @@ def run(arguments: argparse.Namespace) -> int:
     case = load_case(arguments.name, arguments.set, device=arguments.device)
     bench = _bench(arguments, case)
     chosen = _cells(arguments, case, bench)
-    if arguments.json is not None:
-        _check_writable(Path(arguments.json))
+    path = None if arguments.json is None else Path(arguments.json)
+    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+        raise ConfigError(f"--json {path}: no file can be written there; name one in a directory.")
     results = [measure(cell, bench) for cell in chosen]
     settings = {
         "benchmark": arguments.name,
@@ -89,9 +87,9 @@ def run(arguments: argparse.Namespace) -> int:
         "set": list(arguments.set),
     }
     print(report(results, chosen, bench, settings))
-    if arguments.json is not None:
+    if path is not None:
         text = json.dumps(document(results, settings, machine(bench.device)), indent=2)
-        Path(arguments.json).write_text(text + "\n", encoding="utf-8")
+        path.write_text(text + "\n", encoding="utf-8")
     return 0
 
 
@@ -160,9 +158,3 @@ def _cells(arguments: argparse.Namespace, case: "Case", bench: "Bench") -> "list
         if len(precisions) < len(case.precisions):
             _say("bf16 is left out: this processor has no instructions for it (--precision bf16)")
     return cells(case, precisions)
-
-
-def _check_writable(path: Path) -> None:
-    """Raise before the measurement if its results could not be written."""
-    if path.is_dir() or not path.absolute().parent.is_dir():
-        raise ConfigError(f"--json {path}: no file can be written there; name one in a directory.")

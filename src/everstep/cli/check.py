@@ -4,14 +4,20 @@ import argparse
 import json
 from collections.abc import Iterable
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ..errors import ConfigError
-from ._arguments import non_negative, positive
+from ._arguments import add_number
 
 if TYPE_CHECKING:
     from ..env import Env
-    from ..testing import CheckResult
+    from ..testing import CheckResult, Violation
+
+HELP = "check that an environment follows the protocol"
+DESCRIPTION = (
+    "Play an environment with random actions, print what was detected, and check that it follows "
+    "the rules of the protocol."
+)
 
 _HORIZON, _SIZES, _NUM_ENVS = 16, (1, 2, 5), 8
 
@@ -20,14 +26,8 @@ _WORDS = {"passed": "ok", "failed": "FAILED", "not applicable": "-"}
 _STYLES = {"passed": "green", "failed": "bold red", "not applicable": "dim"}
 
 
-def add_parser(commands: Any) -> argparse.ArgumentParser:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "check",
-        help="check that an environment follows the protocol",
-        description="Play an environment with random actions, print what was detected, and check "
-        "that it follows the rules of the protocol.",
-    )
     parser.add_argument(
         "env", metavar="ENV", help="gymnasium:CartPole-v1, or the dotted path of a class or factory"
     )
@@ -38,19 +38,12 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         metavar="key=value",
         help="options of the environment, such as max_episode_steps=200",
     )
-    parser.add_argument(
-        "--num-envs", type=positive, metavar="N", help="parallel environments (default: 1, 2, 5)"
-    )
-    parser.add_argument("--horizon", type=positive, metavar="N", help="(default: 16 env steps)")
+    add_number(parser, "--num-envs", "parallel environments (default: 1, 2, 5)")
+    add_number(parser, "--horizon", "(default: 16 env steps)")
     parser.add_argument("--device", default="cpu", metavar="DEVICE", help="(default: %(default)s)")
-    parser.add_argument(
-        "--steps", type=positive, default=200, metavar="N", help="env steps (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--seed", type=non_negative, default=0, metavar="N", help="(default: %(default)s)"
-    )
+    add_number(parser, "--steps", "env steps (default: %(default)s)", default=200)
+    add_number(parser, "--seed", "(default: %(default)s)", least=0, default=0)
     parser.add_argument("--json", action="store_true", help="print JSON")
-    return parser
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -70,8 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     horizon = _at_most(getattr(source, "max_horizon", None), arguments.horizon or _HORIZON)
 
     def make_env(num_envs: int, horizon: int, device: Any) -> "Env":
-        env: Env = source(num_envs, horizon, device=device)
-        return env
+        return cast("Env", source(num_envs, horizon, device=device))
 
     report = _Report(arguments.env, as_json=arguments.json)
     num_envs = arguments.num_envs or getattr(source, "default_num_envs", _NUM_ENVS)
@@ -172,11 +164,10 @@ class _Report:
         self._console.print(text, style=style if result.reason else None)
 
     def _show_failure(self, result: "CheckResult") -> None:
-        violation = result.violation
-        assert violation is not None
-        self._console.print(f"\n{result.name}: {violation.what}", style="bold red")
-        for name in ("rule", "received", "fix"):
-            self._console.print(f"  {name:<10}{getattr(violation, name)}")
+        violation = _shown(result.violation)
+        self._console.print(f"\n{result.name}: {violation.pop('what')}", style="bold red")
+        for name, text in violation.items():
+            self._console.print(f"  {name:<10}{text}")
 
     def _document(self, results: list["CheckResult"]) -> dict[str, Any]:
         checks = {}
@@ -185,6 +176,10 @@ class _Report:
             if result.reason:
                 checks[result.name]["reason"] = result.reason
             if result.violation is not None:
-                names = ("what", "rule", "received", "fix")
-                checks[result.name] |= {name: getattr(result.violation, name) for name in names}
+                checks[result.name] |= _shown(result.violation)
         return {"environment": self._name, "detected": self._facts, "checks": checks}
+
+
+def _shown(violation: "None | Violation") -> dict[str, str]:
+    """Texts of a violation, by name."""
+    return {name: getattr(violation, name) for name in ("what", "rule", "received", "fix")}

@@ -13,26 +13,38 @@ from typing import Any
 from .._version import __version__
 from ..errors import AdapterError
 
+HELP = "check the installation"
+DESCRIPTION = "Check the installation, and whether training on a CPU is fused."
+
 #: Packages that training needs, in the order of their imports.
 _PACKAGES = ("torch", "tensordict", "torchrl", "gymnasium", "mlflow", "numpy")
 
 
-def add_parser(commands: Any) -> argparse.ArgumentParser:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser: argparse.ArgumentParser = commands.add_parser("doctor", help="check the installation")
+    parser.add_argument(
+        "-f", "--file", metavar="FILE", help="say whether the training of this file is fused"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
-    return parser
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the report; the exit code is 1 if something that training needs is broken."""
-    report = examine()
+    """Print the report; the exit code is 1 if something that training needs is broken.
+
+    Raises:
+        ConfigError: If the file is invalid.
+
+    """
+    report = examine(arguments.file)
     print(json.dumps(report, indent=2) if arguments.json else _text(report))
     return 1 if report["problems"] else 0
 
 
-def examine() -> dict[str, Any]:
-    """Versions, devices, adapters, extras, the directory of runs, and a list of problems."""
+def examine(file: None | str = None) -> dict[str, Any]:
+    """Versions, devices, adapters, extras, the directory of runs, and a list of problems.
+
+    `"fused"` is about the training of the configuration file, by default about a small one.
+    """
     problems: list[str] = []
     versions = {"python": platform.python_version(), "everstep": __version__}
     for name in _PACKAGES:
@@ -42,6 +54,7 @@ def examine() -> dict[str, Any]:
         "devices": _devices(),
         "adapters": {} if problems else _adapters(problems),  # else they fail the same way
         "extras": _extras(),
+        "fused": "packages are broken" if problems else _fused(file),
         "runs": _runs(problems),
         "problems": problems,
     }
@@ -74,8 +87,8 @@ def _devices() -> list[str]:
     try:
         import torch
 
-        count = torch.cuda.device_count()
-        return ["cpu", *(f"cuda:{i} {torch.cuda.get_device_name(i)}" for i in range(count))]
+        names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+        return ["cpu", *(f"cuda:{i} {name}" for i, name in enumerate(names))]
     except Exception:  # reported with the versions
         return []
 
@@ -127,6 +140,18 @@ def _lacks(package: str, extra: str) -> bool:
     return False
 
 
+def _fused(file: None | str) -> bool | str:
+    """True if training on a CPU is fused, else the reason why not."""
+    from ..env import DiscreteDummyEnv
+    from ..trainers import TrainConfig
+
+    small = TrainConfig(DiscreteDummyEnv, num_envs=2, horizon=2, device="cpu")
+    config = small if file is None else TrainConfig.from_file(file)
+    algorithm = config.build_algorithm()
+    algorithm.env.close()
+    return algorithm.general_way or True
+
+
 def _runs(problems: list[str]) -> str:
     """The directory of runs, and a problem if it cannot be written."""
     runs = Path("runs").absolute()
@@ -145,5 +170,7 @@ def _text(report: dict[str, Any]) -> str:
     lines += [f"adapter     {name}: {state}" for name, state in report["adapters"].items()]
     lines += [f"extra       {name}: {state}" for name, state in report["extras"].items()]
     lines.append(f"{'runs':<12}{report['runs']}")
+    fused = "yes" if report["fused"] is True else f"no: {report['fused']}"
+    lines.append(f"fused training on a CPU: {fused}")
     lines += [f"PROBLEM     {problem}" for problem in report["problems"]]
     return "\n".join(lines if report["problems"] else [*lines, "No problems found."])

@@ -5,16 +5,19 @@ import json
 import shlex
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ..errors import ConfigError
-from ._arguments import add_overrides, non_negative, positive
+from ._arguments import add_number, add_overrides
 
 if TYPE_CHECKING:
     import numpy as np
 
     from ..env import Env
     from ..trainers import TrainConfig
+
+HELP = "evaluate the policy of a run"
+DESCRIPTION = "Evaluate the policy of a run in a new environment of the run's kind."
 
 #: Keys of a run's configuration that an evaluation depends on.
 _KEYS = (
@@ -34,25 +37,15 @@ _KEYS = (
 _RESAMPLES = 2000
 
 
-def add_parser(commands: Any) -> argparse.ArgumentParser:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "eval",
-        help="evaluate the policy of a run",
-        description="Evaluate the policy of a run in a new environment of the run's kind.",
-    )
     parser.add_argument("run_dir", metavar="RUN_DIR", help="directory of the run")
     add_overrides(parser, "env_kwargs.max_episode_steps=200")
-    parser.add_argument(
-        "--episodes", type=positive, default=100, metavar="N", help="(default: %(default)s)"
-    )
-    parser.add_argument(
-        "--seed", type=non_negative, metavar="N", help="(default: derived from the run's seed)"
-    )
+    add_number(parser, "--episodes", "(default: %(default)s)", default=100)
+    add_number(parser, "--seed", "(default: derived from the run's seed)", least=0)
     parser.add_argument("--stochastic", action="store_true", help="sample the actions")
-    parser.add_argument("--num-envs", type=positive, metavar="N", help="parallel environments")
+    add_number(parser, "--num-envs", "parallel environments")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    return parser
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -116,19 +109,17 @@ def mean_interval(values: "np.ndarray[Any, Any]", *, seed: int) -> tuple[float, 
 
 
 def _text(result: dict[str, Any]) -> str:
-    def number(name: str) -> str:
-        return f"{result[f'episodes/{name}']:.1f}"
-
+    number = {name: f"{value:.1f}" for name, value in result.items() if isinstance(value, float)}
     low, high = result["episodes/return_mean_interval"]
     how = "most likely" if result["deterministic"] else "sampled"
     return "\n".join(
         [
             f"{result['run_dir']}: {result['episodes/count']} episodes, {how} actions, "
             f"seed {result['seed']}",
-            f"  {'return':<16}{number('return_mean')} ± {number('return_std')}",
+            f"  {'return':<16}{number['episodes/return_mean']} ± {number['episodes/return_std']}",
             f"  {'95 % of mean':<16}{low:.1f} to {high:.1f}",
-            f"  {'min, max':<16}{number('return_min')}, {number('return_max')}",
-            f"  {'episode length':<16}{number('length_mean')}",
+            f"  {'min, max':<16}{number['episodes/return_min']}, {number['episodes/return_max']}",
+            f"  {'episode length':<16}{number['episodes/length_mean']}",
         ]
     )
 
@@ -177,10 +168,7 @@ def _make_env(config: "TrainConfig", arguments: argparse.Namespace, device: str)
     from ..trainers.config import EVAL_NUM_ENVS
 
     source: Any = config.make_env_source()
-    num_envs = arguments.num_envs
-    if num_envs is None:
-        trained_with = config.num_envs if isinstance(config.num_envs, int) else EVAL_NUM_ENVS
-        num_envs = min(arguments.episodes, trained_with, EVAL_NUM_ENVS)
+    trained_with = config.num_envs if isinstance(config.num_envs, int) else EVAL_NUM_ENVS
+    num_envs = arguments.num_envs or min(arguments.episodes, trained_with, EVAL_NUM_ENVS)
     horizon = config.horizon if isinstance(config.horizon, int) else None
-    env: Env = source(num_envs, horizon, device=device)
-    return env
+    return cast("Env", source(num_envs, horizon, device=device))

@@ -2,23 +2,21 @@
 
 import argparse
 from pathlib import Path
-from typing import Any
+
+HELP = "write the policy of a run as a model that needs only PyTorch and MLflow"
+DESCRIPTION = (
+    "Write the policy of a run as an MLflow model that can be served where Everstep is not "
+    "installed."
+)
 
 #: Keys of a run's configuration that name classes the policy's file does not hold.
 _CLASSES = ("model_cls", "distribution_cls")
 
 
-def add_parser(commands: Any) -> argparse.ArgumentParser:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "export",
-        help="write the policy of a run as a model that needs only PyTorch and MLflow",
-        description="Write the policy of a run as an MLflow model that can be served where "
-        "Everstep is not installed.",
-    )
     parser.add_argument("run_dir", metavar="RUN_DIR", help="directory of the run")
     parser.add_argument("model_dir", metavar="MODEL_DIR", help="directory to write")
-    return parser
 
 
 def run(arguments: argparse.Namespace) -> int:

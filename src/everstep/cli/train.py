@@ -16,12 +16,18 @@ from typing import TYPE_CHECKING, Any
 
 from .._version import __version__
 from ..errors import ConfigError
-from ._arguments import add_overrides, non_negative, positive
+from ._arguments import add_number, add_overrides
 
 if TYPE_CHECKING:
     from ..policies import GenericPolicyBase
     from ..progress import ConsoleProgress
     from ..trainers import GenericTrainerBase
+
+HELP = "train a policy from a configuration file"
+DESCRIPTION = (
+    "Train a policy from a configuration file. Modules that the file names are also looked for in "
+    "the current directory."
+)
 
 #: Train steps if neither the file nor the command line sets a budget.
 _DEFAULT_MAX_STEPS = 100
@@ -40,22 +46,15 @@ class Terminated(KeyboardInterrupt):
     exit_code = 143
 
 
-def add_parser(commands: Any) -> argparse.ArgumentParser:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "train",
-        help="train a policy from a configuration file",
-        description="Train a policy from a configuration file. Modules that the file names are "
-        "also looked for in the current directory.",
-    )
     parser.set_defaults(default_max_steps=_DEFAULT_MAX_STEPS)
     parser.add_argument("-f", "--file", required=True, metavar="FILE", help="YAML or JSON file")
     add_overrides(parser, "gamma=0.99 env_kwargs.max_episode_steps=200")
-    parser.add_argument(
+    add_number(
+        parser,
         "--max-steps",
-        type=positive,
-        metavar="N",
-        help="stop after N train steps of num_envs x horizon env steps (default: "
+        "stop after N train steps of num_envs x horizon env steps (default: "
         f"{_DEFAULT_MAX_STEPS} if the file has neither total_env_steps nor stop)",
     )
     parser.add_argument(
@@ -64,17 +63,12 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     parser.add_argument(
         "--save", metavar="DIR", help="also save the policy, and an MLflow model of it, in DIR"
     )
-    parser.add_argument(
-        "--steps-per-eval", type=positive, metavar="N", help="evaluate every N train steps"
-    )
-    parser.add_argument(
-        "--seed", type=non_negative, metavar="N", help="seed of policy and environment"
-    )
+    add_number(parser, "--steps-per-eval", "evaluate every N train steps")
+    add_number(parser, "--seed", "seed of policy and environment", least=0)
     parser.add_argument(
         "--run-dir", metavar="DIR", help="directory of the run (default: a new one)"
     )
     parser.add_argument("--no-mlflow", action="store_true", help="do not track the run with MLflow")
-    return parser
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -90,8 +84,9 @@ def run(arguments: argparse.Namespace) -> int:
     from ..trainers import TrainConfig
 
     config = TrainConfig.from_file(arguments.file, _overrides(arguments))
-    if arguments.save is not None:
-        _check_free(Path(arguments.save) / "model")
+    if arguments.save is not None and (model := Path(arguments.save) / "model").exists():
+        message = f"{model} exists already: name another directory, or remove it"
+        raise ConfigError(f"--save {model.parent}: {message}")  # MLflow would, after the training
     run_arguments = config.run_arguments()
     max_steps = arguments.max_steps
     if max_steps is None and not (config.total_env_steps or config.stop):
@@ -116,13 +111,6 @@ def _overrides(arguments: argparse.Namespace) -> list[str]:
     return [*arguments.overrides, *given]
 
 
-def _check_free(model: Path) -> None:
-    if model.exists():  # MLflow would refuse it, after the training
-        raise ConfigError(
-            f"--save {model.parent}: {model} exists already: name another directory, or remove it"
-        )
-
-
 def _choose_threads(trainer: "GenericTrainerBase[Any]") -> None:
     """Use one thread for small networks on a CPU, unless the environment variable is set."""
     import torch
@@ -139,10 +127,8 @@ def _budget(
 ) -> int | None:
     """Env steps at which training stops at the latest, if that is known."""
     hparams = trainer.algorithm.hparams
-    budgets = [] if total_env_steps is None else [total_env_steps]
-    if max_steps is not None:
-        budgets.append(max_steps * hparams.num_envs * hparams.horizon)
-    return min(budgets, default=None)
+    rollouts = None if max_steps is None else max_steps * hparams.num_envs * hparams.horizon
+    return min((x for x in (total_env_steps, rollouts) if x is not None), default=None)
 
 
 def _train(

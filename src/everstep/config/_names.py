@@ -4,7 +4,6 @@ import difflib
 import importlib
 import pkgutil
 import sys
-from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
@@ -31,7 +30,8 @@ def import_name(name: str) -> Any:
         raise ConfigError(f"expected a dotted path such as my_package.envs.MyEnv; got {name!r}")
     found: Any = _import_module(first)
     if found is None:
-        near = difflib.get_close_matches(first, _top_level_modules(), n=1)
+        modules = {*sys.stdlib_module_names, *(m.name for m in pkgutil.iter_modules())}
+        near = difflib.get_close_matches(first, modules, n=1)
         hint = f"did you mean {near[0]}?" if near else "is it installed, or on sys.path?"
         raise ConfigError(f"no module named {first!r} ({hint})")
     reached = first
@@ -51,7 +51,8 @@ def _member(owner: Any, reached: str, part: str) -> Any:
     module = _import_module(f"{reached}.{part}") if hasattr(owner, "__path__") else None
     if module is None:
         kind = "module" if isinstance(owner, ModuleType) else "class"
-        hint = unknown_name("", part, _members(owner)).removeprefix("unknown ")
+        modules = [m.name for m in pkgutil.iter_modules(getattr(owner, "__path__", []))]
+        hint = unknown_name("", part, dir(owner) + modules).removeprefix("unknown ")
         raise ConfigError(f"the {kind} {reached!r} has no {part!r}{hint}")
     return module
 
@@ -68,13 +69,3 @@ def _import_module(name: str) -> ModuleType | None:
 
 def _failed(name: str, error: Exception) -> ConfigError:
     return ConfigError(f"importing {name!r} failed: {type(error).__name__}: {error}")
-
-
-def _members(owner: Any) -> Iterator[str]:
-    yield from dir(owner)
-    for module in pkgutil.iter_modules(getattr(owner, "__path__", [])):
-        yield module.name
-
-
-def _top_level_modules() -> set[str]:
-    return set(sys.stdlib_module_names).union(m.name for m in pkgutil.iter_modules())

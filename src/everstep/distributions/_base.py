@@ -86,18 +86,15 @@ class TorchDistributionWrapper(
 
     def entropy(self) -> torch.Tensor:
         """Entropy in nats, summed over the last dimension, `[B, 1]`."""
-        entropy: torch.Tensor = self.dist.entropy()
-        return entropy.sum(-1, keepdim=True)
+        return self.dist.entropy().sum(-1, keepdim=True)
 
     def logp(self, samples: torch.Tensor | TensorDict) -> torch.Tensor:
         """Log-probability of actions `[B, …]`, summed over the last dimension, `[B, 1]`."""
-        logp: torch.Tensor = self.dist.log_prob(samples)
-        return logp.sum(-1, keepdim=True)
+        return self.dist.log_prob(samples).sum(-1, keepdim=True)
 
     def sample(self) -> torch.Tensor:
         """Random actions `[B, …]`."""
-        sample: torch.Tensor = self.dist.sample()
-        return sample
+        return self.dist.sample()
 
 
 def known(model: Any, find_out: Callable[..., _Fact], *arguments: Any) -> _Fact:
@@ -118,8 +115,7 @@ def known(model: Any, find_out: Callable[..., _Fact], *arguments: Any) -> _Fact:
 
 def action_dtype(model: Any, default: torch.dtype) -> torch.dtype:
     """Dtype of the actions of `model`, or the default if the model has no action spec."""
-    dtype: torch.dtype = getattr(getattr(model, "action_spec", None), "dtype", default)
-    return dtype
+    return cast(torch.dtype, getattr(getattr(model, "action_spec", None), "dtype", default))
 
 
 def as_dtype(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

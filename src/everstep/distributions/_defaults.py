@@ -8,6 +8,14 @@ from ..specs import options
 from . import _continuous, _discrete
 from ._base import Distribution
 
+#: Distributions of discrete actions by the class of their spec; a subclass comes before its base.
+_DISCRETE: dict[type[TensorSpec], type[Distribution]] = {
+    MultiDiscrete: _discrete.MultiCategorical,
+    Binary: _discrete.Bernoulli,
+    Discrete: _discrete.Categorical,
+    OneHot: _discrete.OneHotCategorical,
+}
+
 
 def default_dist_cls(action_spec: TensorSpec, /) -> type[Distribution]:
     """Default distribution for an action spec.
@@ -16,14 +24,9 @@ def default_dist_cls(action_spec: TensorSpec, /) -> type[Distribution]:
         TypeError: If there is none.
 
     """
-    if isinstance(action_spec, MultiDiscrete):
-        return _discrete.MultiCategorical
-    if isinstance(action_spec, Binary):
-        return _discrete.Bernoulli
-    if isinstance(action_spec, Discrete):
-        return _discrete.Categorical
-    if isinstance(action_spec, OneHot):
-        return _discrete.OneHotCategorical
+    for spec_cls, distribution_cls in _DISCRETE.items():
+        if isinstance(action_spec, spec_cls):
+            return distribution_cls
     if isinstance(action_spec, Unbounded | Bounded) and action_spec.dtype.is_floating_point:
         return _continuous.Normal
     if options(action_spec):

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -200,5 +200,4 @@ def _padded(logits: torch.Tensor, counts: list[int]) -> torch.Tensor:
 
 def _lowest(spec: Bounded, device: torch.device) -> torch.Tensor:
     """Lower bounds `[D]` of an action's integers."""
-    low: torch.Tensor = spec.space.low
-    return low.flatten().to(device, torch.int64)
+    return cast(torch.Tensor, spec.space.low.flatten().to(device, torch.int64))

@@ -1,7 +1,6 @@
 """The logger protocol, a group of loggers that cannot fail, and the directory of a run."""
 
 import contextlib
-import itertools
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -95,17 +94,11 @@ def create_run_dir(root: str | Path, name: str) -> Path:
         raise ConfigError(f"`name` of a run must hold a letter or a digit; got {name!r}.")
     root = Path(root)
     root.mkdir(parents=True, exist_ok=True)
-    for number in itertools.count(_last_number(root, stem) + 1):
-        run_dir = root / f"{stem}-{number:04d}"
-        try:
-            run_dir.mkdir()  # fails if another process was faster
-        except FileExistsError:
-            continue
-        return run_dir
-    raise AssertionError("unreachable: there are always more numbers")
-
-
-def _last_number(root: Path, stem: str) -> int:
     pattern = re.compile(re.escape(stem) + r"-(\d{4,})")
-    found = (pattern.fullmatch(path.name) for path in root.iterdir())
-    return max((int(match[1]) for match in found if match), default=0)
+    while True:
+        matches = (pattern.fullmatch(path.name) for path in root.iterdir())
+        last = max((int(match[1]) for match in matches if match), default=0)
+        run_dir = root / f"{stem}-{last + 1:04d}"
+        with contextlib.suppress(FileExistsError):  # another process was faster
+            run_dir.mkdir()
+            return run_dir

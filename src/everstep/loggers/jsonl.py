@@ -7,6 +7,7 @@ epoch, then the statistics. JSON has no NaN and no infinities, so they are the s
 
 import json
 import math
+import mmap
 import os
 import time
 from collections.abc import Mapping
@@ -16,7 +17,6 @@ from typing import Any
 from ..errors import EverstepError
 from .base import RunStatus
 
-_RESERVED = ("step", "time")
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
@@ -53,11 +53,11 @@ class JsonlLogger:
             OSError: If the line could not be written; no part of it is left in the file.
 
         """
-        for name in _RESERVED:
-            if name in metrics:
-                raise ValueError(f"A statistic cannot be named `{name}`: the record uses the name.")
         record: dict[str, Any] = {"step": int(step), "time": time.time()}
-        record.update((name, _to_json(value)) for name, value in metrics.items())
+        for name, value in metrics.items():
+            if name in ("step", "time"):
+                raise ValueError(f"A statistic cannot be named `{name}`: the record uses the name.")
+            record[name] = _to_json(value)
         self._append(json.dumps(record, allow_nan=False).encode() + b"\n")
 
     def close(self, status: RunStatus = "FINISHED") -> None:
@@ -95,9 +95,7 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
 
 def _to_json(value: Any) -> float | int | str:
     number = value if isinstance(value, int | float) else float(value)
-    if math.isfinite(number):
-        return number
-    return "NaN" if math.isnan(number) else "Infinity" if number > 0 else "-Infinity"
+    return number if math.isfinite(number) else json.dumps(number)
 
 
 def _is_record(line: bytes) -> bool:
@@ -118,13 +116,7 @@ def _from_line(line: bytes, where: str) -> dict[str, Any]:
 
 
 def _drop_torn_line(descriptor: int) -> None:
-    content_end = end = os.fstat(descriptor).st_size
-    while content_end > 0:
-        start = max(content_end - 65536, 0)
-        os.lseek(descriptor, start, os.SEEK_SET)
-        newline = os.read(descriptor, content_end - start).rfind(b"\n")
-        content_end = start + newline + 1 if newline >= 0 else start
-        if newline >= 0:
-            break
-    if content_end < end:
-        os.ftruncate(descriptor, content_end)
+    if os.fstat(descriptor).st_size:  # an empty file cannot be mapped
+        with mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) as content:
+            end = content.rfind(b"\n") + 1
+        os.ftruncate(descriptor, end)

@@ -8,7 +8,7 @@ run. No function here contacts a store.
 import logging
 import os
 import threading
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 _log = logging.getLogger(__name__)
 
@@ -42,8 +42,7 @@ def callers_uri(mlflow: Any) -> None | str:
         if _our_uri is not None and mlflow.get_tracking_uri() == _our_uri:
             return _callers_uri
         if mlflow.is_tracking_uri_set() or os.environ.get("MLFLOW_EXPERIMENT_ID"):
-            uri: str = mlflow.get_tracking_uri()
-            return uri
+            return str(mlflow.get_tracking_uri())
     return None
 
 
@@ -76,11 +75,10 @@ def _active_runs() -> None | list[Any]:
     from mlflow.tracking import fluent
 
     try:
-        stack: list[Any] = fluent._active_run_stack.get()
+        return cast(list[Any], fluent._active_run_stack.get())
     except AttributeError:  # not public: a future MLflow may keep its runs elsewhere
         _log.debug("This MLflow keeps its active runs elsewhere.", exc_info=True)
         return None
-    return stack
 
 
 def _point_at(mlflow: Any, uri: None | str) -> None:

@@ -66,11 +66,12 @@ class Delivery:
         self.settled = threading.Event()
         self._mlflow = mlflow
         self._client: Any = None
+        self._run_id = ""
         self._target = target
         self._run_name = run_name
         self._record = record
         self._lock = threading.Lock()
-        self._points: deque[Point] = deque()
+        self._points: deque[Point] = deque(maxlen=queue_size)
         self._queue_size = queue_size
         self._in_flight: list[Point] = []
         self._params: dict[str, str] = {}
@@ -93,10 +94,8 @@ class Delivery:
     def put_points(self, points: list[Point]) -> None:
         """Queue points without waiting for the store."""
         with self._lock:
-            self._points.extend(points)
-            while len(self._points) > self._queue_size:
-                self._points.popleft()
-                self.lost += 1
+            self.lost += max(0, len(self._points) + len(points) - self._queue_size)
+            self._points.extend(points)  # drops the oldest
 
     def put_params(self, params: dict[str, str]) -> None:
         """Queue parameters without waiting for the store."""
@@ -185,16 +184,10 @@ class Delivery:
             client = self._mlflow.MlflowClient(tracking_uri=self._target.uri)
             run = store.open_run(client, self._target, self._run_name)
         self._known_params = dict(run.data.params)
-        self.run = run
+        self.run, self._run_id = run, run.info.run_id
         self._client = client
         self._progress += 1
         self._outage = False
-
-    @property
-    def _run_id(self) -> str:
-        assert self.run is not None
-        run_id: str = self.run.info.run_id
-        return run_id
 
     def _send_params(self) -> None:
         """Send new parameters; MLflow keeps the first value of each, and refuses another."""
@@ -241,32 +234,23 @@ class Delivery:
         return True
 
 
-class _NotOurThread(logging.Filter):
-    """Rejects log records of libraries from the thread that created the filter."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._thread = threading.get_ident()
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        library = record.name.partition(".")[0]  # a handler may be shared with other loggers
-        return record.thread != self._thread or library not in ("mlflow", "alembic", "urllib3")
-
-
 @contextlib.contextmanager
 def _quiet_thread() -> Iterator[None]:
     """Suppress log messages of MLflow, Alembic and urllib3 from this thread.
 
     They report created tables and repeated requests; failures come back as exceptions.
     """
-    ours = _NotOurThread()
+    thread = threading.get_ident()
+
+    def passes(record: logging.LogRecord) -> bool:
+        library = record.name.partition(".")[0]  # a handler may be shared with other loggers
+        return record.thread != thread or library not in ("mlflow", "alembic", "urllib3")
+
     places: list[logging.Handler | logging.Logger] = [logging.getLogger("urllib3.connectionpool")]
     for name in ("mlflow", "alembic"):
         places += logging.getLogger(name).handlers
-    for place in places:
-        place.addFilter(ours)
-    try:
-        yield
-    finally:
+    with contextlib.ExitStack() as stack:
         for place in places:
-            place.removeFilter(ours)
+            place.addFilter(passes)
+            stack.callback(place.removeFilter, passes)
+        yield

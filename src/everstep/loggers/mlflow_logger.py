@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from . import mlflow_ambient as ambient
 from . import mlflow_store as store
@@ -63,8 +63,7 @@ class MlflowLogger:
     ) -> None:
         self._delivery: None | Delivery = None
         self._closed = False
-        self._patience = patience
-        self._limit = limit
+        self._patience, self._limit = patience, limit
         try:
             import mlflow
         except Exception as error:  # a broken dependency of MLflow raises anything
@@ -111,8 +110,7 @@ class MlflowLogger:
         if self._delivery is None:
             return None
         run = self._delivery.run
-        value: None | str = getattr(self._target if run is None else run.info, name)
-        return value
+        return cast(None | str, getattr(self._target if run is None else run.info, name))
 
     @property
     def undelivered(self) -> int:
@@ -138,12 +136,8 @@ class MlflowLogger:
         if self._delivery is None or self._closed:
             return
         now = int(time.time() * 1000)
-        self._delivery.put_points(
-            [
-                Point(store.accepted_name(name), float(value), now, int(step))
-                for name, value in metrics.items()
-            ]
-        )
+        named = ((store.accepted_name(name), float(value)) for name, value in metrics.items())
+        self._delivery.put_points([Point(name, value, now, int(step)) for name, value in named])
 
     def close(self, status: RunStatus = "FINISHED") -> None:
         """Deliver waiting points, within the time allowed, and end the run if it is ours.
@@ -154,22 +148,19 @@ class MlflowLogger:
             return
         self._closed = True
         atexit.unregister(self._close_at_exit)
-        ours = self._target.run_id is None and self._leave()
+        ours = self._target.run_id is None
+        if ours and self.run_id is not None:  # a run that the caller has ended keeps its status
+            ours = ambient.leave(self._mlflow, self.run_id)
         self._delivery.close(status if ours else None, patience=self._patience, limit=self._limit)
 
     def _await_run(self, wait: None | float) -> None:
         assert self._delivery is not None
-        seconds = (
-            wait if wait is not None else _REMOTE_WAIT if self._target.is_remote else _LOCAL_WAIT
-        )
+        default = _REMOTE_WAIT if self._target.is_remote else _LOCAL_WAIT
+        seconds = default if wait is None else wait
         if not self._delivery.settled.wait(seconds):
             self._delivery.warn(f"has not answered within {seconds:g} s")
         if self._delivery.run is not None:
             ambient.enter(self._mlflow, self._delivery.run, self._target.uri)
-
-    def _leave(self) -> bool:
-        """False if the caller has ended our run already, which then keeps the caller's status."""
-        return self.run_id is None or ambient.leave(self._mlflow, self.run_id)
 
     def _close_at_exit(self) -> None:
         failed = getattr(sys, "last_value", None) is not None  # set for an uncaught exception

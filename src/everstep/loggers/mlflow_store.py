@@ -97,11 +97,9 @@ def _find_experiment(client: Any, target: Target) -> str:
     for number in range(2, 1000):
         experiment = client.get_experiment_by_name(name)
         if experiment is None:
-            created: str = client.create_experiment(name, artifact_location=target.artifacts)
-            return created
+            return str(client.create_experiment(name, artifact_location=target.artifacts))
         if experiment.lifecycle_stage == "active":
-            found: str = experiment.experiment_id
-            return found
+            return str(experiment.experiment_id)
         deleted, name = name, f"{target.experiment_name}-{number}"
         _log.warning(
             "The MLflow experiment `%s` was deleted, so the run goes to `%s`. "
@@ -166,8 +164,7 @@ def flat_params(params: Mapping[str, Any]) -> dict[str, str]:
     flat: dict[str, str] = {}
     for name, value in params.items():
         if isinstance(value, Mapping) and value:
-            inner = flat_params({f"{name}.{key}": item for key, item in value.items()})
-            flat.update(inner)
+            flat |= flat_params({f"{name}.{key}": item for key, item in value.items()})
         else:
             flat[accepted_name(str(name))] = _param_text(value)
     return flat

@@ -10,6 +10,8 @@ from typing_extensions import Self
 
 from ..data import Device
 
+ObservationSpec = TypeVar("ObservationSpec", bound=TensorSpec)
+ActionSpec = TypeVar("ActionSpec", bound=TensorSpec)
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
@@ -57,3 +59,18 @@ class GenericModelBase(nn.Module, Generic[_P, _T]):
     @abstractmethod
     def value_function(self) -> torch.Tensor:
         """Values `[B, K]` of the observations of the last `forward`."""
+
+
+class TypedSpecs(nn.Module, Generic[ObservationSpec, ActionSpec]):
+    """Mixin of models that gives their specs types."""
+
+    #: Spec of one action.
+    action_spec: ActionSpec
+
+    #: Spec of one observation.
+    observation_spec: ObservationSpec
+
+    def __init__(
+        self, observation_spec: ObservationSpec, action_spec: ActionSpec, /, **config: Any
+    ) -> None:
+        super().__init__(observation_spec, action_spec, **config)

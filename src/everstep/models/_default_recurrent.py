@@ -1,7 +1,7 @@
 """Default recurrent models: an encoder of the observation, then an LSTM."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import cast
 
 import torch
 from tensordict import TensorDict
@@ -11,15 +11,13 @@ from torchrl.data import Composite, TensorSpec, Unbounded
 from ..data import DataKeys
 from ..nn import Head
 from ._defaults import (
-    Gaussian,
+    ContinuousActions,
+    DiscreteActions,
     KeepsValues,
-    Logits,
     Outputs,
+    choose_default,
     has_mask,
     initialize,
-    is_continuous,
-    is_discrete,
-    no_default,
 )
 from ._encoders import ACTION_MASK, ObservationEncoder, encoder_of
 from ._recurrent import RecurrentModel
@@ -34,11 +32,8 @@ def default_recurrent_model_cls(
         TypeError: If there is none.
 
     """
-    if is_discrete(action_spec):
-        return DefaultDiscreteRecurrentModel
-    if is_continuous(action_spec):
-        return DefaultContinuousRecurrentModel
-    raise TypeError(no_default(action_spec))
+    kinds = DefaultDiscreteRecurrentModel, DefaultContinuousRecurrentModel
+    return choose_default(action_spec, *kinds)
 
 
 class DefaultRecurrentModel(KeepsValues, RecurrentModel):
@@ -115,21 +110,17 @@ class DefaultRecurrentModel(KeepsValues, RecurrentModel):
         """Features `[B·T, …]` for the action distribution, and the next states `[B, …]`."""
         self.forget_values()
         obs = batch[DataKeys.OBS]
-        before = (
-            states[DataKeys.HIDDEN_STATES][:, 0].transpose(0, 1).contiguous(),
-            states[DataKeys.CELL_STATES][:, 0].transpose(0, 1).contiguous(),
-        )
-        latents, (hidden, cell) = self.lstm(self._encode(obs), before)
+        keys = (DataKeys.HIDDEN_STATES, DataKeys.CELL_STATES)
+        before = tuple(states[key][:, 0].transpose(0, 1).contiguous() for key in keys)
+        latents, after = self.lstm(self._encode(obs), before)
         latents = latents.flatten(0, 1)
         self._values = self.vf_model(latents)
         features: dict[str, torch.Tensor] = self.outputs(self.policy(latents))
         if self.has_mask:
             features[ACTION_MASK] = obs[ACTION_MASK].flatten(0, 1)
         dtype = self.vf_model.weight.dtype  # under autocast states are in half precision
-        return features, {
-            DataKeys.HIDDEN_STATES: hidden.transpose(0, 1).to(dtype),
-            DataKeys.CELL_STATES: cell.transpose(0, 1).to(dtype),
-        }
+        after = (state.transpose(0, 1).to(dtype) for state in after)
+        return features, dict(zip(keys, after, strict=True))
 
     def _encode(self, obs: torch.Tensor | TensorDict) -> torch.Tensor:
         """Vectors `[B, T, D]` of observations `[B, T, …]`."""
@@ -138,11 +129,10 @@ class DefaultRecurrentModel(KeepsValues, RecurrentModel):
             assert isinstance(obs, torch.Tensor)
             return obs.flatten(2).to(dtype)
         rows = self.encoder(obs.flatten(0, 1)).to(dtype)
-        vectors: torch.Tensor = rows.unflatten(0, (-1, obs.shape[1]))
-        return vectors
+        return cast(torch.Tensor, rows.unflatten(0, (-1, obs.shape[1])))
 
 
-class DefaultDiscreteRecurrentModel(DefaultRecurrentModel):
+class DefaultDiscreteRecurrentModel(DiscreteActions, DefaultRecurrentModel):
     """Default recurrent model for discrete actions; see `DefaultDiscreteModel`.
 
     Args:
@@ -152,13 +142,8 @@ class DefaultDiscreteRecurrentModel(DefaultRecurrentModel):
 
     """
 
-    def __init__(
-        self, observation_spec: TensorSpec, action_spec: TensorSpec, /, **config: Any
-    ) -> None:
-        super().__init__(observation_spec, action_spec, outputs=Logits(action_spec), **config)
 
-
-class DefaultContinuousRecurrentModel(DefaultRecurrentModel):
+class DefaultContinuousRecurrentModel(ContinuousActions, DefaultRecurrentModel):
     """Default recurrent model for continuous actions; see `DefaultContinuousModel`.
 
     Args:
@@ -169,16 +154,3 @@ class DefaultContinuousRecurrentModel(DefaultRecurrentModel):
         **config: See `DefaultRecurrentModel`.
 
     """
-
-    def __init__(
-        self,
-        observation_spec: TensorSpec,
-        action_spec: TensorSpec,
-        /,
-        *,
-        log_std_init: float = 0.0,
-        state_dependent_std: bool = False,
-        **config: Any,
-    ) -> None:
-        std = Gaussian(action_spec, log_std_init, state_dependent_std=state_dependent_std)
-        super().__init__(observation_spec, action_spec, outputs=std, **config)

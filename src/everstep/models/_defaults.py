@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from tensordict import TensorDict
@@ -12,8 +12,11 @@ from torchrl.data import Binary, Bounded, Categorical, MultiCategorical, TensorS
 from ..data import DataKeys
 from ..nn import MLP, Head, get_activation
 from ..specs import leaf_specs, options
+from ._base import GenericModelBase
 from ._encoders import ACTION_MASK, ObservationEncoder, encoder_of, image_layout
 from ._feedforward import Model
+
+_Cls = TypeVar("_Cls", bound=type[GenericModelBase[..., Any]])
 
 
 class KeepsValues(nn.Module):
@@ -119,11 +122,9 @@ class Gaussian(Outputs):
         super().__init__(action_spec, action_spec.shape.numel())
         log_std_init = float(log_std_init)  # files write 0 and -1
         self.config = {"log_std_init": log_std_init, "state_dependent_std": state_dependent_std}
-        if state_dependent_std:
-            self.register_parameter("log_std", None)
-            self.are_views = False
-        else:
-            self.log_std = nn.Parameter(torch.full(action_spec.shape, log_std_init))
+        log_std = nn.Parameter(torch.full(action_spec.shape, log_std_init))
+        self.register_parameter("log_std", None if state_dependent_std else log_std)
+        self.are_views = not state_dependent_std
 
     def prepare(self, network: nn.Sequential) -> None:
         """Widen the last layer if it gives standard deviations, too."""
@@ -149,16 +150,6 @@ class Gaussian(Outputs):
         return {"mean": mean, "log_std": self.log_std.expand_as(mean)}
 
 
-def is_discrete(action_spec: TensorSpec) -> bool:
-    """Whether actions are choices among options."""
-    return bool(options(action_spec))
-
-
-def is_continuous(action_spec: TensorSpec) -> bool:
-    """Whether actions are numbers."""
-    return isinstance(action_spec, Unbounded | Bounded) and action_spec.dtype.is_floating_point
-
-
 def default_model_cls(observation_spec: TensorSpec, action_spec: TensorSpec, /) -> type[Model]:
     """Default model for the specs.
 
@@ -166,16 +157,16 @@ def default_model_cls(observation_spec: TensorSpec, action_spec: TensorSpec, /) 
         TypeError: If there is none.
 
     """
-    if is_discrete(action_spec):
-        return DefaultDiscreteModel
-    if is_continuous(action_spec):
-        return DefaultContinuousModel
-    raise TypeError(no_default(action_spec))
+    return choose_default(action_spec, DefaultDiscreteModel, DefaultContinuousModel)
 
 
-def no_default(action_spec: TensorSpec) -> str:
-    """Error message for actions without a default model."""
-    return (
+def choose_default(action_spec: TensorSpec, discrete: _Cls, continuous: _Cls) -> _Cls:
+    """The model class for actions that are choices, or the one for numbers."""
+    if options(action_spec):
+        return discrete
+    if isinstance(action_spec, Unbounded | Bounded) and action_spec.dtype.is_floating_point:
+        return continuous
+    raise TypeError(
         f"There is no default model for actions of {type(action_spec).__name__} "
         f"{list(action_spec.shape)} ({action_spec.dtype}): set `model_cls`."
     )
@@ -265,16 +256,8 @@ class DefaultModel(KeepsValues, Model):
         return features
 
 
-class DefaultDiscreteModel(DefaultModel):
-    """Default model for discrete actions: `logits` `[B, …, n]` of `Categorical` actions, `[B, …]`
-    of `Binary` ones, and `[B, Σ n]` of others: `MultiCategorical`, one-hot, `Bounded` integers.
-
-    Args:
-        observation_spec: Spec of one observation, any shape and dtype.
-        action_spec: Spec of one action.
-        **config: See `DefaultModel`.
-
-    """
+class DiscreteActions(nn.Module):
+    """Mixin of default models that gives them the outputs of discrete actions."""
 
     def __init__(
         self, observation_spec: TensorSpec, action_spec: TensorSpec, /, **config: Any
@@ -282,20 +265,8 @@ class DefaultDiscreteModel(DefaultModel):
         super().__init__(observation_spec, action_spec, outputs=Logits(action_spec), **config)
 
 
-class DefaultContinuousModel(DefaultModel):
-    """Default model for continuous actions: `mean` and `log_std`, `[B, …]`.
-
-    The standard deviation is a parameter of its own, independent of the observation; with
-    `state_dependent_std` the policy's network gives it.
-
-    Args:
-        observation_spec: Spec of one observation, any shape and dtype.
-        action_spec: Spec of one action.
-        log_std_init: Natural logarithm of the initial standard deviation.
-        state_dependent_std: Whether the standard deviation depends on the observation.
-        **config: See `DefaultModel`.
-
-    """
+class ContinuousActions(nn.Module):
+    """Mixin of default models that gives them the outputs of continuous actions."""
 
     def __init__(
         self,
@@ -309,6 +280,34 @@ class DefaultContinuousModel(DefaultModel):
     ) -> None:
         outputs = Gaussian(action_spec, log_std_init, state_dependent_std=state_dependent_std)
         super().__init__(observation_spec, action_spec, outputs=outputs, **config)
+
+
+class DefaultDiscreteModel(DiscreteActions, DefaultModel):
+    """Default model for discrete actions: `logits` `[B, …, n]` of `Categorical` actions, `[B, …]`
+    of `Binary` ones, and `[B, Σ n]` of others: `MultiCategorical`, one-hot, `Bounded` integers.
+
+    Args:
+        observation_spec: Spec of one observation, any shape and dtype.
+        action_spec: Spec of one action.
+        **config: See `DefaultModel`.
+
+    """
+
+
+class DefaultContinuousModel(ContinuousActions, DefaultModel):
+    """Default model for continuous actions: `mean` and `log_std`, `[B, …]`.
+
+    The standard deviation is a parameter of its own, independent of the observation; with
+    `state_dependent_std` the policy's network gives it.
+
+    Args:
+        observation_spec: Spec of one observation, any shape and dtype.
+        action_spec: Spec of one action.
+        log_std_init: Natural logarithm of the initial standard deviation.
+        state_dependent_std: Whether the standard deviation depends on the observation.
+        **config: See `DefaultModel`.
+
+    """
 
 
 def has_mask(observation_spec: TensorSpec, action_spec: TensorSpec, outputs: Outputs) -> bool:

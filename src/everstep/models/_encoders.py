@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import reduce
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, cast
 
 import torch
@@ -186,9 +186,7 @@ def _convolutions(layout: Layout) -> nn.Sequential:
         kernels, strides, padding = ((3, 3, 3), (1, 2, 2), 1)
     channels = (layout.channels, 32, 64, 64)
     layers: list[nn.Module] = []
-    for before, after, kernel, stride in zip(
-        channels, channels[1:], kernels, strides, strict=False
-    ):
+    for (before, after), kernel, stride in zip(pairwise(channels), kernels, strides, strict=True):
         layers += [nn.Conv2d(before, after, kernel, stride, padding), nn.ReLU()]
     return nn.Sequential(*layers, nn.Flatten())
 

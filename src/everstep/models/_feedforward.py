@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 from tensordict import TensorDict
@@ -10,10 +10,7 @@ from torchrl.data import TensorSpec
 
 from ..data import DataKeys
 from ..views import ViewKind, ViewRequirement
-from ._base import GenericModelBase
-
-_ObservationSpec = TypeVar("_ObservationSpec", bound=TensorSpec)
-_ActionSpec = TypeVar("_ActionSpec", bound=TensorSpec)
+from ._base import ActionSpec, GenericModelBase, ObservationSpec, TypedSpecs
 
 
 class Model(GenericModelBase[[TensorDict], TensorDict | Mapping[str, torch.Tensor]]):
@@ -110,16 +107,5 @@ class ModelFactory(Protocol):
         ...
 
 
-class GenericModel(Model, Generic[_ObservationSpec, _ActionSpec]):
+class GenericModel(TypedSpecs[ObservationSpec, ActionSpec], Model):
     """`Model` with typed specs."""
-
-    #: Spec of one action.
-    action_spec: _ActionSpec
-
-    #: Spec of one observation.
-    observation_spec: _ObservationSpec
-
-    def __init__(
-        self, observation_spec: _ObservationSpec, action_spec: _ActionSpec, /, **config: Any
-    ) -> None:
-        super().__init__(observation_spec, action_spec, **config)

@@ -1,6 +1,7 @@
 """A network from whole observations to numbers, for critics and bonuses."""
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import nn
@@ -50,7 +51,5 @@ class ObservationNetwork(nn.Module):
 
     def forward(self, leaves: Leaves) -> torch.Tensor:
         """Numbers `[B, outputs]`."""
-        obs = self._structure.unflatten(leaves, [len(leaves[0])])
-        x = self.encoder(obs)
-        found: torch.Tensor = self.layers(x.to(self.layers[-1].weight.dtype))
-        return found
+        x = self.encoder(self._structure.unflatten(leaves, [len(leaves[0])]))
+        return cast(torch.Tensor, self.layers(x.to(self.layers[-1].weight.dtype)))

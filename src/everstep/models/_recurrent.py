@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 import torch
 from tensordict import TensorDict
@@ -10,11 +10,7 @@ from torchrl.data import Composite, TensorSpec
 from typing_extensions import Self
 
 from ..data import Device
-from ._base import GenericModelBase
-
-_ObservationSpec = TypeVar("_ObservationSpec", bound=TensorSpec)
-_ActionSpec = TypeVar("_ActionSpec", bound=TensorSpec)
-
+from ._base import ActionSpec, GenericModelBase, ObservationSpec, TypedSpecs
 
 _Tensors: TypeAlias = TensorDict | Mapping[str, torch.Tensor]
 
@@ -72,16 +68,5 @@ class RecurrentModelFactory(Protocol):
         ...
 
 
-class GenericRecurrentModel(RecurrentModel, Generic[_ObservationSpec, _ActionSpec]):
+class GenericRecurrentModel(TypedSpecs[ObservationSpec, ActionSpec], RecurrentModel):
     """`RecurrentModel` with typed specs."""
-
-    #: Spec of one action.
-    action_spec: _ActionSpec
-
-    #: Spec of one observation.
-    observation_spec: _ObservationSpec
-
-    def __init__(
-        self, observation_spec: _ObservationSpec, action_spec: _ActionSpec, /, **config: Any
-    ) -> None:
-        super().__init__(observation_spec, action_spec, **config)

@@ -4,6 +4,7 @@ Masks of the functions (`mask=`) mark elements that count: True or 1. Masks of a
 (`key_padding_mask=`, `attention_mask=`) mark excluded elements, as PyTorch's do: True, or −inf.
 """
 
+from . import modules
 from .functional import (
     binary_mask_to_float_mask,
     float_mask_to_binary_mask,
@@ -16,41 +17,12 @@ from .functional import (
     ppo_losses,
     skip_connection,
 )
-from .modules import (
-    ACTIVATIONS,
-    MLP,
-    CrossAttention,
-    Head,
-    Module,
-    PerceiverIOLayer,
-    PerceiverLayer,
-    PointerNetwork,
-    PositionalEmbedding,
-    SelfAttention,
-    SelfAttentionStack,
-    SequentialSkipConnection,
-    SquaredReLU,
-    get_activation,
-)
+from .modules import *  # noqa: F403  as `modules.__all__` lists them
 
 __all__ = [
-    "ACTIVATIONS",
-    "MLP",
-    "CrossAttention",
-    "Head",
-    "Module",
-    "PerceiverIOLayer",
-    "PerceiverLayer",
-    "PointerNetwork",
-    "PositionalEmbedding",
-    "SelfAttention",
-    "SelfAttentionStack",
-    "SequentialSkipConnection",
-    "SquaredReLU",
     "binary_mask_to_float_mask",
     "float_mask_to_binary_mask",
     "generalized_advantage_estimate",
-    "get_activation",
     "mask_from_lengths",
     "masked_avg",
     "masked_categorical_sample",
@@ -59,3 +31,4 @@ __all__ = [
     "ppo_losses",
     "skip_connection",
 ]
+__all__ += modules.__all__

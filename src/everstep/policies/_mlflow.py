@@ -6,7 +6,7 @@ policy is read from its own file, which is not a pickle.
 
 import warnings
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -99,10 +99,9 @@ class MLflowPolicyModel(ServedPolicy):
         """
         obs = _observations(self.policy, model_input)
         rows, ages = _rows(obs, self.policy.history)
+        states = (ages,) if self.policy.memory.paths else ()
         with torch.no_grad():
-            sample = self.policy.act(
-                rows, (ages,) if self.policy.memory.paths else (), deterministic=True
-            )
+            sample = self.policy.act(rows, states, deterministic=True)
         actions = _columns(DataKeys.ACTIONS, self.policy._action.paths, sample.actions)
         return _frame({**actions, DataKeys.LOGP: sample.logp, DataKeys.VALUES: sample.values})
 
@@ -183,12 +182,10 @@ def _observations(policy: PolicyCore[Any], model_input: Any) -> Leaves:
         raise ValueError(
             f"The input must be a mapping with observations [B, T, …] under 'obs'; got {found}."
         )
-    structure = policy._observation
+    obs = model_input[DataKeys.OBS]
     leaves = tuple(
-        _tensor(_at(model_input[DataKeys.OBS], path), ("obs", *path), shape, dtype, policy.device)
-        for path, shape, dtype in zip(
-            structure.paths, structure.shapes, structure.dtypes, strict=True
-        )
+        _tensor(_at(obs, path), ("obs", *path), shape, dtype, policy.device)
+        for path, shape, dtype in policy._observation.leaves()
     )
     if len({leaf.shape[:2] for leaf in leaves}) > 1:
         sizes = ", ".join(str(list(leaf.shape[:2])) for leaf in leaves)
@@ -199,8 +196,7 @@ def _observations(policy: PolicyCore[Any], model_input: Any) -> Leaves:
 def _states(policy: PolicyCore[Any], given: Any, count: int) -> Leaves:
     """Leaves `[B, 1, …]` of states given as `[B, 1, …]`, as `[B, …]`, or as a DataFrame."""
     leaves = []
-    memory = policy.memory
-    for path, shape, dtype in zip(memory.paths, memory.shapes, memory.dtypes, strict=True):
+    for path, shape, dtype in policy.memory.leaves():
         value = given[".".join(path)] if isinstance(given, pd.DataFrame) else _at(given, path)
         array = np.asarray(value.tolist() if isinstance(value, pd.Series) else value)
         if array.ndim == 1 + len(shape):
@@ -268,5 +264,4 @@ def _name(path: Path) -> str:
 
 
 def _frame(columns: Mapping[str, torch.Tensor]) -> pd.DataFrame:
-    frame: pd.DataFrame = pd.DataFrame({name: leaf.tolist() for name, leaf in columns.items()})
-    return frame
+    return cast(pd.DataFrame, pd.DataFrame({k: leaf.tolist() for k, leaf in columns.items()}))

@@ -70,8 +70,8 @@ class RecurrentPolicy(GenericPolicyBase[RecurrentModel]):
         """The distribution now over each row's actions, and its values `[B·L, K]`."""
         if minibatch.first is None or minibatch.first.shape[1] == 1:
             features, values, _ = self._forward(minibatch.obs, minibatch.states)
-            return self._distribution(features), values
-        features, values = self._step_through(minibatch.obs, minibatch.states, minibatch.first)
+        else:
+            features, values = self._step_through(minibatch.obs, minibatch.states, minibatch.first)
         return self._distribution(features), values
 
     def _step_through(

@@ -118,10 +118,9 @@ class RecurrentModule(PolicyModule):
         """The TorchRL transform that declares the module's states to an environment."""
         from torchrl.envs import TensorDictPrimer  # slow: imports TorchRL's environments
 
-        stored = self._stored
         specs = {
             path: Unbounded(shape, dtype=dtype, device=self.policy.device)
-            for path, shape, dtype in zip(stored.paths, stored.shapes, stored.dtypes, strict=True)
+            for path, shape, dtype in self._stored.leaves()
         }
         return TensorDictPrimer(specs, expand_specs=True)
 

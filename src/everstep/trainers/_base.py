@@ -84,10 +84,13 @@ class GenericTrainerBase(Generic[_Algorithm]):
         self.state = {"algorithm/collects": 0, "algorithm/steps": 0, "env/steps": 0}
         record = record or {}
         name = run_name or str(record.get("env_cls") or algorithm.params["env_cls"])
-        self.run_dir = _make_run_dir(run_dir, name)
+        if run_dir == "auto":
+            run_dir = create_run_dir(RUNS, name)
+        self.run_dir = None if run_dir is None else Path(run_dir)
         self.mlflow = None
         sinks = list(loggers)
         if self.run_dir is not None:
+            self.run_dir.mkdir(parents=True, exist_ok=True)
             self._write_config(self.run_dir, record)
             metrics = self.run_dir / "metrics.jsonl"
             written = JsonlLogger(metrics)
@@ -110,7 +113,10 @@ class GenericTrainerBase(Generic[_Algorithm]):
         resolved = dict(self.algorithm.hparams)
         if resolved.pop("model") is not None:
             resolved["model"] = dotted_name(model)
-        (run_dir / "config.yaml").write_text(dump({**resolved, **record}), encoding="utf-8")
+        reason = self.algorithm.general_way
+        fused = "yes" if reason is None else f"no: {' '.join(reason.split())}"
+        text = f"# fused training on a CPU: {fused}\n{dump({**resolved, **record})}"
+        (run_dir / "config.yaml").write_text(text, encoding="utf-8")
 
     def __enter__(self) -> Self:
         return self
@@ -367,16 +373,6 @@ def check_evaluations(
             f"({every}) if `eval` shares the environment with training; got {steps_per_eval}. "
             "Change one of them, or give the trainer an `eval_env`."
         )
-
-
-def _make_run_dir(run_dir: None | str | os.PathLike[str], name: str) -> None | Path:
-    if run_dir is None:
-        return None
-    if run_dir == "auto":
-        return create_run_dir(RUNS, name)
-    path = Path(run_dir)
-    path.mkdir(parents=True, exist_ok=True)
-    return path
 
 
 _NEEDS_EVAL_ENV = (

@@ -3,7 +3,7 @@
 import importlib
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -50,10 +50,8 @@ def resolve_names(
             _resolve_bonus(entry if isinstance(entry, dict) else {})
         except ConfigError as error:
             problems.append(Problem(("bonuses", i), str(error)))
-    if values.get("model") is not None:
-        message = (
-            f"a file cannot hold a model; name its class in model_cls. Got {values['model']!r}"
-        )
+    if (model := values.get("model")) is not None:
+        message = f"a file cannot hold a model; name its class in model_cls. Got {model!r}"
         problems.append(Problem(("model",), message))
     return resolved, problems
 
@@ -107,26 +105,22 @@ def sentence_problem(sentence: str) -> Problem:
     return Problem((name[1],), rest)
 
 
-def env_problems(env_cls: Any, env_kwargs: Mapping[str, Any]) -> list[Problem]:
+def env_problems(env_cls: Any, env_kwargs: Mapping[str, Any]) -> Iterator[Problem]:
     """Problems of `env_cls` and `env_kwargs`."""
     expected = (
         f"expected an environment class, a factory, an environment, or a spec such as {_SPEC}"
     )
-    message = None
     if env_cls is None:
-        message = f"required, and missing; {expected}"
+        yield Problem(("env_cls",), f"required, and missing; {expected}")
     elif isinstance(env_cls, str):
-        message = _spec_problem(env_cls, env_kwargs)
+        yield from _spec_problems(env_cls, env_kwargs)
     elif is_made(env_cls):
-        return _made_problems(env_cls, env_kwargs)
+        yield from _made_problems(env_cls, env_kwargs)
     elif not callable(env_cls):
-        message = f"{expected}; got {env_cls!r}"
+        yield Problem(("env_cls",), f"{expected}; got {env_cls!r}")
     else:
         problems = option_problems("env_kwargs", env_cls, env_kwargs)
-        if problems:
-            return problems
-        message = _factory_problem(env_cls, env_kwargs)
-    return [] if message is None else [Problem(("env_cls",), message)]
+        yield from problems or _factory_problems(env_cls, env_kwargs)
 
 
 def is_made(env_cls: Any) -> bool:
@@ -134,52 +128,45 @@ def is_made(env_cls: Any) -> bool:
     return hasattr(env_cls, "step") and not isinstance(env_cls, type)
 
 
-def _spec_problem(spec: str, env_kwargs: Mapping[str, Any]) -> None | str:
+def _spec_problems(spec: str, env_kwargs: Mapping[str, Any]) -> Iterator[Problem]:
     if ":" not in spec:
-        return (
-            f"a name in Python code; import the class, or write a spec such as {_SPEC}. "
-            f"Got {spec!r}"
-        )
+        wrong = f"a name in Python code; import the class, or write a spec such as {_SPEC}"
+        yield Problem(("env_cls",), f"{wrong}. Got {spec!r}")
+        return
     try:
         factory(spec, **env_kwargs)
     except AdapterError as error:
-        return str(error).removesuffix(".")
-    return None
+        yield Problem(("env_cls",), str(error).removesuffix("."))
 
 
-def _made_problems(env: Any, env_kwargs: Mapping[str, Any]) -> list[Problem]:
-    problems = []
+def _made_problems(env: Any, env_kwargs: Mapping[str, Any]) -> Iterator[Problem]:
     if not (hasattr(env, "observation_spec") and hasattr(env, "action_spec")):
         message = f"{type(env).__name__} is no Everstep environment; wrap it with `everstep.wrap`"
-        problems.append(Problem(("env_cls",), message))
+        yield Problem(("env_cls",), message)
     if env_kwargs:
         message = "the environment exists already; give them to its constructor instead"
-        problems.append(Problem(("env_kwargs",), message))
-    return problems
+        yield Problem(("env_kwargs",), message)
 
 
-def _factory_problem(env_cls: Callable[..., Any], env_kwargs: Mapping[str, Any]) -> None | str:
+def _factory_problems(
+    env_cls: Callable[..., Any], env_kwargs: Mapping[str, Any]
+) -> Iterator[Problem]:
     try:
-        signature = _signature(env_cls)
-        if signature is not None:
-            signature.bind(1, None, device="cpu", **env_kwargs)
+        _signature(env_cls).bind(1, None, device="cpu", **env_kwargs)
     except TypeError as error:
         name = getattr(env_cls, "__name__", repr(env_cls))
-        return (
+        message = (
             f"{name} must take (num_envs, horizon, *, device): {error}. "
             f"Environments of other libraries are written as specs such as {_SPEC}"
         )
-    return None
+        yield Problem(("env_cls",), message)
 
 
 def option_problems(
     key: str, function: Callable[..., Any], options: Mapping[str, Any]
 ) -> list[Problem]:
     """A problem for every option under `key` that `function` has no parameter for."""
-    signature = _signature(function)
-    if signature is None:
-        return []
-    parameters = signature.parameters.values()
+    parameters = _signature(function).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return []
     known = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
@@ -191,16 +178,15 @@ def option_problems(
     ]
 
 
-def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
+def _signature(function: Callable[..., Any]) -> inspect.Signature:
     try:
         return inspect.signature(function)
-    except (TypeError, ValueError):  # compiled, and without a signature
-        return None
+    except (TypeError, ValueError):  # compiled, and without a signature: it may take anything
+        return inspect.signature(lambda *arguments, **options: None)
 
 
-def stop_problems(stop: Any, hyperparameters: Mapping[str, Any]) -> list[Problem]:
+def stop_problems(stop: Any, hyperparameters: Mapping[str, Any]) -> Iterator[Problem]:
     """Problems of the conditions in `stop` that are mappings."""
-    problems = []
     # Custom loss terms and bonuses have statistics of their own names.
     more = any(hyperparameters.get(name) for name in ("bonuses", "objective", "policy_loss_addons"))
     free = ("losses/", "bonuses/") if more else ()
@@ -210,15 +196,12 @@ def stop_problems(stop: Any, hyperparameters: Mapping[str, Any]) -> list[Problem
         try:
             keys = _keys_of(condition_from_config(entry))
         except ConfigError as error:
-            problems += [Problem(("stop", i), text.removesuffix(".")) for text in error.problems]
+            yield from (Problem(("stop", i), text.removesuffix(".")) for text in error.problems)
             continue
-        # A condition on a statistic that does not exist would never be met.
-        unknown = [key for key in keys if key not in _STATISTICS and not key.startswith(free)]
-        problems += [
-            Problem(("stop", i), f"{key}: {unknown_name('statistic', key, _STATISTICS)}")
-            for key in unknown
-        ]
-    return problems
+        for key in keys:  # a condition on a statistic that does not exist would never be met
+            if key not in _STATISTICS and not key.startswith(free):
+                message = f"{key}: {unknown_name('statistic', key, _STATISTICS)}"
+                yield Problem(("stop", i), message)
 
 
 def _keys_of(condition: Any) -> list[str]:
@@ -238,12 +221,12 @@ def hyperparameter_problems(config: Hyperparameters) -> list[Problem]:
     return problems + [problem for problem in others if problem.path[0] not in reported]
 
 
-def run_dir_problems(run_dir: Any) -> list[Problem]:
+def run_dir_problems(run_dir: Any) -> Iterator[Problem]:
     """Problems of `run_dir`: it holds a run already, or is a file."""
     if not isinstance(run_dir, str | Path):
-        return []
-    if (Path(run_dir) / "metrics.jsonl").exists():
-        return [Problem(("run_dir",), f"{run_dir} holds a run already; name another directory")]
-    if Path(run_dir).exists() and not Path(run_dir).is_dir():
-        return [Problem(("run_dir",), f"{run_dir} is not a directory")]
-    return []
+        return
+    path = Path(run_dir)
+    if (path / "metrics.jsonl").exists():
+        yield Problem(("run_dir",), f"{run_dir} holds a run already; name another directory")
+    elif path.exists() and not path.is_dir():
+        yield Problem(("run_dir",), f"{run_dir} is not a directory")

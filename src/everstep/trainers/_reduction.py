@@ -22,10 +22,8 @@ def _reduce(key: str, rollouts: Sequence[dict[str, float]]) -> float:
         return values[-1]
     about_episodes = key.startswith("episodes/")
     weights = [stats["episodes/count"] if about_episodes else 1.0 for stats in rollouts]
-    if kind == "min":
-        return min(values)
-    if kind == "max":
-        return max(values)
+    if kind in ("min", "max"):
+        return min(values) if kind == "min" else max(values)
     if kind == "mean":
         return sum(v * w for v, w in zip(values, weights, strict=True)) / sum(weights)
     if kind == "std":

@@ -36,9 +36,6 @@ EVAL_NUM_ENVS = 16
 #: Names of hyperparameters; a field added to a config needs no edit here.
 HYPERPARAMETERS = tuple(field.name for field in fields(RecurrentAlgorithmConfig))
 
-# Hyperparameters of recurrent policies only.
-_RECURRENT = set(HYPERPARAMETERS) - {field.name for field in fields(AlgorithmConfig)}
-
 # Keys that hold dotted names in a file.
 _CLASSES = ("env_cls", *(name for name in HYPERPARAMETERS if name.endswith("_cls")))
 
@@ -129,8 +126,8 @@ class TrainConfig(RunOptions):
     ) -> None:
         inner = dict(algorithm_config or {})
         problems = checks.unknown_problems(inner, HYPERPARAMETERS)
-        for name in set(inner) & set(options):
-            problems.append(Problem((name,), "given twice, by name and in `algorithm_config`"))
+        twice = "given twice, by name and in `algorithm_config`"
+        problems += [Problem((name,), twice) for name in set(inner) & set(options)]
         inner = {name: value for name, value in inner.items() if name in HYPERPARAMETERS}
         values, more = _check({"env_cls": env_cls, **inner, **options})
         _raise(problems + more)
@@ -238,7 +235,7 @@ class TrainConfig(RunOptions):
 
         """
         self.validate()
-        algorithm = self._build_algorithm()
+        algorithm = self.build_algorithm()
         arguments: dict[str, Any] = {
             "experiment_name": self.experiment_name,
             "eval_env": self._make_eval_env(algorithm),
@@ -264,9 +261,8 @@ class TrainConfig(RunOptions):
                 eval_env_config=self.eval_env_config,
             )
         except ValueError as error:
-            problem = checks.sentence_problem(str(error))
             if self._source is not None:
-                self._source.check([problem])
+                self._source.check([checks.sentence_problem(str(error))])
             raise ConfigError(str(error)) from None
 
     def run_arguments(self) -> dict[str, Any]:
@@ -308,7 +304,13 @@ class TrainConfig(RunOptions):
         options = {name: getattr(self, name) for name in _OPTIONS if name != "algorithm_config"}
         return options | self.algorithm_config
 
-    def _build_algorithm(self) -> AnyAlgorithm:
+    def build_algorithm(self) -> AnyAlgorithm:
+        """The algorithm with its environment and policy, without a trainer.
+
+        Raises:
+            ConfigError: Lists every problem, with its place in the file if there is one.
+
+        """
         config = _config_cls(self.recurrent)(**self.algorithm_config)
         try:
             return config.build(self.make_env_source())
@@ -322,23 +324,23 @@ class TrainConfig(RunOptions):
         """Problems of fields that a failure to build is about; empty if it names none."""
         if isinstance(error, ConfigError):
             return [checks.sentence_problem(sentence) for sentence in error.problems]
+        message = str(error).removesuffix(".")
         # The constructor's signature is unknown here, but Python's error quotes the argument.
         named = [
-            Problem((key, name), str(error).removesuffix("."))
+            Problem((key, name), message)
             for key in ("env_kwargs", "model_config")
             for name in getattr(self, key) or {}
-            if repr(name) in str(error)
+            if repr(name) in message
         ]
-        if not named and isinstance(error, AdapterError):
-            return [Problem(("env_cls",), str(error).removesuffix("."))]
-        return named
+        is_adapters = not named and isinstance(error, AdapterError)
+        return [Problem(("env_cls",), message)] if is_adapters else named
 
     def _make_eval_env(self, algorithm: AnyAlgorithm) -> Env | None:
         """The evaluation environment, unless evaluations share the training environment."""
-        wanted = self.steps_per_eval is not None and isinstance(self.env_cls, str)
         source: Any = self.make_env_source()
         hparams = algorithm.hparams
-        wanted = wanted or self.eval_episodes is not None or hparams.test_every is not None
+        given = self.eval_episodes, hparams.test_every
+        wanted = given != (None, None) or (self.steps_per_eval and isinstance(self.env_cls, str))
         if checks.is_made(source) or not wanted:
             return None
         num_envs = min(hparams.num_envs, EVAL_NUM_ENVS)
@@ -348,20 +350,18 @@ class TrainConfig(RunOptions):
         return env
 
     def _env_name(self) -> str:
-        source = self.env_cls
-        if isinstance(source, str | SpecFactory):
-            return source if isinstance(source, str) else source.spec
+        source = self.env_cls.spec if isinstance(self.env_cls, SpecFactory) else self.env_cls
+        if isinstance(source, str):
+            return source
         source = getattr(source, "func", source)  # of a `functools.partial`
         return str(getattr(source, "__name__", type(source).__name__))
 
     def _record(self) -> dict[str, Any]:
         """Keys of the run's `config.yaml` beside resolved hyperparameters, to run it again."""
         given = self.to_dict()
-        classes = {name: given.get(name) for name in _CLASSES}
-        switches = {name: given[name] for name in _SWITCHES if name in given}
-        options = {name: given[name] for name in (*_OPTIONS, "model") if name in given}
-        options.pop("run_dir", None)
-        return options | classes | switches
+        names = {*_OPTIONS, "model", *_SWITCHES} - {"run_dir"}
+        record = {name: value for name, value in given.items() if name in names}
+        return record | {name: given.get(name) for name in _CLASSES}
 
 
 def eval_seed(seed: int) -> int:
@@ -377,16 +377,13 @@ def _check(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
         RunOptions, {"env_cls": None} | {k: v for k, v in given.items() if k in _OPTIONS}
     )
     config_cls = _config_cls(options.get("recurrent"))
-    known = HYPERPARAMETERS if options.get("recurrent") else set(HYPERPARAMETERS) - _RECURRENT
+    names = {field.name for field in fields(config_cls)}
     hyperparameters, most = checks.field_problems(
-        config_cls, {k: v for k, v in given.items() if k in known}
+        config_cls, {k: v for k, v in given.items() if k in names}
     )
-    problems += more + most
-    problems += [
-        Problem((name,), "is for recurrent policies: set `recurrent`, or leave it out")
-        for name in given
-        if name in _RECURRENT - set(known)
-    ]
+    misplaced = "is for recurrent policies: set `recurrent`, or leave it out"
+    recurrent_only = [k for k in given if k in HYPERPARAMETERS and k not in names]
+    problems += more + most + [Problem((name,), misplaced) for name in recurrent_only]
     problems += checks.env_problems(options["env_cls"], options.get("env_kwargs") or {})
     problems += checks.stop_problems(options.get("stop"), hyperparameters)
     problems += checks.run_dir_problems(options.get("run_dir"))

@@ -324,16 +324,22 @@ def test_the_run_is_tracked_and_the_way_to_its_curves_is_shown(train, here):
     assert code == 0, err
     assert f"mlflow ui --backend-store-uri sqlite:///{here}/runs/mlflow.db" in out
     assert tracked(here) == [("mine", "DiscreteDummyEnv-0001", "FINISHED")]
+    assert in_store(here, "select value from params where key = 'fused'") == [("True",)]
 
 
 def tracked(here):
     """Experiment, name and status of every run in the store."""
+    return in_store(
+        here,
+        "select experiments.name, runs.name, runs.status from runs join experiments "
+        "on runs.experiment_id = experiments.experiment_id",
+    )
+
+
+def in_store(here, query):
     store = sqlite3.connect(here / "runs" / "mlflow.db")
     try:
-        return store.execute(
-            "select experiments.name, runs.name, runs.status from runs join experiments "
-            "on runs.experiment_id = experiments.experiment_id"
-        ).fetchall()
+        return store.execute(query).fetchall()
     finally:
         store.close()
 
@@ -587,10 +593,29 @@ def test_the_doctor_finds_what_is_there(here, capsys):
     assert report["adapters"]["gymnasium"] == "ok"
     assert report["extras"]["ui"] in ("ok", "pip install 'everstep[ui]'")
     assert report["runs"] == str(here / "runs")
+    assert report["fused"] is True
     assert report["problems"] == []
     assert main(["doctor"]) == 0
-    assert capsys.readouterr().out.endswith("No problems found.\n")
+    out = capsys.readouterr().out
+    assert "\nfused training on a CPU: yes\n" in out
+    assert out.endswith("No problems found.\n")
     assert list(here.iterdir()) == []
+
+
+def test_the_doctor_names_why_the_training_of_a_file_is_not_fused(here, capsys):
+    (here / "train.yaml").write_text(dump(TINY | {"model_config": {"activation_fn": "gelu"}}))
+    assert main(["doctor", "-f", "train.yaml", "--json"]) == 0
+    reason = json.loads(capsys.readouterr().out)["fused"]
+    assert "GELU" in reason
+    assert main(["doctor", "-f", "train.yaml"]) == 0
+    assert f"\nfused training on a CPU: no: {reason}\n" in capsys.readouterr().out
+    (here / "train.yaml").write_text(dump(TINY))
+    assert main(["doctor", "--file", "train.yaml"]) == 0
+    assert "\nfused training on a CPU: yes\n" in capsys.readouterr().out
+    (here / "train.yaml").write_text(dump(TINY | {"gama": 1}))
+    assert main(["doctor", "-f", "train.yaml"]) == 2
+    assert "train.yaml:4: gama: unknown key" in capsys.readouterr().err
+    assert [path.name for path in here.iterdir()] == ["train.yaml"]
 
 
 def test_the_doctor_sees_where_runs_cannot_be_written(here, capsys):

@@ -292,12 +292,24 @@ def test_a_run_leaves_its_record(tmp_path: Path) -> None:
     found.close()
     lines = read_metrics(run_dir / "metrics.jsonl")
     assert [line["step"] for line in lines] == [32, 64, 96]
-    assert "gamma: 0.95" in (run_dir / "config.yaml").read_text()
+    config = (run_dir / "config.yaml").read_text()
+    assert config.startswith("# fused training on a CPU: yes\n")
+    assert "gamma: 0.95" in config
     policy = Policy.load(run_dir / "policy")
     for a, b in zip(
         policy.model.parameters(), found.algorithm.policy.model.parameters(), strict=True
     ):
         assert torch.equal(a, b)
+
+
+def test_the_record_has_the_reason_why_training_is_not_fused(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    found = trainer(run_dir=run_dir, track=False, optimizer_cls=torch.optim.SGD)
+    found.close()
+    reason = found.algorithm.params["fused"]
+    assert "SGD" in reason
+    text = (run_dir / "config.yaml").read_text()
+    assert text.startswith(f"# fused training on a CPU: no: {reason}\n")
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])

@@ -116,13 +116,12 @@ class _AttentionBlock(Module[_P, torch.Tensor]):
         received, _ = self.attention(
             q, kv, kv, key_padding_mask=padding, attn_mask=mask, need_weights=False
         )
-        masks = [
-            x for x in (mask, None if padding is None else padding.unsqueeze(-2)) if x is not None
-        ]
-        if not masks:
+        masks = [None if padding is None else padding.unsqueeze(-2), mask]
+        given = [x for x in masks if x is not None]
+        if not given:
             return received
         # Depending on the kernel such queries receive the output's bias, or NaN.
-        nothing = (sum(masks[1:], masks[0]) == -torch.inf).all(-1, keepdim=True)
+        nothing = (sum(given[1:], given[0]) == -torch.inf).all(-1, keepdim=True)
         return received.masked_fill(nothing, 0.0)
 
 

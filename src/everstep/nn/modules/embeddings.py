@@ -1,6 +1,7 @@
 """Embeddings of sequences."""
 
 import math
+from typing import cast
 
 import torch
 from torch import nn
@@ -52,5 +53,4 @@ class PositionalEmbedding(Module[[torch.Tensor], torch.Tensor]):
                 f"Sequences must not be longer than `max_len` ({max_len}); got {length} elements. "
                 "Make the embedding with a larger `max_len`."
             )
-        embedded: torch.Tensor = self.dropout(x + self.pe[:, :length].to(x.dtype))
-        return embedded
+        return cast(torch.Tensor, self.dropout(x + self.pe[:, :length].to(x.dtype)))
