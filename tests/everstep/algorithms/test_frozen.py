@@ -79,9 +79,7 @@ def test_a_frozen_actor_with_a_learning_rate_of_its_values() -> None:
     )
     for part in (model.policy, model.outputs):
         part.requires_grad_(False)
-    algorithm = built(
-        model=model, model_config=None, optimizer_config={"lr_pi": 0.5, "lr_v": 0.02}
-    )
+    algorithm = built(model=model, model_config=None, optimizer_config={"lr_pi": 0.5, "lr_v": 0.02})
     groups = algorithm.optimizer.param_groups
     assert [group["lr"] for group in groups] == [0.5, 0.02]
     actor = [*parts(algorithm, "policy"), *parts(algorithm, "outputs")]
@@ -92,7 +90,9 @@ def test_a_frozen_actor_with_a_learning_rate_of_its_values() -> None:
     after = state_of(algorithm, parts(algorithm, "vf_model"))
     assert all(not torch.equal(a, b) for (a, _), (b, _) in zip(after, values, strict=True))
     # A first step of Adam is the learning rate.
-    assert max(float((a - b).abs().max()) for (a, _), (b, _) in zip(after, values, strict=True)) > 0.02
+    assert (
+        max(float((a - b).abs().max()) for (a, _), (b, _) in zip(after, values, strict=True)) > 0.02
+    )
 
 
 def test_only_values_are_trained_with_their_rate_alone() -> None:

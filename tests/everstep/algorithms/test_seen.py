@@ -1,4 +1,4 @@
-"""Patches, hooks and classes of one's own: called in collection and update, with the same policy."""
+"""Patches, hooks and classes of one's own: called in collection and update."""
 
 from typing import Any
 
@@ -124,3 +124,21 @@ def test_values_of_final_observations_in_another_dtype() -> None:
     algorithm.policy.model.double()
     algorithm.collect()
     algorithm.step()
+
+
+@pytest.mark.xfail(strict=True, reason="`eligible` looks at `Head.forward`, not at what it calls")
+def test_a_head_alone_follows_a_patched_linear_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    algorithm: Any = AlgorithmConfig(**{**ONE, "model_config": {"hiddens": ()}}).build(
+        DiscreteDummyEnv
+    )
+    original, calls = nn.Linear.forward, []
+
+    def forward(self: nn.Linear, x: torch.Tensor) -> torch.Tensor:
+        calls.append(1)
+        return 2 * original(self, x)
+
+    monkeypatch.setattr(nn.Linear, "forward", forward)
+    algorithm.collect()
+    algorithm.step()
+    assert algorithm._fused is None
+    assert len(calls) >= 2 * 9

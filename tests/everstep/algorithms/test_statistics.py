@@ -59,7 +59,9 @@ def buffers(algorithm: Any) -> list[torch.Tensor]:
     return found
 
 
-@pytest.mark.parametrize(("failure", "error"), [("NaN", NonFiniteError), ("error", ZeroDivisionError)])
+@pytest.mark.parametrize(
+    ("failure", "error"), [("NaN", NonFiniteError), ("error", ZeroDivisionError)]
+)
 def test_a_rollout_that_fails_leaves_the_models_statistics(failure: str, error: Any) -> None:
     algorithm = normalized()
     before = buffers(algorithm)

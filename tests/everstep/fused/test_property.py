@@ -12,6 +12,7 @@ from tensordict import TensorDict
 from torch import nn
 from torch.nn.modules import module as global_hooks
 from torch.nn.utils.parametrizations import weight_norm
+from torch.nn.utils.parametrize import is_parametrized
 from torch.optim import optimizer as global_optimizer_hooks
 from torchrl.data import Categorical, Unbounded
 
@@ -82,6 +83,7 @@ class Subject:
     model: Any
     env: Any
     algorithm: Any = None
+    was_fast: bool = False
     calls: dict[str, int] = field(default_factory=dict)
 
     def count(self, name: str) -> None:
@@ -260,7 +262,7 @@ def sharing_layer(subject: Subject) -> Undo:
 
 
 def tying_weights(subject: Subject) -> Undo:
-    if len(subject.model.policy) > 1:
+    if len(subject.model.policy) > 1 and not is_parametrized(subject.model.policy[0]):
         subject.model.vf_model[0].weight = subject.model.policy[0].weight
     return None
 
@@ -379,6 +381,8 @@ SITUATIONS: dict[str, Situation] = {
     "compiled": Situation(compiling, False, "compiled"),
 }
 
+DTYPES = {"double", "float", "half", "bfloat16"}
+
 # ---- cases ------------------------------------------------------------------------------------
 
 
@@ -406,7 +410,7 @@ def drawn(seed: int) -> Case:
         moment = -1 if SITUATIONS[name].before_build else rng.choice([-1, 0, 1])
         situations.append((name, moment, rng.choice([2, UPDATES])))
     resets = rng.choice([None, "next", "same"])
-    if resets == "same" and {"double", "float", "half", "bfloat16"} & set(chosen):
+    if resets == "same" and DTYPES & set(chosen):
         resets = "next"  # see `test_values_of_final_observations_in_another_dtype`
     discrete = rng.random() < 0.5
     many = resets is not None and not discrete and rng.random() < 0.5
@@ -416,9 +420,12 @@ def drawn(seed: int) -> Case:
         "activation_fn": rng.choice(["relu", "tanh", "sigmoid"]),
         "bias": rng.random() < 0.7,
     }
+    if not network["hiddens"] and "patched class" in chosen:
+        network["hiddens"] = [4]  # see `test_a_head_alone_follows_a_patched_linear_layer`
     if not discrete:
         network["log_std_init"] = -4.0 if many else rng.choice([0.0, -0.5])
     size = rng.choice([None, 10, 15])
+    eps = 1e-8 if dtype is torch.float64 and "half" not in chosen else 1e-2
     return Case(
         dtype=dtype,
         discrete=discrete,
@@ -441,8 +448,12 @@ def drawn(seed: int) -> Case:
             "accumulate_grads": rng.random() < 0.2 and size is not None,
             "max_grad_norm": rng.choice([None, 0.5]),
             "on_missing_final": rng.choice(["mask", "approximate", "terminate"]),
-            # With this `eps` a step changes by no more than its gradient does.
-            "optimizer_config": {"lr": 1e-4 if many else 3e-3, "eps": 1e-8 if dtype is torch.float64 else 1e-2},
+            # With a large `eps` a step changes by no more than its gradient does; float16 has none
+            # below 1e-7.
+            "optimizer_config": {
+                "lr": 1e-4 if many else 3e-3,
+                "eps": eps,
+            },
         },
         situations=situations,
     )
@@ -552,16 +563,14 @@ def check_update(
     frozen = [p for p in a.policy.model.parameters() if not p.requires_grad]
     before = [(p.clone(), state_of(a, p)) for p in frozen]
     one.calls.clear()
-    before_update = [p.clone() for p in a.policy.model.parameters()]
-    same = all(map(torch.equal, before_update, b.policy.model.parameters()))
     # Which way it takes depends on nothing but the situation.
     is_fast = eligible(a.policy, a.objective) is None
+    one.was_fast |= is_fast  # from then on, they differ by rounding
     dtypes = {p.dtype for p in a.policy.model.parameters()}
-    harmless = {"double": torch.float64, "float": torch.float32}
     for name in active:
-        situation = SITUATIONS[name]
-        if not situation.is_fast and harmless.get(name) is not case.dtype:
-            assert not is_fast, name
+        if name in DTYPES and dtypes == {case.dtype}:  # as it was, or converted back since
+            continue
+        assert SITUATIONS[name].is_fast or not is_fast, name
     acts = actor(a.policy, a.rollout, deterministic=False)
     assert isinstance(acts, BlockActor) is (eligible(a.policy) is None)
     torch.manual_seed(seed)
@@ -584,11 +593,11 @@ def check_update(
     for name in active:
         calls = SITUATIONS[name].calls
         assert calls is None or one.calls.get(calls, 0) > 0, name
-    compare(a, b, exact=same and not is_fast)
+    compare(a, b, exact=not one.was_fast)
     for key, value in expected.items():
         if not key.startswith("profiling"):
             bound = 1e-9 if case.dtype is torch.float64 else 1e-3
-            assert stats[key] == pytest.approx(value, rel=bound, abs=bound), key
+            assert stats[key] == pytest.approx(value, rel=bound, abs=bound, nan_ok=True), key
     for p, (weight, state) in zip(frozen, before, strict=True):
         assert torch.equal(p, weight)
         assert all(torch.equal(x, a.optimizer.state[p][k]) for k, x in state.items())
@@ -613,7 +622,7 @@ def compare(a: Any, b: Any, *, exact: bool) -> None:
         # In float32, gradients of some hundred rows are off by 1e-6 of their sum of magnitudes,
         # and each of up to 12 steps by lr/eps = 0.3 of that.
         bound = 1e-9 if p.dtype is torch.float64 else 2e-5
-        torch.testing.assert_close(p, named[name], rtol=bound, atol=bound, msg=lambda m: m + name)
+        torch.testing.assert_close(p, named[name], rtol=bound, atol=bound, msg=name)
     if a.policy.normalizer is not None:
         pairs = zip(a.policy.normalizer.buffers(), b.policy.normalizer.buffers(), strict=True)
         assert all(torch.equal(x, y) for x, y in pairs)
