@@ -190,5 +190,5 @@ def test_an_environment_that_refuses_its_state_is_named() -> None:
         raise ValueError("of another level")
 
     algorithm.env.load_state_dict = refuse
-    with pytest.raises(CheckpointError, match="RecordedEnv.*of another level"):
+    with pytest.raises(CheckpointError, match=r"RecordedEnv.*of another level"):
         algorithm.load_state_dict(state)

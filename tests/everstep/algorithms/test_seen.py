@@ -7,11 +7,13 @@ import torch
 from torch import nn
 from torch.nn.modules import module as global_hooks
 from torch.optim import optimizer as global_optimizer_hooks
-from torchrl.data import Unbounded
+from torchrl.data import Categorical, Unbounded
 
 from everstep import AlgorithmConfig, ContinuousDummyEnv, DiscreteDummyEnv
-from everstep.models import DefaultContinuousModel, DefaultModel
+from everstep.fused import eligible
+from everstep.models import DefaultContinuousModel, DefaultDiscreteModel, DefaultModel
 from everstep.models._defaults import Gaussian
+from everstep.views import ViewRequirement
 from tests.everstep.algorithms.test_frozen import SMALL
 from tests.everstep.fused.test_property import DrawnEnv
 
@@ -142,3 +144,13 @@ def test_a_head_alone_follows_a_patched_linear_layer(monkeypatch: pytest.MonkeyP
     algorithm.step()
     assert algorithm._fused is None
     assert len(calls) >= 2 * 9
+
+
+def test_a_default_model_of_windows_is_called() -> None:
+    """Acting in blocks would take windows as present observations."""
+    action_spec = Categorical(2, shape=torch.Size([1]))
+    model = DefaultDiscreteModel(Unbounded(9), action_spec, hiddens=(8,))
+    model.view_requirements = {("obs",): ViewRequirement(shift=2, method="rolling_window")}
+    algorithm: Any = AlgorithmConfig(model=model, seed=0).build(DrawnEnv(action_spec, None))
+    assert algorithm.policy.history == 2
+    assert eligible(algorithm.policy) == "the policy sees windows of past observations"
