@@ -1,0 +1,82 @@
+"""Dependencies of recorded work: every object is read once, however often it is reached."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from everstep.graphs import key_of, undo_object
+from everstep.graphs._dependencies import _attributes
+
+
+class Parent:
+    """Has children that know it and each other."""
+
+    near: Any
+    generator: torch.Generator
+    model: nn.Linear
+
+    def __init__(self, count: int) -> None:
+        self.children = [Child(self, i) for i in range(count)]
+        for child in self.children:
+            child.siblings = self.children
+
+
+class Child:
+    """Knows its parent and its siblings."""
+
+    siblings: Any
+
+    def __init__(self, parent: Parent, number: int) -> None:
+        self.parent, self.number, self.weight = parent, number, torch.zeros(1)
+
+
+def test_children_that_know_their_parent_are_read_once() -> None:
+    count = 200
+    env = Parent(count)
+    members: list[Any] = [env, env.children, *env.children]
+    key = key_of(env, "env")
+    assert set(key) == {
+        f"env.children.{i}.{name}" for i in range(count) for name in ("number", "weight")
+    }
+    assert key["env.children.7.number"] == 7
+    assert key["env.children.7.weight"] == env.children[7].weight.data_ptr()
+    # Each owner's members, and no other's, are listed once.
+    owners = [id(owner) for owner, *_ in _attributes(env, "env")]
+    assert len(owners) == 1 + count + count * 4
+    assert set(owners) == {id(x) for x in members}
+
+
+def test_objects_in_a_circle_are_put_back() -> None:
+    env = Parent(3)
+    undo = undo_object(env)
+    for child in env.children:
+        child.number += 10
+        child.weight += 1
+    env.children[0].weight = torch.ones(1)
+    undo()
+    assert [child.number for child in env.children] == [0, 1, 2]
+    assert not any(float(child.weight) for child in env.children)
+
+
+def test_paths_are_the_shortest() -> None:
+    """What is reached in two ways has the name of the shorter one."""
+    env = Parent(1)
+    env.near = env.children[0]
+    assert set(key_of(env, "env")) == {"env.near.number", "env.near.weight"}
+
+
+def test_generators_are_put_back() -> None:
+    env = Parent(1)
+    env.generator = torch.Generator().manual_seed(3)
+    undo = undo_object(env)
+    first = torch.rand(2, generator=env.generator)
+    undo()
+    assert torch.equal(torch.rand(2, generator=env.generator), first)
+
+
+def test_modules_are_read_although_they_are_callable() -> None:
+    env = Parent(0)
+    env.model = nn.Linear(2, 1)
+    key = key_of(env, "env")
+    assert key["env.model._parameters.weight"] == env.model.weight.data_ptr()
