@@ -243,7 +243,7 @@ def change(root: Path) -> dict[str, str]:
 
 def test_changes_that_the_page_shows_fit_the_source() -> None:
     texts = change(ROOT)
-    assert len(texts) == 10
+    assert len(texts) == 12
     for file, text in texts.items():
         if file.endswith(".py"):
             compile(text, file, "exec")
@@ -258,7 +258,7 @@ def test_changes_that_the_page_shows_work(tmp_path: Path) -> None:
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).write_text(text, encoding="utf-8")
     shown = [block.text for block in blocks(ARCHITECTURE) if block.language == "pycon"]
-    assert len(shown) == 5
+    assert len(shown) == 6
     (tmp_path / "shown.txt").write_text("\n".join(shown), encoding="utf-8")
     path = os.pathsep.join(str(tmp_path / folder) for folder in ("src", "adapters"))
     done = subprocess.run(
