@@ -35,7 +35,8 @@ from tests.test_architecture import FLOORS, SOURCE
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md")), *sorted(DOCS.glob("adapters/*.md"))]
+FRONT = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+PAGES = [*FRONT, *sorted(DOCS.glob("*.md")), *sorted(DOCS.glob("adapters/*.md"))]
 
 #: Pages whose examples start processes or train for some seconds.
 SLOW = ("docs/adapters/gymnasium.md", "docs/getting_started.md", "docs/deployment.md")
