@@ -7,6 +7,7 @@ import importlib
 import inspect
 import io
 import json
+import os
 import re
 import shlex
 import shutil
@@ -30,10 +31,12 @@ from everstep.benchmarks import load_case
 from everstep.errors import ConfigError
 from everstep.hyperparameters import Hyperparameters
 from everstep.trainers.config import RunOptions
+from tests.test_architecture import FLOORS, SOURCE
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md")), *sorted(DOCS.glob("adapters/*.md"))]
+FRONT = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+PAGES = [*FRONT, *sorted(DOCS.glob("*.md")), *sorted(DOCS.glob("adapters/*.md"))]
 
 #: Pages whose examples start processes or train for some seconds.
 SLOW = ("docs/adapters/gymnasium.md", "docs/getting_started.md", "docs/deployment.md")
@@ -103,6 +106,7 @@ def test_examples_do_what_the_page_says(page: Path, directory: Path) -> None:
     namespace: dict[str, Any] = {"__name__": "example"}
     for block in blocks(page):
         if block.caption:
+            (directory / block.caption).parent.mkdir(exist_ok=True)
             (directory / block.caption).write_text(block.text, encoding="utf-8")
             importlib.invalidate_caches()
         check = CHECKS.get(block.language)
@@ -202,6 +206,87 @@ def test_marked_blocks_are_rare(directory: Path) -> None:
     assert [block.caption for block in marked] == ["broken.yaml"]
     with pytest.raises(ConfigError):
         read_config(marked[0], {})
+
+
+# The architecture page.
+
+
+ARCHITECTURE = DOCS / "architecture.md"
+
+
+def changes() -> Iterator[tuple[str, str, str]]:
+    """File, text before and text after each hunk of the page's changes of the source tree."""
+    for block in blocks(ARCHITECTURE):
+        if block.language == "diff":
+            for part in re.split(r"^--- .*\n\+\+\+ b/", block.text, flags=re.MULTILINE)[1:]:
+                file, *hunks = re.split(r"\n@@(?:\n|$)", part.rstrip("\n"))
+                for hunk in hunks:
+                    lines = hunk.split("\n")
+                    before, after = (
+                        "".join(f"{line[1:]}\n" for line in lines if not line.startswith(sign))
+                        for sign in "+-"
+                    )
+                    yield file, before, after
+
+
+def change(root: Path) -> dict[str, str]:
+    """The files of the tree at `root` that the page changes, with its changes."""
+    texts: dict[str, str] = {}
+    for file, before, after in changes():
+        if file not in texts:
+            path = root / file
+            texts[file] = path.read_text(encoding="utf-8") if path.is_file() else ""
+        if before:
+            assert f"\n{texts[file]}".count(f"\n{before}") == 1, (file, before)
+        texts[file] = texts[file].replace(before, after, 1)
+    return texts
+
+
+def test_changes_that_the_page_shows_fit_the_source() -> None:
+    texts = change(ROOT)
+    assert len(texts) == 12
+    for file, text in texts.items():
+        if file.endswith(".py"):
+            compile(text, file, "exec")
+
+
+@pytest.mark.slow
+def test_changes_that_the_page_shows_work(tmp_path: Path) -> None:
+    for folder in ("src", "adapters"):
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=ignored)
+    for file, text in change(ROOT).items():
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text(text, encoding="utf-8")
+    shown = [block.text for block in blocks(ARCHITECTURE) if block.language == "pycon"]
+    assert len(shown) == 6
+    (tmp_path / "shown.txt").write_text("\n".join(shown), encoding="utf-8")
+    path = os.pathsep.join(str(tmp_path / folder) for folder in ("src", "adapters"))
+    done = subprocess.run(
+        [sys.executable, "-m", "doctest", "shown.txt"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_map_has_the_floors() -> None:
+    rows = re.findall(r"^  (\d)  (\S+(?: \S+)*)", section("architecture.md", "Map"), re.MULTILINE)
+    assert [names for _, names in rows] == FLOORS[::-1]
+    assert [int(number) for number, _ in rows] == [*range(len(FLOORS), 0, -1)]
+
+
+def test_stations_of_an_observation_exist() -> None:
+    [rows] = tables(section("architecture.md", "The way of one observation"))
+    assert len(rows) == 16
+    for _, files, functions in rows[1:]:  # the first one is the environment's own
+        texts = [(SOURCE / file).read_text(encoding="utf-8") for file in names([files])]
+        defined = [{*re.findall(r"^ *(?:def|class) (\w+)", text, re.MULTILINE)} for text in texts]
+        parts = [name.split(".") for name in names([functions])]
+        assert all(any(found.issuperset(part) for found in defined) for part in parts), functions
+        assert all(any(found.issuperset(part) for part in parts) for found in defined), files
 
 
 # Tables.

@@ -29,7 +29,8 @@ class Env(ABC):
     `load_state_dict(state)`, `max_horizon`, `max_num_envs`, `capturable` and `asynchronous`.
     `capturable` is True if `step` never synchronises, changes its state in place, and depends on no
     Python number that changes between env steps. `asynchronous` is True if `step_async(action)`
-    returns at once and `step_wait()` returns the result of `step`; training computes in between.
+    returns at once and `step_wait()` returns the result of `step`: loops of one's own may compute
+    in between. `Algorithm.collect` calls `step`.
 
     Args:
         num_envs: Number of parallel, independent environments.
