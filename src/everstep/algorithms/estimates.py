@@ -78,7 +78,7 @@ def _value_rows(
         rows = present.nonzero().squeeze(-1)
         if len(rows):
             values = policy.values(tuple(leaf[rows] for leaf in final_obs), ())
-            rollout.final_values[t[rows], n[rows]] = values
+            rollout.final_values[t[rows], n[rows]] = values.to(rollout.dtype)
     return present
 
 
@@ -126,7 +126,8 @@ def value_final_row(
     rows = final.squeeze(-1).nonzero().squeeze(-1)  # one sync an env step
     if len(rows):
         obs = rollout.final_obs_at(t, rows)
-        rollout.final_values[t, rows] = policy.values(obs, tuple(x[rows] for x in states))
+        values = policy.values(obs, tuple(x[rows] for x in states))
+        rollout.final_values[t, rows] = values.to(rollout.dtype)
 
 
 def _finite_rows(leaves: Leaves, count: int, device: torch.device) -> torch.Tensor:

@@ -181,12 +181,15 @@ def _numbered(leaves: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
 def load_state(parts: Parts, state: Mapping[str, Any]) -> None:
     """Write a state that `check_state` accepted into the parts.
 
-    The environment comes first: only its own code may refuse its state.
+    The environment comes first: only its own code may refuse its state, with a CheckpointError.
     """
     rollout = parts.rollout
     env: Any = parts.env
     if state["env"] is not None:
-        env.load_state_dict(state["env"])
+        try:
+            env.load_state_dict(state["env"])
+        except Exception as error:
+            raise CheckpointError(f"{type(env).__name__} refused its state: {error}") from error
     parts.policy.model.load_state_dict(state["model"])
     if parts.policy.normalizer is not None:
         parts.policy.normalizer.load_state_dict(state["normalizer"])

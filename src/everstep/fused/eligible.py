@@ -154,8 +154,8 @@ def _against_modules(model: nn.Module, dtype: torch.dtype) -> Iterator[str]:
         if module._backward_hooks or module._backward_pre_hooks:
             yield f"a backward hook is registered on {kind.__name__}"
         yield from _patched(module, kind, nn.Module)
-        if kind in _ORIGINALS:
-            yield from _patched(module, kind, kind)
+        for cls in _ORIGINALS.keys() & kind.__mro__[:-2]:  # a Head calls Linear's `forward`
+            yield from _patched(module, cls, cls)
         if "weight" in vars(module):
             yield f"the weight of a {kind.__name__} is computed from other tensors"
         for name, p in module._parameters.items():

@@ -8,8 +8,6 @@ from torch import nn
 from torchrl.data import TensorSpec
 from typing_extensions import Self
 
-from ..data import Device
-
 ObservationSpec = TypeVar("ObservationSpec", bound=TensorSpec)
 ActionSpec = TypeVar("ActionSpec", bound=TensorSpec)
 _P = ParamSpec("_P")
@@ -50,11 +48,13 @@ class GenericModelBase(nn.Module, Generic[_P, _T]):
         """Device of the parameters."""
         return next(self.parameters()).device
 
-    def to(self, device: Device) -> Self:  # type: ignore[override]
-        """The model and its specs on `device`."""
-        self.observation_spec = self.observation_spec.to(device)
-        self.action_spec = self.action_spec.to(device)
-        return super().to(device)
+    def to(self, *args: Any, **kwargs: Any) -> Self:
+        """The model converted as `nn.Module.to` does, and its specs on the same device."""
+        device, *_ = torch._C._nn._parse_to(*args, **kwargs)
+        if device is not None:
+            self.observation_spec = self.observation_spec.to(device)
+            self.action_spec = self.action_spec.to(device)
+        return super().to(*args, **kwargs)
 
     @abstractmethod
     def value_function(self) -> torch.Tensor:

@@ -201,7 +201,6 @@ def test_default_models_train_in_every_dtype(converted: str, env_cls: Any, dtype
     assert not all(map(torch.equal, model.parameters(), before))
 
 
-@pytest.mark.xfail(strict=True, reason="`Model.to(dtype)` converts the specs of actions, too")
 @pytest.mark.parametrize("dtypes", [[torch.float64], [torch.float64, torch.float32]])
 def test_a_model_of_choices_that_was_converted_by_to(dtypes: list[Any]) -> None:
     env = DiscreteDummyEnv(6, 8)

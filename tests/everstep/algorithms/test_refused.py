@@ -181,7 +181,6 @@ def test_an_environment_that_refuses_its_state_changes_nothing(error: Any) -> No
     assert isinstance(caught.value, error | CheckpointError)
 
 
-@pytest.mark.xfail(strict=True, reason="errors of `Env.load_state_dict` are passed on as they are")
 def test_an_environment_that_refuses_its_state_is_named() -> None:
     algorithm = trained()
     state = copy.deepcopy(algorithm.state_dict())

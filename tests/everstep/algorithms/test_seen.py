@@ -120,7 +120,6 @@ def test_actions_of_rows_that_weigh_nothing_may_overflow() -> None:
     assert not any(map(torch.equal, algorithm.policy.model.parameters(), before))
 
 
-@pytest.mark.xfail(strict=True, reason="written to `final_values` in another dtype")
 def test_values_of_final_observations_in_another_dtype() -> None:
     algorithm: Any = AlgorithmConfig(seed=0).build(DrawnEnv(Unbounded(2), "same"))
     algorithm.policy.model.double()
@@ -128,7 +127,6 @@ def test_values_of_final_observations_in_another_dtype() -> None:
     algorithm.step()
 
 
-@pytest.mark.xfail(strict=True, reason="`eligible` looks at `Head.forward`, not at what it calls")
 def test_a_head_alone_follows_a_patched_linear_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     algorithm: Any = AlgorithmConfig(**{**ONE, "model_config": {"hiddens": ()}}).build(
         DiscreteDummyEnv
