@@ -9,6 +9,7 @@ import importlib
 import math
 import re
 import shutil
+from functools import cache
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -153,6 +154,7 @@ def test_the_command_line_takes_the_same_flags() -> None:
 # ---- the table of defects ---------------------------------------------------------------------
 
 
+@cache
 def defined(file: str) -> set[str]:
     """Names of the tests in a file."""
     tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
