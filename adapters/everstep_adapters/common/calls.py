@@ -67,9 +67,9 @@ class Calls:
 class VectorCalls(Calls):
     """Calls to a Gymnasium vector environment."""
 
-    #: Names of the methods that begin an env step in the background and complete it, if there are
-    #: such methods.
-    halves: ClassVar[None | tuple[str, str]] = None
+    #: Names of the methods that begin an env step in the background and complete it; empty if there
+    #: are none.
+    halves: ClassVar[tuple[str, str]] = ("", "")
 
     #: Whether an env step runs in the background.
     _has_begun = False
@@ -108,12 +108,11 @@ class VectorCalls(Calls):
 
         False in wrappers, which have no such methods of their own.
         """
-        env, halves = self._env, self.halves
-        return halves is not None and env is env.unwrapped and has_halves(env, halves[0])
+        return self._env is self._env.unwrapped and has_halves(self._env, self.halves[0])
 
     def send(self, actions: Any) -> None:
         """Begin an env step, which `receive` completes."""
-        if self.halves is not None and self.asynchronous:
+        if self.asynchronous:
             self.call(self.halves[0], actions)
             self._has_begun = True
         else:
@@ -121,7 +120,7 @@ class VectorCalls(Calls):
 
     def receive(self) -> Any:
         """The result of the env step that `send` began, as `step` returns it."""
-        if self.halves is None or not self._has_begun:
+        if not self._has_begun:
             return self.step(self._actions)
         returned = self.call(self.halves[1])
         self._has_begun = False

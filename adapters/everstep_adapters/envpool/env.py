@@ -57,7 +57,14 @@ class EnvPoolEnv(GymnasiumEnv):
         if not is_envpool(env):
             received = f"`env` must come from `envpool.make_gymnasium`; got {type(env).__name__}."
             raise AdapterError(f"{received} {self.suggest(env)}".strip())
-        _check_config(env)
+        config = cast(Any, env.unwrapped).spec.config
+        check_batch_size(env, config.batch_size)
+        if config.max_num_players > 1:
+            raise AdapterError(
+                f"{type(env.unwrapped).__name__} has up to {config.max_num_players} players in an "
+                "environment, whose number changes; only environments of one player have a row "
+                "each."
+            )
         _make_spaces(env)
         super().__init__(env, horizon, device=device, action_bounds=action_bounds)
         self._make_pool: None | Callable[[int], Any] = None
@@ -127,17 +134,6 @@ class EnvPoolEnv(GymnasiumEnv):
                 stacklevel=2,
             )
         return self.env
-
-
-def _check_config(env: "VectorEnv[Any, Any, Any]") -> None:
-    config = cast(Any, env.unwrapped).spec.config
-    check_batch_size(env, config.batch_size)
-    players = config.max_num_players
-    if players > 1:
-        raise AdapterError(
-            f"{type(env.unwrapped).__name__} has up to {players} players in an environment, whose "
-            "number changes; only environments of one player have a row each."
-        )
 
 
 def _make_spaces(env: "VectorEnv[Any, Any, Any]") -> None:

@@ -23,7 +23,7 @@ IS_INIT = "is_init"
 _DONE = ("done", "terminated", "truncated")
 
 #: What TorchRL, or the exported environment, writes beside the observation.
-RESERVED = {"action", "reward", *_DONE, "next", "_reset", "_step", DataKeys.VALID, IS_INIT}
+RESERVED = frozenset({"action", "reward", *_DONE, "next", "_reset", "_step", "valid", IS_INIT})
 
 
 class EverstepEnvBase(EnvBase):  # type: ignore[misc]

@@ -22,8 +22,8 @@ def check_asynchronous(subject: Subject) -> None:
         halves.reset()
         rows = halves.play(_STEPS)
         halves.reset()  # no env step is pending
-    if not halves.repeats:
-        return
+        if not halves.repeats:
+            return
     with Player(subject, seed=subject.seed) as player:
         player.reset()
         compare(

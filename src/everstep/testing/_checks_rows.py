@@ -86,14 +86,10 @@ def _check_bounds(specs: dict[Path, TensorSpec], leaves: Leaves, key: str, when:
         if len(leaf) and not spec.is_in(leaf):
             raise Violation(
                 f"`{'.'.join((key, *path))}`",
-                f"It must be within its spec, {_short(spec)}.",
+                f"It must be within its spec, a {type(spec).__name__} of shape {list(spec.shape)}.",
                 f"values from {leaf.min().item()} to {leaf.max().item()} at {when}",
                 "Fix the observation, or widen the spec (`Unbounded` if there is no bound).",
             )
-
-
-def _short(spec: TensorSpec) -> str:
-    return f"a {type(spec).__name__} of shape {list(spec.shape)}"
 
 
 def check_description(subject: Subject) -> None:
