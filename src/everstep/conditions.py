@@ -37,8 +37,9 @@ class _Join:
         self.conditions = list(conditions)
         if not self.conditions:
             raise ConfigError(f"`{name}` needs at least one condition; got an empty list.")
-        for other in [x for x in self.conditions if not callable(x)]:
-            raise ConfigError(f"`{name}` joins conditions; got {other!r}, which is not one.")
+        others = [x for x in self.conditions if not callable(x)]
+        if others:
+            raise ConfigError(f"`{name}` joins conditions; got {others[0]!r}, which is not one.")
 
     def __call__(self, train_stats: TrainStats, /) -> bool:
         """Whether the joined conditions are met."""

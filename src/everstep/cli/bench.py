@@ -104,8 +104,7 @@ def _bench(arguments: argparse.Namespace, case: "Case") -> "Bench":
             "--device cpu runs it in a small size."
         )
     known = {peer for row in case.rows for peer in (row.get("peers") or case.peers)}
-    unknown = [peer for peer in arguments.compare if peer not in known]
-    if unknown:
+    if unknown := [peer for peer in arguments.compare if peer not in known]:
         raise ConfigError(
             f"{arguments.name} is not compared with {', '.join(unknown)}; its peers are "
             f"{', '.join(sorted(known)) or 'none'}."
@@ -145,8 +144,7 @@ def _cells(arguments: argparse.Namespace, case: "Case", bench: "Bench") -> "list
     from ..benchmarks import cells, has_fast_bf16
 
     names = [row["name"] for row in case.rows]
-    unknown = [name for name in arguments.rows if name not in names]
-    if unknown:
+    if unknown := [name for name in arguments.rows if name not in names]:
         raise ConfigError(
             f"{arguments.name} has no row {', '.join(unknown)}; it has {', '.join(names)}."
         )

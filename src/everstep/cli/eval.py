@@ -142,8 +142,7 @@ def _read_config(run_dir: Path, overrides: list[str]) -> "TrainConfig":
 
     document = apply_overrides(load(run_dir / "config.yaml"), overrides)
     names = [override.split("=")[0].split(".")[0] for override in overrides]
-    unused = [name for name in names if name not in _KEYS]
-    if unused:
+    if unused := [name for name in names if name not in _KEYS]:
         known = unknown_name("key", unused[0], _KEYS)
         raise ConfigError(f"command line: {unused[0]}: {known}; an evaluation takes {_KEYS}")
     values = {key: value for key, value in document.values.items() if key in _KEYS}
