@@ -97,7 +97,7 @@ def test_evaluating_leaves_the_models_statistics() -> None:
 # ---- norms of gradients ------------------------------------------------------------------------
 
 
-def norms_of(algorithm: Any, stopped_at: Any) -> list[float]:
+def norms_of(algorithm: Any) -> list[float]:
     """Norms of the gradients of each optimizer step, as they are made."""
     norms, norm = [], algorithm.updater._norm
 
@@ -125,7 +125,7 @@ def test_the_norm_of_gradients_is_a_mean_over_steps_that_were_taken(
         return algorithm
 
     plain = built()
-    norms = norms_of(plain, None)
+    norms = norms_of(plain)
     plain.collect()
     plain.step()
     assert len(norms) == 8
@@ -151,7 +151,7 @@ def test_the_norm_of_gradients_leaves_out_steps_that_were_skipped(
     ).build(DiscreteDummyEnv)
     if recorded:
         algorithm.executor = Executor(Tape)
-    norms = norms_of(algorithm, None)
+    norms = norms_of(algorithm)
     algorithm.collect()
     algorithm.rollout.logp[0, 0] = -torch.inf
     stats = algorithm.step()
@@ -160,6 +160,16 @@ def test_the_norm_of_gradients_leaves_out_steps_that_were_skipped(
     assert len(finite) == 3
     assert stats["monitors/skipped_updates"] == 1
     assert stats["monitors/grad_norm"] == pytest.approx(sum(finite) / 3, 1e-6)
+
+
+def test_the_norm_of_gradients_is_of_this_update_alone() -> None:
+    algorithm: Any = AlgorithmConfig(**SMALL, num_sgd_iters=2).build(DiscreteDummyEnv)
+    norms = norms_of(algorithm)
+    for _ in range(2):
+        norms.clear()
+        algorithm.collect()
+        found = algorithm.step()["monitors/grad_norm"]
+        assert found == pytest.approx(sum(map(float, norms)) / 2, 1e-6)
 
 
 # ---- minibatches -------------------------------------------------------------------------------
