@@ -62,8 +62,7 @@ def value_final_obs(
     parts = zip(t.split(FINAL_ROWS), n.split(FINAL_ROWS), strict=True)
     present = torch.cat([_value_rows(policy, rollout, *part) for part in parts])
     lost = t[~present], n[~present]
-    instead = rollout.values[lost] if on_missing_final == "approximate" else 0.0
-    rollout.final_values[lost] = instead
+    rollout.final_values[lost] = rollout.values[lost] if on_missing_final == "approximate" else 0.0
     rollout.known[lost] = on_missing_final != "mask"
     return (~present).sum()
 

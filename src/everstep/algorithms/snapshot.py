@@ -179,10 +179,7 @@ def _numbered(leaves: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def load_state(parts: Parts, state: Mapping[str, Any]) -> None:
-    """Write a state that `check_state` accepted into the parts.
-
-    The environment comes first: only its own code may refuse its state, with a CheckpointError.
-    """
+    """Write a state that `check_state` accepted; the environment, which may refuse, is first."""
     rollout = parts.rollout
     env: Any = parts.env
     if state["env"] is not None:

@@ -152,3 +152,18 @@ def test_a_default_model_of_windows_is_called() -> None:
     algorithm: Any = AlgorithmConfig(model=model, seed=0).build(DrawnEnv(action_spec, None))
     assert algorithm.policy.history == 2
     assert eligible(algorithm.policy) == "the policy sees windows of past observations"
+
+
+def test_a_critic_of_a_bonus_is_called() -> None:
+    """A default model that was made before the bonus has one column of values."""
+    env = DiscreteDummyEnv(6, 8)
+    model = DefaultDiscreteModel(env.observation_spec, env.action_spec, hiddens=(8,))
+    bonuses = [{"rnd": {"pre_normalization_steps": 0}}]
+    algorithm: Any = AlgorithmConfig(model=model, bonuses=bonuses, seed=0).build(env)
+    assert algorithm.policy.critic is not None
+    assert eligible(algorithm.policy) == "a bonus has a critic of its own"
+    before = [p.detach().clone() for p in algorithm.policy.critic.parameters()]
+    algorithm.collect()
+    algorithm.step()
+    assert algorithm._fused is None
+    assert not any(map(torch.equal, algorithm.policy.critic.parameters(), before))
