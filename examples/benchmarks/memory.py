@@ -164,7 +164,7 @@ class Budget:
         # Not all chunks cost the same: their sequences have more openings of episodes, or fewer.
         parts = [acting, *[learning] * 4]
         chunk = max(peak_of(lambda part=part: part(algorithm), device).most for part in parts)
-        of_bonuses = sum(x.nbytes for bonus in algorithm.bonuses for x in bonus.kept)
+        of_bonuses = sum(x.nbytes for bonus in algorithm.bonuses for x in bonus.cache)
         algorithm._fused = None
         kept = max(0, peak_of(lambda: learning(algorithm), device).left)
         return cls(rollout_bytes(algorithm.rollout) + of_bonuses, collect, step, chunk, kept)

@@ -230,8 +230,8 @@ class Executor:
 
 def sequences_of(parts: Parts) -> Sequences:
     """The rollout as sequences, with the data of bonuses."""
-    kept = {bonus.name: bonus.kept for bonus in parts.bonuses} or None
-    sequences: Sequences = parts.policy.sequences(parts.rollout, kept=kept)
+    cache = {bonus.name: bonus.cache for bonus in parts.bonuses} or None
+    sequences: Sequences = parts.policy.sequences(parts.rollout, cache=cache)
     return sequences
 
 

@@ -73,14 +73,15 @@ def undone_on_error(parts: Parts, owner: None | str = None) -> Iterator[None]:
 @contextmanager
 def matmul_precision(precision: None | str) -> Iterator[None]:
     """Multiply float32 matrices with this precision in the block; None changes nothing."""
+    if precision is None:  # PyTorch 2.9 warns of a look at it
+        yield
+        return
     before = torch.get_float32_matmul_precision()
-    if precision is not None:
-        torch.set_float32_matmul_precision(precision)
+    torch.set_float32_matmul_precision(precision)
     try:
         yield
     finally:
-        if precision is not None:
-            torch.set_float32_matmul_precision(before)
+        torch.set_float32_matmul_precision(before)
 
 
 # ---- checkpoints ------------------------------------------------------------------------------

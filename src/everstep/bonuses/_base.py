@@ -39,7 +39,7 @@ class Bonus(nn.Module, ABC):
     """
 
     #: Data of each row that `rewards` stores for `losses`, `[T, N, …]`.
-    kept: Leaves = ()
+    cache: Leaves = ()
 
     #: Name in statistics, and in files.
     name: str
@@ -97,7 +97,7 @@ class Bonus(nn.Module, ABC):
         of a minibatch, whose weights sum to that part's share.
 
         Args:
-            minibatch: With `next_obs`, `next_known`, and `kept` under this bonus's name.
+            minibatch: With `next_obs`, `next_known`, and `cache` under this bonus's name.
 
         """
 

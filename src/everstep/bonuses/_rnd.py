@@ -175,9 +175,9 @@ class RandomNetworkDistillation(Bonus):
     def _keep(self, targets: torch.Tensor, rollout: Rollout, start: int, end: int) -> None:
         """Store the target's outputs of some env steps, in memory that is reused."""
         batch = (rollout.horizon, rollout.num_envs)
-        if not self.kept or self.kept[0].shape[:2] != batch:
-            self.kept = (targets.new_empty(*batch, *targets.shape[1:]),)
-        self.kept[0][start:end] = targets.unflatten(0, (-1, rollout.num_envs))
+        if not self.cache or self.cache[0].shape[:2] != batch:
+            self.cache = (targets.new_empty(*batch, *targets.shape[1:]),)
+        self.cache[0][start:end] = targets.unflatten(0, (-1, rollout.num_envs))
 
     def _discounted(self, rewards: torch.Tensor, rollout: Rollout) -> torch.Tensor:
         """Discounted sums of past rewards `[T, N, 1]`, continued from the last rollout."""
@@ -206,7 +206,7 @@ class RandomNetworkDistillation(Bonus):
     def losses(self, minibatch: Minibatch) -> torch.Tensor:
         """See `Bonus.losses`."""
         assert minibatch.next_known is not None
-        obs, targets = minibatch.next_obs, minibatch.kept[self.name][0]
+        obs, targets = minibatch.next_obs, minibatch.cache[self.name][0]
         weight = torch.where(minibatch.next_known, minibatch.weight, 0.0)
         share = weight.sum()
         if self.predictor_proportion < 1:

@@ -15,7 +15,7 @@ _ActionSpec = TypeVar("_ActionSpec", bound=TensorSpec)
 _Fact = TypeVar("_Fact")
 
 #: Cached properties of each model's action spec, by function and arguments.
-_KNOWN: WeakKeyDictionary[Any, dict[Any, Any]] = WeakKeyDictionary()
+_FACTS: WeakKeyDictionary[Any, dict[Any, Any]] = WeakKeyDictionary()
 
 
 class Distribution(ABC):
@@ -97,13 +97,13 @@ class TorchDistributionWrapper(
         return self.dist.sample()
 
 
-def known(model: Any, find_out: Callable[..., _Fact], *arguments: Any) -> _Fact:
+def cached(model: Any, find_out: Callable[..., _Fact], *arguments: Any) -> _Fact:
     """`find_out` of the model's action spec and the arguments, cached for each model.
 
     Distributions are made in every env step, and copying the bounds of a spec to an accelerator
     would synchronise each time.
     """
-    facts = _KNOWN.setdefault(model, {})
+    facts = _FACTS.setdefault(model, {})
     key = (find_out, *arguments)
     if key in facts:
         return cast(_Fact, facts[key])

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from tensordict import TensorDict
 from torchrl.data import Bounded
 
-from ._base import Distribution, action_dtype, as_dtype, known, sum_rows
+from ._base import Distribution, action_dtype, as_dtype, cached, sum_rows
 
 #: ½·log 2π.
 HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
@@ -74,8 +74,8 @@ class SquashedNormal(Normal):
         self._squash: _Squash = _TANH
         if isinstance(getattr(model, "action_spec", None), Bounded):
             mean = self.mean
-            self._bounds = known(model, _bounds, mean.device)
-            self._squash = known(model, _squash, mean.device, mean.dtype)
+            self._bounds = cached(model, _bounds, mean.device)
+            self._squash = cached(model, _squash, mean.device, mean.dtype)
 
     def latents(self, *, deterministic: bool) -> torch.Tensor:
         """Latents u before squashing, `[B, …]`."""

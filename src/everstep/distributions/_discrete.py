@@ -15,7 +15,7 @@ from ._base import (
     Distribution,
     action_dtype,
     as_dtype,
-    known,
+    cached,
     sum_rows,
     without_subnormal_gradients,
 )
@@ -70,7 +70,7 @@ class MultiCategorical(Categorical):
 
     def __init__(self, features: Mapping[str, torch.Tensor] | TensorDict, model: Any, /) -> None:
         spec = model.action_spec
-        padded = _padded(_masked(features), known(model, options))
+        padded = _padded(_masked(features), cached(model, options))
         logits = padded if spec.ndim == 1 else padded.unflatten(-2, spec.shape)
         super().__init__({"logits": logits}, model)
 
@@ -86,7 +86,7 @@ class _WrittenChoices(Distribution):
 
     def __init__(self, features: Mapping[str, torch.Tensor] | TensorDict, model: Any, /) -> None:
         super().__init__(features, model)
-        self._counts = known(model, options)
+        self._counts = cached(model, options)
         self.choices = Categorical({"logits": _padded(_masked(features), self._counts)}, None)
         self._dtype = action_dtype(model, torch.int64)
 
@@ -140,10 +140,10 @@ class BoundedCategorical(_WrittenChoices):
     """Bounded integers, each a choice: `features["logits"]` is `[B, Σ (high - low + 1)]`."""
 
     def _write(self, choices: torch.Tensor) -> torch.Tensor:
-        return self._shaped(choices + known(self.model, _lowest, choices.device))
+        return self._shaped(choices + cached(self.model, _lowest, choices.device))
 
     def _read(self, actions: torch.Tensor) -> torch.Tensor:
-        return actions.flatten(1).long() - known(self.model, _lowest, actions.device)
+        return actions.flatten(1).long() - cached(self.model, _lowest, actions.device)
 
 
 class Bernoulli(Distribution):

@@ -32,7 +32,7 @@ class LoggerGroup:
     """Forwards calls to several loggers; one that raises is left out from then on.
 
     An exception of a member is logged once as a warning and does not reach the caller, since
-    training must not stop. `KeyboardInterrupt` and other non-`Exception`s do pass.
+    training must not stop. `KeyboardInterrupt` and others that are not an `Exception` do pass.
 
     Args:
         loggers: Members, called in this order.

@@ -218,15 +218,17 @@ class PolicyCore(ABC, Generic[_Model]):
         """Rows that enter the losses, bool `[T, N, 1]`."""
         return rollout.known & rollout.valid
 
-    def sequences(self, rollout: Rollout, *, kept: None | Mapping[str, Leaves] = None) -> Sequences:
+    def sequences(
+        self, rollout: Rollout, *, cache: None | Mapping[str, Leaves] = None
+    ) -> Sequences:
         """The rollout cut into the sequences that minibatches are gathered from.
 
         Args:
             rollout: Complete rollout, with advantages.
-            kept: Data that bonuses stored for each row; see `Sequences`.
+            cache: Data that bonuses stored for each row; see `Sequences`.
 
         """
-        return Sequences(rollout, self.learnable(rollout), kept=kept)
+        return Sequences(rollout, self.learnable(rollout), cache=cache)
 
     @abstractmethod
     def evaluate(self, minibatch: Minibatch) -> tuple[Distribution, torch.Tensor]:

@@ -49,7 +49,7 @@ class Minibatch:
     #: Whether those are known, bool `[B·L, 1]`; None without bonuses.
     next_known: None | torch.Tensor = None
     #: Data that bonuses stored for each row, `[B·L, …]`, by their names.
-    kept: Mapping[str, Leaves] = field(default_factory=dict)
+    cache: Mapping[str, Leaves] = field(default_factory=dict)
 
     def split(self, size: int) -> "list[Minibatch]":
         """Views of `size` sequences each; the last one may be smaller."""
@@ -97,7 +97,7 @@ class Sequences:
     Args:
         rollout: Complete rollout, with advantages.
         learnable: Rows that enter the losses, bool `[T, N, 1]`.
-        kept: Data that bonuses stored for each row, `[T, N, …]`, by their names; minibatches then
+        cache: Data that bonuses stored for each row, `[T, N, …]`, by their names; minibatches then
             hold it, and the observations after the actions. None without bonuses.
 
     """
@@ -110,7 +110,7 @@ class Sequences:
         rollout: Rollout,
         learnable: torch.Tensor,
         *,
-        kept: None | Mapping[str, Leaves] = None,
+        cache: None | Mapping[str, Leaves] = None,
     ) -> None:
         self.length = rollout.seq_len
         self.num_envs = rollout.num_envs
@@ -144,12 +144,12 @@ class Sequences:
             ),
             "mask": self._cut_all([learnable]),
         }
-        self._kept = tuple(kept or ())
-        if kept is not None:
+        self._cached = tuple(cache or ())
+        if cache is not None:
             self._fields["next"] = self._cut_all(leaf[1:] for leaf in rollout.obs)
             self._fields["final"] = self._cut_all(rollout.final_obs)
             self._fields["ends"] = self._cut_all([rollout.ends, rollout.next_known])
-            self._fields |= {f"kept by {name}": self._cut_all(x) for name, x in kept.items()}
+            self._fields |= {f"cache of {name}": self._cut_all(x) for name, x in cache.items()}
 
     def _cut_all(self, leaves: Any) -> Leaves:
         return tuple(x.unflatten(0, (-1, self.length)).transpose(1, 2) for x in leaves)
@@ -284,7 +284,7 @@ class Sequences:
             returns=returns,
             weight=mask.to(logp.dtype) / total.clamp(min=1),
             has_excluded=self._has_excluded,
-            **_next(taken, self._kept),
+            **_next(taken, self._cached),
         )
 
     def _take(self, x: torch.Tensor, index: Index) -> torch.Tensor:
@@ -326,7 +326,9 @@ def _next(taken: dict[str, Leaves], names: tuple[str, ...]) -> dict[str, Any]:
     return {
         "next_obs": before_reset(next_obs, tuple(x.flatten(0, 1) for x in taken["final"]), ends),
         "next_known": known,
-        "kept": {name: tuple(x.flatten(0, 1) for x in taken[f"kept by {name}"]) for name in names},
+        "cache": {
+            name: tuple(x.flatten(0, 1) for x in taken[f"cache of {name}"]) for name in names
+        },
     }
 
 

@@ -116,7 +116,7 @@ def test_storage_stays_where_it_is(memory: Any, name: str) -> None:
     for _ in range(3):
         algorithm.collect()
         algorithm.step()
-        kept = [x for bonus in algorithm.bonuses for x in bonus.kept]
+        kept = [x for bonus in algorithm.bonuses for x in bonus.cache]
         tensors = [*memory.tensors_of(algorithm.rollout), *kept]
         assert len(tensors) > 15
         addresses.append([x.data_ptr() for x in tensors])

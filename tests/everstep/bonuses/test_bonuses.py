@@ -75,8 +75,8 @@ class TwoValues(Model):
 # ---- streams ---------------------------------------------------------------------------------
 
 
-def kept_by(bonuses: Any) -> dict[str, Any]:
-    return {bonus.name: bonus.kept for bonus in bonuses}
+def caches_of(bonuses: Any) -> dict[str, Any]:
+    return {bonus.name: bonus.cache for bonus in bonuses}
 
 
 @pytest.mark.usefixtures("float64")
@@ -318,9 +318,9 @@ def test_the_bonus_belongs_to_what_the_action_led_to() -> None:
     errors = novelty(bonus, (led_to,)).view(8, 3, 1)
     scale = bonus.spread.std.float()
     torch.testing.assert_close(rollout.rewards[:-1, :, 1:], errors / scale)
-    (minibatch,) = algorithm.policy.sequences(rollout, kept=kept_by(algorithm.bonuses)).minibatches(
-        24, shuffle=False, joint=False, permute=torch.randperm
-    )
+    (minibatch,) = algorithm.policy.sequences(
+        rollout, cache=caches_of(algorithm.bonuses)
+    ).minibatches(24, shuffle=False, joint=False, permute=torch.randperm)
     assert torch.equal(minibatch.next_obs[0], led_to)
 
 
@@ -345,7 +345,7 @@ def test_the_predictor_does_not_learn_from_what_is_not_known() -> None:
     rollout = algorithm.rollout
     lost = rollout.ends.flatten()
     assert rollout.known.all()
-    minibatch = Sequences(rollout, rollout.valid, kept={"rnd": bonus.kept}).select(None)
+    minibatch = Sequences(rollout, rollout.valid, cache={"rnd": bonus.cache}).select(None)
     assert (minibatch.weight == 1 / 48).all()
     errors = novelty(bonus, minibatch.next_obs).flatten()
     expected = errors[~lost].sum() / 48
@@ -375,7 +375,7 @@ def test_the_rows_of_a_share_keep_their_weights() -> None:
     algorithm.collect()
     rollout = algorithm.rollout
     valid = torch.rand(8, 6, 1) < 0.5
-    minibatch = Sequences(rollout, valid, kept={"rnd": bonus.kept}).select(None)
+    minibatch = Sequences(rollout, valid, cache={"rnd": bonus.cache}).select(None)
     errors, weight = novelty(bonus, minibatch.next_obs), minibatch.weight
     torch.manual_seed(7)
     found = bonus.losses(minibatch)
@@ -433,7 +433,7 @@ def test_the_predictor_learns_from_a_share_of_the_rows() -> None:
     algorithm.collect()
     algorithm.estimate()
     (minibatch,) = algorithm.policy.sequences(
-        algorithm.rollout, kept=kept_by(algorithm.bonuses)
+        algorithm.rollout, cache=caches_of(algorithm.bonuses)
     ).minibatches(48, shuffle=False, joint=False, permute=torch.randperm)
     errors = novelty(bonus, minibatch.next_obs)
     torch.manual_seed(7)
@@ -470,7 +470,7 @@ def test_the_losses_of_chunks_add_up() -> None:
     algorithm, bonus = distilling(Losing, predictor_proportion=1.0)
     algorithm.collect()
     algorithm.estimate()
-    sequences = algorithm.policy.sequences(algorithm.rollout, kept=kept_by(algorithm.bonuses))
+    sequences = algorithm.policy.sequences(algorithm.rollout, cache=caches_of(algorithm.bonuses))
     whole = bonus.losses(sequences.select(None))
     cuts = [slice(0, 7), slice(7, 30), slice(30, 48)]
     parts = [bonus.losses(sequences.select(cut, sequences.learnable)) for cut in cuts]

@@ -32,7 +32,7 @@ from everstep.distributions import SquashedNormal
 from everstep.errors import ConfigError
 from everstep.models import Model
 from everstep.views import ViewRequirement
-from tests.everstep_adapters.export.way_back_toys import Walk
+from tests.everstep_adapters.export.export_toys import Walk
 
 NUM_ENVS, HORIZON = 4, 24
 

@@ -141,8 +141,8 @@ def test_what_an_action_led_to_is_from_the_row_after_it_or_before_a_reset(
     seq_len: int, size: int
 ) -> None:
     rollout = coded(seq_len, invalid=True)
-    kept = {"some": (code(T) + 0.5,)}
-    sequences = Sequences(rollout, rollout.valid, kept=kept)
+    cache = {"some": (code(T) + 0.5,)}
+    sequences = Sequences(rollout, rollout.valid, cache=cache)
     ends = (rollout.truncated & rollout.first).flatten()
     size = min(size, sequences.count)
     for minibatch in sequences.minibatches(size, shuffle=True, joint=False, permute=torch.randperm):
@@ -151,7 +151,7 @@ def test_what_an_action_led_to_is_from_the_row_after_it_or_before_a_reset(
         assert minibatch.next_obs[0].flatten().tolist() == expected
         known = rollout.valid.flatten()[rows]
         assert minibatch.next_known.flatten().tolist() == known.tolist()
-        assert minibatch.kept["some"][0].flatten().tolist() == [row + 0.5 for row in rows]
+        assert minibatch.cache["some"][0].flatten().tolist() == [row + 0.5 for row in rows]
 
 
 @pytest.mark.parametrize("shuffle", [False, True])

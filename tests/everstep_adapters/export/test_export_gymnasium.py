@@ -14,7 +14,7 @@ from torchrl.data import (
 from everstep import ContinuousDummyEnv, DiscreteDummyEnv
 from everstep.adapters import to_gymnasium
 from everstep.errors import AdapterError, EnvError
-from tests.everstep_adapters.export.way_back_toys import Walk, random_actions
+from tests.everstep_adapters.export.export_toys import Walk, random_actions
 from tests.toys import ConstantEnv
 
 STEPS = 30

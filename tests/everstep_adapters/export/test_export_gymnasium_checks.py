@@ -21,7 +21,7 @@ from packaging.version import Version
 import everstep
 from everstep import ContinuousDummyEnv, DiscreteDummyEnv
 from everstep.adapters import to_gymnasium
-from tests.everstep_adapters.export.way_back_toys import Walk, random_actions
+from tests.everstep_adapters.export.export_toys import Walk, random_actions
 
 before_gymnasium_1_4 = Version(gym.__version__) < Version("1.4")
 # Also of its own environments: of every episode but the first it leaves out the first step.

@@ -20,7 +20,7 @@ from torchrl.data import (
 from everstep.adapters import to_gymnasium
 from everstep.env import Env
 from everstep.errors import AdapterError
-from tests.everstep_adapters.export.way_back_toys import Walk
+from tests.everstep_adapters.export.export_toys import Walk
 
 
 class Told(Env):

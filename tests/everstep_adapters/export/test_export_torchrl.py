@@ -22,7 +22,7 @@ import everstep
 from everstep import ContinuousDummyEnv, DiscreteDummyEnv, Env
 from everstep.adapters import to_torchrl
 from everstep.errors import AdapterError
-from tests.everstep_adapters.export.way_back_toys import Walk, flat, random_actions
+from tests.everstep_adapters.export.export_toys import Walk, flat, random_actions
 from tests.toys import ConstantEnv
 
 STEPS = 30

@@ -15,7 +15,7 @@ from everstep.adapters import GymnasiumEnv, TorchRLEnv, to_gymnasium, to_torchrl
 from everstep.errors import AdapterError
 from everstep.testing import EnvConformance, run_checks
 from everstep_adapters.export.horizon import HorizonEnv
-from tests.everstep_adapters.export.way_back_toys import Walk, play, random_actions
+from tests.everstep_adapters.export.export_toys import Walk, play, random_actions
 from tests.everstep_adapters.gymnasium.gymnasium_toys import scripted
 
 NUM_ENVS, STEPS = 3, 40
