@@ -21,6 +21,8 @@ from everstep.env import Env
 from everstep.models import DefaultDiscreteModel
 from everstep.policies import load_policy
 
+pytestmark = pytest.mark.slow
+
 UPDATES = 20
 
 

@@ -26,9 +26,6 @@ Numbers = torch.Tensor | np.ndarray[Any, Any]
 Snapshot = dict[str, dict[str, torch.Tensor]]
 
 
-# ---- errors and evaluations -------------------------------------------------------------------
-
-
 def running_statistics(parts: Parts) -> Snapshot:
     """The tensors, besides the rollout, that collecting changes: statistics and model buffers."""
     modules: dict[str, None | nn.Module] = {
@@ -73,8 +70,8 @@ def undone_on_error(parts: Parts, owner: None | str = None) -> Iterator[None]:
 @contextmanager
 def matmul_precision(precision: None | str) -> Iterator[None]:
     """Multiply float32 matrices with this precision in the block; None changes nothing."""
-    if precision is None:  # PyTorch 2.9 warns of a look at it
-        yield
+    if precision is None:
+        yield  # PyTorch 2.9 warns of a look at it
         return
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)

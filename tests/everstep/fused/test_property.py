@@ -21,6 +21,8 @@ from everstep.fused import BlockActor, actor, eligible
 from everstep.models import DefaultContinuousModel, DefaultDiscreteModel, DefaultModel
 from everstep.models._defaults import Gaussian, Logits
 
+pytestmark = pytest.mark.slow
+
 UPDATES = 3
 NUM_ENVS, HORIZON = 5, 12
 

@@ -38,7 +38,7 @@ on_every_device = pytest.mark.parametrize(
     ],
 )
 
-pytestmark = pytest.mark.usefixtures("float64", "as_on_a_gpu")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("float64", "as_on_a_gpu")]
 
 DUMMIES = [DiscreteDummyEnv, ContinuousDummyEnv]
 

@@ -23,7 +23,7 @@ from everstep.loggers.mlflow_store import accepted_name, flat_params, redacted
 mlflow = pytest.importorskip("mlflow")
 
 # SQLAlchemy 2.1 deprecates a loader strategy that MLflow's store uses.
-pytestmark = pytest.mark.filterwarnings("ignore:.*noload:DeprecationWarning")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*noload:DeprecationWarning")]
 
 
 @pytest.fixture(autouse=True)

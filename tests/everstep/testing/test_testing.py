@@ -151,6 +151,7 @@ def settings() -> Any:
     torch.use_deterministic_algorithms(False)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("settings")
 @pytest.mark.parametrize("name", LIES)
 def test_each_lie_is_told_by_the_check_that_is_about_it(name: str) -> None:

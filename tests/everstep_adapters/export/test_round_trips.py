@@ -18,6 +18,8 @@ from everstep_adapters.export.horizon import HorizonEnv
 from tests.everstep_adapters.export.export_toys import Walk, play, random_actions
 from tests.everstep_adapters.gymnasium.gymnasium_toys import scripted
 
+pytestmark = pytest.mark.slow
+
 NUM_ENVS, STEPS = 3, 40
 
 ENVS: dict[str, Any] = {

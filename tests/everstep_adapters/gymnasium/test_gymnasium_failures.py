@@ -24,6 +24,7 @@ from everstep_adapters import GymnasiumEnv
 from tests.everstep_adapters.gymnasium.gymnasium_toys import Columns, Faulty
 
 pytestmark = [
+    pytest.mark.slow,
     # Python 3.12 and JAX warn of forks in a process that has threads, which `AsyncVectorEnv` does.
     pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning"),

@@ -24,7 +24,10 @@ from everstep_adapters import TorchRLEnv
 from tests.everstep_adapters.torchrl.torchrl_toys import SCRIPTS, ScriptedEnv, observing, zeros
 from tests.toys import TERMINATED, Episode
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning"),
+]
 
 
 def test_environments_are_found_without_importing_torchrl() -> None:
