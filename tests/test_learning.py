@@ -11,6 +11,7 @@ from everstep import ContinuousDummyEnv, TrainConfig, Trainer, evaluate, make
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
+@pytest.mark.slow
 def test_cartpole_is_learned_in_40_000_env_steps() -> None:
     """A random policy's mean return is about 22."""
     config = TrainConfig.from_file(

@@ -266,6 +266,7 @@ def test_a_truncated_file_is_named(saved, part):
             load()
 
 
+@pytest.mark.slow
 @parts
 def test_a_flipped_bit_never_changes_a_value(saved, part):
     """It is an error, except in bytes that carry nothing, such as a member's date."""

@@ -453,6 +453,7 @@ def test_the_table_of_a_world(tmp_path: Path) -> None:
     assert (tmp_path / "runs" / "tiny" / "world" / "0" / "metrics.jsonl").is_file()
 
 
+@pytest.mark.slow
 def test_how_things_grow_is_measured_and_drawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

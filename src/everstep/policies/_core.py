@@ -16,7 +16,7 @@ from ..distributions import Distribution
 from ..errors import ConfigError
 from ..models import GenericModelBase
 from ..normalizers import ObservationNormalizer
-from ..rollouts import Minibatch, Rollout, Sequences
+from ..rollouts import Caches, Minibatch, Rollout, Sequences
 from ..specs import EMPTY, Leaves, Structure
 
 _Model = TypeVar("_Model", bound=GenericModelBase[..., Any])
@@ -218,9 +218,7 @@ class PolicyCore(ABC, Generic[_Model]):
         """Rows that enter the losses, bool `[T, N, 1]`."""
         return rollout.known & rollout.valid
 
-    def sequences(
-        self, rollout: Rollout, *, cache: None | Mapping[str, Leaves] = None
-    ) -> Sequences:
+    def sequences(self, rollout: Rollout, *, cache: None | Caches = None) -> Sequences:
         """The rollout cut into the sequences that minibatches are gathered from.
 
         Args:

@@ -15,6 +15,9 @@ from ._rollout import Rollout, before_reset
 #: Largest rollout that is copied in the order of an epoch, rather than minibatch by minibatch.
 GATHERED_BYTES = 2**21
 
+#: Data that bonuses stored for each row, by their names.
+Caches = Mapping[str, Leaves]
+
 #: Which sequences; None for all of them.
 Index = None | slice | torch.Tensor
 
@@ -49,7 +52,7 @@ class Minibatch:
     #: Whether those are known, bool `[B·L, 1]`; None without bonuses.
     next_known: None | torch.Tensor = None
     #: Data that bonuses stored for each row, `[B·L, …]`, by their names.
-    cache: Mapping[str, Leaves] = field(default_factory=dict)
+    cache: Caches = field(default_factory=dict)
 
     def split(self, size: int) -> "list[Minibatch]":
         """Views of `size` sequences each; the last one may be smaller."""
@@ -106,11 +109,7 @@ class Sequences:
     count: int
 
     def __init__(
-        self,
-        rollout: Rollout,
-        learnable: torch.Tensor,
-        *,
-        cache: None | Mapping[str, Leaves] = None,
+        self, rollout: Rollout, learnable: torch.Tensor, *, cache: None | Caches = None
     ) -> None:
         self.length = rollout.seq_len
         self.num_envs = rollout.num_envs
@@ -326,9 +325,7 @@ def _next(taken: dict[str, Leaves], names: tuple[str, ...]) -> dict[str, Any]:
     return {
         "next_obs": before_reset(next_obs, tuple(x.flatten(0, 1) for x in taken["final"]), ends),
         "next_known": known,
-        "cache": {
-            name: tuple(x.flatten(0, 1) for x in taken[f"cache of {name}"]) for name in names
-        },
+        "cache": {key: tuple(x.flatten(0, 1) for x in taken[f"cache of {key}"]) for key in names},
     }
 
 

@@ -141,6 +141,7 @@ def test_every_key_has_its_line(write):
 # ---- files that cannot be read ----------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "content", "start"),
     [

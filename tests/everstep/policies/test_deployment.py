@@ -40,7 +40,10 @@ from everstep.policies import Policy, RecurrentPolicy
 from everstep.views import ViewRequirement
 
 # MLflow warns of its own type hints when it is imported.
-pytestmark = pytest.mark.filterwarnings("ignore:.*type hint:UserWarning")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:.*type hint:UserWarning"),
+]
 
 OBS = Unbounded(3)
 CHOICE = Categorical(4, shape=torch.Size([1]))
