@@ -236,13 +236,10 @@ class OnPolicyAlgorithm(
         fused = None if needs_autograd else gradients(self.policy, self.objective, self._fused)
         self._fused = fused
         for chunks in steps:
-            sums: dict[str, list[torch.Tensor]] = {}
             with self.policy.keep_casts():
-                for chunk in chunks:
-                    for name, term in self._add_gradients(chunk).items():
-                        sums.setdefault(name, []).append(term.detach())
+                added = [self._add_gradients(chunk) for chunk in chunks]
             self.updater.pending = True
-            terms = {name: sum_of(parts) for name, parts in sums.items()}
+            terms = {name: sum_of([each[name] for each in added]) for name in added[0]}
             if not control.admits(terms, self.updater):
                 break
             self.updater.step(stopped=control.stopped)
@@ -255,6 +252,7 @@ class OnPolicyAlgorithm(
             terms = self._add_bonuses(minibatch, self._fused(minibatch))
         if terms["total"].requires_grad:
             self.updater.backward(terms["total"])
+            terms = {name: term.detach() for name, term in terms.items()}
         return terms
 
     def _losses(self, minibatch: Minibatch) -> dict[str, torch.Tensor]:
