@@ -107,7 +107,7 @@ class OnPolicyAlgorithm(
                 collected = self.executor.collect(
                     self.parts,
                     lambda states: self._roll_out(states, deterministic=deterministic),
-                    self._initial_states() if self.states is None else self.states,
+                    self._initial_states(0) if self.states is None else self.states,
                     phase=self._first_sequence() % max(1, self._sequences_per_reset()),
                     eager=deterministic or self.is_evaluating,
                 )
@@ -181,26 +181,29 @@ class OnPolicyAlgorithm(
 
     def _begin_sequence(self, sequence: int, states: Leaves) -> Leaves:
         """Store the recurrent states of a sequence, which are reset first if that is due."""
-        every = self._sequences_per_reset()
-        if every > 0 and (self._first_sequence() + sequence) % every == 0:
+        if self._is_reset(sequence):
             states = self._initial_states()
         self.rollout.write_states(sequence, states)
         return states
 
+    def _is_reset(self, sequence: int) -> bool:
+        every = self._sequences_per_reset()
+        return every > 0 and (self._first_sequence() + sequence) % every == 0
+
     def _sequences_per_reset(self) -> int:
-        """Sequences between resets of all recurrent states; negative for none."""
         return cast(int, getattr(self.config, "seqs_per_state_reset", -1))
 
     def _first_sequence(self) -> int:
-        """Sequences before this rollout."""
         return self.state.horizons * (self.rollout.horizon // self.rollout.seq_len)
 
-    def _initial_states(self) -> Leaves:
-        policy = self.policy
-        return policy.memory.flatten(policy.init_states(self.rollout.num_envs))
+    def _initial_states(self, sequence: None | int = None) -> Leaves:
+        """States at the start of episodes; any before a sequence that resets them itself."""
+        policy, rollout = self.policy, self.rollout
+        if sequence is not None and self._is_reset(sequence):
+            return policy.memory.zeros(rollout.num_envs, device=rollout.device)
+        return policy.memory.flatten(policy.init_states(rollout.num_envs))
 
     def _check_rollout(self, *, finite: bool, lost: int) -> None:
-        """Raise an error if a rollout cannot be learned from."""
         if not finite:
             self.rollout.find_non_finite()
         if self.config.on_missing_final == "error" and lost:
@@ -305,7 +308,6 @@ class OnPolicyAlgorithm(
         )
 
     def _take_rollout(self, caller: str) -> None:
-        """Use the rollout for an update, which can be done once."""
         if not self.state.buffered:
             raise NotBufferedError(
                 f"{type(self).__name__} is not buffered: call `collect` before `{caller}`."
