@@ -149,6 +149,7 @@ class Sequences:
             self._fields["final"] = self._cut_all(rollout.final_obs)
             self._fields["ends"] = self._cut_all([rollout.ends, rollout.next_known])
             self._fields |= {f"cache of {name}": self._cut_all(x) for name, x in cache.items()}
+        self._bytes = sum(x.nbytes for leaves in self._fields.values() for x in leaves)
 
     def _cut_all(self, leaves: Any) -> Leaves:
         return tuple(x.unflatten(0, (-1, self.length)).transpose(1, 2) for x in leaves)
@@ -190,7 +191,7 @@ class Sequences:
             permute: Draws a permutation of that many indices.
 
         """
-        if shuffle and size < self.count and self._bytes() <= GATHERED_BYTES:
+        if shuffle and size < self.count and self._bytes <= GATHERED_BYTES:
             whole = self._whole().take(permute(self.count))
             minibatches = self._weighted(whole, size, joint).split(size)
             for group in [minibatches] if joint else [[piece] for piece in minibatches]:
@@ -199,10 +200,6 @@ class Sequences:
         indices = list(self.indices(size, shuffle, permute))
         for shared in [indices] if joint else [[index] for index in indices]:
             yield self.step(shared, chunk, joint=joint)
-
-    def _bytes(self) -> int:
-        """Size of all fields."""
-        return sum(x.nbytes for leaves in self._fields.values() for x in leaves)
 
     def _whole(self) -> Minibatch:
         """All sequences with weight 1 for each learnable row, built once."""
