@@ -432,7 +432,7 @@ def test_a_directory_is_not_a_file(tmp_path):
 
 @pytest.fixture
 def operations(monkeypatch):
-    """What is asked of the disk, in order: what reaches it, by inode and size, and new names."""
+    """The requests to the disk, in order: files synchronised, by inode and size, and new names."""
     done = []
     fsync, replace = os.fsync, os.replace
 

@@ -1,4 +1,4 @@
-"""What training continues from: every part of a state, one by one and all together."""
+"""The state that training continues from: every part of it, one by one and all together."""
 
 import copy
 import math

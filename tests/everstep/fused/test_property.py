@@ -303,7 +303,7 @@ def compiling(subject: Subject) -> Undo:
 
 @dataclass(frozen=True)
 class Situation:
-    """What is done to a model or its algorithm.
+    """A change of a model or of its algorithm.
 
     Args:
         apply: Does it.

@@ -60,7 +60,7 @@ def test_objects_in_a_circle_are_put_back() -> None:
 
 
 def test_paths_are_the_shortest() -> None:
-    """What is reached in two ways has the name of the shorter one."""
+    """An object that is reached in two ways has the name of the shorter path."""
     env = Parent(1)
     env.near = env.children[0]
     assert set(key_of(env, "env")) == {"env.near.number", "env.near.weight"}
