@@ -42,9 +42,9 @@ def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip tests marked `gpu` where there is none, and say so."""
-    if torch.cuda.is_available():
-        return
+    """Skip tests marked `gpu` where there is none, and say so; learning tests are slow."""
     for item in items:
-        if item.get_closest_marker("gpu"):
+        if item.get_closest_marker("learning"):
+            item.add_marker(pytest.mark.slow)
+        if item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))

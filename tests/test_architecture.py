@@ -16,11 +16,11 @@ SOURCE = Path(everstep.__file__).parent
 #: Floors, lowest first. A module imports from lower floors, and on its own from those to its left.
 FLOORS = [
     "_version data errors",
-    "validation specs checkpoints advantages losses schedulers views episodes",
-    "nn env distributions normalizers hyperparameters",
+    "synonyms validation specs formats checkpoints advantages losses schedulers views episodes",
+    "nn env distributions normalizers hyperparameters registry",
     "graphs models rollouts policies objectives bonuses fused updates resolve",
     "algorithms evaluation",
-    "conditions config loggers progress registry trainers adapters",
+    "conditions config loggers progress trainers adapters",
     "testing benchmarks",
     "cli __main__",
 ]
@@ -82,6 +82,28 @@ def test_importing_the_package_is_free() -> None:
     code = "import sys, everstep; print('torch' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "False"
+
+
+@pytest.mark.slow
+def test_importing_the_trainer_imports_what_a_script_needs_before_it_trains() -> None:
+    """Workers of environments import the script again: it costs little more than PyTorch."""
+    code = (
+        "import multiprocessing, sys; from everstep import RecurrentTrainer, Trainer; "
+        "slow = ('torch._dynamo', 'sympy', 'tensordict', 'torchrl', 'gymnasium', 'mlflow', "
+        "'pandas', 'rich'); print([m for m in slow if m in sys.modules], "
+        "multiprocessing.get_start_method(allow_none=True))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[] None"
+
+
+def test_the_help_imports_no_library() -> None:
+    code = (
+        "import sys; from everstep.__main__ import _parser; _parser().format_help(); "
+        "print([m for m in ('torch', 'numpy', 'pydantic', 'yaml', 'rich') if m in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
 
 
 def test_public_names() -> None:

@@ -1,5 +1,6 @@
 """The documentation: every example runs and prints what it shows, and no table is out of date."""
 
+import ast
 import configparser
 import contextlib
 import dataclasses
@@ -25,21 +26,29 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import everstep
 from everstep import AlgorithmConfig, TrainConfig, conditions, data
-from everstep.__main__ import _parser
+from everstep.__main__ import parse
 from everstep.adapters import GymnasiumEnv
 from everstep.benchmarks import load_case
 from everstep.errors import ConfigError
 from everstep.hyperparameters import Hyperparameters
+from everstep.loggers import read_metrics
+from everstep.resolve import DEFAULT_LR, DEFAULTS
 from everstep.trainers.config import RunOptions
 from tests.test_architecture import FLOORS, SOURCE
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 FRONT = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
-PAGES = [*FRONT, *sorted(DOCS.glob("*.md")), *sorted(DOCS.glob("adapters/*.md"))]
+PAGES = [*FRONT, *sorted(DOCS.glob("*.md")), *sorted(DOCS.glob("[!_]*/*.md"))]
 
 #: Pages whose examples start processes or train for some seconds.
-SLOW = ("docs/adapters/gymnasium.md", "docs/getting_started.md", "docs/deployment.md")
+SLOW = (
+    "docs/adapters/gymnasium.md",
+    "docs/start/first_run.md",
+    "docs/start/look_at_it.md",
+    "docs/start/your_own_environment.md",
+    "docs/guides/deployment.md",
+)
 
 #: Transitions that an example may train on: enough to run it, not to learn anything.
 BUDGET = 1_000
@@ -94,6 +103,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, empty_store: Path
             del sys.modules[name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "page",
     [
@@ -112,6 +122,10 @@ def test_examples_do_what_the_page_says(page: Path, directory: Path) -> None:
         check = CHECKS.get(block.language)
         if check is not None and not block.mark:
             check(block, namespace)
+    for value in namespace.values():  # what Python does at the end of a script
+        if isinstance(value, everstep.Trainer | everstep.RecurrentTrainer):
+            value.close()
+    assert "mlflow" not in sys.modules or sys.modules["mlflow"].active_run() is None
 
 
 def run_python(block: Block, namespace: dict[str, Any]) -> None:
@@ -156,11 +170,11 @@ def read_json(block: Block, namespace: dict[str, Any]) -> None:
 def parse_commands(block: Block, namespace: dict[str, Any]) -> None:
     """Commands have the flags that they are given, and files of this page the keys."""
     for command in re.findall(
-        r"(?:^|[ /])everstep ((?:train|eval|export|check|bench|doctor)[^&\n]*)",
+        r"(?:^|[ /])everstep ((?:train|init|eval|export|check|bench|doctor)[^&\n]*)",
         re.sub(r"\\\n\s*", "", block.text),
     ):
-        arguments = _parser().parse_args(shlex.split(command, comments=True))
-        file = Path(getattr(arguments, "file", ""))
+        arguments = parse(shlex.split(command.partition(" > ")[0], comments=True))
+        file = Path(getattr(arguments, "file", None) or "")
         if file.parts[:1] == ("examples",):
             TrainConfig.from_file(ROOT / file, arguments.overrides)
         elif file.is_file():
@@ -202,7 +216,8 @@ def test_every_fence_is_seen() -> None:
 
 
 def test_marked_blocks_are_rare(directory: Path) -> None:
-    marked = [block for page in PAGES for block in blocks(page) if block.mark]
+    found = [block for page in PAGES for block in blocks(page) if block.mark]
+    marked = [block for block in found if not block.mark.startswith("runs with ")]
     assert [block.caption for block in marked] == ["broken.yaml"]
     with pytest.raises(ConfigError):
         read_config(marked[0], {})
@@ -211,7 +226,7 @@ def test_marked_blocks_are_rare(directory: Path) -> None:
 # The architecture page.
 
 
-ARCHITECTURE = DOCS / "architecture.md"
+ARCHITECTURE = DOCS / "contributors" / "architecture.md"
 
 
 def changes() -> Iterator[tuple[str, str, str]]:
@@ -273,13 +288,15 @@ def test_changes_that_the_page_shows_work(tmp_path: Path) -> None:
 
 
 def test_the_map_has_the_floors() -> None:
-    rows = re.findall(r"^  (\d)  (\S+(?: \S+)*)", section("architecture.md", "Map"), re.MULTILINE)
+    rows = re.findall(
+        r"^  (\d)  (\S+(?: \S+)*)", section("contributors/architecture.md", "Map"), re.MULTILINE
+    )
     assert [names for _, names in rows] == FLOORS[::-1]
     assert [int(number) for number, _ in rows] == [*range(len(FLOORS), 0, -1)]
 
 
 def test_stations_of_an_observation_exist() -> None:
-    [rows] = tables(section("architecture.md", "The way of one observation"))
+    [rows] = tables(section("contributors/architecture.md", "The way of one observation"))
     assert len(rows) == 16
     for _, files, functions in rows[1:]:  # the first one is the environment's own
         texts = [(SOURCE / file).read_text(encoding="utf-8") for file in names([files])]
@@ -322,7 +339,7 @@ def test_every_hyperparameter_has_a_row(dataclass_fields: Any) -> None:
     rows = dataclass_fields(Hyperparameters)
     assert [row.name for row in rows] == [f.name for f in dataclasses.fields(AlgorithmConfig)]
     assert all(row.description.endswith((".", ")")) and row.allowed for row in rows)
-    text = (DOCS / "configuration.md").read_text(encoding="utf-8")
+    text = (DOCS / "reference" / "configuration.md").read_text(encoding="utf-8")
     assert "```{field-table} everstep.hyperparameters.Hyperparameters\n```" in text
 
 
@@ -330,7 +347,7 @@ def test_every_key_of_a_file_has_a_row(dataclass_fields: Any) -> None:
     assert [row.name for row in dataclass_fields(RunOptions)] == [
         field.name for field in dataclasses.fields(RunOptions)
     ]
-    text = (DOCS / "configuration.md").read_text(encoding="utf-8")
+    text = (DOCS / "reference" / "configuration.md").read_text(encoding="utf-8")
     assert "```{field-table} everstep.trainers.config.RunOptions\n:except: algorithm_config" in text
 
 
@@ -348,7 +365,7 @@ def test_a_field_without_a_docstring_is_found(dataclass_fields: Any) -> None:
 def test_every_statistic_is_explained_once() -> None:
     kinds = (data.CollectStats, data.StepStats, data.MemoryStats, data.TrainerState)
     expected = {key for kind in kinds for key in get_type_hints(kind)}
-    [rows] = tables(section("runs.md", "Statistics"))
+    [rows] = tables(section("reference/statistics.md", "Statistics"))
     found = names([row[0] for row in rows])
     assert sorted(found) == sorted(expected)
 
@@ -359,41 +376,79 @@ def test_every_statistic_of_a_train_step_is_declared() -> None:
     assert set(stats) == set(get_type_hints(data.TrainStats))
 
 
+def test_every_statistic_that_a_run_logs_has_a_row(directory: Path) -> None:
+    [rows] = tables(section("reference/statistics.md", "Statistics"))
+    explained = {*names([row[0] for row in rows])}
+    assert all(len(row) == 3 and row[1] for row in rows)
+    env = everstep.make("gymnasium:CartPole-v1", 4, horizon=64)
+    bonus = everstep.bonuses.RandomNetworkDistillation(pre_normalization_steps=1)
+    rnd = {"bonuses": [bonus], "test_every": 1, "num_test_episodes": 4}
+    for arguments, added in (
+        ({}, set()),
+        (rnd | {"eval_env": everstep.make("gymnasium:CartPole-v1", 2)}, {"rnd"}),
+    ):
+        run_dir = f"runs/{len(arguments)}"
+        with everstep.Trainer(env, run_dir=run_dir, track=False, **arguments) as trainer:
+            trainer.run(total_env_steps=1_000)
+        found = {
+            key.removeprefix("eval/")
+            for record in read_metrics(f"{run_dir}/metrics.jsonl")
+            for key in record
+        } - {"step", "time"}
+        of_bonuses = {key for name in added for key in (f"bonuses/{name}_mean", f"losses/{name}")}
+        assert of_bonuses <= found
+        assert found - of_bonuses <= explained
+        assert explained - found == set()
+
+
+def test_diagrams_are_those_that_the_script_draws() -> None:
+    images = DOCS / "images"
+    before = {path: path.read_bytes() for path in images.glob("*.svg")}
+    subprocess.run([sys.executable, str(images / "diagrams.py")], check=True)
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_every_guide_has_a_picture() -> None:
+    guides = [*DOCS.glob("guides/*.md"), *DOCS.glob("start/*.md"), DOCS / "examples.md"]
+    without = [page.name for page in guides if "![" not in page.read_text(encoding="utf-8")]
+    assert without == ["install.md"]
+
+
 def test_every_condition_has_a_row() -> None:
     public = {
         name
         for name, value in inspect.getmembers(conditions, inspect.isclass)
         if value.__module__ == conditions.__name__ and not name.startswith("_")
     }
-    [rows] = tables(section("configuration.md", "Stop conditions"))
+    [rows] = tables(section("reference/configuration.md", "Stop conditions"))
     assert set(names([row[0] for row in rows])) == public - {"Condition"}
 
 
 def test_every_answer_to_a_lost_final_observation_has_a_row() -> None:
-    [rows] = tables(section("concepts.md", "Lost final observations"))
+    [rows] = tables(section("guides/concepts.md", "Lost final observations"))
     allowed = get_args(get_type_hints(Hyperparameters)["on_missing_final"])
     assert [name.strip('"') for name in names([row[0] for row in rows])] == list(allowed)
 
 
 def test_every_flag_of_the_command_line_is_named() -> None:
-    text = section("configuration.md", "The command line")
-    for command in ("train", "eval", "export", "check", "bench", "doctor"):
+    text = section("reference/command_line.md", "The command line")
+    for command in ("train", "init", "eval", "export", "check", "bench", "doctor"):
         with contextlib.redirect_stdout(io.StringIO()) as printed, pytest.raises(SystemExit):
-            _parser().parse_args([command, "--help"])
+            parse([command, "--help"])
         [line] = [line for line in text.splitlines() if line.startswith(f"| `everstep {command}")]
         flags = set(re.findall(r"--[a-z-]+", printed.getvalue())) - {"--help", "--file"}
         assert flags == set(re.findall(r"--[a-z-]+", line))
 
 
 def test_every_exported_name_is_in_the_reference() -> None:
-    text = (DOCS / "api" / "index.md").read_text(encoding="utf-8")
+    text = (DOCS / "reference" / "api" / "index.md").read_text(encoding="utf-8")
     assert all(f"`{name}`" in text or f"{name}`" in text for name in everstep.__all__)
-    pages = {path.stem for path in (DOCS / "api").glob("*.md")} - {"index"}
+    pages = {path.stem for path in (DOCS / "reference" / "api").glob("*.md")} - {"index"}
     assert set(re.findall(r"^(\w+)$", text, re.MULTILINE)) == pages
 
 
 def test_auto_is_what_the_page_says() -> None:
-    text = section("concepts.md", "The horizon")
+    text = section("guides/concepts.md", "The horizon")
     assert f"({GymnasiumEnv.default_num_envs} for Gymnasium)" in text
     assert f"({GymnasiumEnv.default_horizon} for Gymnasium)" in text
 
@@ -447,6 +502,21 @@ def worked_rows(mode: AutoresetMode, count: int) -> list[list[str]]:
 
 @pytest.mark.parametrize("mode", AutoresetMode)
 def test_worked_tables_are_what_the_adapter_returns(mode: AutoresetMode) -> None:
-    next_step, others = tables(section("concepts.md", "The three autoreset modes"))
+    next_step, others = tables(section("guides/concepts.md", "The three autoreset modes"))
     expected = next_step if mode is AutoresetMode.NEXT_STEP else others
     assert worked_rows(mode, len(expected)) == expected
+
+
+def test_the_defaults_are_what_the_page_says() -> None:
+    """The columns of values, where they are values."""
+    rows = re.findall(
+        r"^\| `(\w+)` \| ([^|]+) \| ([^|]+) \|",
+        (DOCS / "guides" / "defaults.md").read_text(encoding="utf-8"),
+        re.M,
+    )
+    shown = {name: [cell.strip(" `") for cell in cells] for name, *cells in rows}
+    expected = {**DEFAULTS, "lr": DEFAULT_LR}
+    assert set(expected) <= set(shown)
+    for name, values in expected.items():
+        for cell, value in zip(shown[name], values, strict=True):
+            assert ast.literal_eval(cell.split("`,")[0]) == value, name

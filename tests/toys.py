@@ -207,7 +207,7 @@ class RecordedEnv(Env):
 
     def __init__(self, obs: torch.Tensor, horizon: int, **rows: torch.Tensor) -> None:
         super().__init__(obs.shape[1], horizon)
-        self.observation_spec = Unbounded(obs.shape[-1], dtype=obs.dtype)
+        self.observation_spec = Unbounded(obs.shape[2:], dtype=obs.dtype)
         self.action_spec = Categorical(2, shape=torch.Size([1]))
         self.episode_keys = frozenset(rows) - {"rewards"}
         self.obs, self.rows, self.t = obs, rows, 0

@@ -23,11 +23,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser()
     arguments, rest = parser.parse_known_args(argv)
     if rest and ("overrides" not in arguments or any(word.startswith("-") for word in rest)):
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        parser.error(f"unrecognized arguments: {' '.join(rest)}{_advice(arguments, rest)}")
     if rest:  # argparse takes positional arguments in one piece; these stood behind an option
         arguments.overrides = [*arguments.overrides, *rest]
     try:
-        with _current_directory_importable(), _short_warnings():
+        with _modules_importable(getattr(arguments, "file", None)), _short_warnings():
             return int(arguments.run(arguments))
     except ConfigError as error:
         print("\n".join(error.problems), file=sys.stderr)
@@ -36,10 +36,38 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except (EverstepError, OSError) as error:
-        print(f"everstep: {error}", file=sys.stderr)
+        refused = isinstance(error, OSError) and error.filename and error.strerror
+        print(f"everstep: {_refused(error) if refused else error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt as interruption:
         return int(getattr(interruption, "exit_code", 130))
+
+
+def _refused(error: Any) -> str:
+    """An error of the operating system about a path."""
+    return f"{error.filename}: {error.strerror}. Name another path, or change its permissions."
+
+
+def _advice(arguments: argparse.Namespace, rest: Sequence[str]) -> str:
+    """How to write the first unknown flag as a key of the file, if the command takes keys."""
+    flags = [word for word in rest if word.startswith("--")]
+    if "overrides" not in arguments or not flags:
+        return ""
+    name, _, value = flags[0].removeprefix("--").partition("=")
+    following = rest[rest.index(flags[0]) + 1 :] or arguments.overrides[-1:]
+    text = value or next((word for word in following if "=" not in word), "VALUE")
+    return f". Keys of the file are written without dashes: {name.replace('-', '_')}={text}"
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The arguments of the command line, which exits with its usage if they are wrong."""
+    parser = _parser()
+    arguments, rest = parser.parse_known_args(argv)
+    if rest and ("overrides" not in arguments or any(word.startswith("-") for word in rest)):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:  # argparse takes positional arguments in one piece; these stood behind an option
+        arguments.overrides = [*arguments.overrides, *rest]
+    return arguments
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -59,17 +87,32 @@ def _parser() -> argparse.ArgumentParser:
 
 
 @contextmanager
-def _current_directory_importable() -> Iterator[None]:
-    """Let `env_cls: my_env.MyEnv` find `./my_env.py`, as it would under `python -m everstep`."""
+def _modules_importable(file: None | str) -> Iterator[None]:
+    """Let `env_cls: my_env.MyEnv` find `my_env.py` in the current directory, or beside the file.
+
+    The current directory is first, as it would be under `python -m everstep`. A file in a package
+    finds modules by their full names: `examples/cartpole/train.yaml` finds `examples.cartpole`.
+    """
     here = os.getcwd()
+    folders = [here, *([] if file is None else [_outside_packages(file)])]
     is_safe = getattr(sys.flags, "safe_path", False)
-    added = [] if is_safe or {here, ""} & set(sys.path) else [here]
+    known = {*sys.path, *([here] if "" in sys.path else [])}
+    added = [] if is_safe else [x for x in dict.fromkeys(folders) if x not in known]
     sys.path[:0] = added
     try:
         yield
     finally:
-        if added and here in sys.path:
-            sys.path.remove(here)
+        for folder in added:
+            if folder in sys.path:
+                sys.path.remove(folder)
+
+
+def _outside_packages(file: str) -> str:
+    """The folder of a file, or the first one above it that is not a package."""
+    folder = os.path.dirname(os.path.abspath(file))
+    while os.path.isfile(os.path.join(folder, "__init__.py")):
+        folder = os.path.dirname(folder)
+    return folder
 
 
 @contextmanager

@@ -23,10 +23,12 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module("everstep_adapters"), name)
+if not TYPE_CHECKING:  # checkers would take every name for an export
+
+    def __getattr__(name: str) -> Any:
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module("everstep_adapters"), name)
 
 
 def __dir__() -> list[str]:

@@ -352,6 +352,9 @@ def _reading(path: Path) -> Iterator[None]:
         raise CheckpointError(
             f"{path}: no such file, so this is not a complete saved state."
         ) from error
+    except IsADirectoryError as error:
+        inside = f"load {path / 'policy'}" if (path / "policy").is_file() else "name a file in it"
+        raise CheckpointError(f"{path}: is a directory: {inside}.") from error
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error}.") from error
     except Exception as error:

@@ -10,6 +10,7 @@ import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Real
 from typing import Any, ClassVar, Protocol
 
 from .data import TrainStatKey, TrainStats
@@ -44,6 +45,10 @@ class _Join:
     def __call__(self, train_stats: TrainStats, /) -> bool:
         """Whether the joined conditions are met."""
         return self._rule([condition(train_stats) for condition in self.conditions])
+
+    def as_config(self) -> dict[str, Any]:
+        """The entry of a configuration file that `condition_from_config` reads."""
+        return {type(self).__name__: self.conditions}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.conditions!r})"
@@ -89,6 +94,13 @@ class _OnStatistic(ABC):
     @abstractmethod
     def _is_met(self, value: float) -> bool:
         """Whether the condition is met by the statistic's next value."""
+
+    def as_config(self) -> dict[str, Any]:
+        """The entry of a configuration file that `condition_from_config` reads."""
+        names = inspect.signature(type(self)).parameters
+        options = {name: getattr(self, name) for name in names}
+        bounds = {"lower_bound": "bound", "upper_bound": "bound"}
+        return {type(self).__name__: {bounds.get(k, k): value for k, value in options.items()}}
 
     def __repr__(self) -> str:
         arguments = [
@@ -346,3 +358,30 @@ def _option_problems(name: str, options: object, path: str) -> list[str]:
 def _hint(name: object, names: Sequence[str]) -> str:
     near = difflib.get_close_matches(str(name), names, n=1)
     return f" (did you mean {near[0]}?)" if near else f" (known: {', '.join(sorted(names))})"
+
+
+def check_stopping(total_env_steps: Any, stop_conditions: Any) -> None:
+    """Check when a training is to stop; None and an empty list say nothing.
+
+    Raises:
+        ConfigError: If the budget is no positive number, or `stop_conditions` no list of
+            conditions.
+
+    """
+    problems = []
+    is_number = isinstance(total_env_steps, Real) and not isinstance(total_env_steps, bool)
+    if total_env_steps is not None and not (is_number and total_env_steps > 0):
+        problems.append(
+            f"`total_env_steps` expected a number > 0, such as 100_000; got {total_env_steps!r}."
+        )
+    example = "HitsUpperBound('episodes/return_mean_100', 475)"
+    if not isinstance(stop_conditions, list | tuple):
+        problems.append(
+            f"`stop_conditions` expected a list, such as [{example}]; got {stop_conditions!r}."
+        )
+    elif wrong := [condition for condition in stop_conditions if not callable(condition)]:
+        problems.append(
+            f"`stop_conditions` expected conditions, such as {example}; got {wrong[0]!r}."
+        )
+    if problems:
+        raise ConfigError(problems)

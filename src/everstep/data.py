@@ -1,10 +1,14 @@
 """Types that the whole library shares: keys, devices, views of hyperparameters, statistics."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import FrozenInstanceError, dataclass, fields
-from typing import Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from typing_extensions import NotRequired, TypedDict
+
+if TYPE_CHECKING:
+    from gymnasium.vector import AutoresetMode
 
 #: Anything PyTorch accepts as a device.
 Device = str | torch.device
@@ -164,15 +168,14 @@ CollectStats = TypedDict(
         "rewards/max": float,
         "rewards/mean": float,
         "rewards/std": float,
-        "episodes/count": int,
-        "episodes/return_mean": float,
-        "episodes/return_std": float,
-        "episodes/return_min": float,
-        "episodes/return_max": float,
-        "episodes/return_mean_100": float,
-        "episodes/length_mean": float,
+        "episodes/count": NotRequired[int],
+        "episodes/return_mean": NotRequired[float],
+        "episodes/return_std": NotRequired[float],
+        "episodes/return_min": NotRequired[float],
+        "episodes/return_max": NotRequired[float],
+        "episodes/return_mean_100": NotRequired[float],
+        "episodes/length_mean": NotRequired[float],
     },
-    total=False,
 )
 
 #: Statistics that `Trainer.eval` returns: `CollectStats` with the prefix `"eval/"`.
@@ -190,15 +193,14 @@ EvalCollectStats = TypedDict(
         "eval/rewards/max": float,
         "eval/rewards/mean": float,
         "eval/rewards/std": float,
-        "eval/episodes/count": int,
-        "eval/episodes/return_mean": float,
-        "eval/episodes/return_std": float,
-        "eval/episodes/return_min": float,
-        "eval/episodes/return_max": float,
-        "eval/episodes/return_mean_100": float,
-        "eval/episodes/length_mean": float,
+        "eval/episodes/count": NotRequired[int],
+        "eval/episodes/return_mean": NotRequired[float],
+        "eval/episodes/return_std": NotRequired[float],
+        "eval/episodes/return_min": NotRequired[float],
+        "eval/episodes/return_max": NotRequired[float],
+        "eval/episodes/return_mean_100": NotRequired[float],
+        "eval/episodes/length_mean": NotRequired[float],
     },
-    total=False,
 )
 
 #: Memory of the training device, bytes and percent.
@@ -226,11 +228,10 @@ StepStats = TypedDict(
         "monitors/skipped_updates": int,
         "profiling/step_ms": float,
     },
-    total=False,
 )
 
 
-class TrainStats(CollectStats, MemoryStats, StepStats, TrainerState):  # type: ignore[misc]
+class TrainStats(CollectStats, MemoryStats, StepStats, TrainerState):
     """Statistics that `Trainer.step` and `Trainer.run` return."""
 
 
@@ -242,3 +243,35 @@ LRScheduleKind = Literal["interp", "step", "adaptive"]
 
 #: How a schedule interpolates between its points: linearly, or as a step function.
 ScheduleKind = Literal["interp", "step"]
+
+#: Key of an entry of a TensorDict.
+NestedKey = str | Sequence[str]
+
+
+class WrapOptions(TypedDict, total=False):
+    """Options of Everstep's own adapters, for type checkers: each adapter takes some of them.
+
+    Options of other adapters are passed as `**options`, of type `dict[str, Any]`.
+    """
+
+    action_bounds: Literal["clip", "rescale"]
+    action_key: None | NestedKey
+    autoreset_mode: "None | str | AutoresetMode"
+    categorical_actions: bool
+    device: None | Device
+    done_is: None | Literal["terminated", "truncated"]
+    done_key: None | NestedKey
+    final_obs_key: None | str
+    horizon: None | int
+    max_episode_length: None | float
+    max_episode_steps: None | int
+    metrics: None | Sequence[str] | Sequence[str | Sequence[str]]
+    num_envs: None | int
+    observation_keys: None | Sequence[str] | Sequence[NestedKey]
+    random_phase: bool
+    reset_style: None | str
+    reward_key: None | NestedKey
+    step_timeout: None | float
+    terminated_key: None | NestedKey
+    time_limit: None | int
+    time_outs: None | str

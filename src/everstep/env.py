@@ -4,8 +4,10 @@ Row `t` holds the results of action `t`. Environments with episodes declare `Env
 the concepts page of the documentation.
 """
 
+import re
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
 import torch
 from tensordict import TensorDict
@@ -13,6 +15,9 @@ from torchrl.data import Categorical, TensorSpec, Unbounded
 from typing_extensions import Self
 
 from .data import DataKeys, Device
+from .episodes import to_floats
+from .errors import EnvError
+from .formats import EnvFormat
 
 _ObservationSpec = TypeVar("_ObservationSpec", bound=TensorSpec)
 _ActionSpec = TypeVar("_ActionSpec", bound=TensorSpec)
@@ -25,8 +30,10 @@ class Env(ABC):
     and `step`. Specs describe one environment, without the batch dimension; all tensors have the
     batch dimension first, `[num_envs, …]`, and are on `device`.
 
-    Optional members: `close()`, `seed(seed: int)`, `render()`, `state_dict()` and
+    Optional members: `close()`, `seed(seed: int)`, `render()`, `metrics()`, `state_dict()` and
     `load_state_dict(state)`, `max_horizon`, `max_num_envs`, `capturable` and `asynchronous`.
+    `metrics` returns numbers or 0-d tensors by name, such as means, of the time since its last
+    call. It is called after each rollout and each evaluation, and they are logged as `env/<name>`.
     `capturable` is True if `step` never synchronises, changes its state in place, and depends on no
     Python number that changes between env steps. `asynchronous` is True if `step_async(action)`
     returns at once and `step_wait()` returns the result of `step`: loops of one's own may compute
@@ -47,6 +54,10 @@ class Env(ABC):
 
     #: Device of all tensors that the environment takes and returns.
     device: Device
+
+    #: Observations and actions as the library of a wrapped environment has them; not set where the
+    #: specs say all.
+    env_format: EnvFormat
 
     #: Episode keys that `step` returns in every row; empty if episodes do not end. `terminated`,
     #: `truncated` and `first` are required together; `final_obs` and `valid` are optional.
@@ -71,6 +82,7 @@ class Env(ABC):
         self, num_envs: int, /, horizon: None | int = None, *, device: Device = "cpu"
     ) -> None:
         name = type(self).__name__
+        check_sizes(name, num_envs, horizon)
         max_horizon = getattr(self, "max_horizon", None)
         if horizon is not None and max_horizon is not None and horizon > max_horizon:
             raise ValueError(f"{name}: `horizon` must be at most {max_horizon}; got {horizon}.")
@@ -91,7 +103,7 @@ class Env(ABC):
         """
 
     @abstractmethod
-    def step(self, action: torch.Tensor | TensorDict) -> TensorDict:
+    def step(self, action: Any) -> TensorDict:
         """Execute the actions; return the next `obs`, `rewards` and the episode keys.
 
         Shapes: `obs` `[num_envs, …]` by `observation_spec`; `rewards` `[num_envs, 1]`, floating
@@ -99,9 +111,15 @@ class Env(ABC):
         next `step` or `reset`, which may overwrite it.
 
         Args:
-            action: Actions `[num_envs, …]` by `action_spec`.
+            action: Actions `[num_envs, …]` by `action_spec`: a tensor or a TensorDict. Subclasses
+                annotate the one that they take.
 
         """
+
+    if TYPE_CHECKING:  # the type of an optional member
+
+        def seed(self, seed: int, /) -> Any:
+            """Seed the next reset."""
 
     def close(self) -> None:  # noqa: B027  optional
         """Release the environment's resources. Does nothing by default."""
@@ -113,6 +131,50 @@ class Env(ABC):
     def __exit__(self, *error: object) -> None:
         """Close the environment; exceptions propagate."""
         self.close()
+
+
+def check_sizes(name: str, num_envs: Any, horizon: Any) -> None:
+    """Raise a ValueError if `num_envs`, or `horizon` unless it is None, is no positive integer."""
+    for size, value in (("num_envs", num_envs), ("horizon", 1 if horizon is None else horizon)):
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name}: `{size}` must be an integer of at least 1; got {value!r}.")
+
+
+def read_metrics(env: Any) -> dict[str, float]:
+    """The environment's own metrics since the last call, as `env/<name>`; NaN is left out.
+
+    Raises:
+        EnvError: If `metrics` does not return numbers by name.
+
+    """
+    metrics = getattr(env, "metrics", None)
+    if not callable(metrics):
+        return {}
+    found = metrics()
+    if not isinstance(found, Mapping):
+        raise EnvError(
+            f"`{type(env).__name__}.metrics` must return a mapping of names to numbers; got "
+            f"{type(found).__name__}."
+        )
+    numbers: dict[str, float] = {}
+    tensors: dict[str, torch.Tensor] = {}
+    for name, value in found.items():
+        # Names that MLflow accepts; a rollout's own statistics keep theirs.
+        key = "env/" + re.sub(r"[^\w\-./ :]", "_", str(name)).strip("/")
+        key += "_" * (key in ("env/steps", "env/resets"))
+        if isinstance(value, torch.Tensor) and value.numel() == 1:
+            tensors[key] = value.detach().reshape(())
+            continue
+        try:
+            numbers[key] = float(value)
+        except (TypeError, ValueError):
+            what = list(value.shape) if isinstance(value, torch.Tensor) else repr(value)
+            raise EnvError(
+                f"`{type(env).__name__}.metrics` must return a number, or a tensor of one element, "
+                f"for each name; got {what} for {name!r}."
+            ) from None
+    numbers |= to_floats(tensors) if tensors else {}  # one sync a rollout
+    return {name: value for name, value in numbers.items() if value == value}
 
 
 def is_asynchronous(env: Any) -> bool:

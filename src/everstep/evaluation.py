@@ -3,13 +3,15 @@
 from typing import Any
 
 import torch
+from torchrl.data import TensorSpec
 
 from .data import DataKeys
-from .env import Env
-from .errors import EnvError
+from .env import Env, read_metrics
+from .errors import ConfigError, EnvError
 from .policies import GenericPolicyBase, model_mode
+from .resolve import check_env
 from .rollouts import Rollout, episode_keys_of
-from .specs import Leaves, Structure
+from .specs import Leaves, Structure, leaf_specs, options
 
 
 def evaluate(
@@ -21,7 +23,11 @@ def evaluate(
     env_config: None | dict[str, Any] = None,
     max_env_steps: int = 100_000,
 ) -> dict[str, float]:
-    """Statistics of complete episodes; see `run_episodes` for arguments and errors."""
+    """Statistics of complete episodes, and the environment's own metrics of that time.
+
+    See `run_episodes` for arguments and errors.
+    """
+    read_metrics(env)  # those of before are discarded
     returns, lengths = run_episodes(
         policy,
         env,
@@ -30,7 +36,7 @@ def evaluate(
         env_config=env_config,
         max_env_steps=max_env_steps,
     )
-    return episode_stats(returns, lengths)
+    return episode_stats(returns, lengths) | read_metrics(env)
 
 
 def episode_stats(returns: torch.Tensor, lengths: torch.Tensor) -> dict[str, float]:
@@ -70,11 +76,15 @@ def run_episodes(
 
     Raises:
         ValueError: If `episodes` is not positive.
-        EnvError: If the episodes did not end within `max_env_steps`.
+        ConfigError: If `policy` is not a policy, or does not fit the environment.
+        EnvError: If `env` is not an environment, or the episodes did not end within
+            `max_env_steps`.
 
     """
     if episodes < 1:
         raise ValueError(f"`episodes` must be at least 1; got {episodes}.")
+    check_env(env)
+    _check_fit(policy, env)
     player = _Player(policy, env, deterministic)
     if not episode_keys_of(env):
         return _run_horizons(player, episodes, env_config)
@@ -94,6 +104,35 @@ def run_episodes(
         f"Only {len(finished)} of {episodes} episodes ended within {max_env_steps} env steps. "
         "Bound them (`max_episode_steps`), or raise `max_env_steps`."
     )
+
+
+def _check_fit(policy: Any, env: Env) -> None:
+    """Raise if the environment has other observations or actions than the policy."""
+    if not isinstance(policy, GenericPolicyBase):
+        raise ConfigError(
+            f"`policy` must be a policy, such as `Policy.load(run_dir / 'policy')` or "
+            f"`trainer.algorithm.policy`; got {type(policy).__name__}."
+        )
+    problems = []
+    for name in ("observation_spec", "action_spec"):
+        own, other = (_described(getattr(x, name)) for x in (policy, env))
+        if own != other:
+            problems.append(
+                f"The policy was trained with the {name.replace('_', ' ')} {own}; that of "
+                f"{type(env).__name__} is {other}. Evaluate it in an environment as in training."
+            )
+    if problems:
+        raise ConfigError(problems)
+
+
+def _described(spec: TensorSpec) -> str:
+    """Dtypes and shapes of a spec's leaves, and options of choices, such as `float32 [4]`."""
+    texts = []
+    for path, leaf in leaf_specs(spec).items():
+        text = f"{'.'.join(path)} {leaf.dtype} {list(leaf.shape)}".replace("torch.", "").strip()
+        counts = dict.fromkeys(options(leaf))
+        texts.append(f"{text} of {', '.join(map(str, counts))} options" if counts else text)
+    return "; ".join(texts)
 
 
 def _run_horizons(

@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -22,10 +22,15 @@ from .validation import (
     PositiveFloat,
     PositiveInt,
     Schedule,
+    unknown_name,
     validate,
 )
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
+Auto = Literal["auto"]
+
+#: Hyperparameters in which "auto" is resolved; the types of their fields still allow it.
+Resolved = Any
 
 
 @dataclass
@@ -33,7 +38,9 @@ class Hyperparameters:
     """Hyperparameters of on-policy training.
 
     Fields with the value `"auto"` are resolved from the environment when the algorithm is built;
-    `Algorithm.hparams` has the result. Nothing is checked before `validate`.
+    `Algorithm.hparams` has the result. Where two values are given, the first is for environments
+    without episode keys, the second for environments whose episodes end. Nothing is checked before
+    `validate`.
     """
 
     __pydantic_config__: ClassVar[Any] = STRICT
@@ -46,7 +53,8 @@ class Hyperparameters:
     default that fits the environment's specs."""
 
     model_config: None | dict[str, Any] = None
-    """Keyword arguments of the model class."""
+    """Keyword arguments of the model class. For environments whose episodes end, default models of
+    vectors have `hiddens` [64, 64] and `activation_fn` "tanh" unless these are given."""
 
     distribution_cls: None | type[Distribution] = None
     """Action distribution. None: a default that fits the environment's action spec."""
@@ -76,9 +84,13 @@ class Hyperparameters:
     policy_loss_addons: Sequence[Any] = field(default_factory=list)
     """Additional terms of the loss; see `everstep.objectives.LossAddOn`."""
 
+    lr: None | NonNegativeFloat = None
+    """Learning rate, as `lr` of `optimizer_config`. None: that of `optimizer_config`, else 1e-3;
+    3e-4."""
+
     optimizer_config: None | dict[str, Any] = None
-    """Keyword arguments of the optimizer class. None: a learning rate of 1e-3. `lr_pi` is the
-    learning rate of the policy, `lr_v` that of parameters that affect the values alone."""
+    """Keyword arguments of the optimizer class. `lr_pi` is the learning rate of the policy, `lr_v`
+    that of parameters that affect the values alone."""
 
     accumulate_grads: bool = False
     """Whether to accumulate the gradients of all minibatches of an epoch into one optimizer step:
@@ -87,9 +99,10 @@ class Hyperparameters:
     enable_amp: bool = False
     """Whether models run under autocast, in collection and update. Losses stay in float32."""
 
-    lr_schedule: None | Schedule = None
+    lr_schedule: None | Schedule | Literal["linear", "auto"] = "auto"
     """Learning rate over environment transitions, as (transitions, learning rate) points that
-    start at 0. None: constant."""
+    start at 0. None: constant; `"linear"`: from the optimizer's learning rate to 0 over the budget
+    of `Trainer.run` (constant without one). `"auto"`: None; `"linear"`."""
 
     lr_schedule_kind: LRScheduleKind = "step"
     """`"step"`: step function; `"interp"`: linear interpolation; `"adaptive"`: no schedule, after
@@ -108,15 +121,16 @@ class Hyperparameters:
     gae_lambda: Fraction = 0.95
     """λ of generalised advantage estimation: 0 trusts the value function, 1 the returns."""
 
-    gamma: Annotated[float, Field(gt=0, le=1)] = 0.95
-    """Discount of the next env step's reward."""
+    gamma: Annotated[float, Field(gt=0, le=1)] | Auto = "auto"
+    """Discount of the next env step's reward. `"auto"`: 0.95; 0.99."""
 
-    sgd_minibatch_size: None | PositiveInt = None
+    sgd_minibatch_size: None | PositiveInt | Auto = "auto"
     """Sequences (transitions, for a feedforward policy) per minibatch; must divide their number in
-    a rollout. None: the whole rollout."""
+    a rollout. None: the whole rollout. `"auto"`: the whole rollout (also for A2C); a 32nd of it,
+    but at least 64 transitions."""
 
-    num_sgd_iters: PositiveInt | Literal["auto"] = "auto"
-    """Epochs per update. `"auto"`: 1 for A2C, else 4."""
+    num_sgd_iters: PositiveInt | Auto = "auto"
+    """Epochs per update. `"auto"`: 1 for A2C, else 4; 10."""
 
     shuffle_minibatches: bool = True
     """Whether to shuffle the rollout before every epoch."""
@@ -124,9 +138,9 @@ class Hyperparameters:
     clip_param: Annotated[float, Field(gt=0, lt=1)] = 0.2
     """ε of the clipped surrogate: bound on the distance of the probability ratio from 1."""
 
-    vf_clip_param: None | PositiveFloat = 5.0
+    vf_clip_param: None | PositiveFloat | Auto = "auto"
     """Distance of a value from its previous estimate beyond which it is clipped in the loss.
-    None: values are not clipped."""
+    None: values are not clipped. `"auto"`: 5; None."""
 
     dual_clip_param: None | Annotated[float, Field(gt=1)] = None
     """Lower bound of the surrogate for negative advantages, as a multiple of the advantage; try 5
@@ -139,20 +153,22 @@ class Hyperparameters:
     """Approximate KL divergence above which an update stops early. With `lr_schedule_kind` set to
     `"adaptive"`, the target of the learning rate; updates do not stop early then. None: never."""
 
-    max_grad_norm: None | PositiveFloat = 5.0
-    """Norm that gradients are clipped to. None: gradients are not clipped."""
+    max_grad_norm: None | PositiveFloat | Auto = "auto"
+    """Norm that gradients are clipped to. None: gradients are not clipped. `"auto"`: 5; 0.5."""
 
     normalize_advantages: bool = True
     """Whether to centre advantages and scale them to unit standard deviation over the rollout."""
 
-    normalize_rewards: bool | Literal["running"] = True
+    normalize_rewards: bool | Literal["running", "auto"] = "auto"
     """Whether to divide rewards by the standard deviation of their discounted sums within episodes
-    (arXiv 2005.12729): over this rollout, or with `"running"` over all rollouts."""
+    (arXiv 2005.12729): over this rollout, or with `"running"` over all rollouts. `"auto"`: over
+    this rollout; over all."""
 
-    normalize_observations: bool = False
+    normalize_observations: bool | Auto = "auto"
     """Whether to centre observations and scale them to unit variance, by statistics of all
     observations so far. The statistics are part of the policy and change after updates only;
-    observations of the first rollout are not normalised."""
+    observations of the first rollout are not normalised. `"auto"`: no; yes, unless they are
+    images."""
 
     clip_observations: None | PositiveFloat = 10.0
     """Largest absolute value of a normalised observation. None: not clipped."""
@@ -182,8 +198,9 @@ class Hyperparameters:
     (`"mask"`), bootstrap from the observation that it acted on (`"approximate"`), treat it as
     terminated (`"terminate"`), or raise (`"error"`)."""
 
-    vf_loss: Literal["smooth_l1", "mse"] = "smooth_l1"
-    """Value loss: Huber's with threshold 1, or half the squared error."""
+    vf_loss: Literal["smooth_l1", "mse", "auto"] = "auto"
+    """Value loss: Huber's with threshold 1 (`"smooth_l1"`), or half the squared error (`"mse"`).
+    `"auto"`: `"smooth_l1"`; `"mse"`."""
 
     seed: None | NonNegativeInt = None
     """Seed of PyTorch's generators and of the environment. None: neither is touched."""
@@ -193,6 +210,18 @@ class Hyperparameters:
 
     num_test_episodes: PositiveInt = 5
     """Complete episodes per test."""
+
+    if not TYPE_CHECKING:  # type checkers know the fields
+
+        def __new__(cls, *values, **options):
+            """An instance; the error of an unknown field suggests another."""
+            parameters = inspect.signature(cls.__init__).parameters
+            is_open = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+            known = list(parameters)[1:]
+            unknown = [] if is_open else [name for name in options if name not in known]
+            if unknown:
+                raise ConfigError([f"`{x}`: {unknown_name('field', x, known)}." for x in unknown])
+            return super().__new__(cls)
 
     def validate(self) -> Self:
         """A checked copy.
@@ -218,6 +247,10 @@ class Hyperparameters:
             "`model` and `model_cls` are mutually exclusive; both were given. Drop one.": (
                 self.model is not None and self.model_cls is not None
             ),
+            f"`model_cls` expected a class or a function that makes a model; got "
+            f"{type(self.model_cls).__name__}, a model: pass it as `model`.": (
+                isinstance(self.model_cls, nn.Module)
+            ),
             "`horizons_per_env_reset` must not be 0: use 1 to reset before every rollout, "
             "or -1 to reset once.": self.horizons_per_env_reset == 0,
             f"`seed` must be below 2**63; got {self.seed}.": (self.seed or 0) >= 2**63,
@@ -229,7 +262,7 @@ class Hyperparameters:
                 is_adaptive and self.target_kl_div is None
             ),
             "`lr_schedule` and `lr_schedule_kind` 'adaptive' exclude each other: drop one.": (
-                is_adaptive and self.lr_schedule is not None
+                is_adaptive and self.lr_schedule not in (None, "auto")
             ),
         }
         problems = [message for message, is_broken in broken.items() if is_broken]
@@ -250,17 +283,29 @@ class Hyperparameters:
         if self.cuda_graphs is True and device.type != "cuda":
             return [no_graphs_on(device)]
         count = torch.cuda.device_count()
-        if device.type == "cuda" and (device.index or 0) >= count:
-            return [f"`device` {device} is not available: PyTorch sees {count} CUDA devices."]
+        if device.type == "cuda":
+            missing = (device.index or 0) >= count
+            message = f"`device` {device} is not available: PyTorch sees {count} CUDA devices."
+            return [message] if missing else []
+        try:
+            torch.empty(0, device=device)
+        except Exception as error:  # each backend raises its own
+            reason = str(error).splitlines()[0].split(". ")[0].removesuffix(".")
+            return [f"`device` {device} cannot be used: {reason}. Try 'cpu' or 'auto'."]
         return []
 
     def _optimizer_problems(self) -> list[str]:
         """Options that the optimizer refuses; an optimizer of a single number costs nothing."""
+        if self.lr is not None and "lr" in (given := self.optimizer_config or {}):
+            return [
+                f"`lr` and `optimizer_config.lr` are one learning rate; got {self.lr} and "
+                f"{given['lr']}. Drop one of them."
+            ]
         options, rates = self.optimizer_options()
         problems = _number_problems(self.optimizer_cls, {**options, **rates})
         if problems:
             return problems
-        if rates and self.lr_schedule is not None:
+        if rates and self.lr_schedule not in (None, "auto"):
             problems.append(
                 f"`optimizer_config` has {' and '.join(rates)}, and `lr_schedule` sets one "
                 "learning rate for all parameters: drop one of them."
@@ -283,6 +328,8 @@ class Hyperparameters:
         options: dict[str, Any] = {
             k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in given.items()
         }
+        if self.lr is not None:
+            options["lr"] = self.lr
         return options, {key: options.pop(key) for key in ("lr_pi", "lr_v") if key in options}
 
 
@@ -318,8 +365,8 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float | torch.Tensor) and not isinstance(value, bool)
 
 
-def _schedule_problems(name: str, schedule: None | list[tuple[int, float]]) -> list[str]:
-    if schedule is None:
+def _schedule_problems(name: str, schedule: None | str | list[tuple[int, float]]) -> list[str]:
+    if schedule is None or isinstance(schedule, str):
         return []
     counts = [count for count, _ in schedule]
     broken = {
@@ -334,8 +381,9 @@ def _schedule_problems(name: str, schedule: None | list[tuple[int, float]]) -> l
 class RecurrentHyperparameters(Hyperparameters):
     """Hyperparameters of on-policy training with a recurrent policy."""
 
-    seq_len: PositiveInt = 4
-    """Env steps of truncated backpropagation through time; must divide `horizon`."""
+    seq_len: PositiveInt | Auto = "auto"
+    """Env steps of truncated backpropagation through time; must divide `horizon`. `"auto"`: 4;
+    the largest divisor of `horizon` up to 16."""
 
     seqs_per_state_reset: Integer | Literal["auto"] = "auto"
     """Sequences between resets of all recurrent states; negative: states are reset with

@@ -6,8 +6,9 @@ is split. Masked rows have no influence.
 
 import copy
 import functools
-from collections.abc import Iterable, Sequence
-from typing import Any, cast
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
@@ -112,6 +113,25 @@ def _sum(parts: Iterable[torch.Tensor]) -> torch.Tensor:
     return functools.reduce(torch.add, parts)
 
 
+class _Constants(NamedTuple):
+    """Mean and standard deviation of an element, and the bounds of the result."""
+
+    mean: torch.Tensor
+    std: torch.Tensor
+    low: torch.Tensor
+    high: torch.Tensor
+
+    @classmethod
+    def of(cls, moments: RunningMoments, clip: None | float, dtype: torch.dtype) -> Self:
+        """Constants that change nothing where nothing has been counted."""
+        is_empty = moments.count == 0  # no `if`: it would synchronise
+        bound = torch.full_like(moments.mean, math.inf if clip is None else clip)
+        bound.masked_fill_(is_empty, math.inf)
+        mean = moments.mean.masked_fill(is_empty, 0.0)
+        std = moments.std.masked_fill(is_empty, 1.0)
+        return cls(*(x.to(dtype) for x in (mean, std, -bound, bound)))
+
+
 class ObservationNormalizer(nn.Module):
     """Centres observations, scales them to unit variance, and clips them.
 
@@ -143,17 +163,23 @@ class ObservationNormalizer(nn.Module):
 
     def forward(self, leaves: Leaves) -> Leaves:
         """Normalised leaves `[…, *shape]`, of the same dtypes."""
-        return tuple(self._normalize(place, leaf) for place, leaf in enumerate(leaves))
+        return self.frozen()(leaves)
 
-    def _normalize(self, place: int, leaf: torch.Tensor) -> torch.Tensor:
-        if str(place) not in self.moments:
-            return leaf
-        moments = cast(RunningMoments, self.moments[str(place)])
-        centred = leaf - moments.mean.to(leaf.dtype)
-        scaled = centred.div_(moments.std.to(leaf.dtype))
-        if self.clip is not None:
-            scaled.clamp_(-self.clip, self.clip)
-        return torch.where(moments.count > 0, scaled, leaf)  # no `if`: it would synchronise
+    def frozen(self) -> Callable[[Leaves], Leaves]:
+        """A function that does as `forward` does with the moments of now, in three operations."""
+        constants: dict[tuple[int, torch.dtype], _Constants] = {}
+
+        def normalize(place: int, leaf: torch.Tensor) -> torch.Tensor:
+            if str(place) not in self.moments:
+                return leaf
+            key = place, leaf.dtype
+            if key not in constants:
+                moments = cast(RunningMoments, self.moments[str(place)])
+                constants[key] = _Constants.of(moments, self.clip, leaf.dtype)
+            mean, std, low, high = constants[key]
+            return (leaf - mean).div_(std).clamp_(low, high)
+
+        return lambda leaves: tuple(normalize(i, leaf) for i, leaf in enumerate(leaves))
 
     def update(self, leaves: Leaves, mask: torch.Tensor) -> None:
         """Update the moments with observations, in place.

@@ -1,5 +1,8 @@
 """Progress of a run on the console: a live view on a terminal, one line per interval elsewhere."""
 
+import html
+import importlib.util
+import io
 import math
 import os
 import shlex
@@ -17,9 +20,10 @@ from rich.text import Text
 
 from .loggers import RunStatus
 
-#: Statistics that stand for the return, best first: recent episodes, this rollout's, no episodes.
-_RETURN_KEYS = ("episodes/return_mean_100", "episodes/return_mean", "returns/mean")
-_EVAL_KEYS = tuple(f"eval/{key}" for key in _RETURN_KEYS)
+#: Statistics that stand for the return of episodes, best first: recent ones, this rollout's.
+_RETURN_KEYS = ("episodes/return_mean_100", "episodes/return_mean")
+#: Shown instead of a return until the first episode has ended.
+_NO_EPISODE = "no episode has ended yet"
 #: Seconds between two redraws of the live view, and over which speed is averaged.
 _REDRAW = 0.25
 _SPEED_WINDOW = 30.0
@@ -34,10 +38,14 @@ class _Moment(NamedTuple):
 class ConsoleProgress:
     """A logger that shows a run's progress.
 
-    On a terminal: a progress bar, the return with its course so far, KL, speed, the shares of
-    collection and update, and the time left. Elsewhere (a file, a pipe, a notebook, CI,
+    On a terminal and in a notebook: a progress bar, the return with its course so far, KL, speed,
+    the shares of collection and update, and the time left. Elsewhere (a file, a pipe, CI,
     `TERM=dumb`): one plain line every `interval` seconds and one at the end. A statistic that was
     never logged is not shown; one that is absent for a while keeps its last value.
+
+    "return" is the mean return of episodes that have ended. Before the first has, the mean reward
+    an env step is shown under its own name, and in environments whose episodes do not end the
+    "rollout return", which is the sum of rewards over a rollout.
 
     Args:
         total_env_steps: Budget of the run; None if something else ends it.
@@ -53,6 +61,9 @@ class ConsoleProgress:
     #: Last value of every statistic.
     metrics: dict[str, float]
 
+    #: Whether episodes end in the environment; None until parameters are logged.
+    episodic: None | bool
+
     def __init__(
         self,
         total_env_steps: None | int = None,
@@ -66,15 +77,21 @@ class ConsoleProgress:
         self._interval = interval
         self._clock = clock
         self.metrics = {}
-        self._course = Course()
+        self.episodic = None
+        self._course, self._course_label = Course(), ""
         self._moments: deque[_Moment] = deque()
         self._shown_at = clock()
         self._shown = True
         self._watched = _is_watched(self._console)
         self._live: None | Live = None
+        has_cells = importlib.util.find_spec("IPython") is not None
+        self._in_notebook = self._console.is_jupyter and has_cells
+        #: The output cell of a notebook.
+        self._cell: Any = None
 
     def log_params(self, params: Mapping[str, Any]) -> None:
-        """Show nothing."""
+        """Read from the parameters whether episodes end in the environment; show nothing."""
+        self.episodic = params.get("episodic")
 
     def log_metrics(self, metrics: Mapping[str, float], *, step: int) -> None:
         """Record statistics after `step` env steps, and show them if the interval is over."""
@@ -86,10 +103,13 @@ class ConsoleProgress:
                 self._moments[-1].seconds - self._moments[0].seconds > _SPEED_WINDOW
             ):
                 self._moments.popleft()
-            value = _first(metrics, _RETURN_KEYS)
+            label, value = _score(metrics, self.episodic)
+            if label != self._course_label and value is not None:  # the first episode has ended
+                self._course, self._course_label = Course(), label
             if value is not None:
                 self._course.add(value)
-        if self._clock() - self._shown_at >= (_REDRAW if self._watched else self._interval):
+        redraws = self._watched or self._in_notebook
+        if self._clock() - self._shown_at >= (_REDRAW if redraws else self._interval):
             self._show()
 
     def close(self, status: RunStatus = "FINISHED") -> None:
@@ -116,6 +136,9 @@ class ConsoleProgress:
     def _show(self) -> None:
         self._shown_at = self._clock()
         self._shown = True
+        if self._in_notebook:
+            self._show_in_notebook()
+            return
         if not self._watched:  # not printed by rich, which would fold the line
             print(self._line(), file=self._console.file, flush=True)
             return
@@ -124,10 +147,23 @@ class ConsoleProgress:
             self._live.start()
         self._live.update(self._view(), refresh=True)
 
+    def _show_in_notebook(self) -> None:
+        from IPython.display import HTML, display
+
+        page = io.StringIO()
+        Console(file=page, width=80, force_jupyter=False).print(self._view())
+        shown = HTML(f"<pre>{html.escape(page.getvalue())}</pre>")
+        if self._cell is None:
+            self._cell = display(shown, display_id=True)
+        else:
+            self._cell.update(shown)
+
     def _line(self) -> str:
         texts = self._texts()
         speed, left = texts.pop("speed"), texts.pop("left")
-        words = [f"{name}={text}" for name, text in texts.items() if text]
+        words = [f"{name.replace(' ', '_')}={text}" for name, text in texts.items() if text]
+        if self._awaits_episode():
+            words.insert(1, f"({_NO_EPISODE})")
         words += [f"{speed} steps/s"] if speed else []
         return " ".join([*words, f"eta {left}"] if left else words)
 
@@ -139,24 +175,30 @@ class ConsoleProgress:
             left = max(self.total_env_steps - self.env_steps, 0) / speed
         return {
             "env_steps": f"{self.env_steps:,}",
-            "return": _format(_first(metrics, _RETURN_KEYS), ".1f"),
+            **_shown_score(metrics, self.episodic),
             "len": _format(metrics.get("episodes/length_mean"), ".0f"),
             "kl": _format(metrics.get("monitors/kl_div"), ".4f"),
-            "eval": _format(_first(metrics, _EVAL_KEYS), ".1f"),
+            **_shown_evaluation(metrics, self.episodic, "eval"),
             "speed": _format(speed, ",.0f"),
             "left": "" if left is None else duration(left),
         }
 
+    def _awaits_episode(self) -> bool:
+        label, _ = _score(self.metrics, self.episodic)
+        return bool(self.episodic) and label == "reward"
+
     def _view(self) -> RenderableType:
         texts, total = self._texts(), self.total_env_steps
+        label, score = next(iter(_shown_score(self.metrics, self.episodic).items()), ("", ""))
         bar = None if total is None else ProgressBar(total, self.env_steps, width=40)
         rows: dict[str, None | RenderableType] = {
             "progress": bar,
             "env steps": texts["env_steps"] + ("" if total is None else f" of {total:,}"),
-            "return": f"{texts['return']} {self._course}".strip(),
+            "return": _NO_EPISODE if self._awaits_episode() else "",
+            **({label: f"{score} {self._course}".strip()} if label else {}),
             "episode length": texts["len"],
             "KL": texts["kl"],
-            "evaluation": texts["eval"],
+            **_shown_evaluation(self.metrics, self.episodic, "evaluation"),
             "speed": texts["speed"] and f"{texts['speed']} env steps/s{self._shares()}",
             "time left": texts["left"],
         }
@@ -223,6 +265,8 @@ def summary(
     run_dir: None | str | Path,
     ui_command: None | str,
     seconds: float,
+    *,
+    episodic: None | bool = None,
 ) -> str:
     """A few lines on how a run ended, where it is recorded and how to look at it.
 
@@ -231,20 +275,52 @@ def summary(
         run_dir: The run's directory, if it has one.
         ui_command: The command that shows the run's curves, if there is one.
         seconds: Duration of the run.
+        episodic: Whether episodes end in the environment; None if that is unknown.
 
     """
     env_steps = int(metrics.get("env/steps", 0))
     speed = f", {env_steps / seconds:,.0f} env steps/s" if seconds > 0 else ""
     lines = [f"Trained {env_steps:,} env steps in {duration(seconds)}{speed}."]
+    label, _ = _score(metrics, episodic)
     rows = {
-        "return": _format(_first(metrics, _RETURN_KEYS), ".1f"),
+        "return": _NO_EPISODE if episodic and label == "reward" else "",
+        **_shown_score(metrics, episodic),
         "episode length": _format(metrics.get("episodes/length_mean"), ".1f"),
-        "evaluation": _format(_first(metrics, _EVAL_KEYS), ".1f"),
+        **_shown_evaluation(metrics, episodic, "evaluation"),
         "run": run_dir,
         "evaluate": run_dir and f"everstep eval {shlex.quote(str(run_dir))}",
         "curves": ui_command,
     }
-    return "\n".join([*lines, *(f"  {label:<16}{value}" for label, value in rows.items() if value)])
+    lines += [f"  {name:<15} {value}" for name, value in rows.items() if value]
+    return "\n".join(lines)
+
+
+def _score(metrics: Mapping[str, float], episodic: None | bool) -> tuple[str, None | float]:
+    """The statistic that says how well the policy does: its name for readers, and its value."""
+    value = _first(metrics, _RETURN_KEYS)
+    if value is not None:
+        return "return", value
+    if episodic:
+        return "reward", metrics.get("rewards/mean")
+    return "rollout return", metrics.get("returns/mean")
+
+
+def _shown_score(metrics: Mapping[str, float], episodic: None | bool) -> dict[str, str]:
+    """The score by its name; empty if it is unknown."""
+    label, value = _score(metrics, episodic)
+    form = ".4g" if label == "reward" else ".1f"  # one env step's may be small
+    return {} if value is None else {label: format(value, form)}
+
+
+def _shown_evaluation(
+    metrics: Mapping[str, float], episodic: None | bool, name: str
+) -> dict[str, str]:
+    """The score of the last evaluation, by `name`; empty if there was none."""
+    own = {key.removeprefix("eval/"): x for key, x in metrics.items() if key.startswith("eval/")}
+    return {
+        name if label == "return" else f"{name} {label}": text
+        for label, text in _shown_score(own, episodic).items()
+    }
 
 
 def _format(value: None | float, form: str) -> str:

@@ -1,5 +1,7 @@
 """The environment of an algorithm, and hyperparameters that say `"auto"`, resolved."""
 
+import inspect
+import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,11 +9,14 @@ from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 import torch
+from torchrl.data import TensorSpec
 
 from .env import Env, EnvFactory
 from .errors import ConfigError, EnvError
 from .hyperparameters import Hyperparameters, RecurrentHyperparameters, no_graphs_on
+from .models._encoders import image_layout
 from .objectives import find_objective
+from .registry import EnvSource, is_made, resolve
 from .rollouts import episode_keys_of
 from .specs import leaf_specs
 
@@ -21,46 +26,43 @@ C = TypeVar("C", bound=Hyperparameters)
 DEFAULT_NUM_ENVS, DEFAULT_HORIZON = 8192, 32
 
 
-def build_env(source: EnvFactory | Env, config: C) -> tuple[Env, C]:
+def build_env(source: EnvSource, config: C) -> tuple[Env, C]:
     """The environment, and the config with what depends on it resolved.
 
     Args:
-        source: Environment class, factory, or an environment already made.
+        source: What `everstep.registry.resolve` takes.
         config: Validated config.
 
     Raises:
+        AdapterError: If the source is no environment, and nothing that makes one.
         ConfigError: If the config does not fit an environment already made.
         EnvError: If the environment's specs cannot be used.
 
     """
-    if hasattr(source, "step") and not isinstance(source, type):
-        env, config = _adopt(cast(Env, source), config)
+    resolved = resolve(source, device=None if config.device == "auto" else config.device)
+    if is_made(resolved):
+        with closed_on_error(cast(Env, resolved), source):
+            env, config = _adopt(cast(Env, resolved), config)
     else:
-        env, config = _make(cast(EnvFactory, source), config)
-    _check_env(env)
-    if config.horizons_per_env_reset == "auto":
-        config = replace(config, horizons_per_env_reset=-1 if episode_keys_of(env) else 1)
-    return env, config
+        env, config = _make(cast(EnvFactory, resolved), config)
+    check_env(env)
+    return env, _resolve_defaults(config, env)
 
 
 @contextmanager
-def closed_on_error(env: Env, *, unless: object) -> Iterator[None]:
-    """Close `env` if the block raises, unless it is the caller's own."""
+def closed_on_error(env: Env, source: EnvSource) -> Iterator[None]:
+    """Close `env` if the block raises, unless its source is an environment: the caller's own."""
     try:
         yield
     except BaseException:
-        if env is not unless and hasattr(env, "close"):
+        if not is_made(source) and hasattr(env, "close"):
             env.close()
         raise
 
 
 def _adopt(env: Env, config: C) -> tuple[Env, C]:
     """An environment already made determines its sizes; the config may only agree."""
-    if not hasattr(env, "observation_spec"):
-        raise EnvError(
-            f"{type(env).__module__}.{type(env).__name__} is not an Everstep environment: pass "
-            "`everstep.wrap(env)`."
-        )
+    check_env(env)
     device = torch.device(env.device)
     problems = []
     if config.num_envs not in ("auto", env.num_envs):
@@ -106,11 +108,30 @@ def _clip(name: str, size: int, maximum: None | int, explicit: bool) -> int:
     return maximum
 
 
-def _check_env(env: Env) -> None:
+def check_env(env: Any) -> None:
+    """Check what can be known of an environment before it is reset.
+
+    Raises:
+        EnvError: If it is none, its specs cannot be used, or its `reset` takes no `config`.
+
+    """
+    kind = type(env).__name__
+    if not (hasattr(env, "reset") and hasattr(env, "step")):
+        raise EnvError(f"{kind} is not an environment: it has no `reset` and `step`; got {env!r}.")
+    if hasattr(env, "observation_space") and not hasattr(env, "observation_spec"):
+        raise EnvError(
+            f"{kind} is not an Everstep environment, but one of Gymnasium: wrap a vector "
+            "environment with `everstep.wrap`, or name it, as in `everstep.make(id, num_envs)`."
+        )
     for name in ("observation_spec", "action_spec"):
         spec: Any = getattr(env, name, None)
         if spec is None:
-            raise EnvError(f"{type(env).__name__} has no `{name}`: set it in its constructor.")
+            raise EnvError(f"{kind} has no `{name}`: set it in its constructor.")
+        if not isinstance(spec, TensorSpec):
+            raise EnvError(
+                f"{kind}.{name} must be a spec of `torchrl.data`, such as Unbounded(4) or "
+                f"Categorical(2, shape=[1]); got {spec!r}."
+            )
         for path, leaf in leaf_specs(spec).items():
             if not leaf.shape:
                 where = ".".join((name, *path))
@@ -118,12 +139,30 @@ def _check_env(env: Env) -> None:
                     f"`{where}` has an empty shape; specs need at least one dimension. "
                     "Use [1] for a scalar."
                 )
+    for name in ("num_envs", "device"):
+        if not hasattr(env, name):
+            raise EnvError(
+                f"{kind} has no `{name}`: call `super().__init__(num_envs, horizon, "
+                "device=device)` in its constructor."
+            )
+    reset = inspect.signature(env.reset)
+    try:
+        reset.bind(config=None)
+    except TypeError:
+        raise EnvError(
+            f"{kind}.reset must take `config`, as in `def reset(self, *, config=None)`, and return "
+            f"the observations; got `def reset{_with_self(reset)}`."
+        ) from None
     declared = episode_keys_of(env)
     together = {"terminated", "truncated", "first"}
     if declared & together and not together <= declared:
         raise EnvError(
             f"`episode_keys` has {sorted(declared)}: terminated, truncated and first go together."
         )
+
+
+def _with_self(signature: inspect.Signature) -> str:
+    return str(signature).replace("(", "(self, " if signature.parameters else "(self", 1)
 
 
 def _default_device() -> str:
@@ -136,6 +175,56 @@ def _index(device: torch.device) -> torch.device:
 
 
 # ---- hyperparameters --------------------------------------------------------------------------
+
+#: Values of `"auto"` for environments without episode keys, the defaults that rl8 documents, and
+#: for environments whose episodes end, which `docs/defaults.md` chooses by measurement.
+DEFAULTS: dict[str, tuple[Any, Any]] = {
+    "gamma": (0.95, 0.99),
+    "horizons_per_env_reset": (1, -1),
+    "lr_schedule": (None, "linear"),
+    "max_grad_norm": (5.0, 0.5),
+    "normalize_observations": (False, True),
+    "normalize_rewards": (True, "running"),
+    "vf_clip_param": (5.0, None),
+    "vf_loss": ("smooth_l1", "mse"),
+}
+
+#: The same for `lr`.
+DEFAULT_LR = (1e-3, 3e-4)
+
+#: Options of default feedforward models of vectors, for environments whose episodes end.
+DEFAULT_MODEL_CONFIG = {"hiddens": [64, 64], "activation_fn": "tanh"}
+
+#: Env steps a sequence of a recurrent policy: as in rl8, and at most if episodes end.
+DEFAULT_SEQ_LEN, MAX_SEQ_LEN = 4, 16
+
+#: Minibatches an epoch and transitions a minibatch, at most and at least, if episodes end.
+MAX_MINIBATCHES, MIN_ROWS = 32, 64
+
+
+def _resolve_defaults(config: C, env: Env) -> C:
+    """The config with the values of `DEFAULTS`, for an environment with or without episodes."""
+    is_episodic = bool(episode_keys_of(env))
+    values = {
+        name: pair[is_episodic]
+        for name, pair in DEFAULTS.items()
+        if getattr(config, name) == "auto"
+    }
+    options = config.optimizer_config or {}
+    if config.lr is None and not {"lr", "lr_pi", "lr_v"} & options.keys():
+        # Other options of the optimizer change the default only where rl8 has no say.
+        values["lr"] = DEFAULT_LR[is_episodic] if is_episodic or not options else None
+    if {"lr_pi", "lr_v"} & options.keys() or config.lr_schedule_kind == "adaptive":
+        values["lr_schedule"] = None if config.lr_schedule == "auto" else config.lr_schedule
+    leaves = list(leaf_specs(env.observation_spec).values())
+    numbers = [leaf for leaf in leaves if leaf.dtype.is_floating_point]
+    if values.get("normalize_observations"):
+        values["normalize_observations"] = bool(numbers) and not any(map(image_layout, numbers))
+    is_default = config.model is None and config.model_cls is None
+    is_feedforward = not isinstance(config, RecurrentHyperparameters)
+    if is_episodic and is_default and is_feedforward and not any(map(image_layout, leaves)):
+        values["model_config"] = {**DEFAULT_MODEL_CONFIG, **(config.model_config or {})}
+    return replace(config, **values)
 
 
 def resolve_graphs(config: C, device: torch.device) -> C:
@@ -165,7 +254,10 @@ def resolve_sequences(config: C, env: Env) -> tuple[C, int]:
     """
     if not isinstance(config, RecurrentHyperparameters):
         return config, 1
-    length, horizon = config.seq_len, cast(int, config.horizon)
+    horizon = cast(int, config.horizon)
+    longest = max(x for x in range(1, MAX_SEQ_LEN + 1) if horizon % x == 0)
+    default = longest if episode_keys_of(env) else DEFAULT_SEQ_LEN
+    length = default if config.seq_len == "auto" else config.seq_len
     if horizon % length:
         fitting = [s for s in range(1, horizon + 1) if horizon % s == 0]
         near = sorted(sorted(fitting, key=lambda s: abs(s - length))[:2])
@@ -183,28 +275,45 @@ def resolve_sequences(config: C, env: Env) -> tuple[C, int]:
             f"environments (horizon · horizons_per_env_reset / seq_len); got {every}. "
             f"Try {between}, or -1."
         )
-    return replace(config, seqs_per_state_reset=every), length
+    return replace(config, seq_len=length, seqs_per_state_reset=every), length
 
 
-def resolve_update(config: C, *, sequences: int) -> C:
+def divisors_of(number: int) -> list[int]:
+    """The divisors of a positive number, ascending."""
+    below = [x for x in range(1, math.isqrt(number) + 1) if number % x == 0]
+    return sorted({*below, *(number // x for x in below)})
+
+
+def resolve_update(config: C, env: Env, *, sequences: int) -> C:
     """The config with `num_sgd_iters` and `sgd_minibatch_size` resolved.
 
     Args:
         config: Config whose other fields are resolved.
+        env: The environment.
         sequences: Sequences of a rollout.
 
     Raises:
         ConfigError: If the minibatch size does not divide them, or there is nothing to accumulate.
 
     """
-    size = config.sgd_minibatch_size or sequences
+    objective, is_episodic = find_objective(config.objective), bool(episode_keys_of(env))
+    own_epochs = getattr(objective, "default_num_sgd_iters", 4)
+    size: int = sequences
+    if config.sgd_minibatch_size not in (None, "auto"):
+        size = cast(int, config.sgd_minibatch_size)
+    elif config.sgd_minibatch_size == "auto" and is_episodic and own_epochs > 1:
+        least = max(sequences // MAX_MINIBATCHES, MIN_ROWS // getattr(config, "seq_len", 1))
+        size = min(x for x in divisors_of(sequences) if x >= min(least, sequences))
     if sequences % size:
-        divisors = [s for s in range(1, sequences + 1) if sequences % s == 0]
+        divisors = divisors_of(sequences)
         below = max((s for s in divisors if s < size), default=divisors[0])
         above = min((s for s in divisors if s > size), default=divisors[-1])
+        recurrent = isinstance(config, RecurrentHyperparameters)
+        rows, count = ("sequences", " / seq_len") if recurrent else ("transitions", "")
         raise ConfigError(
-            f"`sgd_minibatch_size` must divide the {sequences} sequences of a rollout "
-            f"(num_envs · horizon / seq_len); got {size}. Try {below} or {above}."
+            f"`sgd_minibatch_size` must divide the {sequences} {rows} of a rollout "
+            f"(num_envs · horizon{count}); got {size}. "
+            f"Try {' or '.join(map(str, sorted({below, above})))}."
         )
     if config.accumulate_grads and size == sequences:
         raise ConfigError(
@@ -213,5 +322,7 @@ def resolve_update(config: C, *, sequences: int) -> C:
         )
     epochs = config.num_sgd_iters
     if epochs == "auto":
-        epochs = getattr(find_objective(config.objective), "default_num_sgd_iters", 4)
+        epochs = own_epochs
+        if is_episodic:
+            epochs = getattr(objective, "episodic_num_sgd_iters", own_epochs)
     return replace(config, sgd_minibatch_size=size, num_sgd_iters=epochs)

@@ -2,7 +2,7 @@
 
 import bisect
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import optim
@@ -150,11 +150,12 @@ ADAPTIVE_FACTOR, ADAPTIVE_MIN, ADAPTIVE_MAX = 1.5, 1e-5, 1e-2
 class LRScheduler:
     """Learning rate over environment transitions, written into the optimizer.
 
-    Without a schedule the optimizer keeps its own learning rates.
+    Without a schedule the optimizer keeps its own learning rates, and so it does with "linear"
+    until `anneal` is called.
 
     Args:
         optimizer: Optimizer whose parameter groups are written.
-        schedule: (environment transitions, learning rate) points.
+        schedule: (environment transitions, learning rate) points, or "linear".
         kind: `"step"` for a step function, `"interp"` for linear interpolation, `"adaptive"` if
             only `adapt` changes the learning rate.
 
@@ -174,12 +175,13 @@ class LRScheduler:
         optimizer: optim.Optimizer,
         /,
         *,
-        schedule: None | Points = None,
+        schedule: None | Points | Literal["linear"] = None,
         kind: LRScheduleKind = "step",
     ) -> None:
         self.optimizer = optimizer
-        lr = float(optimizer.param_groups[0]["lr"])
-        if kind == "adaptive":
+        self._initial = lr = float(optimizer.param_groups[0]["lr"])
+        self._total: None | int = None
+        if kind == "adaptive" or isinstance(schedule, str):
             self.scheduler = ConstantScheduler(lr)
         else:
             self.scheduler = make_scheduler(lr, schedule, kind)
@@ -197,6 +199,22 @@ class LRScheduler:
                 else:
                     group["lr"] = self.coeff
         return self.coeff
+
+    def anneal(self, total: int, /) -> None:
+        """From now on, interpolate between the initial learning rate and 0 at `total` transitions.
+
+        Args:
+            total: Environment transitions.
+
+        """
+        self._total = total
+        self.scheduler = InterpScheduler([(0, self._initial), (total, 0.0)])
+
+    def continue_from(self, previous: "LRScheduler", *, keep_rate: bool) -> None:
+        """Anneal as `previous` does, from its initial learning rate if `keep_rate`."""
+        self._initial = previous._initial if keep_rate else self._initial
+        if previous._total is not None:
+            self.anneal(previous._total)
 
     def adapt(self, kl_div: float, target: float, /) -> None:
         """Lower the learning rates if the policy changed too much, raise them if too little.

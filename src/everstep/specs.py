@@ -4,7 +4,7 @@ A plain spec has one leaf with the empty path; a `Composite` has one leaf per te
 order. The library stores leaves, and builds a TensorDict only to call a model or an environment.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import getitem
@@ -86,14 +86,20 @@ class Structure:
         """The tensor of `leaves`, or a TensorDict with that batch size."""
         if self.is_plain:
             return leaves[0]
+        device = leaves[0].device if leaves else None
+        return TensorDict(self.nest(leaves), batch_size=batch_size, device=device)
+
+    def nest(self, values: Sequence[Any]) -> Any:
+        """The only value of a plain structure, or nested dicts of the values."""
+        if self.is_plain:
+            return values[0]
         nested: dict[str, Any] = {}
-        for path, leaf in zip(self.paths, leaves, strict=True):
+        for path, value in zip(self.paths, values, strict=True):
             parent = nested
             for key in path[:-1]:
                 parent = parent.setdefault(key, {})
-            parent[path[-1]] = leaf
-        device = leaves[0].device if leaves else None
-        return TensorDict(nested, batch_size=batch_size, device=device)
+            parent[path[-1]] = value
+        return nested
 
 
 #: Maximum number of options of an action of bounded integers: each is an output of the network.

@@ -3,19 +3,26 @@
 Constructors in Python and configuration files are checked against the same annotations.
 """
 
+import ast
 import difflib
+import inspect
+import itertools
+import textwrap
 import types
 import typing
-from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
-from functools import cache
-from typing import Annotated, Any, Literal, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import cache, wraps
+from typing import Annotated, Any, Literal, ParamSpec, TypeVar
 
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 from typing_extensions import NotRequired, TypedDict
 
+from .synonyms import SYNONYMS
+
 T = TypeVar("T")
+P = ParamSpec("P")
 
 #: Value of `__pydantic_config__` in checked dataclasses: no conversions, no NaN, no infinity.
 STRICT = ConfigDict(
@@ -101,8 +108,73 @@ def check_fields(cls: Any, values: Mapping[str, Any]) -> dict[str, Any]:
 
 def unknown_name(kind: str, name: str, known: typing.Iterable[str]) -> str:
     """Message for an unknown name, such as `unknown key (did you mean gamma?)`."""
-    nearest = difflib.get_close_matches(str(name), [str(k) for k in known], n=1, cutoff=0.5)
+    known = [str(k) for k in known]
+    if (synonym := _synonym(str(name), known)) is not None:
+        return f"unknown {kind} (Everstep's name is {synonym})"
+    nearest = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
     return f"unknown {kind}" + (f" (did you mean {nearest[0]}?)" if nearest else "")
+
+
+def suggest_names(function: Callable[P, T]) -> Callable[P, T]:
+    """`function`, whose error about an unknown keyword argument suggests another."""
+    known = list(inspect.signature(function).parameters)
+
+    @wraps(function)
+    def call(*values: P.args, **options: P.kwargs) -> T:
+        for name in options:
+            if name not in known:
+                unknown = unknown_name("argument", name, known)
+                raise TypeError(f"`{function.__qualname__}`: `{name}`: {unknown}.")
+        return function(*values, **options)
+
+    return call
+
+
+def _synonym(name: str, known: Sequence[str]) -> None | str:
+    """Everstep's name for another library's, if it is one of the known names."""
+    ours = SYNONYMS.get(name) or SYNONYMS.get(name.replace("-", "_"), "")
+    path, _, note = ours.partition(": ")
+    key, _, option = path.partition(".")
+    if key.split(",")[0] in known:
+        return ours
+    return option + (note and f": {note}") if option in known else None
+
+
+def field_docstrings(cls: type[Any]) -> dict[str, str]:
+    """The string beneath each field in the source of a dataclass and its bases, on one line.
+
+    Python itself throws them away.
+    """
+    found = {}
+    for base in [base for base in reversed(cls.__mro__) if is_dataclass(base)]:
+        [definition] = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        assert isinstance(definition, ast.ClassDef)
+        for statement, following in itertools.pairwise(definition.body):
+            if (
+                isinstance(statement, ast.AnnAssign)
+                and isinstance(statement.target, ast.Name)
+                and isinstance(following, ast.Expr)
+                and isinstance(following.value, ast.Constant)
+            ):
+                found[statement.target.id] = " ".join(str(following.value.value).split())
+    return found
+
+
+def signature_of(function: Callable[..., Any]) -> inspect.Signature:
+    """The function's signature; one that takes anything if it has none."""
+    try:
+        return inspect.signature(function)
+    except (TypeError, ValueError):  # compiled
+        return inspect.signature(lambda *arguments, **options: None)
+
+
+def binds(signature: inspect.Signature, /, *arguments: Any, **options: Any) -> bool:
+    """Whether a function of that signature can be called in this way."""
+    try:
+        signature.bind(*arguments, **options)
+    except TypeError:
+        return False
+    return True
 
 
 @cache

@@ -423,7 +423,10 @@ def test_a_pickle_is_refused_by_name(tmp_path):
 
 
 def test_a_directory_is_not_a_file(tmp_path):
-    with pytest.raises(CheckpointError, match="cannot be read"):
+    with pytest.raises(CheckpointError, match="is a directory: name a file in it"):
+        load_file(tmp_path)
+    (tmp_path / "policy").touch()
+    with pytest.raises(CheckpointError, match=r"is a directory: load .*policy"):
         load_file(tmp_path)
 
 

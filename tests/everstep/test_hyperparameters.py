@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from everstep import AlgorithmConfig, ContinuousDummyEnv
+from everstep.errors import ConfigError
 
 
 @pytest.mark.parametrize("names", [("lr",), ("lr_pi", "lr_v")])
@@ -30,3 +31,25 @@ def test_a_schedule_does_not_write_into_the_config() -> None:
 
 def _learning_rates(algorithm: Any) -> list[float]:
     return [float(group["lr"]) for group in algorithm.optimizer.param_groups]
+
+
+def test_lr_is_the_optimizers_learning_rate() -> None:
+    config = AlgorithmConfig(num_envs=2, horizon=4, lr=0.25, optimizer_config={"eps": 1e-5})
+    (group,) = config.build(ContinuousDummyEnv).optimizer.param_groups
+    assert (group["lr"], group["eps"]) == (0.25, 1e-5)
+
+
+def test_lr_changes_where_it_was_set() -> None:
+    algorithm = AlgorithmConfig(num_envs=2, horizon=4, lr=0.25).build(ContinuousDummyEnv)
+    algorithm.update_algorithm_parameter("lr", 0.5)
+    assert _learning_rates(algorithm) == [0.5]
+    algorithm.update_algorithm_parameter("gamma", 0.5)  # the config with both is valid
+    assert algorithm.hparams.lr == 0.5
+
+
+def test_lr_is_given_once() -> None:
+    with pytest.raises(ConfigError) as raised:
+        AlgorithmConfig(lr=0.25, optimizer_config={"lr": 0.5}).validate()
+    assert raised.value.problems == (
+        "`lr` and `optimizer_config.lr` are one learning rate; got 0.25 and 0.5. Drop one of them.",
+    )

@@ -16,7 +16,7 @@ from torch import nn
 from torchrl.objectives import A2CLoss, ClipPPOLoss
 
 from everstep import AlgorithmConfig, ContinuousDummyEnv, DiscreteDummyEnv, TrainConfig
-from everstep.distributions import Categorical, Distribution, Normal
+from everstep.distributions import Categorical, Distribution, Normal, TorchDistributionWrapper
 from everstep.errors import ConfigError
 from everstep.hyperparameters import Hyperparameters
 from everstep.losses import weighted_sum
@@ -316,3 +316,74 @@ def test_loss_and_gradients_agree_with_torchrl(
     assert losses["entropy"].item() == pytest.approx(oracle["entropy"].item(), abs=1e-9)
     for mine, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(mine, other, rtol=0, atol=1e-9)
+
+
+# ---- entropy ----------------------------------------------------------------------------------
+
+
+class Unknown(torch.distributions.Normal):
+    """A distribution whose entropy has no closed form."""
+
+    def entropy(self) -> torch.Tensor:
+        raise NotImplementedError
+
+
+class NoEntropy(TorchDistributionWrapper):
+    def __init__(self, features: Any, model: Any) -> None:
+        super().__init__(features, model)
+        self.dist = Unknown(features["mean"], features["log_std"].exp())
+
+
+@pytest.mark.parametrize("activation_fn", ["relu", "gelu"], ids=["fused", "general"])
+@pytest.mark.parametrize("env_cls", [DiscreteDummyEnv, ContinuousDummyEnv])
+@pytest.mark.parametrize("coeff", [0.0, 0.01])
+def test_entropy_is_measured_whatever_its_weight(
+    activation_fn: str, env_cls: Any, coeff: float
+) -> None:
+    """One minibatch, so the policy's entropy is that of the distributions that collected."""
+    config = {**SMALL, "entropy_coeff": coeff, "model_config": {"activation_fn": activation_fn}}
+    algorithm = AlgorithmConfig(**config).build(env_cls)
+    algorithm.collect()
+    assert (algorithm.general_way is None) is (activation_fn == "relu")
+    with torch.no_grad():
+        minibatch = algorithm.policy.sequences(algorithm.rollout).select(None)
+        expected = algorithm.policy.evaluate(minibatch)[0].entropy().mean()
+    stats = algorithm.step()
+    assert expected > 0.1
+    assert stats["losses/entropy"] == pytest.approx(float(expected), rel=1e-5)
+
+
+@pytest.mark.parametrize("activation_fn", ["relu", "gelu"], ids=["fused", "general"])
+def test_an_entropy_without_weight_is_the_mean_over_every_eighth_optimizer_step(
+    activation_fn: str,
+) -> None:
+    means = {}
+    for coeff in (0.0, 1e-30):  # a weight that changes nothing is measured in every step
+        config = {**SMALL, "num_sgd_iters": 5, "sgd_minibatch_size": 16, "entropy_coeff": coeff}
+        config |= {"lr": 0.05, "model_config": {"activation_fn": activation_fn}}
+        algorithm = AlgorithmConfig(**config).build(ContinuousDummyEnv)
+        found: list[float] = []
+        add_gradients = algorithm._add_gradients
+
+        def spy(minibatch: Minibatch) -> Any:
+            terms = add_gradients(minibatch)  # noqa: B023
+            found.extend([float(terms["entropy"])] if "entropy" in terms else [])  # noqa: B023
+            return terms
+
+        algorithm._add_gradients = spy  # type: ignore[method-assign]
+        algorithm.collect()
+        means[coeff] = (algorithm.step()["losses/entropy"], found)
+    (mean, some), (mean_of_all, every) = means.values()
+    assert (len(some), len(every)) == (3, 20)  # steps 0, 8 and 16 of 20
+    torch.testing.assert_close(some, every[::8])
+    assert mean == pytest.approx(sum(some) / 3)
+    assert mean_of_all == pytest.approx(sum(every) / 20)
+
+
+def test_an_unknown_entropy_without_weight_is_left_out() -> None:
+    algorithm = AlgorithmConfig(**SMALL, distribution_cls=NoEntropy).build(ContinuousDummyEnv)
+    algorithm.collect()
+    assert "losses/entropy" not in algorithm.step()
+    algorithm.collect()
+    (minibatch,) = algorithm.minibatches()
+    assert float(algorithm.compute_loss(minibatch)[2]) == 0.0

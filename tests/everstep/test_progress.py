@@ -7,6 +7,8 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
+from everstep import DiscreteDummyEnv, Trainer
+from everstep.adapters import GymnasiumEnv
 from everstep.progress import ConsoleProgress, Course, duration, summary
 
 STATISTICS = {
@@ -111,15 +113,66 @@ def test_absent_statistics_keep_their_last_value(clock):
 @pytest.mark.parametrize(
     ("metrics", "shown"),
     [
-        ({"returns/mean": 1.0}, "return=1.0"),
-        ({"returns/mean": 1.0, "episodes/return_mean": 2.0}, "return=2.0"),
-        ({"episodes/return_mean": 2.0, "episodes/return_mean_100": 3.0}, "return=3.0"),
+        ({"returns/mean": 1.0}, " rollout_return=1.0"),
+        ({"returns/mean": 1.0, "episodes/return_mean": 2.0}, " return=2.0"),
+        ({"episodes/return_mean": 2.0, "episodes/return_mean_100": 3.0}, " return=3.0"),
     ],
 )
 def test_the_best_statistic_stands_for_the_return(clock, metrics, shown):
     progress, file = plain(clock, interval=1.0)
     log(progress, clock, [1], metrics)
     assert shown in file.getvalue()
+
+
+REWARDS = {"returns/mean": 128.0, "rewards/mean": 1.0}
+
+
+def test_no_return_before_an_episode_has_ended(clock):
+    """CartPole's rewards over 128 env steps are not a return of 128."""
+    progress, file = plain(clock, interval=1.0)
+    progress.log_params({"episodic": True})
+    log(progress, clock, [1024], REWARDS)
+    log(progress, clock, [2048], REWARDS | STATISTICS)
+    first, second = file.getvalue().splitlines()
+    assert first == "env_steps=1,024 (no episode has ended yet) reward=1"
+    assert second.startswith("env_steps=2,048 return=123.4 len=123")
+
+
+def test_no_return_in_the_live_view_before_an_episode_has_ended(clock):
+    progress, file = terminal(clock, total=100_000)
+    progress.log_params({"episodic": True})
+    log(progress, clock, [1024], REWARDS)
+    assert "no episode has ended yet" in file.getvalue()
+    log(progress, clock, [2048], REWARDS | STATISTICS)
+    progress.close()
+    last = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", file.getvalue()).splitlines()[-7:]
+    assert any("return" in line and "123.4 ▁" in line and "▁▁" not in line for line in last)
+    assert not any("no episode" in line or "reward" in line for line in last)
+
+
+def test_the_rollouts_return_is_named_where_episodes_do_not_end(clock):
+    progress, file = plain(clock, interval=1.0)
+    progress.log_params({"episodic": False})
+    log(progress, clock, [1024], REWARDS)
+    log(progress, clock, [1024], {"eval/returns/mean": 130.0})
+    assert file.getvalue().splitlines()[-1] == (
+        "env_steps=1,024 rollout_return=128.0 eval_rollout_return=130.0"
+    )
+
+
+@pytest.mark.parametrize("episodic", [True, False])
+def test_progress_knows_from_the_algorithm_whether_episodes_end(clock, episodic):
+    import gymnasium
+
+    env = DiscreteDummyEnv(4, 8)
+    if episodic:
+        env = GymnasiumEnv(gymnasium.make_vec("MountainCar-v0", 4, vectorization_mode="sync"), 8)
+    progress, file = plain(clock, interval=0.0)
+    with Trainer(env, loggers=[progress], run_dir=None) as trainer:
+        trainer.step()
+    shown = "(no episode has ended yet) reward=-1" if episodic else "rollout_return="
+    assert shown in file.getvalue()
+    assert not re.search(r"\breturn=", file.getvalue())
 
 
 def test_evaluation_is_shown_and_does_not_count_as_progress(clock):
@@ -248,6 +301,20 @@ def test_course_by_hand(values, bars):
 )
 def test_duration(seconds, text):
     assert duration(seconds) == text
+
+
+def test_a_summary_before_an_episode_has_ended():
+    metrics = {**REWARDS, "eval/returns/mean": 5.0}
+    text = summary(metrics, None, None, 1.0, episodic=True)
+    assert text.splitlines()[1:] == [
+        "  return          no episode has ended yet",
+        "  reward          1",
+    ]
+    text = summary(metrics, None, None, 1.0, episodic=False)
+    assert text.splitlines()[1:] == [
+        "  rollout return  128.0",
+        "  evaluation rollout return 5.0",
+    ]
 
 
 def test_summary():

@@ -91,7 +91,7 @@ def test_everything_after_the_first_colon_is_the_name() -> None:
 def test_a_factory_makes_environments_and_knows_its_defaults() -> None:
     factory = registry.factory("gymnasium:CartPole-v1", max_episode_steps=7)
     assert isinstance(factory, EnvFactory)
-    assert (factory.default_num_envs, factory.default_horizon) == (8, 128)
+    assert (factory.default_num_envs, factory.default_horizon) == (8, 256)
     assert not hasattr(factory, "max_num_envs")
     assert not hasattr(factory, "max_horizon")
     assert factory.spec == "gymnasium:CartPole-v1"
@@ -112,7 +112,10 @@ def test_a_factory_is_not_made_with_what_it_is_called_with() -> None:
     [
         ("gymnasum:CartPole-v1", r"prefix 'gymnasum'.*Known prefixes: .*Did you mean 'gymnasium'"),
         ("zzz:CartPole-v1", r"prefix 'zzz'.*Known prefixes: [^?]*gymnasium"),
-        ("CartPole-v1", r"'prefix:name'.*got 'CartPole-v1'.*Known prefixes: .*gymnasium"),
+        ("CartPol-v1", r"'prefix:name'.*got 'CartPol-v1'. Did you mean 'gymnasium:CartPole-v1'\?"),
+        ("cartpole", r"got 'cartpole'. Did you mean 'gymnasium:CartPole-v1'\?"),
+        ("ALE/MsPacman-v5", r"Did you mean 'ale:ms_pacman'"),
+        ("my_envs:My-v0", r"'gymnasium:my_envs:Name-v0'"),
         ("gymnasum", r"got 'gymnasum'.*Did you mean 'gymnasium'"),
         ("gymnasium:", r"got 'gymnasium:'"),
         (":CartPole-v1", r"got ':CartPole-v1'"),

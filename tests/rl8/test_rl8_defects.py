@@ -1,6 +1,6 @@
 """What rl8's users are promised: its public names, and none of its defects.
 
-The page `docs/coming_from_rl8.md` names a test for each defect; those that no other file has are
+The page `docs/coming_from/rl8.md` names a test for each defect; those that no other file has are
 here. Each fails on what rl8 1.0.0 does.
 """
 
@@ -37,7 +37,7 @@ from tests.everstep.policies.test_memory import KnownMemory
 from tests.toys import ConstantEnv
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "coming_from_rl8.md"
+PAGE = ROOT / "docs" / "coming_from" / "rl8.md"
 
 SMALL: dict[str, Any] = {"num_envs": 8, "horizon": 4, "model_config": {"hiddens": (8,)}}
 

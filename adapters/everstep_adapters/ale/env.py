@@ -1,5 +1,6 @@
 """The environment that wraps ALE's vector environments."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from everstep.data import Device
@@ -7,7 +8,7 @@ from everstep.errors import AdapterError
 
 from ..common.actions import ActionBounds
 from ..common.autoreset import parse_mode
-from ..common.libraries import creating, require, wrap_or_close
+from ..common.libraries import creating, game_of, require, wrap_or_close
 from ..common.pools import check_batch_size, is_ale
 from ..gymnasium import GymnasiumEnv
 
@@ -26,6 +27,7 @@ class ALEEnv(GymnasiumEnv):
         device: Device of everything that goes in and comes out.
         autoreset_mode: As `GymnasiumEnv` has it.
         action_bounds: As `GymnasiumEnv` has it, for continuous actions.
+        metrics: As `GymnasiumEnv` has it.
 
     Raises:
         AdapterError: If it returns some of its rows in an env step, or its games have no action
@@ -36,8 +38,14 @@ class ALEEnv(GymnasiumEnv):
     #: Number of environments that `num_envs="auto"` makes: threads step them.
     default_num_envs: ClassVar[int] = 16
 
+    #: Env steps that `horizon="auto"` means.
+    default_horizon: ClassVar[int] = 128
+
     #: Name of the environment type in `describe`.
     family: ClassVar[str] = "ALE"
+
+    #: Module of the library, and how to install it.
+    library: ClassVar[tuple[str, str]] = ("ale_py", _NEEDED)
 
     def __init__(
         self,
@@ -48,6 +56,7 @@ class ALEEnv(GymnasiumEnv):
         device: Device = "cpu",
         autoreset_mode: "None | str | AutoresetMode" = None,
         action_bounds: ActionBounds = "clip",
+        metrics: None | Sequence[str] = None,
     ) -> None:
         if not is_ale(env):
             raise AdapterError(
@@ -59,9 +68,8 @@ class ALEEnv(GymnasiumEnv):
                 "`full_action_space=True`, or an environment for each game."
             )
         check_batch_size(env, cast(Any, env.unwrapped).batch_size)
-        super().__init__(
-            env, horizon, device=device, autoreset_mode=autoreset_mode, action_bounds=action_bounds
-        )
+        options: Any = {"action_bounds": action_bounds, "metrics": metrics}
+        super().__init__(env, horizon, device=device, autoreset_mode=autoreset_mode, **options)
 
     @classmethod
     def matches(cls, env: object, /) -> bool:
@@ -69,9 +77,20 @@ class ALEEnv(GymnasiumEnv):
         return is_ale(env)
 
     @classmethod
+    def find(cls, name: str, /) -> list[str]:
+        """The game of a Gymnasium id, `"ms_pacman"` for `"ALE/MsPacman-v5"`; else nothing."""
+        game = game_of(name)
+        return [] if game is None else [game]
+
+    @classmethod
+    def makes(cls, source: object, /) -> bool:
+        """False: games have names."""
+        return False
+
+    @classmethod
     def make(
         cls,
-        name: str,
+        name: Any,
         num_envs: int,
         /,
         *,
@@ -79,6 +98,7 @@ class ALEEnv(GymnasiumEnv):
         device: Device = "cpu",
         autoreset_mode: "str | AutoresetMode" = "NEXT_STEP",
         action_bounds: ActionBounds = "clip",
+        metrics: None | Sequence[str] = None,
         **kwargs: Any,
     ) -> "ALEEnv":
         """A new vector environment of a game.
@@ -90,6 +110,7 @@ class ALEEnv(GymnasiumEnv):
             device: Device of everything that goes in and comes out.
             autoreset_mode: `"NEXT_STEP"` or `"SAME_STEP"`.
             action_bounds: As `GymnasiumEnv` has it, for continuous actions.
+            metrics: As `GymnasiumEnv` has it.
             kwargs: Options of `AtariVectorEnv`, such as `frameskip` or `episodic_life`.
 
         Raises:
@@ -105,7 +126,8 @@ class ALEEnv(GymnasiumEnv):
             )
         with creating("ALE", name):
             env = _make_vector_env(name, num_envs, autoreset_mode=mode, **kwargs)
-        return wrap_or_close(cls, env, horizon, device=device, action_bounds=action_bounds)
+        options: Any = {"action_bounds": action_bounds, "metrics": metrics}
+        return wrap_or_close(cls, env, horizon, device=device, **options)
 
 
 def _make_vector_env(name: str, num_envs: int, **kwargs: Any) -> "VectorEnv[Any, Any, Any]":

@@ -1,6 +1,7 @@
 """Libraries that may not be installed, and the construction of their environments."""
 
 import inspect
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,8 +21,15 @@ def is_loaded_instance(value: object, module: str, name: str) -> bool:
 
     A module that was never imported has no instances.
     """
+    return is_loaded_kind(value, module, name) and not isinstance(value, type)
+
+
+def is_loaded_kind(value: object, module: str, name: str) -> bool:
+    """Whether `value` is an instance or a subclass of a class of a module. Imports nothing."""
     kind = getattr(sys.modules.get(module), name, None)
-    return isinstance(kind, type) and isinstance(value, kind)
+    if not isinstance(kind, type):
+        return False
+    return isinstance(value, kind) or (isinstance(value, type) and issubclass(value, kind))
 
 
 def require(module: str, name: str, advice: str) -> Any:
@@ -42,6 +50,13 @@ def require(module: str, name: str, advice: str) -> Any:
         raise AdapterError(f"{advice} ({error})") from error
 
 
+def game_of(id: str) -> None | str:
+    """ALE's name of the game of a Gymnasium id: `"ms_pacman"` for `"ALE/MsPacman-v5"`."""
+    found = re.fullmatch(r"ALE/(\w+)-v\d+|(\w+)NoFrameskip-v\d+", id)
+    game = found and (found[1] or found[2])
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", game).lower() if game else None
+
+
 @contextmanager
 def creating(library: str, name: str) -> Iterator[None]:
     """A context in which a library makes the environment `name`.
@@ -59,6 +74,10 @@ def creating(library: str, name: str) -> Iterator[None]:
                 "a worker ended while it started; what it printed says why. Workers that are "
                 "spawned import the script again: let it start its work under "
                 "`if __name__ == '__main__':`"
+            )
+        if (game := game_of(name)) is not None:
+            reason += (
+                f". Everstep makes Atari games as 'ale:{game}' (pip install 'everstep[atari]')"
             )
         raise AdapterError(f"{library} cannot make {name!r}: {reason}") from error
 

@@ -1,7 +1,7 @@
 """The environment that wraps EnvPool's pools."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from everstep.data import Device
@@ -29,6 +29,7 @@ class EnvPoolEnv(GymnasiumEnv):
         horizon: Env steps between resets that it is meant for.
         device: Device of everything that goes in and comes out.
         action_bounds: As `GymnasiumEnv` has it.
+        metrics: As `GymnasiumEnv` has it.
 
     Raises:
         AdapterError: If the pool returns some of its rows in an env step, has several players in an
@@ -36,11 +37,14 @@ class EnvPoolEnv(GymnasiumEnv):
 
     """
 
-    #: Number of environments that `num_envs="auto"` makes: threads step them, so they cost little.
-    default_num_envs: ClassVar[int] = 64
+    #: Number of environments that `num_envs="auto"` makes: more learn less from a small budget.
+    default_num_envs: ClassVar[int] = 8
 
     #: Name of the environment type in `describe`.
     family: ClassVar[str] = "EnvPool"
+
+    #: Module of the library, and how to install it.
+    library: ClassVar[tuple[str, str]] = ("envpool", _NEEDED)
 
     #: Effect of `seed` in `describe`.
     seeding: ClassVar[str] = "the next reset makes a new pool, if it was made here"
@@ -53,6 +57,7 @@ class EnvPoolEnv(GymnasiumEnv):
         *,
         device: Device = "cpu",
         action_bounds: ActionBounds = "clip",
+        metrics: None | Sequence[str] = None,
     ) -> None:
         if not is_envpool(env):
             received = f"`env` must come from `envpool.make_gymnasium`; got {type(env).__name__}."
@@ -66,7 +71,8 @@ class EnvPoolEnv(GymnasiumEnv):
                 "each."
             )
         _make_spaces(env)
-        super().__init__(env, horizon, device=device, action_bounds=action_bounds)
+        options: Any = {"action_bounds": action_bounds, "metrics": metrics}
+        super().__init__(env, horizon, device=device, **options)
         self._make_pool: None | Callable[[int], Any] = None
         assert isinstance(self._calls, PoolCalls)
         self._calls.remake = self._remake
@@ -84,15 +90,26 @@ class EnvPoolEnv(GymnasiumEnv):
         return "EnvPool makes the same pool with the right interface: `envpool.make_gymnasium`."
 
     @classmethod
+    def find(cls, name: str, /) -> list[str]:
+        """Nothing: ids that EnvPool shares with Gymnasium need the prefix."""
+        return []
+
+    @classmethod
+    def makes(cls, source: object, /) -> bool:
+        """False: pools have names."""
+        return False
+
+    @classmethod
     def make(
         cls,
-        name: str,
+        name: Any,
         num_envs: int,
         /,
         *,
         horizon: None | int = None,
         device: Device = "cpu",
         action_bounds: ActionBounds = "clip",
+        metrics: None | Sequence[str] = None,
         **kwargs: Any,
     ) -> "EnvPoolEnv":
         """A new pool, made by `envpool.make_gymnasium` and wrapped.
@@ -103,6 +120,7 @@ class EnvPoolEnv(GymnasiumEnv):
             horizon: Env steps between resets that it is meant for.
             device: Device of everything that goes in and comes out.
             action_bounds: As `GymnasiumEnv` has it.
+            metrics: As `GymnasiumEnv` has it.
             kwargs: Options of the pool, such as `max_episode_steps`, `seed` or `num_threads`.
 
         Raises:
@@ -117,7 +135,8 @@ class EnvPoolEnv(GymnasiumEnv):
             _make_spaces(pool)
             return cast("VectorEnv[Any, Any, Any]", pool)
 
-        env = wrap_or_close(cls, make_pool(), horizon, device=device, action_bounds=action_bounds)
+        options: Any = {"action_bounds": action_bounds, "metrics": metrics}
+        env = wrap_or_close(cls, make_pool(), horizon, device=device, **options)
         env._make_pool = lambda seed: make_pool(seed=seed)
         return env
 

@@ -1,6 +1,5 @@
 """Actions of a policy as the actions of a Gymnasium space."""
 
-from abc import ABC, abstractmethod
 from typing import Any
 
 import numpy as np
@@ -10,19 +9,19 @@ from gymnasium import spaces
 from torchrl.data import Bounded, TensorSpec
 
 from everstep.errors import AdapterError
-from everstep.specs import Leaves
+from everstep.formats import ActionFormat
 
 from ..common.actions import ActionBounds, check_action_bounds, unit_to_bounds
 from ..common.handoff import Downlink
-from .spaces import box_spec, integer_spec
+from .spaces import box_spec, integer_spec, start_of
 
 
-class Actions(ABC):
+class Actions:
     """Conversion of actions `[num_envs, *spec.shape]`.
 
     Args:
         spec: Spec of one environment's action.
-        space: Space of one environment's action.
+        form: The action as the space has it.
         num_envs: Number of actions in a batch.
 
     """
@@ -30,35 +29,33 @@ class Actions(ABC):
     #: Spec of one environment's action.
     spec: TensorSpec
 
-    #: Arrays that `to_tensor_env` needs as tensors.
-    constants: tuple[npt.NDArray[Any], ...]
+    #: The action as the space has it.
+    form: ActionFormat
 
-    def __init__(self, spec: TensorSpec, space: spaces.Space[Any], num_envs: int) -> None:
-        assert space.dtype is not None
-        self.spec, self._dtype = spec, np.dtype(space.dtype)
-        self._shape = (num_envs, *(space.shape or ()))
+    def __init__(self, spec: TensorSpec, form: ActionFormat, num_envs: int) -> None:
+        self.spec, self.form = spec, form
+        self._shape = (num_envs, *form.shape)
         self._downlink = Downlink(self._shape, is_real=spec.dtype.is_floating_point)
 
-    @abstractmethod
     def to_env(self, action: torch.Tensor) -> npt.NDArray[Any]:
         """Actions for the environment: a new array `[num_envs, …]`, never the caller's memory.
 
         New in each env step, because environments store actions, say to penalise their changes.
         """
+        return self.form.to_numpy(self._downlink.fetch(action))
 
-    @abstractmethod
-    def to_tensor_env(self, action: torch.Tensor, constants: Leaves) -> torch.Tensor:
+    def to_tensor_env(self, action: torch.Tensor) -> torch.Tensor:
         """Actions for an environment that takes tensors: a new tensor.
 
         Args:
             action: Actions on the environment's device.
-            constants: `constants` on that device.
 
         """
+        return self.form.to_torch(action.reshape(self._shape))
 
 
-class IntegerActions(Actions):
-    """Integers. Choices count from 0 in the spec, and from `start` in the space.
+def integer_actions(space: spaces.Space[Any], num_envs: int, device: torch.device) -> Actions:
+    """Actions of integers. Choices count from 0 in the spec, and from `start` in the space.
 
     A `Box` of integers has the same numbers in both; one of booleans is choices of two.
 
@@ -68,27 +65,15 @@ class IntegerActions(Actions):
         device: Device of the spec.
 
     """
-
-    def __init__(self, space: spaces.Space[Any], num_envs: int, device: torch.device) -> None:
-        super().__init__(integer_spec(space, device), space, num_envs)
-        self.constants = (np.asarray(getattr(space, "start", 0), dtype=np.int64),)
-        self._starts_at_zero = not self.constants[0].any()
-
-    def to_env(self, action: torch.Tensor) -> npt.NDArray[Any]:
-        """See `Actions.to_env`."""
-        sent = self._downlink.fetch(action)
-        if not self._starts_at_zero:
-            sent = sent + self.constants[0]
-        return sent.astype(self._dtype, copy=self._starts_at_zero)
-
-    def to_tensor_env(self, action: torch.Tensor, constants: Leaves) -> torch.Tensor:
-        """See `Actions.to_tensor_env`."""
-        sent = action.reshape(self._shape) + constants[0]
-        return sent.to(getattr(torch, self._dtype.name))
+    assert space.dtype is not None
+    form = ActionFormat(tuple(space.shape or ()), np.dtype(space.dtype), start=start_of(space))
+    return Actions(integer_spec(space, device), form, num_envs)
 
 
-class BoxActions(Actions):
-    """Real numbers, brought inside the space's bounds.
+def box_actions(
+    space: spaces.Box, num_envs: int, device: torch.device, bounds: ActionBounds
+) -> Actions:
+    """Actions of real numbers, brought inside the space's bounds.
 
     `"clip"` sends the nearest action inside the bounds. `"rescale"` maps -1 to the lower and 1 to
     the upper bound, linearly, then clips; dimensions with an infinite bound are only clipped.
@@ -100,36 +85,16 @@ class BoxActions(Actions):
         bounds: `"clip"` or `"rescale"`.
 
     """
-
-    def __init__(
-        self, space: spaces.Box, num_envs: int, device: torch.device, bounds: ActionBounds
-    ) -> None:
-        super().__init__(box_spec(space, device, "action_space"), space, num_envs)
-        self.constants = (space.low, space.high)
-        if bounds == "rescale":
-            ends = torch.tensor(space.low), torch.tensor(space.high)
-            self.constants += tuple(x.numpy() for x in unit_to_bounds(*ends, "action_space"))
-            if isinstance(self.spec, Bounded):
-                self.spec = Bounded(-1.0, 1.0, self.spec.shape, device, self.spec.dtype)
-
-    def to_env(self, action: torch.Tensor) -> npt.NDArray[Any]:
-        """See `Actions.to_env`."""
-        low, high, *affine = self.constants
-        sent = self._downlink.fetch(action).astype(self._dtype, order="C")
-        if affine:
-            sent *= affine[0]
-            sent += affine[1]
-        np.maximum(sent, low, out=sent)
-        np.minimum(sent, high, out=sent)
-        return sent
-
-    def to_tensor_env(self, action: torch.Tensor, constants: Leaves) -> torch.Tensor:
-        """See `Actions.to_tensor_env`."""
-        low, high, *affine = constants
-        sent = action.to(low.dtype).reshape(self._shape)
-        if affine:
-            sent = sent * affine[0] + affine[1]
-        return sent.clamp(low, high)
+    spec = box_spec(space, device, "action_space")
+    arrays: dict[str, Any] = {"low": space.low, "high": space.high}
+    if bounds == "rescale":
+        ends = torch.tensor(space.low), torch.tensor(space.high)
+        scale, offset = unit_to_bounds(*ends, "action_space")
+        arrays |= {"scale": scale.numpy(), "offset": offset.numpy()}
+        if isinstance(spec, Bounded):
+            spec = Bounded(-1.0, 1.0, spec.shape, device, spec.dtype)
+    form = ActionFormat(tuple(space.shape), np.dtype(space.dtype), **arrays)
+    return Actions(spec, form, num_envs)
 
 
 def make_actions(
@@ -150,9 +115,9 @@ def make_actions(
     is_real = isinstance(space, spaces.Box) and space.dtype.kind == "f"
     check_action_bounds(bounds, is_real=is_real, space=space)
     if isinstance(space, spaces.Box) and is_real:
-        return BoxActions(space, num_envs, device, bounds)
+        return box_actions(space, num_envs, device, bounds)
     if isinstance(space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary | spaces.Box):
-        return IntegerActions(space, num_envs, device)
+        return integer_actions(space, num_envs, device)
     if space is None:
         raise AdapterError("`action_space` must be one space; the environment says None.")
     raise AdapterError(

@@ -1,5 +1,7 @@
 """The environment that wraps Gymnasium's vector environments."""
 
+import difflib
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
@@ -8,10 +10,19 @@ from tensordict import TensorDict
 from everstep.data import DataKeys, Device
 from everstep.env import Env
 from everstep.errors import AdapterError
+from everstep.formats import EnvFormat
 
 from ..common.actions import ActionBounds, ActionCheck
 from ..common.autoreset import parse_mode
-from ..common.libraries import creating, is_loaded_instance, pop_options, require, wrap_or_close
+from ..common.libraries import (
+    creating,
+    is_loaded_instance,
+    is_loaded_kind,
+    pop_options,
+    require,
+    wrap_or_close,
+)
+from ..common.metrics import InfoMetrics, TensorMean
 from ..common.specs import compose_spec, describe_spec
 
 # All other modules of the folder import Gymnasium, so this one imports them when an environment is
@@ -58,6 +69,8 @@ class GymnasiumEnv(Env):
             `max_episode_steps`, so that their episodes do not end together.
         step_timeout: Seconds that a worker of an `AsyncVectorEnv` may take to answer before all
             are ended and an `EnvError` is raised; `None` for no limit. No effect on Windows.
+        metrics: Names of the infos whose means are logged as `env/<name>`; `None` for all numbers,
+            an empty list for none.
 
     Raises:
         AdapterError: If the adapter cannot represent the environment; names a way out.
@@ -68,10 +81,13 @@ class GymnasiumEnv(Env):
     default_num_envs: ClassVar[int] = 8
 
     #: Env steps that `horizon="auto"` means.
-    default_horizon: ClassVar[int] = 128
+    default_horizon: ClassVar[int] = 256
 
     #: Name of the environment type in `describe`.
     family: ClassVar[str] = "Gymnasium"
+
+    #: Module of the library, and how to install it.
+    library: ClassVar[tuple[str, str]] = ("gymnasium", _NEEDED)
 
     #: Effect of `seed` in `describe`.
     seeding: ClassVar[str] = "the next reset; row i gets seed + i"
@@ -94,6 +110,7 @@ class GymnasiumEnv(Env):
         action_bounds: ActionBounds = "clip",
         random_phase: bool = False,
         step_timeout: None | float = 600.0,
+        metrics: None | Sequence[str] = None,
     ) -> None:
         require("gymnasium.vector", "AutoresetMode", _NEEDED)
         from . import actions, endings, modes, rows, spaces, workers
@@ -118,6 +135,10 @@ class GymnasiumEnv(Env):
         self._check_action = ActionCheck(self.num_envs, self.action_spec)
         self._parts = spaces.observation_parts(env.single_observation_space, on_device)
         self.observation_spec = compose_spec({x.key: x.spec for x in self._parts}, on_device)
+        self.env_format = EnvFormat(tuple(x.form for x in self._parts), (self._actions.form,))
+        self._has_valid = DataKeys.VALID in self.episode_keys
+        self._metric_names = metrics
+        self._metrics = InfoMetrics(self.num_envs, metrics, device=on_device)
         self._memory = rows.RowMemory(self._parts, self.episode_keys, self.num_envs, on_device)
         self._tensors: None | TensorRows = None
         self._sender: Actions | TensorActions = self._actions
@@ -136,14 +157,29 @@ class GymnasiumEnv(Env):
         name = repr(env.spec.id) if env.spec is not None else "name"
         return (
             "It is a single Gymnasium environment and a batch is needed: "
-            f"`gymnasium.make_vec({name}, num_envs=8)`, or "
-            "`gymnasium.vector.SyncVectorEnv([make_env] * 8)` with a function that makes one."
+            f"`gymnasium.make_vec({name}, num_envs=8)`. Or give `everstep.make` or a trainer its "
+            "id, its class, or a function that makes one, and they make the batch."
         )
+
+    @classmethod
+    def find(cls, name: str, /) -> list[str]:
+        """`[name]` if it is a registered id, else the registered ids nearest to it."""
+        registry = require("gymnasium", "registry", _NEEDED)
+        if name in registry:
+            return [name]
+        by_lower = {text: id for id in registry for text in (id.lower(), id.lower().split("-v")[0])}
+        near = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.75)
+        return [by_lower[text] for text in near]
+
+    @classmethod
+    def makes(cls, source: object, /) -> bool:
+        """Whether this is a class of single environments, or one of them. Imports nothing."""
+        return is_loaded_kind(source, "gymnasium", "Env")
 
     @classmethod
     def make(
         cls,
-        name: str,
+        name: Any,
         num_envs: int,
         /,
         *,
@@ -159,8 +195,12 @@ class GymnasiumEnv(Env):
         environment is registered with, and the adapter counts; with `"vector_entry_point"` the
         environment does.
 
+        Of a class or a function that makes a single environment, a `SyncVectorEnv` of copies is
+        made, or with `vectorization_mode="async"` an `AsyncVectorEnv`.
+
         Args:
-            name: Registered id, such as `"CartPole-v1"` or `"module:Name-v0"`.
+            name: Registered id, such as `"CartPole-v1"`; one that a module registers, such as
+                `"module:Name-v0"`; a subclass of `gymnasium.Env`, or a function that makes one.
             num_envs: Number of parallel environments.
             horizon: Env steps between resets that it is meant for.
             device: Device of everything that goes in and comes out.
@@ -172,9 +212,14 @@ class GymnasiumEnv(Env):
 
         """
         make_vec = require("gymnasium", "make_vec", _NEEDED)
+        if not isinstance(name, str):
+            kwargs = {"vectorization_mode": "sync", **kwargs}
         options, made_with = _split_options(kwargs)
-        with creating("Gymnasium", name):
-            env = make_vec(name, num_envs=num_envs, **made_with)
+        with creating("Gymnasium", getattr(name, "__name__", str(name))):
+            if isinstance(name, str):
+                env = make_vec(name, num_envs=num_envs, **made_with)
+            else:
+                env = _make_copies(name, num_envs, **made_with)
         return wrap_or_close(cls, env, horizon, device=device, **options)
 
     def seed(self, seed: int) -> None:
@@ -220,7 +265,9 @@ class GymnasiumEnv(Env):
             return
         self._sender = TensorActions(self._actions, leaf)
         if not needs_host(self._parts, mode) and not self._clock.is_limited:
-            self._tensors = TensorRows(self.env, self._parts, torch.device(self.device), mode)
+            device, names = torch.device(self.device), self._metric_names
+            self._tensors = TensorRows(self.env, self._parts, device, mode)
+            self._metrics = InfoMetrics(self.num_envs, names, device=device, mean=TensorMean)
 
     def step(self, action: torch.Tensor | TensorDict) -> TensorDict:
         """The row of an env step: `obs`, `rewards` and the episode keys; see the module.
@@ -266,13 +313,29 @@ class GymnasiumEnv(Env):
         return self._sender.to_env(self._check_action(action))
 
     def _rows(self, returned: tuple[Any, Any, Any, Any, dict[str, Any]]) -> TensorDict:
-        if self._tensors is not None:
-            return self._tensors.step(returned)
         observation, rewards, terminated, truncated, infos = returned
+        if self._tensors is not None:
+            rows = self._tensors.step(returned)
+            if infos:
+                valid = rows.get(DataKeys.VALID) if self._has_valid else None
+                ends = rows.get(DataKeys.TERMINATED), rows.get(DataKeys.TRUNCATED)
+                self._metrics.add(infos, None if valid is None else valid.view(-1), *ends)
+            return rows
         row = self._memory.writable()
         row.read(observation, rewards, terminated, truncated)
         self._endings.end(row, infos)
+        if infos:
+            valid = row.valid if self._has_valid else None
+            self._metrics.add(infos, valid, row.terminated, row.truncated)
         return self._memory.publish()
+
+    def metrics(self) -> dict[str, Any]:
+        """Means since the last call of the numbers in the environment's infos, by name.
+
+        Over valid rows in which the environment reported them, of its env steps, not of its resets;
+        `is_success` and `success` only where an episode ended.
+        """
+        return self._metrics.take()
 
     def describe(self) -> dict[str, str]:
         """Detected properties, one short line each."""
@@ -327,6 +390,34 @@ class GymnasiumEnv(Env):
 
 def _unfinished(method: str) -> AdapterError:
     return AdapterError(f"An env step has begun: call `step_wait` before `{method}`.")
+
+
+def _make_copies(
+    make_one: Callable[..., Any],
+    num_envs: int,
+    vectorization_mode: Any,
+    vector_kwargs: None | dict[str, Any] = None,
+    wrappers: Sequence[Callable[[Any], Any]] = (),
+    max_episode_steps: None | int = None,
+    **kwargs: Any,
+) -> "VectorEnv[Any, Any, Any]":
+    """A vector environment of copies; the adapter counts `max_episode_steps`."""
+    from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
+
+    mode = getattr(vectorization_mode, "value", vectorization_mode)
+    vectorized = {"sync": SyncVectorEnv, "async": AsyncVectorEnv}.get(mode)
+    if vectorized is None:
+        raise AdapterError(
+            f"`vectorization_mode` of copies must be 'sync' or 'async'; got {vectorization_mode!r}."
+        )
+
+    def make() -> Any:
+        env = make_one(**kwargs)
+        for wrapper in wrappers or ():
+            env = wrapper(env)
+        return env
+
+    return cast("VectorEnv[Any, Any, Any]", vectorized([make] * num_envs, **(vector_kwargs or {})))
 
 
 def _split_options(kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -13,6 +13,7 @@ from gymnasium import spaces
 from torchrl.data import Binary, Bounded, Categorical, TensorSpec, Unbounded
 
 from everstep.errors import AdapterError
+from everstep.formats import ObservationFormat
 
 from ..common.specs import choices_spec
 
@@ -46,8 +47,18 @@ class Part:
     @property
     def start(self) -> None | npt.NDArray[Any]:
         """First value of the space; `None` if it is 0."""
-        start = np.asarray(getattr(self.space, "start", 0))
-        return start if start.any() else None
+        return start_of(self.space)
+
+    @property
+    def form(self) -> ObservationFormat:
+        """The leaf as the space has it."""
+        return ObservationFormat(self.path, tuple(self.space.shape or ()), self.start)
+
+
+def start_of(space: spaces.Space[Any]) -> None | npt.NDArray[Any]:
+    """First value of a space of choices; None if it is 0."""
+    start = np.asarray(getattr(space, "start", 0))
+    return start if start.any() else None
 
 
 def observation_parts(

@@ -54,12 +54,12 @@ class TensorActions:
     def __init__(self, actions: Actions, like: Any) -> None:
         self._actions, self._like = actions, like
         self._device = borrow(like).device
-        self._constants = tuple(torch.tensor(x, device=self._device) for x in actions.constants)
+        actions.form.on(self._device)  # copied here, not between env steps
 
     def to_env(self, action: torch.Tensor) -> Any:
         """Actions for the environment, never the caller's memory."""
         action = action.detach().to(self._device)
-        return lend(self._actions.to_tensor_env(action, self._constants), self._like)
+        return lend(self._actions.to_tensor_env(action), self._like)
 
 
 class _Leaf:

@@ -7,6 +7,7 @@ import torch
 from torchrl.data import Bounded, TensorSpec, Unbounded
 
 from everstep.errors import AdapterError
+from everstep.formats import ActionFormat, numpy_dtype
 
 from ..common.actions import ActionCheck
 from .tasks import Task
@@ -25,6 +26,9 @@ class Actions:
 
     #: Spec of one environment's action: `Bounded` if all bounds are finite, else `Unbounded`.
     spec: TensorSpec
+
+    #: The action as the task has it.
+    form: ActionFormat
 
     def __init__(self, task: Task) -> None:
         zeros, space = task.zero_actions(), task.action_space
@@ -45,6 +49,11 @@ class Actions:
             if bool(low.isfinite().all() & high.isfinite().all()):
                 on_device = low.to(task.device), high.to(task.device)
                 self.spec = Bounded(*on_device, shape, task.device, zeros.dtype)
+        bounds: dict[str, Any] = {}
+        if self._bounds is not None:
+            arrays = (end.numpy(force=True) for end in self._bounds)
+            bounds = dict(zip(("low", "high"), arrays, strict=True))
+        self.form = ActionFormat(tuple(shape), numpy_dtype(zeros.dtype), **bounds)
         self._check = ActionCheck(task.num_envs, self.spec)
 
     def send(self, action: Any) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """Rows and full resets of a task, one class a reset style."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -66,6 +66,9 @@ class Endings(ABC):
     #: Source of final observations, for `describe`.
     final_obs: str
 
+    #: The task's `extras` of the last env step.
+    extras: Mapping[str, Any]
+
     def __init__(self, task: Task, time_outs: TimeOuts, observations: Observations) -> None:
         self._task, self._time_outs, self._observations = task, time_outs, observations
 
@@ -95,6 +98,7 @@ class Endings(ABC):
         """
         self._time_outs.before()
         outcome = self._task.step(actions)
+        self.extras = outcome.extras
         ended = outcome.done if pending is None else outcome.done & ~pending
         terminated, truncated = self._time_outs.split(outcome, ended)
         return outcome, {

@@ -1,17 +1,19 @@
 """The environment that wraps tasks with IsaacGym's interfaces."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import torch
 from tensordict import TensorDict
 
-from everstep.data import Device
+from everstep.data import DataKeys, Device
 from everstep.env import Env
 from everstep.errors import AdapterError
+from everstep.formats import EnvFormat, observation_formats
 
 from ..common.libraries import pop_options, require
+from ..common.metrics import EpisodeMetrics
 from ..common.specs import describe_spec
 from .actions import Actions
 from .endings import Endings, External, NextStep, SameStep, describe_style
@@ -24,6 +26,9 @@ _NEEDED = (
     "from NVIDIA, and import `isaacgym` before anything that imports PyTorch, Everstep included. "
     "Tasks made in another way are wrapped by `everstep.wrap(task)`."
 )
+
+#: Entries of `extras` that hold metrics of the episodes that ended.
+_LOGS = ("log", "episode")
 
 _INTERFACES = {
     "VecTask": "IsaacGymEnvs' VecTask",
@@ -58,6 +63,8 @@ class IsaacGymEnv(Env):
         final_obs_key: Key of final observations in `extras`, in style C. `None` looks for them.
         observation_keys: Entries of the observation to return, such as `("obs",)` to leave out
             what is meant for a critic. `None` for all.
+        metrics: Names in `extras["log"]` and `extras["episode"]` whose means are logged as
+            `env/<name>`; `None` for all, an empty list for none.
 
     Raises:
         AdapterError: If the object is not such a task, or does not say what is needed.
@@ -69,6 +76,9 @@ class IsaacGymEnv(Env):
 
     #: Env steps that `horizon="auto"` means.
     default_horizon: ClassVar[int] = 32
+
+    #: Module of the library, and how to install it.
+    library: ClassVar[tuple[str, str]] = ("isaacgymenvs", _NEEDED)
 
     #: Reset style of the task: `"A"`, `"B"`, `"C"` or `"D"`.
     reset_style: str
@@ -88,6 +98,7 @@ class IsaacGymEnv(Env):
         time_outs: None | str = None,
         final_obs_key: None | str = None,
         observation_keys: None | Sequence[str] = None,
+        metrics: None | Sequence[str] = None,
     ) -> None:
         self._reader = reader = Task(task, device)
         super().__init__(reader.num_envs, horizon, device=str(reader.device))
@@ -100,8 +111,11 @@ class IsaacGymEnv(Env):
         self._endings = self._make_endings(final_obs_key, profile.final_key)
         self.action_spec = self._actions.spec
         self.observation_spec = self._observations.spec
+        forms = observation_formats(self.observation_spec)
+        self.env_format = EnvFormat(forms, (self._actions.form,))
         self.episode_keys = self._endings.episode_keys
         self._seed: None | int = None
+        self._metrics = EpisodeMetrics(metrics)
         self._is_closed = False
 
     def _make_endings(self, given_key: None | str, detected_key: None | str) -> Endings:
@@ -223,7 +237,20 @@ class IsaacGymEnv(Env):
             EnvError: If the task returns other observations than at first.
 
         """
-        return self._endings.step(self._actions.send(action))
+        row = self._endings.step(self._actions.send(action))
+        # Tasks write these when they reset environments, and leave them there afterwards.
+        for group in _LOGS:
+            infos = self._endings.extras.get(group)
+            if isinstance(infos, Mapping):
+                self._metrics.add(infos, row.get(DataKeys.FIRST).sum())
+        return row
+
+    def metrics(self) -> dict[str, Any]:
+        """Means since the last call of the numbers in `extras["log"]` and `extras["episode"]`.
+
+        A task reports them when it resets environments; they are weighted by how many those were.
+        """
+        return self._metrics.take()
 
     def render(self) -> Any:
         """The result of the task's `render`."""

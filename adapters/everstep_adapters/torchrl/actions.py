@@ -3,11 +3,13 @@
 from abc import ABC, abstractmethod
 from typing import Any
 
+import numpy as np
 import torch
 from torchrl.data import TensorSpec
 from torchrl.data import tensor_specs as specs
 
 from everstep.errors import AdapterError
+from everstep.formats import ActionFormat, numpy_dtype
 
 from ..common.actions import ActionBounds, check_action_bounds, unit_to_bounds
 from .layout import Key, Layout, Leaf, join_keys, leaves_of, make_leaf
@@ -26,8 +28,11 @@ class Actions(ABC):
     #: Spec of one row's action, for the policy.
     spec: TensorSpec
 
+    #: The action as the environment has it; None if it differs between rows.
+    form: None | ActionFormat
+
     def __init__(self, leaf: Leaf, spec: TensorSpec, layout: Layout) -> None:
-        self.spec = leaf.spec
+        self.spec, self.form = leaf.spec, ActionFormat(tuple(leaf.feature), numpy_dtype(spec.dtype))
         self._shape = (*layout.batch, *layout.agents, *leaf.feature)
         self._dtype, self._device = spec.dtype, spec.device
 
@@ -68,14 +73,13 @@ class OneHotActions(Actions):
         else:
             shape = leaf.spec.shape[:-1] or torch.Size([1])
             self.spec = specs.Categorical(counts[0], shape=shape, device=device)
-        self._starts = torch.tensor([0, *counts[:-1]], device=self._device).cumsum(0)
-        self._encoded = torch.Size([layout.num_rows, *leaf.spec.shape])
+        self._form = self.form = ActionFormat(
+            tuple(leaf.feature), numpy_dtype(spec.dtype), groups=tuple(counts)
+        )
 
     def _convert(self, action: torch.Tensor) -> torch.Tensor:
-        # Not `one_hot`, which reads the smallest and largest choice first.
-        zeros = torch.zeros(self._encoded, dtype=self._dtype, device=self._device)
-        options = action.long() if len(self._starts) == 1 else action + self._starts
-        return zeros.scatter_(-1, options.reshape(*self._encoded[:-1], -1), 1)
+        choices = action.long().reshape(len(action), *self._form.choices)
+        return self._form.to_torch(choices).to(self._dtype)
 
 
 class RealActions(Actions):
@@ -107,6 +111,17 @@ class RealActions(Actions):
                 self.spec = specs.Bounded(
                     -1.0, 1.0, self.spec.shape, self.spec.device, self.spec.dtype
                 )
+        self.form = self._make_form(tuple(leaf.feature))
+
+    def _make_form(self, shape: tuple[int, ...]) -> None | ActionFormat:
+        dtype = numpy_dtype(self._dtype)
+        arrays: dict[str, Any] = {}
+        ends = (self._low, self._high, *self._affine) if self._low.ndim > 1 else ()
+        for name, rows in zip(("low", "high", "scale", "offset"), ends, strict=False):
+            if bool((rows != rows[:1]).any()):
+                return None
+            arrays[name] = np.asarray(rows[0].tolist(), dtype).reshape(shape)
+        return ActionFormat(shape, dtype, **arrays)
 
     def _convert(self, action: torch.Tensor) -> torch.Tensor:
         sent = action.to(self._dtype)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from importlib.metadata import version
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -10,17 +10,25 @@ from tensordict import TensorDict, TensorDictBase
 from everstep.data import DataKeys, Device
 from everstep.env import Env
 from everstep.errors import AdapterError, EnvError
+from everstep.formats import EnvFormat, ObservationFormat
 from everstep.specs import Leaves, Structure
 
 from ..common.actions import ActionBounds, ActionCheck
-from ..common.libraries import is_loaded_instance, pop_options, require, wrap_or_close
+from ..common.libraries import (
+    is_loaded_instance,
+    is_loaded_kind,
+    pop_options,
+    require,
+    wrap_or_close,
+)
+from ..common.metrics import AT_ENDS, TensorMean
 from ..common.specs import compose_spec, describe_spec
 from . import keys
 from .actions import OneHotActions, make_actions
 from .calls import TorchRLCalls
 from .endings import DoneIs, Endings
 from .handoff import Handoff
-from .layout import NestedKey, join_keys, leaves_of, observation_leaves
+from .layout import NestedKey, join_keys, leaves_of, make_leaf, observation_leaves
 from .making import make_env
 
 
@@ -61,6 +69,9 @@ class TorchRLEnv(Env):
             termination, whatever the flags say.
         step_timeout: Seconds that a process of a `ParallelEnv` may take to answer; `None` for
             TorchRL's limit.
+        metrics: Keys of the observation spec, of one number each, whose means over valid rows are
+            logged as `env/<key>`; those named `is_success`, `success` or `episode_reward` only
+            where an episode ends.
 
     Raises:
         AdapterError: If the adapter cannot represent the environment; names a way out.
@@ -71,7 +82,7 @@ class TorchRLEnv(Env):
     default_num_envs: ClassVar[int] = 8
 
     #: Env steps that `horizon="auto"` means.
-    default_horizon: ClassVar[int] = 128
+    default_horizon: ClassVar[int] = 256
 
     #: Env steps after which the adapter truncates an episode.
     max_episode_steps: None | int
@@ -99,6 +110,7 @@ class TorchRLEnv(Env):
         done_is: None | DoneIs = None,
         time_limit: None | int = None,
         step_timeout: None | float = None,
+        metrics: Sequence[NestedKey] = (),
     ) -> None:
         needed = "TorchRL's environments are needed: pip install torchrl"
         if not isinstance(env, require("torchrl.envs", "EnvBase", needed)):
@@ -123,6 +135,20 @@ class TorchRLEnv(Env):
         specs = {path: leaf.spec for path, leaf in self._leaves.items()}
         self.observation_spec = compose_spec(specs, on_device)
         self._structure = Structure.of(self.observation_spec)
+        if self._actions.form is not None:
+            seen = ((path, self._leaves[path].feature) for path in self._structure.paths)
+            forms = tuple(ObservationFormat(path, tuple(shape)) for path, shape in seen)
+            self.env_format = EnvFormat(forms, (self._actions.form,))
+        chosen = keys.find_observed(env, layout, metrics, "metrics") if metrics else {}
+        self._metrics = {
+            key: (make_leaf(key, spec, layout, on_device), TensorMean(self.num_envs, on_device))
+            for key, spec in chosen.items()
+        }
+        if wide := [key for key, (leaf, _) in self._metrics.items() if leaf.feature.numel() != 1]:
+            raise AdapterError(
+                f"`metrics` are keys of one number each; `{join_keys(wide)}` has more. Reduce it "
+                "in a transform."
+            )
         self._endings = Endings(env, layout, done_key, terminated_key, done_is, time_limit)
         if done_is is None and time_limit is None and terminated_key is None:
             keys.warn_of_one_flag(env)
@@ -143,9 +169,16 @@ class TorchRLEnv(Env):
         return is_loaded_instance(env, "torchrl.envs", "EnvBase")
 
     @classmethod
+    def makes(cls, source: object, /) -> bool:
+        """Whether this is a class of TorchRL environments, or one without a batch."""
+        if not is_loaded_kind(source, "torchrl.envs", "EnvBase"):
+            return False
+        return isinstance(source, type) or not cast(Any, source).batch_size
+
+    @classmethod
     def make(
         cls,
-        name: str,
+        name: Any,
         num_envs: int,
         /,
         *,
@@ -156,9 +189,10 @@ class TorchRLEnv(Env):
         """A new environment, made by name and wrapped.
 
         Args:
-            name: `"module:Class"` or `"package.module.Class"` for an `EnvBase` class, which is
-                made with `batch_size=[num_envs]` if its constructor takes that; else the id of
-                a Gymnasium environment, for `torchrl.envs.GymEnv`.
+            name: An `EnvBase` class, or `"module:Class"` or `"package.module.Class"` for one, which
+                is made with `batch_size=[num_envs]` if its constructor takes that; a function that
+                makes an environment without a batch; else the id of a Gymnasium environment, for
+                `torchrl.envs.GymEnv`.
             num_envs: Number of parallel environments.
             horizon: Env steps between resets that it is meant for.
             device: Device of everything that goes in and comes out.
@@ -224,6 +258,10 @@ class TorchRLEnv(Env):
         stepped, self._data = self._calls.call("step_and_maybe_reset", data)
         return self._row(stepped.get("next"), self._data)
 
+    def metrics(self) -> dict[str, Any]:
+        """Means of the keys in the option `metrics` since the last call, 0-d each."""
+        return {"/".join(key): mean.take() for key, (_, mean) in self._metrics.items()}
+
     def close(self) -> None:
         """Close the wrapped environment."""
         self._calls.close()
@@ -288,6 +326,11 @@ class TorchRLEnv(Env):
         if DataKeys.VALID in flags:
             rewards.masked_fill_(~flags[DataKeys.VALID], 0.0)
         single = {DataKeys.REWARDS: rewards, **flags}
+        for key, (leaf, mean) in self._metrics.items():
+            done = flags[DataKeys.TERMINATED] | flags[DataKeys.TRUNCATED]
+            flat = [flags.get(DataKeys.VALID), done if key[-1] in AT_ENDS else None]
+            rows = (x if x is None else x.reshape(-1) for x in flat)
+            mean.add(leaf.read(outcome, self._layout).to(self.device), *rows)
         obs, final = self._read(following), self._read(outcome) if self._has_final else ()
         sent = self._handoff.send((*obs, *final, *single.values()))
         count = len(obs)

@@ -102,7 +102,7 @@ def _pick(kind: str, keys: list[Key], chosen: None | NestedKey, group: Key) -> K
 
 
 def find_observed(
-    env: Any, layout: Layout, keys: None | Sequence[NestedKey]
+    env: Any, layout: Layout, keys: None | Sequence[NestedKey], option: str = "observation_keys"
 ) -> dict[Key, TensorSpec]:
     """The observed keys: those that were chosen, else all but those that transforms write.
 
@@ -118,8 +118,7 @@ def find_observed(
         matching = {key: spec for key, spec in specs.items() if key[: len(wanted)] == wanted}
         if not matching:
             raise AdapterError(
-                f"`observation_keys` must be among {join_keys(list(specs))}; got "
-                f"{join_keys([wanted])}."
+                f"`{option}` must be among {join_keys(list(specs))}; got {join_keys([wanted])}."
             )
         chosen.update(matching)
     return chosen

@@ -2,6 +2,7 @@
 
 import inspect
 import re
+from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -18,7 +19,7 @@ _CLASS = re.compile(r"(?P<module>[^\W\d][\w.]*)[:.](?P<name>[^\W\d]\w*)")
 
 
 def make_env(
-    name: str,
+    name: str | Callable[..., Any],
     num_envs: int,
     device: Device,
     *,
@@ -29,7 +30,8 @@ def make_env(
     """A TorchRL environment with a batch of `num_envs`.
 
     Args:
-        name: Path of an `EnvBase` class, or id of a Gymnasium environment.
+        name: `EnvBase` class or its path, function that makes an environment, or id of a Gymnasium
+            environment.
         num_envs: Number of environments in the batch.
         device: Device of an environment that is made with a batch. Others are made on the CPU.
         parallel: Whether environments without a batch are stepped in processes of their own.
@@ -42,8 +44,8 @@ def make_env(
     """
     from torchrl.envs import GymEnv, ParallelEnv, SerialEnv
 
-    kind = _find_class(name)
-    with creating("TorchRL", name):
+    kind: Any = _find_class(name) if isinstance(name, str) else name
+    with creating("TorchRL", getattr(name, "__name__", str(name))):
         if kind is not None and _takes(kind, "batch_size"):
             if _takes(kind, "device"):
                 kwargs.setdefault("device", torch.device(device))
@@ -73,5 +75,5 @@ def _find_class(name: str) -> Any:
 
 
 def _takes(kind: Any, parameter: str) -> bool:
-    """Whether a constructor has a parameter of that name."""
-    return parameter in inspect.signature(kind.__init__).parameters
+    """Whether a class or function has a parameter of that name."""
+    return parameter in inspect.signature(getattr(kind, "__init__", kind)).parameters

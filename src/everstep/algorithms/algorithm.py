@@ -15,14 +15,15 @@ from ..data import (
     RecurrentAlgorithmState,
     StepStats,
 )
-from ..env import Env, EnvFactory
+from ..env import read_metrics
 from ..episodes import to_floats
 from ..errors import DivergedError, EnvError, NotBufferedError
 from ..fused import MinibatchGradients, actor, gradients
 from ..graphs import CUDAGraph
 from ..hyperparameters import Hyperparameters, RecurrentHyperparameters
-from ..objectives import add_ons
+from ..objectives import ENTROPY_EVERY, ActorCritic, add_ons
 from ..policies import Actor, GenericPolicyBase, Policy, RecurrentPolicy, check_policy, model_mode
+from ..registry import EnvSource
 from ..resolve import build_env, closed_on_error
 from ..rollouts import Minibatch
 from ..specs import Leaves
@@ -55,13 +56,13 @@ class OnPolicyAlgorithm(
 
     """
 
-    def __init__(self, env_cls: EnvFactory | Env, /, config: None | Hyperparameters = None) -> None:
+    def __init__(self, env_cls: EnvSource, /, config: None | Hyperparameters = None) -> None:
         config = (config or self.config_cls()).validate()
         self._check_kind(config)
         if config.seed is not None:
             torch.manual_seed(config.seed)
         env, config = build_env(env_cls, config)
-        with closed_on_error(env, unless=env_cls):
+        with closed_on_error(env, env_cls):
             self.parts = build_parts(
                 env, config, policy_cls=self.policy_cls, hparams_cls=self.hparams_cls
             )
@@ -112,7 +113,8 @@ class OnPolicyAlgorithm(
                     eager=deterministic or self.is_evaluating,
                 )
             # NaN marks a statistic that does not exist, such as a mean without an episode.
-            stats = {k: x for k, x in to_floats(collected.statistics).items() if x == x}
+            found = to_floats(collected.statistics) | read_metrics(self.env)
+            stats = {k: x for k, x in found.items() if x == x}
             self._check_rollout(finite=bool(stats.pop("finite")), lost=int(stats.pop("lost")))
         self.states, self._reward_scale = collected.states, collected.reward_scale
         self._rows_to_learn = int(stats["env/steps"])
@@ -121,12 +123,9 @@ class OnPolicyAlgorithm(
         if isinstance(self.state, RecurrentAlgorithmState):
             self.state.seqs = self._first_sequence()
         self.state.buffered = self.continues = True
-        counts: dict[str, Any] = {
-            "env/steps": self._rows_to_learn,
-            "env/resets": self.rollout.num_envs * was_reset,
-        }
-        if "episodes/count" in stats:
-            counts["episodes/count"] = int(stats["episodes/count"])
+        resets = self.rollout.num_envs * was_reset
+        counts: dict[str, Any] = {"env/steps": self._rows_to_learn, "env/resets": resets}
+        counts |= {key: int(stats[key]) for key in ("episodes/count",) if key in stats}
         return cast(CollectStats, {**stats, **counts, "profiling/collect_ms": elapsed_ms()})
 
     def _prepare(self) -> None:
@@ -145,6 +144,7 @@ class OnPolicyAlgorithm(
         self.state.buffered = self.continues = False
         if reset:
             self.rollout.open(self.env.reset(config=env_config))
+            read_metrics(self.env)  # those of a rollout that failed are discarded
             self.states = None
             self.episodes.reset()
         else:
@@ -235,10 +235,12 @@ class OnPolicyAlgorithm(
             control: Sums the terms of the loss, and may end the update.
 
         """
-        needs_autograd = self.config.policy_loss_addons or self.grad_scaler.is_enabled()
-        fused = None if needs_autograd else gradients(self.policy, self.objective, self._fused)
-        self._fused = fused
-        for chunks in steps:
+        autograd = self.config.policy_loss_addons or self.grad_scaler.is_enabled()
+        self._fused = None if autograd else gradients(self.policy, self.objective, self._fused)
+        is_recorded = self.executor.update.refused is None
+        for i, chunks in enumerate(steps):
+            if isinstance(self.objective, ActorCritic):
+                self.objective.measures_entropy = is_recorded or i % ENTROPY_EVERY == 0
             with self.policy.keep_casts():
                 added = [self._add_gradients(chunk) for chunk in chunks]
             self.updater.pending = True
@@ -302,10 +304,8 @@ class OnPolicyAlgorithm(
             "coefficients/lr": float(self.optimizer.param_groups[0]["lr"]),
         }
         self._end_update()
-        return cast(
-            StepStats,
-            coefficients | update_statistics(stats) | {"profiling/step_ms": elapsed_ms()},
-        )
+        found = coefficients | update_statistics(stats)
+        return cast(StepStats, {**found, "profiling/step_ms": elapsed_ms()})
 
     def _take_rollout(self, caller: str) -> None:
         if not self.state.buffered:

@@ -1,7 +1,7 @@
 """From a config and an environment to the frozen parts of an algorithm, every `"auto"` resolved."""
 
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import torch
 from tensordict import TensorDict
@@ -15,7 +15,7 @@ from ..data import AlgorithmHparams, DataKeys
 from ..env import Env
 from ..episodes import EpisodeTracker
 from ..errors import ConfigError
-from ..hyperparameters import Hyperparameters
+from ..hyperparameters import Hyperparameters, Resolved
 from ..normalizers import RunningMoments
 from ..objectives import Objective, find_objective
 from ..policies import GenericPolicyBase, check_history, make_policy
@@ -24,8 +24,6 @@ from ..rollouts import Rollout, episode_keys_of
 from ..schedulers import EntropyScheduler, LRScheduler
 from ..specs import Structure
 from ..updates import Updater, parameter_groups
-
-C = TypeVar("C", bound=Hyperparameters)
 
 #: Rows of a forward pass in an update on a CPU: the layers' outputs then stay in the cache.
 CHUNK_ROWS = 4096
@@ -36,7 +34,7 @@ class Parts:
     """The parts of an algorithm; a change of hyperparameters replaces them."""
 
     #: Hyperparameters, resolved.
-    config: Hyperparameters
+    config: Resolved
     #: Read-only view of the hyperparameters.
     hparams: Any
     #: Environment that experience is collected from.
@@ -96,7 +94,7 @@ def build_parts(
     config, seq_len = resolve_sequences(resolve_graphs(config, device), env)
     num_envs, horizon = cast(int, config.num_envs), cast(int, config.horizon)
     sequences = num_envs * horizon // seq_len
-    config = resolve_update(config, sequences=sequences)
+    config = resolve_update(config, env, sequences=sequences)
     size = cast(int, config.sgd_minibatch_size)
     bonuses = make_bonuses(config.bonuses)
     streams = streams_of(config, bonuses)
@@ -151,7 +149,7 @@ def build_parts(
 def _make_updater(
     policy: GenericPolicyBase[Any],
     rollout: Rollout,
-    config: Hyperparameters,
+    config: Resolved,
     bonuses: tuple[Bonus, ...],
 ) -> Updater:
     is_scaled = config.enable_amp and config.amp_dtype == "float16"
@@ -164,7 +162,7 @@ def _make_updater(
     )
 
 
-def changed_parts(parts: Parts, config: Hyperparameters, *, rates: bool) -> Parts:
+def changed_parts(parts: Parts, config: Resolved, *, rates: bool) -> Parts:
     """The parts with other values of hyperparameters that need no new model or storage.
 
     Args:
@@ -177,7 +175,7 @@ def changed_parts(parts: Parts, config: Hyperparameters, *, rates: bool) -> Part
 
     """
     updater, rollout = parts.updater, parts.rollout
-    config = resolve_update(config, sequences=parts.sequences_per_rollout)
+    config = resolve_update(config, parts.env, sequences=parts.sequences_per_rollout)
     groups: list[dict[str, Any]] = []
     if rates:
         groups = parameter_groups(parts.policy, rollout, config, parts.bonuses)
@@ -192,6 +190,8 @@ def changed_parts(parts: Parts, config: Hyperparameters, *, rates: bool) -> Part
     updater.max_grad_norm = config.max_grad_norm
     made = make_objective(config, updater.optimizer, rollout.device)
     objective, lr_scheduler, entropy_scheduler = made
+    if config.lr_schedule == "linear":
+        lr_scheduler.continue_from(parts.lr_scheduler, keep_rate=not rates)
     size = cast(int, config.sgd_minibatch_size)
     num_minibatches = parts.sequences_per_rollout // size
     return replace(
@@ -207,7 +207,7 @@ def changed_parts(parts: Parts, config: Hyperparameters, *, rates: bool) -> Part
 
 
 def make_objective(
-    config: Hyperparameters, optimizer: optim.Optimizer, device: torch.device
+    config: Resolved, optimizer: optim.Optimizer, device: torch.device
 ) -> tuple[Objective, LRScheduler, EntropyScheduler]:
     """The loss, and the schedules of learning rate and entropy weight."""
     lr_scheduler = LRScheduler(optimizer, schedule=config.lr_schedule, kind=config.lr_schedule_kind)
@@ -225,13 +225,12 @@ def _buffer_spec(rollout: Rollout, env: Env) -> Composite:
     """Spec of the buffer's elements, without the batch dimensions."""
     one = Unbounded(1, device=rollout.device)
     spec = {DataKeys.OBS: env.observation_spec, DataKeys.ACTIONS: env.action_spec}
-    return Composite(
-        {k: spec.get(k, one) for k in sorted(rollout.view().keys())}, device=one.device
-    )
+    names = sorted(rollout.view().keys())
+    return Composite({name: spec.get(name, one) for name in names}, device=one.device)
 
 
 def _chunk_size(
-    config: Hyperparameters,
+    config: Resolved,
     policy: GenericPolicyBase[Any],
     objective: Objective,
     bonuses: tuple[Bonus, ...],

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from ..env import Env, EnvFactory
 from ..hyperparameters import Hyperparameters, RecurrentHyperparameters
+from ..registry import EnvSource
 from ..resolve import closed_on_error
 from .algorithm import Algorithm, OnPolicyAlgorithm, RecurrentAlgorithm
 
@@ -19,11 +19,11 @@ class AlgorithmConfig(Hyperparameters):
     `Algorithm.hparams` shows the result. Nothing is checked before `validate` or `build`.
     """
 
-    def build(self, env_cls: EnvFactory | Env) -> Algorithm:
+    def build(self, env_cls: EnvSource) -> Algorithm:
         """A validated algorithm.
 
         Args:
-            env_cls: Environment class, factory, or an environment already made.
+            env_cls: Environment: a spec, a class, a function that makes one, or an instance.
 
         Raises:
             ConfigError: Lists every hyperparameter that breaks a rule.
@@ -35,19 +35,15 @@ class AlgorithmConfig(Hyperparameters):
 
 @dataclass
 class RecurrentAlgorithmConfig(RecurrentHyperparameters):
-    """Config of PPO with a recurrent policy.
+    """Config of PPO with a recurrent policy; see `AlgorithmConfig`."""
 
-    Fields that say `"auto"` are resolved when the algorithm is built, from the environment;
-    `RecurrentAlgorithm.hparams` shows the result. Nothing is checked before `validate` or `build`.
-    """
-
-    def build(self, env_cls: EnvFactory | Env) -> RecurrentAlgorithm:
+    def build(self, env_cls: EnvSource) -> RecurrentAlgorithm:
         """A validated algorithm; see `AlgorithmConfig.build`."""
         return _build(RecurrentAlgorithm, env_cls, self)
 
 
-def _build(cls: type[A], env_cls: EnvFactory | Env, config: Hyperparameters) -> A:
+def _build(cls: type[A], env_cls: EnvSource, config: Hyperparameters) -> A:
     algorithm = cls(env_cls, config)
-    with closed_on_error(algorithm.env, unless=env_cls):
+    with closed_on_error(algorithm.env, env_cls):
         algorithm.validate()
     return algorithm

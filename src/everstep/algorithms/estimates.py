@@ -18,7 +18,7 @@ from ..advantages import (
 from ..bonuses import Stream, write_reward
 from ..episodes import reward_statistics
 from ..graphs import is_static
-from ..hyperparameters import Hyperparameters
+from ..hyperparameters import Resolved
 from ..normalizers import RunningMoments
 from ..policies import GenericPolicyBase
 from ..rollouts import Rollout
@@ -161,7 +161,7 @@ def scale_rewards(rollout: Rollout, running: None | RunningMoments) -> torch.Ten
 @torch.no_grad()
 def estimate_advantages(
     rollout: Rollout,
-    config: Hyperparameters,
+    config: Resolved,
     streams: Sequence[Stream],
     learnable: torch.Tensor,
     reward_scale: None | torch.Tensor,
@@ -204,7 +204,7 @@ def _scaled(rollout: Rollout, scale: None | torch.Tensor) -> torch.Tensor:
 
 
 def _advantages(
-    rollout: Rollout, config: Hyperparameters, streams: Sequence[Stream], rewards: torch.Tensor
+    rollout: Rollout, config: Resolved, streams: Sequence[Stream], rewards: torch.Tensor
 ) -> torch.Tensor:
     """Advantages of every stream, `[T, N, K]`."""
     next_values = bootstrap_values(

@@ -20,7 +20,7 @@ from ..env import Env
 from ..episodes import EpisodeTracker, to_floats
 from ..errors import ConfigError, DivergedError
 from ..fused import eligible
-from ..hyperparameters import Hyperparameters, RecurrentHyperparameters
+from ..hyperparameters import Hyperparameters, RecurrentHyperparameters, Resolved
 from ..normalizers import RunningMoments
 from ..objectives import PPO, Objective
 from ..policies import GenericPolicyBase, model_mode
@@ -67,7 +67,7 @@ class WorkerOperations(PytorchrlOperations, ABC, Generic[_Hparams, _State, _Poli
     buffer: TensorDict = _part("buffer")
     buffer_spec: Composite = _part("buffer_spec")
     chunk_size: None | int = _part("chunk_size")
-    config: Hyperparameters = _part("config")
+    config: Resolved = _part("config")
     discounted_returns: RunningMoments = _part("discounted_returns")
     entropy_scheduler: EntropyScheduler = _part("entropy_scheduler")
     env: Env = _part("env")
@@ -140,7 +140,8 @@ class WorkerOperations(PytorchrlOperations, ABC, Generic[_Hparams, _State, _Poli
         }
         config = self.hparams._config
         values = {field.name: getattr(config, field.name) for field in fields(config)}
-        return values | {"model": None, "fused": self.general_way or True} | classes
+        facts = {"fused": self.general_way or True, "episodic": bool(self.rollout.episode_keys)}
+        return values | {"model": None} | facts | classes
 
     @property
     def general_way(self) -> None | str:
@@ -195,15 +196,17 @@ class WorkerOperations(PytorchrlOperations, ABC, Generic[_Hparams, _State, _Poli
         Returns:
             With PPO: value loss, policy loss, entropy and the loss, 0-d each: loss = value_loss +
             action_loss − entropy coefficient · dist_entropy, plus the terms of bonuses and add-ons.
-            The entropy is 0 if it has no weight.
+            The entropy is 0 if the distribution cannot compute it.
             With A2C or another objective: the loss, 0-d.
 
         """
-        terms = self._terms(batch)
         if not isinstance(self.objective, PPO):
-            return terms["total"]
+            return self._terms(batch)["total"]
+        self.objective.measures_entropy = True
+        terms = self._terms(batch)
         value_loss, action_loss = self.config.vf_coeff * terms["vf"], -terms["policy"]
-        return value_loss, action_loss, terms["entropy"], terms["total"]
+        unknown = torch.zeros_like(value_loss)
+        return value_loss, action_loss, terms.get("entropy", unknown), terms["total"]
 
     def _terms(self, batch: Minibatch) -> dict[str, torch.Tensor]:
         with torch.enable_grad(), model_mode(self.policy.model, training=True):

@@ -11,10 +11,10 @@ from typing_extensions import Self
 
 from ..bonuses import make_bonuses
 from ..data import DataKeys, Device
-from ..env import Env, EnvFactory
 from ..errors import ConfigError
 from ..hyperparameters import Hyperparameters
 from ..policies import GenericPolicyBase, model_mode
+from ..registry import EnvSource
 from ..resolve import build_env, closed_on_error
 from ..specs import Leaves, leaf_specs
 from ..validation import unknown_name
@@ -37,7 +37,8 @@ OPTIONS = ("lr", "lr_pi", "lr_v", "eps")
 NAMES = (*_FIELDS, *OPTIONS, "num_mini_batch", "use_clipped_value_loss")
 
 # Fixed in its code, without a parameter.
-_TOO: dict[str, Any] = {"vf_loss": "mse", "normalize_rewards": False}
+_TOO: dict[str, Any] = {"vf_loss": "mse", "lr_schedule": None, "sgd_minibatch_size": None}
+_TOO |= {"normalize_observations": False, "normalize_rewards": False}
 
 _PPO: dict[str, Any] = {
     "optimizer_config": {"lr": 1e-4},
@@ -84,10 +85,11 @@ def _as_fields(hyperparameters: Mapping[str, Any], config: Hyperparameters) -> d
 
     """
     named = _renamed(hyperparameters)
-    options = {name: named.pop(name) for name in OPTIONS if name in named}
+    options = {x: named.pop(x) for x in OPTIONS[config.lr is not None :] if x in named}
     if options:
         before = named.get("optimizer_config", config.optimizer_config)
-        named["optimizer_config"] = {**({"lr": 1e-3} if before is None else before), **options}
+        default = {"lr": 1e-3} if config.lr is None else {}
+        named["optimizer_config"] = {**(before or default), **options}
     if "use_clipped_value_loss" in named:
         distance = named.get("clip_param", config.clip_param)
         clipped = named.pop("use_clipped_value_loss")
@@ -213,7 +215,7 @@ class PytorchrlOperations:
     @property
     def gamma(self) -> float:
         """Discount."""
-        return self.parts.config.gamma
+        return cast(float, self.parts.config.gamma)
 
     @property
     def mini_batch_size(self) -> int:
@@ -233,7 +235,7 @@ class PytorchrlOperations:
     @property
     def num_test_episodes(self) -> int:
         """Complete episodes a test."""
-        return self.parts.config.num_test_episodes
+        return int(self.parts.config.num_test_episodes)
 
     @property
     def start_steps(self) -> int:
@@ -243,7 +245,7 @@ class PytorchrlOperations:
     @property
     def test_every(self) -> None | int:
         """Updates between tests; None for no tests."""
-        return self.parts.config.test_every
+        return cast("None | int", self.parts.config.test_every)
 
     @property
     def update_every(self) -> int:
@@ -288,7 +290,7 @@ class PytorchrlOperations:
                 "build a new algorithm."
             )
         schedule = _SCHEDULES.get(name if name in _RATES else field)
-        if schedule is not None and getattr(config, schedule) is not None:
+        if schedule is not None and getattr(config, schedule) not in (None, "linear"):
             raise ConfigError(
                 f"`{name}` is set by `{schedule}`: change that, or set it to None before."
             )
@@ -296,7 +298,7 @@ class PytorchrlOperations:
     @classmethod
     def create_factory(
         cls, **hyperparameters: Any
-    ) -> tuple[Callable[[Device, Actor, EnvFactory | Env], Self], str]:
+    ) -> tuple[Callable[[Device, Actor, EnvSource], Self], str]:
         """A function that makes algorithms, and the algorithm's name, such as `"PPO"`.
 
         The function takes a device, a model or a policy to train (None for a default one), and an
@@ -314,17 +316,16 @@ class PytorchrlOperations:
         names = [*(field.name for field in fields(cls.config_cls)), *NAMES]
         unknown = [name for name in hyperparameters if name not in names]
         if unknown:
-            raise ConfigError(
-                [f"`{x}`: {unknown_name('hyperparameter', x, names)}." for x in unknown]
-            )
+            what = "hyperparameter"
+            raise ConfigError([f"`{x}`: {unknown_name(what, x, names)}." for x in unknown])
         name = _algorithm_name(hyperparameters)
         given = _as_fields(_with_defaults(name, hyperparameters), cls.config_cls())
         num_mini_batch = given.pop("num_mini_batch", None)
 
-        def create_algo_instance(device: Device, actor: Actor, envs: EnvFactory | Env) -> Any:
+        def create_algo_instance(device: Device, actor: Actor, envs: EnvSource) -> Any:
             config = cls.config_cls(**{**given, "device": device, **_trained(actor)}).validate()
             env, config = build_env(envs, config)
-            with closed_on_error(env, unless=envs):
+            with closed_on_error(env, envs):
                 if num_mini_batch is not None:
                     size = _minibatch_size(num_mini_batch, config)
                     config = replace(config, sgd_minibatch_size=size)

@@ -16,6 +16,7 @@ from ..config import import_name
 from ..data import DataKeys, Device
 from ..env import ContinuousDummyEnv, DiscreteDummyEnv, Env, EnvFactory
 from ..registry import factory
+from ..resolve import DEFAULT_SEQ_LEN, DEFAULTS
 from .peers._serving import Iteration, Stopwatch, serve
 from .peers._worlds import Drift, Pole
 
@@ -129,19 +130,24 @@ def make_env(name: str) -> EnvFactory:
 
 
 def make_config(work: dict[str, Any]) -> AlgorithmConfig | RecurrentAlgorithmConfig:
-    """The work as an `AlgorithmConfig`, overridden by the fields under `everstep`."""
+    """The work as an `AlgorithmConfig`, overridden by the fields under `everstep`.
+
+    What neither has is as in rl8, also where episodes end.
+    """
     config_cls = RecurrentAlgorithmConfig if work["recurrent"] else AlgorithmConfig
     known = {field.name for field in fields(config_cls)}
-    settings = {name: value for name, value in work.items() if name in known}
+    settings = {name: pair[0] for name, pair in DEFAULTS.items()}
+    settings |= {"horizons_per_env_reset": "auto", "sgd_minibatch_size": None}
+    settings |= {name: value for name, value in work.items() if name in known}
     rows = work["num_envs"] * work["horizon"]
     if work["recurrent"]:
-        rows //= work["everstep"].get("seq_len", RecurrentAlgorithmConfig.seq_len)
+        settings["seq_len"] = work["everstep"].get("seq_len", DEFAULT_SEQ_LEN)
+        rows //= settings["seq_len"]
     else:
         settings["model_config"] = {"hiddens": work["hiddens"], "activation_fn": work["activation"]}
     if work["num_minibatches"] > 1:
         settings["sgd_minibatch_size"] = rows // work["num_minibatches"]
     own = dict(work["everstep"])
-    settings["optimizer_config"] = {"lr": work["lr"], **own.pop("optimizer_config", {})}
     settings["enable_amp"] = work["precision"] == "bf16"
     if work["adaptive_lr"]:
         settings["lr_schedule_kind"] = "adaptive"

@@ -30,7 +30,9 @@ def make_bonuses(chosen: Sequence[Bonus | Mapping[str, Any]]) -> tuple[Bonus, ..
         ConfigError: If a name or an option is unknown, or two bonuses have one name.
 
     """
-    made = tuple(one if isinstance(one, Bonus) else _make(one) for one in chosen)
+    given: Any = chosen
+    listed = [given] if isinstance(given, str) else given
+    made = tuple(one if isinstance(one, Bonus) else _make(one) for one in listed)
     names = [bonus.name for bonus in made]
     if len(set(names)) < len(names):
         raise ConfigError(f"`bonuses` must have different names; got {', '.join(names)}.")

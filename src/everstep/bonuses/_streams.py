@@ -7,14 +7,14 @@ from torchrl.data import TensorSpec
 
 from ..advantages import masked_moments
 from ..errors import ConfigError
-from ..hyperparameters import Hyperparameters
+from ..hyperparameters import Resolved
 from ..models import ObservationNetwork
 from ..policies import GenericPolicyBase, model_mode
 from ..rollouts import Rollout
 from ._base import Bonus, Critics, Stream
 
 
-def streams_of(config: Hyperparameters, bonuses: tuple[Bonus, ...]) -> tuple[Stream, ...]:
+def streams_of(config: Resolved, bonuses: tuple[Bonus, ...]) -> tuple[Stream, ...]:
     """The environment's reward stream, and one for each bonus."""
     weight = bonuses[0].extrinsic_weight if bonuses else 1.0
     return (Stream(config.gamma, weight), *(bonus.stream for bonus in bonuses))

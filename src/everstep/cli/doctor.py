@@ -3,6 +3,7 @@
 import argparse
 import importlib
 import importlib.metadata
+import importlib.util
 import json
 import os
 import platform
@@ -94,14 +95,15 @@ def _devices() -> list[str]:
 
 
 def _adapters(problems: list[str]) -> dict[str, str]:
-    """`"ok"` or an error message, by prefix of the adapter."""
+    """`"ok"`, how to install the library, or an error message, by prefix of the adapter."""
     from ..registry import factory, prefixes
 
     found = {}
     for prefix in prefixes():
         try:
-            factory(f"{prefix}:any")
-            found[prefix] = "ok"
+            module, advice = getattr(factory(f"{prefix}:any"), "library", ("", ""))
+            is_missing = module and importlib.util.find_spec(module) is None
+            found[prefix] = advice if is_missing else "ok"
         except AdapterError as error:
             found[prefix] = str(error)
     if not found:
@@ -173,4 +175,6 @@ def _text(report: dict[str, Any]) -> str:
     fused = "yes" if report["fused"] is True else f"no: {report['fused']}"
     lines.append(f"fused training on a CPU: {fused}")
     lines += [f"PROBLEM     {problem}" for problem in report["problems"]]
-    return "\n".join(lines if report["problems"] else [*lines, "No problems found."])
+    unusable = [prefix for prefix, state in report["adapters"].items() if state != "ok"]
+    lacking = f" These adapters cannot be used: {', '.join(unusable)}." if unusable else ""
+    return "\n".join(lines if report["problems"] else [*lines, f"No problems found.{lacking}"])

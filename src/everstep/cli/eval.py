@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from ..errors import ConfigError
-from ._arguments import add_number, add_overrides
+from ._arguments import add_number, add_overrides, check_run_dir
 
 if TYPE_CHECKING:
     import numpy as np
@@ -58,12 +58,14 @@ def run(arguments: argparse.Namespace) -> int:
     """
     import torch
 
+    from ..env import read_metrics
     from ..evaluation import episode_stats, run_episodes
     from ..policies import load_policy
+    from ..rollouts import episode_keys_of
     from ..trainers.config import eval_seed
 
     run_dir = Path(arguments.run_dir)
-    _check_run_dir(run_dir)
+    check_run_dir(run_dir)
     config = _read_config(run_dir, arguments.overrides)
     device = _device(config)
     policy = load_policy(
@@ -85,14 +87,17 @@ def run(arguments: argparse.Namespace) -> int:
             deterministic=not arguments.stochastic,
             env_config=config.eval_env_config or config.env_config,
         )
+        metrics = read_metrics(env)
     finally:
         env.close()
     result = {
         "run_dir": str(run_dir),
         "seed": seed,
         "deterministic": not arguments.stochastic,
+        "episodic": bool(episode_keys_of(env)),
         **episode_stats(returns, lengths),
         "episodes/return_mean_interval": mean_interval(returns.numpy(), seed=seed),
+        **metrics,
     }
     print(json.dumps(result, indent=2) if arguments.json else _text(result))
     return 0
@@ -112,27 +117,19 @@ def _text(result: dict[str, Any]) -> str:
     number = {name: f"{value:.1f}" for name, value in result.items() if isinstance(value, float)}
     low, high = result["episodes/return_mean_interval"]
     how = "most likely" if result["deterministic"] else "sampled"
+    # Without episodes, returns are sums of rewards over `horizon` env steps from a reset.
+    played, label = ("episode", "return") if result["episodic"] else ("rollout", "rollout return")
     return "\n".join(
         [
-            f"{result['run_dir']}: {result['episodes/count']} episodes, {how} actions, "
+            f"{result['run_dir']}: {result['episodes/count']} {played}s, {how} actions, "
             f"seed {result['seed']}",
-            f"  {'return':<16}{number['episodes/return_mean']} ± {number['episodes/return_std']}",
+            f"  {label:<16}{number['episodes/return_mean']} ± {number['episodes/return_std']}",
             f"  {'95 % of mean':<16}{low:.1f} to {high:.1f}",
             f"  {'min, max':<16}{number['episodes/return_min']}, {number['episodes/return_max']}",
-            f"  {'episode length':<16}{number['episodes/length_mean']}",
+            f"  {f'{played} length':<16}{number['episodes/length_mean']}",
+            *(f"  {name:<15} {x:.4g}" for name, x in result.items() if name.startswith("env/")),
         ]
     )
-
-
-def _check_run_dir(run_dir: Path) -> None:
-    if not (run_dir / "config.yaml").is_file():
-        runs = sorted(path.parent for path in run_dir.glob("*/config.yaml"))
-        hint = f" It contains runs, such as {runs[-1]}." if runs else ""
-        raise ConfigError(f"{run_dir}: not the directory of a run: no config.yaml in it.{hint}")
-    if not (run_dir / "policy").exists():
-        raise ConfigError(
-            f"{run_dir}: no policy in it: the run ended before its first one was saved."
-        )
 
 
 def _read_config(run_dir: Path, overrides: list[str]) -> "TrainConfig":
@@ -144,7 +141,8 @@ def _read_config(run_dir: Path, overrides: list[str]) -> "TrainConfig":
     names = [override.split("=")[0].split(".")[0] for override in overrides]
     if unused := [name for name in names if name not in _KEYS]:
         known = unknown_name("key", unused[0], _KEYS)
-        raise ConfigError(f"command line: {unused[0]}: {known}; an evaluation takes {_KEYS}")
+        takes = f"an evaluation takes {', '.join(_KEYS)}"
+        raise ConfigError(f"command line: {unused[0]}: {known}; {takes}")
     values = {key: value for key, value in document.values.items() if key in _KEYS}
     try:
         return TrainConfig.from_document(replace(document, values=values))

@@ -1,7 +1,6 @@
-"""`everstep train`: train a policy from a configuration file and record the run."""
+"""`everstep train`: train a policy, in an environment or from a file, and record the run."""
 
 import argparse
-import json
 import os
 import signal
 import sys
@@ -16,27 +15,38 @@ from typing import TYPE_CHECKING, Any
 
 from .._version import __version__
 from ..errors import ConfigError
-from ._arguments import add_number, add_overrides
+from ._arguments import (
+    DEFAULT_ENV_STEPS,
+    add_env_steps,
+    add_number,
+    add_overrides,
+    env_document,
+    flag_overrides,
+    take_env,
+)
 
 if TYPE_CHECKING:
     from ..policies import GenericPolicyBase
-    from ..progress import ConsoleProgress
-    from ..trainers import GenericTrainerBase
+    from ..trainers import GenericTrainerBase, TrainConfig
 
-HELP = "train a policy from a configuration file"
+HELP = "train a policy"
+USAGE = "everstep train (ENV | -f FILE) [--steps N] [key=value ...] [options]"
 DESCRIPTION = (
-    "Train a policy from a configuration file. Modules that the file names are also looked for in "
-    "the current directory."
+    "Train a policy in an environment, such as CartPole-v1 or envpool:HalfCheetah-v4, or from a "
+    "configuration file. Modules are also looked for in the current directory, and beside the file."
 )
 
-#: Train steps if neither the file nor the command line sets a budget.
+#: Train steps if neither a file nor the command line sets a budget.
 _DEFAULT_MAX_STEPS = 100
 
 #: Multiply-adds of one minibatch, per layer pass, below which a second thread does not pay.
 _SMALL = 20_000_000
 
-#: Flags that set keys of the file.
-_KEYS = ("experiment_name", "steps_per_eval", "seed", "run_dir")
+#: Keys of a file that flags set.
+_KEYS = {
+    **{name: name for name in ("experiment_name", "steps_per_eval", "seed", "run_dir")},
+    "steps": "total_env_steps",
+}
 
 
 class Terminated(KeyboardInterrupt):
@@ -49,13 +59,15 @@ class Terminated(KeyboardInterrupt):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.set_defaults(default_max_steps=_DEFAULT_MAX_STEPS)
-    parser.add_argument("-f", "--file", required=True, metavar="FILE", help="YAML or JSON file")
-    add_overrides(parser, "gamma=0.99 env_kwargs.max_episode_steps=200")
+    parser.usage = USAGE
+    add_overrides(parser, "gamma=0.99 env_kwargs.max_episode_steps=200", env=True)
+    parser.add_argument("-f", "--file", metavar="FILE", help="YAML or JSON file")
+    add_env_steps(parser)
     add_number(
         parser,
         "--max-steps",
         "stop after N train steps of num_envs x horizon env steps (default: "
-        f"{_DEFAULT_MAX_STEPS} if the file has neither total_env_steps nor stop)",
+        f"{_DEFAULT_MAX_STEPS} if a file has neither total_env_steps nor stop)",
     )
     parser.add_argument(
         "--experiment-name", metavar="NAME", help="MLflow experiment (default: the environment)"
@@ -80,10 +92,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     """
     from ..conditions import HitsUpperBound
-    from ..progress import ConsoleProgress
-    from ..trainers import TrainConfig
 
-    config = TrainConfig.from_file(arguments.file, _overrides(arguments))
+    config, budget_note = _read_config(arguments)
     if arguments.save is not None and (model := Path(arguments.save) / "model").exists():
         message = f"{model} exists already: name another directory, or remove it"
         raise ConfigError(f"--save {model.parent}: {message}")  # MLflow would, after the training
@@ -93,22 +103,31 @@ def run(arguments: argparse.Namespace) -> int:
         max_steps = arguments.default_max_steps
     if max_steps is not None:
         run_arguments["stop_conditions"].append(HitsUpperBound("algorithm/steps", max_steps))
-    progress = ConsoleProgress()
     with _sigterm_interrupts(), ExitStack() as stack:
-        trainer = config.build(loggers=[progress], track=not arguments.no_mlflow)
+        trainer = config.build(track=not arguments.no_mlflow)
         for env in (trainer.algorithm.env, trainer.eval_env):
             if env is not None:
                 stack.callback(env.close)
         _choose_threads(trainer)
-        progress.total_env_steps = _budget(trainer, config.total_env_steps, max_steps)
-        return _train(trainer, progress, run_arguments, arguments.save)
+        if budget_note:
+            print(budget_note)
+        return _train(trainer, run_arguments, arguments.save)
 
 
-def _overrides(arguments: argparse.Namespace) -> list[str]:
-    """Assignments to keys of the file: the user's, and those of flags."""
-    flags = {key: getattr(arguments, key) for key in _KEYS}
-    given = [f"{key}={json.dumps(flag)}" for key, flag in flags.items() if flag is not None]
-    return [*arguments.overrides, *given]
+def _read_config(arguments: argparse.Namespace) -> "tuple[TrainConfig, str]":
+    """The config of the command line, and a line about the budget if that is the default."""
+    from ..trainers import TrainConfig
+
+    env = take_env(arguments)
+    overrides = flag_overrides(arguments, _KEYS)
+    if env is None:
+        return TrainConfig.from_file(arguments.file, overrides), ""
+    document = env_document(env, overrides)
+    note = ""
+    if arguments.max_steps is None and not document.values.keys() & {"total_env_steps", "stop"}:
+        document.values["total_env_steps"] = DEFAULT_ENV_STEPS
+        note = f"Budget  {DEFAULT_ENV_STEPS:,} env steps, the default; change it with --steps 1M"
+    return TrainConfig.from_document(document), note
 
 
 def _choose_threads(trainer: "GenericTrainerBase[Any]") -> None:
@@ -122,22 +141,12 @@ def _choose_threads(trainer: "GenericTrainerBase[Any]") -> None:
         torch.set_num_threads(1)
 
 
-def _budget(
-    trainer: "GenericTrainerBase[Any]", total_env_steps: int | None, max_steps: int | None
-) -> int | None:
-    """Env steps at which training stops at the latest, if that is known."""
-    hparams = trainer.algorithm.hparams
-    rollouts = None if max_steps is None else max_steps * hparams.num_envs * hparams.horizon
-    return min((x for x in (total_env_steps, rollouts) if x is not None), default=None)
-
-
 def _train(
     trainer: "GenericTrainerBase[Any]",
-    progress: "ConsoleProgress",
     run_arguments: dict[str, Any],
     save: str | None,
 ) -> int:
-    from ..progress import summary
+    from ..progress import ConsoleProgress, summary
 
     ui_command = None if trainer.mlflow is None else trainer.mlflow.ui_command()
     print(f"Run     {trainer.run_dir}")
@@ -148,7 +157,9 @@ def _train(
 
     def print_summary() -> None:
         seconds = time.monotonic() - started
-        print(summary(progress.metrics, trainer.run_dir, ui_command, seconds))
+        progress = trainer.view.progress or ConsoleProgress()
+        episodic = progress.episodic
+        print(summary(progress.metrics, trainer.run_dir, ui_command, seconds, episodic=episodic))
 
     try:
         with trainer:

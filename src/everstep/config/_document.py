@@ -1,5 +1,6 @@
 """Documents: the values of a configuration file, their places, and its problems."""
 
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,8 +19,16 @@ class Place(NamedTuple):
     #: Line of the file; the command line comes last.
     rank: int
 
-    #: `train.yaml:12` or `command line`.
+    #: `train.yaml:12` or `command line: gamma=2`.
     label: str
+
+    #: Key that an assignment of the command line sets; empty for places of a file.
+    assigned: KeyPath = ()
+
+    def describe(self, problem: Problem) -> str:
+        """The place and the problem; the key is named once."""
+        is_named = problem.path and problem.path == self.assigned[: len(problem.path)]
+        return f"{self.label}: {problem.message if is_named else problem}"
 
 
 #: Place of overrides.
@@ -55,12 +64,28 @@ class Document:
             ConfigError: Lists every problem as `train.yaml:12: gama: unknown key`, by line.
 
         """
-        located = [(self.place(problem.path), problem) for problem in problems]
+        located = [(self._blame(problem), problem) for problem in problems]
         known = {(place, problem.path) for place, problem in located}
         located += [(place, own) for place, own in self.problems if (place, own.path) not in known]
         if located:
             located.sort(key=lambda pair: pair[0].rank)
-            raise ConfigError([f"{place.label}: {problem}" for place, problem in located])
+            raise ConfigError([place.describe(problem) for place, problem in located])
+
+    def _blame(self, problem: Problem) -> Place:
+        """Place of a problem; an assignment, if that set what the message names.
+
+        A problem of `optimizer_config` as a whole may be about its `lr` alone.
+        """
+        place = self.place(problem.path)
+        if place.assigned or not problem.path:
+            return place
+        names = set(re.findall(r"\w+", problem.message))
+        assigned = [other for other in self.places.values() if other.assigned]
+        inside = [x for x in assigned if x.assigned[: len(problem.path)] == problem.path]
+        named = [x for x in assigned if x.assigned[-1] in names]
+        if problem.path not in self.places:  # the file does not have it: a default, or an override
+            return (inside + named + [place])[0]
+        return next((x for x in named if x in inside), place)
 
     def hoist(self, name: str, keys: Sequence[str]) -> "Document":
         """A copy with `keys` of the mapping under `name` moved to the top level.

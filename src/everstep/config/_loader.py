@@ -189,6 +189,16 @@ def _checked_json(text: str, name: str) -> str:
     return text.translate(_FROM_JSON)
 
 
+#: Advice, by a part of PyYAML's message.
+_HINTS = {
+    "'\\t'": "; indent with spaces, not tabs",
+    "mapping values are not allowed": "; a key is followed by a colon and a space, keys of one "
+    "mapping begin in the same column, and a value with a colon and a space needs quotes",
+    "unexpected end of stream": "; close the quote or bracket",
+    "expected ',' or": "; close the bracket",
+}
+
+
 def compose(text: str, name: str) -> yaml.Node | None:
     """The root of YAML's node graph; None if the text is empty.
 
@@ -201,7 +211,7 @@ def compose(text: str, name: str) -> yaml.Node | None:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f":{mark.line + 1}" if mark else ""
-        hint = "; indent with spaces, not tabs" if "'\\t'" in str(error.problem) else ""
+        hint = next((hint for part, hint in _HINTS.items() if part in str(error.problem)), "")
         message = f"{name}{line}: not valid YAML: {error.problem or error.context}{hint}."
     except yaml.reader.ReaderError as error:
         line = str(text.count("\n", 0, error.position) + 1)

@@ -50,6 +50,12 @@ def _member(owner: Any, reached: str, part: str) -> Any:
         raise _failed(f"{reached}.{part}", error) from error
     module = _import_module(f"{reached}.{part}") if hasattr(owner, "__path__") else None
     if module is None:
+        if reached == "__main__":
+            raise ConfigError(
+                f"{part!r} was defined in a script that was run: override this key on the command "
+                f"line with my_script.{part}, where my_script.py is that script; what it runs "
+                "belongs under `if __name__ == '__main__':`"
+            )
         kind = "module" if isinstance(owner, ModuleType) else "class"
         modules = [m.name for m in pkgutil.iter_modules(getattr(owner, "__path__", []))]
         hint = unknown_name("", part, dir(owner) + modules).removeprefix("unknown ")

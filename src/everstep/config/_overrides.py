@@ -6,7 +6,7 @@ from typing import Any
 
 from ..errors import ConfigError
 from ..validation import Problem
-from ._document import COMMAND_LINE, Document
+from ._document import COMMAND_LINE, Document, Place
 from ._loader import Values, compose
 
 
@@ -23,11 +23,13 @@ def apply_overrides(document: Document, assignments: Sequence[str]) -> Document:
             path, value = _parse(assignment)
             _assign(values, path, value)
         except ConfigError as error:
-            key = assignment.partition("=")[0] or assignment
-            problems += [(COMMAND_LINE, Problem((key,), text)) for text in error.problems]
+            path = tuple((assignment.partition("=")[0] or assignment).split("."))
+            place = Place(COMMAND_LINE.rank, f"{COMMAND_LINE.label}: {assignment}", path)
+            problems += [(place, Problem(path, text)) for text in error.problems]
         else:
             places = {at: place for at, place in places.items() if at[: len(path)] != path}
-            places[path] = COMMAND_LINE
+            label = f"{COMMAND_LINE.label}: {assignment}"
+            places[path] = Place(COMMAND_LINE.rank, label, path)
     return Document(document.name, values, places, tuple(problems))
 
 

@@ -113,6 +113,11 @@ def cached(model: Any, find_out: Callable[..., _Fact], *arguments: Any) -> _Fact
     return fact
 
 
+def share_facts(copy: Any, model: Any) -> None:
+    """Let a copy of a model have what is cached for the model."""
+    _FACTS[copy] = _FACTS.setdefault(model, {})
+
+
 def action_dtype(model: Any, default: torch.dtype) -> torch.dtype:
     """Dtype of the actions of `model`, or the default if the model has no action spec."""
     return cast(torch.dtype, getattr(getattr(model, "action_spec", None), "dtype", default))

@@ -35,7 +35,7 @@ class AdamStep:
     @torch.no_grad()
     def __call__(self, found_inf: torch.Tensor) -> None:
         """Make a step, unless `found_inf`, 0-d, is 1."""
-        self._count.add_(1.0 - found_inf)  # the fused kernel does not undo the count itself
+        self._count.add_(1).sub_(found_inf)  # the fused kernel does not undo the count itself
         for group, tensors, options in self._groups:
             step = torch._fused_adamw_ if group["decoupled_weight_decay"] else torch._fused_adam_
             step(*tensors, lr=group["lr"], found_inf=found_inf, **options)

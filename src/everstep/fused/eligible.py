@@ -36,10 +36,10 @@ _LOGGED: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 _METHODS: dict[type, tuple[str, ...]] = {
     Policy: (
         *("act", "values", "evaluate", "_respond", "_forward", "_run"),
-        *("_distribution", "_all_values", "_normalized"),
+        *("_distribution", "_all_values", "_normalized", "_normalization"),
     ),
     DefaultModel: ("forward", "value_function", "forget_values"),
-    ActorCritic: ("__call__", "total", "_monitors"),
+    ActorCritic: ("__call__", "total", "_entropy", "_monitors"),
     PPO: ("gain",),
     A2C: ("gain",),
     **dict.fromkeys(

@@ -28,6 +28,7 @@ class MinibatchGradients:
     def begin(self, policy: GenericPolicyBase[Any], objective: ActorCritic) -> None:
         """Begin an update of an eligible policy; until its end, tensors must not be replaced."""
         self._policy, self._objective = policy, objective
+        self._normalized = policy._normalization()
         self._distribution = _DISTRIBUTIONS[policy.distribution_cls]
         self._actor.begin(policy.model.policy)
         self._critic.begin(policy.model.vf_model)
@@ -37,13 +38,14 @@ class MinibatchGradients:
         """Terms of the loss, 0-d each; see `Objective`."""
         assert isinstance(minibatch.actions, torch.Tensor)
         obs = tuple(leaf.flatten(0, 1) for leaf in minibatch.obs)
-        (x,) = self._policy._normalized(obs)
+        (x,) = self._normalized(obs)
         excluded = minibatch.weight == 0 if minibatch.has_excluded else None
         distribution = self._distribution(self._actor.forward(x), self._policy.model)
         logp = distribution.logp(minibatch.actions, excluded)
-        entropy = distribution.entropy() if self._objective.uses_entropy else None
+        entropy = distribution.entropy() if self._objective.needs_entropy else None
+        values = self._critic.forward(x).mT
         terms, by_logp, by_values, by_entropy = loss_and_derivatives(
-            self._objective, minibatch, logp, self._critic.forward(x).mT, entropy, excluded
+            self._objective, minibatch, logp, values, entropy, excluded
         )
         self._actor.backward(distribution.backward(by_logp, by_entropy))
         self._critic.backward(by_values.mT)
@@ -64,7 +66,8 @@ def loss_and_derivatives(
     """`objective(minibatch, …)` for PPO and A2C, and the derivatives of its total.
 
     Takes log-probabilities and entropies `[B, 1]` and values `[B, K]` of now, and rows of weight 0,
-    bool `[B, 1]`; None for no entropy, and for no such rows. Gives derivatives by the three.
+    bool `[B, 1]`; None for no entropy, and for no such rows. Gives derivatives by the three; None
+    by entropies without a weight.
     """
     config, weight = objective.config, minibatch.weight
     log_ratio = logp - minibatch.logp
@@ -92,12 +95,12 @@ def loss_and_derivatives(
     policy, kl_div, clip_fraction, vf, *others = sums.unbind()
     columns = errors.shape[-1]
     vf = vf if columns == 1 else sums[3 : 3 + columns].sum()
-    terms = objective.total(policy, vf, others[-1] if entropy is not None else None)
+    terms = objective.total(policy, vf, None if entropy is None else others[-1])
     return (
         terms | {"kl_div": kl_div, "clip_fraction": clip_fraction},
         by_logp.mul_(weight).neg_(),
         (by_values * weight).mul_(config.vf_coeff),
-        None if entropy is None else weight * -objective.entropy_coeff,
+        weight * -objective.entropy_coeff if objective.uses_entropy else None,
     )
 
 
@@ -112,7 +115,8 @@ class CategoricalGradients:
 
     def __init__(self, outputs: torch.Tensor, model: Any) -> None:
         self._log_probs = outputs.log_softmax(0)
-        self._probs = F.threshold(self._log_probs.exp(), smallest_gradient(outputs.dtype), 0.0)
+        probs = F.threshold(self._log_probs.exp(), smallest_gradient(outputs.dtype), 0.0)
+        self._negative_probs = probs.neg_()
         self._chosen = self._entropy = outputs
 
     def logp(self, actions: torch.Tensor, excluded: None | torch.Tensor) -> torch.Tensor:
@@ -122,17 +126,15 @@ class CategoricalGradients:
 
     def entropy(self) -> torch.Tensor:
         """Entropies in nats, `[B, 1]`."""
-        self._entropy = -(self._probs * self._log_probs).sum(0, keepdim=True)
+        self._entropy = (self._negative_probs * self._log_probs).sum(0, keepdim=True)
         return self._entropy.mT
 
     def backward(self, by_logp: torch.Tensor, by_entropy: None | torch.Tensor) -> torch.Tensor:
         """(1[chosen] − p)·by_logp − p·(log p + H)·by_entropy."""
-        by_logp = by_logp.mT
-        if by_entropy is None:
-            gradient = self._probs * -by_logp
-        else:
-            gradient = self._probs * -(by_logp + (self._log_probs + self._entropy) * by_entropy.mT)
-        return gradient.scatter_add_(0, self._chosen, by_logp)
+        by_logp = factor = by_logp.mT
+        if by_entropy is not None:
+            factor = by_logp + (self._log_probs + self._entropy) * by_entropy.mT
+        return (self._negative_probs * factor).scatter_add_(0, self._chosen, by_logp)
 
 
 class NormalGradients:
@@ -143,7 +145,7 @@ class NormalGradients:
         self._parameter = model.outputs.log_std
         self._log_std = self._parameter.detach().view(-1, 1)
         self._inverse = (-self._log_std).exp()
-        self._scaled = outputs
+        self._scaled = self._constant = outputs
 
     def logp(self, actions: torch.Tensor, excluded: None | torch.Tensor) -> torch.Tensor:
         """Log-probabilities of actions `[B, …]`, `[B, 1]`; anything in excluded rows."""
@@ -151,14 +153,13 @@ class NormalGradients:
         self._scaled = (actions.mT - self._mean) * self._inverse
         if excluded is not None:
             self._scaled.masked_fill_(excluded.mT, 0.0)
-        constant = self._log_std.sum() + HALF_LOG_TWO_PI * self._mean.shape[0]
+        self._constant = self._log_std.sum() + HALF_LOG_TWO_PI * self._mean.shape[0]
         squares: torch.Tensor = self._scaled.square().sum(0, keepdim=True)
-        return squares.mul_(-0.5).sub_(constant).mT
+        return squares.mul_(-0.5).sub_(self._constant).mT
 
     def entropy(self) -> torch.Tensor:
         """Entropies in nats, `[B, 1]`."""
-        entropy: torch.Tensor = self._log_std.sum() + (0.5 + HALF_LOG_TWO_PI) * self._mean.shape[0]
-        return entropy.expand(self._mean.shape[1], 1)
+        return (self._constant + 0.5 * self._mean.shape[0]).expand(self._mean.shape[1], 1)
 
     def backward(self, by_logp: torch.Tensor, by_entropy: None | torch.Tensor) -> torch.Tensor:
         """By the mean x/σ, by log σ x² − 1, where x = (a − μ)/σ."""

@@ -70,7 +70,7 @@ class TrainingMLP:
 
     def __init__(self) -> None:
         self._tensors: list[_Tensors] = []
-        self._storage: dict[int, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+        self._storage: dict[int, tuple[Any, Any, torch.Tensor]] = {}
         self._inputs: list[torch.Tensor] = []
 
     def begin(self, network: nn.Sequential) -> None:
@@ -101,7 +101,7 @@ class TrainingMLP:
         With few outputs, BLAS and what follows are up to three times faster in this layout.
         """
         x = _vectors(x, self._tensors[0].weight.dtype)
-        (outputs, _), self._inputs = self._storage_of(x.shape[0]), [x]
+        (outputs, _, _), self._inputs = self._storage_of(x.shape[0]), [x]
         for tensors, (apply, _), place in zip(
             self._tensors, self._activations, outputs, strict=False
         ):
@@ -111,19 +111,19 @@ class TrainingMLP:
 
     def backward(self, gradient: torch.Tensor) -> None:
         """Add to the parameters' gradients, given the gradient `[width, B]` of the output."""
-        (_, places), gradient = self._storage_of(gradient.shape[1]), gradient.t()
+        _, places, ones = self._storage_of(gradient.shape[1])
         for i in reversed(range(len(self._tensors))):
             tensors, x = self._tensors[i], self._inputs[i]
             if tensors.weight_grad is not None:
                 _add_product(tensors.weight_grad, gradient, x)
             if tensors.bias_grad is not None:
-                tensors.bias_grad.add_(gradient.sum(0))
+                tensors.bias_grad.addmv_(gradient, ones)
             if i:
-                gradient = torch.mm(gradient, tensors.weight, out=places[i - 1])
-                self._activations[i - 1][1](gradient, x)
+                gradient = torch.mm(gradient.t(), tensors.weight, out=places[i - 1]).t()
+                self._activations[i - 1][1](places[i - 1], x)
 
-    def _storage_of(self, rows: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Outputs of the layers `[B, width]`, the last `[width, B]`; gradients of hidden ones."""
+    def _storage_of(self, rows: int) -> tuple[Any, Any, torch.Tensor]:
+        """Outputs of the layers `[B, width]`, the last `[width, B]`; hidden gradients; ones."""
         if rows not in self._storage:
             *hidden, last = [tensors.weight for tensors in self._tensors]
             outputs = [weight.new_empty(rows, len(weight)) for weight in hidden]
@@ -132,7 +132,8 @@ class TrainingMLP:
                 torch.empty_like(x) if above is None or above.shape != x.shape else above
                 for x, above in zip(outputs, [*outputs[1:], None], strict=False)
             ]
-            self._storage[rows] = [*outputs, last.new_empty(len(last), rows)], gradients
+            outputs.append(last.new_empty(len(last), rows))
+            self._storage[rows] = outputs, gradients, last.new_ones(rows)
         return self._storage[rows]
 
 
@@ -148,9 +149,8 @@ class _Tensors(NamedTuple):
 
 def _split(network: nn.Sequential) -> tuple[list[nn.Linear], list[Any]]:
     """Linear layers, and the activations between them."""
-    modules = list(network)
-    layers = [module for module in modules if isinstance(module, nn.Linear)]
-    return layers, [ACTIVATIONS[type(module)] for module in modules[1::2]]
+    layers = [module for module in network if isinstance(module, nn.Linear)]
+    return layers, [ACTIVATIONS[type(module)] for module in list(network)[1::2]]
 
 
 def _affine_of(layer: nn.Linear) -> Any:
@@ -174,9 +174,9 @@ def _affine(
 
 
 def _add_product(total: torch.Tensor, gradient: torch.Tensor, x: torch.Tensor) -> None:
-    """Add gradientᵀ·x to `total` `[out, in]`."""
-    if 4 * x.shape[1] <= gradient.shape[1]:
+    """Add the product of `gradient` `[out, B]` and `x` `[B, in]` to `total` `[out, in]`."""
+    if 4 * x.shape[1] <= gradient.shape[0]:
         # BLAS is up to five times faster with the narrow matrix first.
-        total.add_(torch.mm(x.t(), gradient).t())
+        total.add_(torch.mm(x.t(), gradient.t()).t())
     else:
-        total.addmm_(gradient.t(), x)
+        total.addmm_(gradient, x)

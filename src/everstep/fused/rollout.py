@@ -98,7 +98,7 @@ class BlockActor:
         self._noise: None | Noise = None
         if kind in _NOISE and model.outputs.are_views:
             self._noise = Noise(kind, self._features(slice(None)), steps, model)
-        self._is_normalized = policy.normalizer is not None
+        self._normalized = policy._normalization()
         # Indexing a tensor costs a microsecond; an array is indexed in a fifth of that.
         self._rows, self._action_rows = self._outputs.unbind(), rollout.actions[0].numpy()
         self._start, self._end = 0, 0  # the block's env steps
@@ -107,9 +107,8 @@ class BlockActor:
         """See `policies.Actor.act`."""
         if t == self._end:
             self._next_block()
-        outputs, obs = self._rows[t - self._start], self.rollout.obs_at(t)
-        obs = self.policy._normalized(obs) if self._is_normalized else obs
-        self._network(obs[0], outputs)
+        outputs, (x,) = self._rows[t - self._start], self._normalized(self.rollout.obs_at(t))
+        self._network(x, outputs)
         if self._noise is None:
             distribution = self.policy._distribution(self._model.outputs(outputs))
             latents = distribution.latents(deterministic=self.deterministic)
@@ -142,7 +141,7 @@ class BlockActor:
         rollout.logp[start:end].flatten(0, 1).copy_(logp)
         end += end == rollout.horizon  # the observation after the last env step has a value, too
         obs = tuple(leaf[start:end].flatten(0, 1) for leaf in rollout.obs)
-        self._critic(self.policy._normalized(obs)[0], rollout.values[start:end].flatten(0, 1))
+        self._critic(self._normalized(obs)[0], rollout.values[start:end].flatten(0, 1))
 
     def _features(self, steps: slice) -> dict[str, torch.Tensor]:
         """Features `[S·N, …]` of some env steps of the block."""

@@ -76,6 +76,8 @@ class Delivery:
         self._in_flight: list[Point] = []
         self._params: dict[str, str] = {}
         self._known_params: dict[str, str] = {}
+        self._tags: dict[str, str] = {}
+        self._texts: dict[str, str] = {}
         self._progress = 0  # requests that the store has answered
         self._warned = False
         self._outage = False
@@ -101,6 +103,16 @@ class Delivery:
         """Queue parameters without waiting for the store."""
         with self._lock:
             self._params.update(params)
+
+    def put_tags(self, tags: dict[str, str]) -> None:
+        """Queue tags without waiting for the store; the last value of each counts."""
+        with self._lock:
+            self._tags.update(tags)
+
+    def put_text(self, name: str, text: str) -> None:
+        """Queue an artifact without waiting for the store; the last text of each counts."""
+        with self._lock:
+            self._texts[name] = text
 
     def close(self, status: None | RunStatus, *, patience: float, limit: float) -> None:
         """Deliver waiting points and end the run with `status`; None leaves the run open.
@@ -172,8 +184,10 @@ class Delivery:
             self._connect()
             self.settled.set()
         self._send_params()
+        self._send_tags()
         while self.waiting and not self._abandoned.is_set():
             self._send_points()
+        self._send_texts()
         if closing and not self._abandoned.is_set():
             if self._status is not None:
                 self._ask(self._client.set_terminated, self._run_id, self._status)
@@ -204,6 +218,26 @@ class Delivery:
             _log.info("MLflow keeps the first value of: %s.", ", ".join(changed))
         with self._lock:
             self._params = {n: v for n, v in self._params.items() if n not in known}
+
+    def _send_tags(self) -> None:
+        with self._lock:
+            waiting = dict(self._tags)
+        tags = [self._mlflow.entities.RunTag(*tag) for tag in waiting.items()]
+        if tags:
+            self._ask(self._client.log_batch, self._run_id, tags=tags)
+        with self._lock:
+            self._tags = {n: v for n, v in self._tags.items() if waiting.get(n) != v}
+
+    def _send_texts(self) -> None:
+        """Send artifacts, once: a run may lack the rights or libraries that its place needs."""
+        with self._lock:
+            texts, self._texts = self._texts, {}
+        for name, text in texts.items():
+            try:
+                self._client.log_text(self._run_id, text, name)
+            except Exception as error:  # of any library that artifacts are stored with
+                self.warn(f"does not store {name}: {type(error).__name__}: {error}")
+            self._progress += 1
 
     def _send_points(self) -> None:
         """Send the next points; those of a failed request are sent again."""

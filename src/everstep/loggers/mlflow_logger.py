@@ -131,12 +131,29 @@ class MlflowLogger:
         if self._delivery is not None and not self._closed:
             self._delivery.put_params(store.flat_params(params))
 
+    def log_tags(self, tags: Mapping[str, str]) -> None:
+        """Queue tags of the run: `commit` as MLflow names it, others under `everstep.`."""
+        if self._delivery is not None and not self._closed:
+            self._delivery.put_tags(store.named_tags(tags))
+
+    def log_text(self, name: str, text: str) -> None:
+        """Queue a text as the run's artifact `name`; a later one replaces it."""
+        if self._delivery is not None and not self._closed:
+            self._delivery.put_text(name, text)
+
     def log_metrics(self, metrics: Mapping[str, float], *, step: int) -> None:
-        """Queue statistics after `step` env steps; after `close` nothing is queued."""
+        """Queue statistics after `step` env steps; after `close` nothing is queued.
+
+        Totals that grow with the step are left out: their charts are straight lines.
+        """
         if self._delivery is None or self._closed:
             return
         now = int(time.time() * 1000)
-        named = ((store.accepted_name(name), float(value)) for name, value in metrics.items())
+        named = (
+            (store.accepted_name(name), float(value))
+            for name, value in metrics.items()
+            if name not in store.TOTALS
+        )
         self._delivery.put_points([Point(name, value, now, int(step)) for name, value in named])
 
     def close(self, status: RunStatus = "FINISHED") -> None:

@@ -3,10 +3,12 @@
 import contextlib
 import functools
 import getpass
+import importlib.metadata
 import logging
 import os
 import re
 import shlex
+import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -24,6 +26,13 @@ _MAX_NAME = 250
 _MAX_PARAM = 500
 
 DEFAULT_EXPERIMENT = "everstep"
+
+#: Statistics whose charts would be straight lines, and the first that MLflow shows.
+TOTALS = frozenset(("env/steps", "algorithm/collects", "algorithm/steps"))
+
+#: Installs MLflow with its page; the package `mlflow-skinny` has none.
+_INSTALL = f'{shlex.quote(sys.executable)} -m pip install "everstep[ui]"'
+
 _FORBIDDEN = re.compile(r"[^\w/.\- ]" if os.name == "nt" else r"[^\w/.\- :]")
 
 
@@ -138,10 +147,24 @@ def first_use_lock(uri: str) -> Iterator[None]:
         yield
 
 
+def named_tags(tags: Mapping[str, str]) -> dict[str, str]:
+    """Tags by the names that MLflow shows, or else under `everstep.`."""
+    known = {"commit": "mlflow.source.git.commit"}
+    return {known.get(name, f"everstep.{name}"): value for name, value in tags.items()}
+
+
 def ui_command(target: Target, experiment_id: None | str, run_id: None | str) -> str:
-    """The command that shows the store's runs, or the run's URL on a server."""
+    """The command that shows the store's runs, or the run's URL on a server.
+
+    Begins with the command that installs the page where MLflow was installed without it.
+    """
     if not target.is_remote:
-        return f"mlflow ui --backend-store-uri {shlex.quote(target.uri)}"
+        command = f"mlflow ui --backend-store-uri {shlex.quote(target.uri)}"
+        here = Path(sys.executable).parent
+        if Path(shutil.which("mlflow") or "").parent != here:  # not on the path, or another one
+            command = f"{shlex.quote(sys.executable)} -m {command}"
+        has_page = any(importlib.metadata.distributions(name="mlflow"))
+        return command if has_page else f"{_INSTALL} && {command}"
     page = f"{target.uri.rstrip('/')}/#/experiments"
     return f"{page}/{experiment_id}/runs/{run_id}" if run_id else page
 

@@ -215,6 +215,7 @@ class DefaultModel(KeepsValues, Model):
     ) -> None:
         if hiddens is None:
             hiddens = () if image_layout(observation_spec) else (256, 256)
+        check_widths("hiddens", hiddens)
         super().__init__(
             observation_spec,
             action_spec,
@@ -308,6 +309,17 @@ class DefaultContinuousModel(ContinuousActions, DefaultModel):
         **config: See `DefaultModel`.
 
     """
+
+
+def check_widths(name: str, widths: Any) -> None:
+    """Raise if widths of hidden layers are not a sequence of positive integers."""
+    is_list = isinstance(widths, Sequence) and not isinstance(widths, str)
+    if not is_list or not all(type(width) is int and width > 0 for width in widths):
+        example = [widths, widths] if type(widths) is int and widths > 0 else [64, 64]
+        raise ValueError(
+            f"`{name}` expected a list of int > 0, the widths of hidden layers; got {widths!r}. "
+            f"Try {example}"
+        )
 
 
 def has_mask(observation_spec: TensorSpec, action_spec: TensorSpec, outputs: Outputs) -> bool:

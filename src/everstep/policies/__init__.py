@@ -33,12 +33,14 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name in ("MLflowPolicyModel", "MLflowRecurrentPolicyModel"):
-        from . import _mlflow  # imports MLflow, which takes a second
+if not TYPE_CHECKING:  # checkers would take every name for an export
 
-        return getattr(_mlflow, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    def __getattr__(name: str) -> Any:
+        if name in ("MLflowPolicyModel", "MLflowRecurrentPolicyModel"):
+            from . import _mlflow  # imports MLflow, which takes a second
+
+            return getattr(_mlflow, name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def load_policy(

@@ -1,6 +1,7 @@
 """Base of policies: what is done with them outside of training is added to their core."""
 
 import os
+from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
 from torch import nn
@@ -10,8 +11,10 @@ from typing_extensions import Self
 from ..data import Device
 from ..distributions import Distribution
 from ..models import GenericModelBase
+from ..specs import Leaves
 from . import _saving
 from ._core import PolicyCore
+from ._predict import predict
 
 _Model = TypeVar("_Model", bound=GenericModelBase[..., Any])
 
@@ -45,6 +48,41 @@ class GenericPolicyBase(PolicyCore[_Model], Generic[_Model]):
         default: tuple[str, ...] = () if is_mapping else ("observation",)
         path = default if observation_key is None else (observation_key,)
         return as_module(self, deterministic=deterministic, observation_path=path)
+
+    def predict(
+        self,
+        obs: Any,
+        state: None | Sequence[Any] = None,
+        episode_start: Any = None,
+        deterministic: bool = True,
+    ) -> tuple[Any, None | Leaves]:
+        """Actions for observations, both as the environment has them, and the next state.
+
+        What an adapter does between environment and policy is done here: dtypes are converted,
+        choices count from their `start`, real numbers are clipped or rescaled. The model is in eval
+        mode for this call alone, observations are normalised without an update of the statistics,
+        and there are no gradients. Threads may call at the same time, also while another trains the
+        policy; then weights may be those of different optimizer steps.
+
+        Args:
+            obs: One observation `[…]` or a batch `[N, …]`, told apart by their shapes: an array, a
+                tensor, numbers, or a (nested) mapping of them.
+            state: What the last call returned; None where all episodes begin.
+            episode_start: Whether an episode begins with each observation, bool `[N]` or one for
+                all: states are reset there. None for no new episodes.
+            deterministic: Whether to take the distribution's mode rather than a sample.
+
+        Returns:
+            Actions as the environment takes them, one `[…]` for one observation, `[N, …]` for a
+            batch; tensors on the observation's device if that is a tensor, else arrays. And the
+            next state, a tuple of tensors `[N, …]` of past observations and recurrent states; None
+            for a policy without.
+
+        Raises:
+            ValueError: If observations, state or `episode_start` do not fit the policy.
+
+        """
+        return predict(self, obs, state, episode_start, deterministic=deterministic)
 
     def save(self, path: str | os.PathLike[str], /) -> Any:
         """Write the policy to one file, without pickle: weights, specs and how it was built.

@@ -7,6 +7,7 @@ import torch
 
 from ..env import Env
 from ..errors import ConfigError
+from ..formats import EnvFormat
 from ..hyperparameters import Hyperparameters
 from ..normalizers import ObservationNormalizer
 from ..rollouts import Rollout, episode_keys_of
@@ -42,10 +43,19 @@ def make_policy(
         device=device,
         normalizer=normalizer,
         autocast=torch.autocast(device.type, dtype=dtype) if config.enable_amp else None,
+        env_format=_format_of(env),
     )
     if config.compile:
         policy.model.compile(**({} if config.compile is True else {"backend": config.compile}))
     return policy
+
+
+def _format_of(env: Env) -> None | EnvFormat:
+    """The environment's format; None if it has none, or that of an environment that it wraps."""
+    form = getattr(env, "env_format", None)
+    if not isinstance(form, EnvFormat) or not form.fits(env.observation_spec, env.action_spec):
+        return None
+    return form
 
 
 def _model_config(config: Hyperparameters, num_values: int) -> None | dict[str, Any]:
@@ -90,10 +100,13 @@ def check_policy(policy: PolicyCore[Any], rollout: Rollout, config: Hyperparamet
             states = policy.memory.flatten(policy.init_states(n))
             sample = policy.act(obs, states)
     except Exception as error:
+        distribution = policy.distribution_cls.__name__
+        reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        if isinstance(error, KeyError) and "everstep.distributions" in _raised_in(error):
+            reason = f"{distribution} needs {error}, which the model's `forward` does not return"
         raise ConfigError(
-            f"The policy ({type(policy.model).__name__}, {policy.distribution_cls.__name__}) "
-            f"cannot act on an observation of zeros: {type(error).__name__}: {error}. "
-            f"{_way_out(config, device)}"
+            f"The policy ({type(policy.model).__name__}, {distribution}) cannot act on an "
+            f"observation of zeros: {reason}. {_way_out(config, device)}"
         ) from error
     columns = rollout.values.shape[-1]
     expected = [("log-probabilities", sample.logp, (n, 1)), ("values", sample.values, (n, columns))]
@@ -118,6 +131,14 @@ def check_policy(policy: PolicyCore[Any], rollout: Rollout, config: Hyperparamet
     ]
     if problems:
         raise ConfigError(problems)
+
+
+def _raised_in(error: BaseException) -> str:
+    """Name of the module whose code raised the error."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return "" if trace is None else str(trace.tb_frame.f_globals.get("__name__"))
 
 
 def _way_out(config: Hyperparameters, device: torch.device) -> str:

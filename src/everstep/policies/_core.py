@@ -1,7 +1,8 @@
 """Core of policies: acting in rollouts and evaluating minibatches."""
 
+import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -14,10 +15,12 @@ from typing_extensions import Self
 from ..data import DataKeys, Device
 from ..distributions import Distribution
 from ..errors import ConfigError
+from ..formats import EnvFormat
 from ..models import GenericModelBase
 from ..normalizers import ObservationNormalizer
 from ..rollouts import Caches, Minibatch, Rollout, Sequences
 from ..specs import EMPTY, Leaves, Structure
+from ..validation import unknown_name
 
 _Model = TypeVar("_Model", bound=GenericModelBase[..., Any])
 
@@ -54,6 +57,8 @@ class PolicyCore(ABC, Generic[_Model]):
         device: Where the model lives.
         normalizer: Normalises observations before the model sees them; None for none.
         autocast: Context that models run in.
+        env_format: Observations and actions as the environment's library has them, for `predict`;
+            None for what the specs say.
 
     Raises:
         ConfigError: If `model` and `model_cls` are both given, there is no default, or the model
@@ -77,6 +82,9 @@ class PolicyCore(ABC, Generic[_Model]):
     #: Action distribution.
     distribution_cls: type[Distribution]
 
+    #: Observations and actions as the environment's library has them.
+    env_format: EnvFormat
+
     #: Dtype of values and log-probabilities in a rollout: PyTorch's default when this was made.
     dtype: torch.dtype
 
@@ -85,6 +93,9 @@ class PolicyCore(ABC, Generic[_Model]):
 
     #: Normalises observations before the model sees them.
     normalizer: None | ObservationNormalizer
+
+    #: Its function in `keep_casts`.
+    _frozen: None | Callable[[Leaves], Leaves] = None
 
     def __init__(
         self,
@@ -99,6 +110,7 @@ class PolicyCore(ABC, Generic[_Model]):
         device: Device = "cpu",
         normalizer: None | ObservationNormalizer = None,
         autocast: None | AbstractContextManager[Any] = None,
+        env_format: None | EnvFormat = None,
     ) -> None:
         if model is not None and model_cls is not None:
             raise ConfigError(
@@ -125,6 +137,7 @@ class PolicyCore(ABC, Generic[_Model]):
         self._action = Structure.of(action_spec)
         self._autocast = autocast or nullcontext()
         self._spec = (observation_spec, action_spec)
+        self.env_format = env_format or EnvFormat.of(observation_spec, action_spec)
         self._prepare()
 
     @staticmethod
@@ -232,19 +245,33 @@ class PolicyCore(ABC, Generic[_Model]):
     def evaluate(self, minibatch: Minibatch) -> tuple[Distribution, torch.Tensor]:
         """The distribution now over each row's actions, and its values `[B·L, K]`."""
 
-    def keep_casts(self) -> AbstractContextManager[Any]:
-        """Context in which weights are cast to half precision once, however often models run.
+    @contextmanager
+    def keep_casts(self) -> Iterator[None]:
+        """Context in which weights are cast to half precision once, however often models run, and
+        constants of the normaliser computed once.
 
-        Nothing may change the weights in it.
+        Nothing may change weights or normaliser in it.
         """
-        if not self.is_autocast:
-            return nullcontext()
-        return torch.autocast(self.device.type, enabled=False)  # the outermost keeps the casts
+        self._frozen = None if self.normalizer is None else self.normalizer.frozen()
+        outermost: AbstractContextManager[Any] = nullcontext()
+        if self.is_autocast:  # the outermost autocast keeps the casts
+            outermost = torch.autocast(self.device.type, enabled=False)
+        try:
+            with outermost:
+                yield
+        finally:
+            self._frozen = None
 
     # ---- for everybody ------------------------------------------------------------------------
 
     def _normalized(self, obs: Leaves) -> Leaves:
-        return obs if self.normalizer is None else self.normalizer(obs)
+        return self._normalization()(obs)
+
+    def _normalization(self) -> Callable[[Leaves], Leaves]:
+        """A function that normalises observations, while the normaliser does not change."""
+        if self._frozen is not None:
+            return self._frozen
+        return (lambda obs: obs) if self.normalizer is None else self.normalizer.frozen()
 
     def _all_values(self, values: torch.Tensor, obs: Leaves) -> torch.Tensor:
         """The model's values, and behind them those of the streams that it does not know.
@@ -323,7 +350,34 @@ def _make_model(
         return model_cls(observation_spec, action_spec, **config)
     except (TypeError, ValueError, IndexError, RuntimeError) as error:
         name = getattr(model_cls, "__name__", type(model_cls).__name__)
-        raise ConfigError(f"`model_config` {config} does not suit {name}: {error}") from error
+        for option in config:
+            if str(error).startswith(own := f"`{option}` "):
+                rest = str(error).removeprefix(own).removesuffix(".")
+                raise ConfigError(f"`model_config.{option}` {rest}.") from error
+            if f"unexpected keyword argument '{option}'" in str(error):
+                known = _options_of(model_cls)
+                unknown = unknown_name("option", option, known)
+                raise ConfigError(
+                    f"`model_config.{option}`: {unknown} of {name}, which takes "
+                    f"{', '.join(known) or 'none'}."
+                ) from error
+        reason = str(error).splitlines()[0]
+        if isinstance(error, TypeError):
+            reason += ". A model class takes (observation_spec, action_spec, **model_config)"
+        raise ConfigError(f"`model_config` {config} does not suit {name}: {reason}") from error
+
+
+def _options_of(model_cls: Any) -> list[str]:
+    """Keyword arguments of a model class and of those that it passes the rest of them on to."""
+    own = [cls.__init__ for cls in getattr(model_cls, "__mro__", ()) if "__init__" in vars(cls)]
+    names: list[str] = []
+    for function in own or [model_cls]:
+        parameters = inspect.signature(function).parameters.values()
+        optional = [p for p in parameters if p.kind is p.KEYWORD_ONLY or p.default is not p.empty]
+        names += [p.name for p in optional if p.name != "outputs"]
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+            break
+    return names
 
 
 def in_full(features: TensorDict | Mapping[str, torch.Tensor]) -> Any:

@@ -12,6 +12,7 @@ from ..checkpoints import load_file, save_file
 from ..data import Device
 from ..distributions import Distribution
 from ..errors import CheckpointError
+from ..formats import EnvFormat
 from ..normalizers import ObservationNormalizer
 from ..specs import spec_from_dict, spec_to_dict
 from ._core import PolicyCore
@@ -47,6 +48,7 @@ def save(policy: PolicyCore[Any], path: str | os.PathLike[str]) -> None:
         },
         "observation_spec": spec_to_dict(observation_spec),
         "action_spec": spec_to_dict(action_spec),
+        "env_format": policy.env_format.describe(),
         "weights": dict(policy.model.state_dict()),
         "normalizer": None if normalizer is None else normalizer.describe(),
     }
@@ -69,7 +71,7 @@ def load(
         model_cls = _default(state, "model_cls", models, path)
     if distribution_cls is None:
         distribution_cls = _default(state, "distribution_cls", distributions, path)
-    described = state.get("normalizer")
+    described, form = state.get("normalizer"), state.get("env_format")  # not in older files
     policy = cls(
         *specs,
         model=model,
@@ -78,6 +80,7 @@ def load(
         distribution_cls=distribution_cls,
         device=device,
         normalizer=described and ObservationNormalizer.from_description(specs[0], described),
+        env_format=form and EnvFormat.from_description(form),
     )
     try:
         policy.model.load_state_dict(state["weights"])

@@ -10,8 +10,9 @@ from tensordict.nn.probabilistic import interaction_type
 from torchrl.data import Unbounded
 
 from ..errors import ConfigError
-from ..specs import EMPTY, Leaves, Path, Structure
+from ..specs import Leaves, Path, Structure
 from ._core import PolicyCore, model_mode
+from ._windows import extended, past_structure, without
 
 #: Key of the flags of rows that begin an episode; TorchRL's `InitTracker` writes them.
 IS_INIT = "is_init"
@@ -103,7 +104,7 @@ class RecurrentModule(PolicyModule):
         self, policy: PolicyCore[Any], *, deterministic: bool, observation_path: Path
     ) -> None:
         super().__init__(policy, deterministic=deterministic, observation_path=observation_path)
-        self._past = _past(self._observation, policy.history)
+        self._past = past_structure(self._observation, policy.history)
         paths = [*self._past.paths, *policy.memory.paths]
         self._stored = Structure(
             tuple((STATES, *path) for path in paths),
@@ -135,11 +136,7 @@ class RecurrentModule(PolicyModule):
         stored = self._read_states(tensordict, first)
         split = len(self._past.paths)
         states = self.policy.next_states(stored[split:], first)
-        if not split:
-            return obs, states
-        past = (x.masked_fill(first.view(-1, *(1,) * (x.ndim - 1)), 0) for x in stored[:split])
-        windows = (torch.cat([x, now.unsqueeze(1)], 1) for x, now in zip(past, obs, strict=True))
-        return tuple(windows), states
+        return extended(without(stored[:split], first), obs), states
 
     def _read_states(self, tensordict: TensorDictBase, first: torch.Tensor) -> Leaves:
         """Past observations and states `[B, …]`; zeros if every row begins an episode."""
@@ -165,17 +162,6 @@ def as_module(
     """The module of a policy; see `GenericPolicyBase.as_tensordict_module`."""
     kind = RecurrentModule if policy.memory.paths else FeedforwardModule
     return kind(policy, deterministic=deterministic, observation_path=observation_path)
-
-
-def _past(observation: Structure, history: int) -> Structure:
-    """Structure of the past observations of a policy's windows."""
-    if not history:
-        return EMPTY
-    return Structure(
-        tuple(("window", *path) for path in observation.paths),
-        tuple(torch.Size([history, *shape]) for shape in observation.shapes),
-        observation.dtypes,
-    )
 
 
 def _read(tensordict: TensorDictBase, keys: list[Any], structure: Structure) -> Leaves:

@@ -9,7 +9,7 @@ from torch import nn
 from ..data import DataKeys
 from ..errors import ConfigError
 from ..models import Model
-from ..specs import Leaves, Path, Structure
+from ..specs import EMPTY, Leaves, Path, Structure
 from ..views import PaddedRollingWindow, RollingWindow, ViewRequirement
 
 
@@ -75,6 +75,29 @@ class Windows:
                 if path[: len(key)] == key:
                     out[path] = _view(requirement, leaf[:, start:], padding[:, start:])
         return out
+
+
+def past_structure(observation: Structure, history: int) -> Structure:
+    """Structure of the past observations `[history, …]` of a policy's windows."""
+    if not history:
+        return EMPTY
+    return Structure(
+        tuple(("window", *path) for path in observation.paths),
+        tuple(torch.Size([history, *shape]) for shape in observation.shapes),
+        observation.dtypes,
+    )
+
+
+def without(past: Leaves, first: torch.Tensor) -> Leaves:
+    """Past observations `[B, history, …]`, zero where an episode starts, bool `[B, 1]`."""
+    return tuple(x.masked_fill(first.view(-1, *(1,) * (x.ndim - 1)), 0) for x in past)
+
+
+def extended(past: Leaves, obs: Leaves) -> Leaves:
+    """Windows `[B, history + 1, …]` of past observations and the present one; that if no past."""
+    if not past:
+        return obs
+    return tuple(torch.cat([x, now.unsqueeze(1)], 1) for x, now in zip(past, obs, strict=True))
 
 
 def _view(

@@ -45,7 +45,8 @@ def _check_kind(subject: Subject, what: str, kind: Kind) -> None:
         sizes = " or ".join(map(str, subject.num_envs_choices))
         raise NotApplicable(
             f"in {subject.num_steps} env steps of {sizes} environments there was none in which "
-            f"{what}; raise `num_steps`, or choose actions that end episodes (`choose_action`)"
+            f"{what}; raise `num_steps` (`--steps`), or choose actions that end episodes "
+            "(`choose_action`)"
         )
 
 
@@ -59,7 +60,8 @@ def _check_expectation(subject: Subject) -> None:
         "`episodes_end`",
         f"The suite declares that episodes {'' if subject.episodes_end else 'do not '}end.",
         f"{'ends' if ended else 'none'} in {subject.num_steps} env steps",
-        "Raise `num_steps`, choose actions that end episodes (`choose_action`), or fix the flags.",
+        "Raise `num_steps` (`--steps`), choose actions that end episodes (`choose_action`), or fix "
+        "the flags.",
     )
 
 

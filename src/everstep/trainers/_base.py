@@ -1,27 +1,42 @@
 """Base of trainers: the training loop, evaluations, stop conditions and the record of a run."""
 
 import contextlib
+import math
 import os
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import torch
 from typing_extensions import Self
 
-from ..algorithms import GenericAlgorithmBase
 from ..checkpoints import load_state, save_state
-from ..conditions import Condition
-from ..config import dotted_name, dump
+from ..conditions import Condition, check_stopping
+from ..config import dotted_name, plain
 from ..data import EvalCollectStats, TrainerState, TrainStats
-from ..env import Env
-from ..evaluation import evaluate
+from ..errors import ConfigError
 from ..loggers import JsonlLogger, Logger, LoggerGroup, MlflowLogger, RunStatus, create_run_dir
-from ..policies import save_policy
+from ..synonyms import METHODS
+from ..validation import suggest_names
+from ._evaluations import NEEDS_EVAL_ENV, UNUSED_CONFIG, check_evaluations
+from ._record import (
+    check_run_dir,
+    config_text,
+    describe_env,
+    env_name,
+    made_with,
+    params_of,
+    run_keys,
+)
 from ._reduction import reduce_stats
+from ._view import ProgressView
 
-_Algorithm = TypeVar("_Algorithm", bound=GenericAlgorithmBase[Any, Any, Any])
+if TYPE_CHECKING:  # they import TorchRL and TensorDict, which takes two seconds
+    from ..algorithms import GenericAlgorithmBase
+    from ..env import Env
+
+_Algorithm = TypeVar("_Algorithm", bound="GenericAlgorithmBase[Any, Any, Any]")
 
 #: Directory of runs, if none is given.
 RUNS = Path("runs")
@@ -44,6 +59,14 @@ class GenericTrainerBase(Generic[_Algorithm]):
         eval_episodes: Complete episodes per evaluation on `eval_env`.
         record: Further keys of `config.yaml`, beside the resolved hyperparameters.
         run_arguments: Default arguments of `run`.
+        resume: Whether to continue the run in `run_dir`: its checkpoint is loaded, and its
+            `metrics.jsonl` is continued.
+        progress: Whether `run` shows its progress on standard error: a live view on a terminal and
+            in a notebook, a line every ten seconds elsewhere.
+
+    Raises:
+        ConfigError: If `run_dir` holds a run and `resume` is False.
+        CheckpointError: If the checkpoint of the run to continue is damaged or does not fit.
 
     """
 
@@ -53,11 +76,15 @@ class GenericTrainerBase(Generic[_Algorithm]):
     #: Receives parameters and statistics.
     logger: LoggerGroup
 
+    #: Shows progress while `run` lasts.
+    view: ProgressView
+
     #: The MLflow logger, if there is one.
     mlflow: None | MlflowLogger
 
-    #: Directory of this run's record, if there is one.
-    run_dir: None | Path
+    #: Directory of this run's record, if there is one: None only if the argument is None, so type
+    #: checkers do not ask every program to test it.
+    run_dir: Path | Any
 
     #: Running totals.
     state: TrainerState
@@ -72,26 +99,38 @@ class GenericTrainerBase(Generic[_Algorithm]):
         experiment_name: None | str = None,
         track: bool = True,
         loggers: Sequence[Logger] = (),
-        eval_env: None | Env = None,
+        eval_env: "None | Env" = None,
         eval_episodes: int = 100,
         record: None | Mapping[str, Any] = None,
         run_arguments: None | Mapping[str, Any] = None,
+        resume: bool = False,
+        progress: bool = True,
     ) -> None:
+        from ..policies import RecurrentPolicy
+
         self.algorithm = algorithm
         self._run_arguments = dict(run_arguments or {})
         self.eval_env = eval_env
         self.eval_episodes = eval_episodes
         self.state = {"algorithm/collects": 0, "algorithm/steps": 0, "env/steps": 0}
-        record = record or {}
-        name = run_name or str(record.get("env_cls") or algorithm.params["env_cls"])
+        check_run_dir(run_dir, resume=resume)
+        self._record = {**describe_env(algorithm.env), **(record or {})}
+        if eval_env is not None:
+            self._record = {"eval_episodes": eval_episodes, **self._record}
+        if isinstance(algorithm.policy, RecurrentPolicy):
+            self._record["recurrent"] = True
+        named = self._record.get("env_cls") or env_name(algorithm.env)
+        env_cls = named if isinstance(named, str) else dotted_name(named)
+        name = run_name or env_cls
         if run_dir == "auto":
             run_dir = create_run_dir(RUNS, name)
         self.run_dir = None if run_dir is None else Path(run_dir)
+        if resume:
+            self.load_checkpoint()
         self.mlflow = None
         sinks = list(loggers)
         if self.run_dir is not None:
             self.run_dir.mkdir(parents=True, exist_ok=True)
-            self._write_config(self.run_dir, record)
             metrics = self.run_dir / "metrics.jsonl"
             written = JsonlLogger(metrics)
             weakref.finalize(self, written.close)  # for scripts that never call `close`
@@ -106,17 +145,28 @@ class GenericTrainerBase(Generic[_Algorithm]):
                 )
                 sinks.append(self.mlflow)
         self.logger = LoggerGroup(sinks)
-        self.logger.log_params(algorithm.params)
+        self.view = ProgressView(progress)
+        self.logger.log_params(params_of(algorithm, env_cls))
+        self._write_record({k: v for k, v in self._record.items() if v is not None})
 
-    def _write_config(self, run_dir: Path, record: Mapping[str, Any]) -> None:
-        model = type(self.algorithm.policy.model)
-        resolved = dict(self.algorithm.hparams)
-        if resolved.pop("model") is not None:
-            resolved["model"] = dotted_name(model)
-        reason = self.algorithm.general_way
-        fused = "yes" if reason is None else f"no: {' '.join(reason.split())}"
-        text = f"# fused training on a CPU: {fused}\n{dump({**resolved, **record})}"
-        (run_dir / "config.yaml").write_text(text, encoding="utf-8")
+    def _write_record(self, keys: Mapping[str, Any]) -> None:
+        """Write `config.yaml`, and send it and `keys` of it to MLflow."""
+        if self.run_dir is None:
+            return
+        text = config_text(self.algorithm, self._record)
+        (self.run_dir / "config.yaml").write_text(text, encoding="utf-8")
+        if self.mlflow is not None:
+            self.mlflow.log_tags(made_with(self.algorithm))
+            self.mlflow.log_params(plain(keys))
+            self.mlflow.log_text("config.yaml", text)
+
+    if not TYPE_CHECKING:  # type checkers know the attributes
+
+        def __getattr__(self, name):
+            """The error of an attribute that other libraries' trainers have, with ours."""
+            ours = f": call or use `{METHODS[name]}`" if name in METHODS else ""
+            message = f"{type(self).__name__!r} object has no attribute {name!r}{ours}"
+            raise AttributeError(message, name=name, obj=self)
 
     def __enter__(self) -> Self:
         return self
@@ -127,6 +177,7 @@ class GenericTrainerBase(Generic[_Algorithm]):
 
     # ---- training -----------------------------------------------------------------------------
 
+    @suggest_names
     def run(
         self,
         *,
@@ -134,14 +185,13 @@ class GenericTrainerBase(Generic[_Algorithm]):
         eval_env_config: None | dict[str, Any] = None,
         steps_per_eval: None | int = None,
         stop_conditions: None | list[Condition] = None,
-        total_env_steps: None | int = None,
+        total_env_steps: None | float = None,
     ) -> TrainStats:
         """Train until a condition is met, and return the last train step's statistics.
 
-        Without a condition and a budget, `run` does not stop. At the end, also when it is
-        interrupted or fails, the policy and a checkpoint are written to `run_dir`. With the
-        hyperparameter `test_every`, the policy is tested after every that many updates: an
-        evaluation of `num_test_episodes` complete episodes on `eval_env`.
+        At the end, also when it is interrupted or fails, the policy and a checkpoint are written to
+        `run_dir`. With the hyperparameter `test_every`, the policy is tested after every that many
+        updates: an evaluation of `num_test_episodes` complete episodes on `eval_env`.
 
         Args:
             env_config: Passed to resets of the environment in train steps.
@@ -150,9 +200,12 @@ class GenericTrainerBase(Generic[_Algorithm]):
             steps_per_eval: Train steps between evaluations; None for no evaluations.
             stop_conditions: Conditions, called after every train step; one is enough to stop.
             total_env_steps: Environment transitions after which to stop, counted from the
-                trainer's first.
+                trainer's first. `float("inf")`: train until a condition is met or `run` is
+                interrupted.
 
         Raises:
+            ConfigError: If there is neither a budget nor a condition, `total_env_steps` is not
+                positive, or `stop_conditions` is not a list of conditions.
             ValueError: If the environment is shared and an evaluation could not use
                 `eval_env_config`, `steps_per_eval` is not a multiple of
                 `horizons_per_env_reset`, or `test_every` is set.
@@ -166,14 +219,20 @@ class GenericTrainerBase(Generic[_Algorithm]):
             "total_env_steps": total_env_steps,
         }
         arguments = self._run_arguments | {k: v for k, v in given.items() if v is not None}
+        check_stopping(arguments.get("total_env_steps"), arguments.get("stop_conditions", ()))
         check_evaluations(
             self.algorithm,
             shared=self.eval_env is None,
             steps_per_eval=arguments.get("steps_per_eval"),
             eval_env_config=arguments.get("eval_env_config"),
         )
+        if arguments.get("total_env_steps") is None and not arguments.get("stop_conditions"):
+            raise ConfigError(_NO_BUDGET)
+        self._record |= (keys := run_keys(arguments))
+        self._write_record(keys)
         try:
-            stats = self._loop(**arguments)
+            with self.view.shown(self.algorithm.params, arguments, self.logger.loggers):
+                stats = self._loop(**arguments)
         except BaseException:
             with contextlib.suppress(OSError):  # the first error is the one to report
                 self.save()
@@ -188,10 +247,14 @@ class GenericTrainerBase(Generic[_Algorithm]):
         eval_env_config: None | dict[str, Any] = None,
         steps_per_eval: None | int = None,
         stop_conditions: Sequence[Condition] = (),
-        total_env_steps: None | int = None,
+        total_env_steps: None | float = None,
     ) -> TrainStats:
         never_reset = self.eval_env is None and self.algorithm.horizons_per_env_reset < 0
         config = eval_env_config or (None if never_reset else env_config)
+        budget = math.inf if total_env_steps is None else total_env_steps
+        if self.algorithm.hparams.lr_schedule == "linear" and math.isfinite(budget):
+            self.algorithm.lr_scheduler.anneal(int(budget))
+            self.algorithm.follow_schedules()
         while True:
             stats = self.step(env_config=env_config)
             # Every condition sees every train step: some of them count.
@@ -248,6 +311,8 @@ class GenericTrainerBase(Generic[_Algorithm]):
 
         """
         if self.eval_env is not None:
+            from ..evaluation import evaluate
+
             device = self.algorithm.policy.device
             with torch.random.fork_rng([device] if device.type == "cuda" else []):
                 result = evaluate(
@@ -258,7 +323,7 @@ class GenericTrainerBase(Generic[_Algorithm]):
                     env_config=env_config,
                 )
         elif episodes is not None:
-            raise ValueError(f"`episodes` {_NEEDS_EVAL_ENV}")
+            raise ValueError(f"`episodes` {NEEDS_EVAL_ENV}")
         else:
             result = self._eval_shared(env_config, deterministic)
         stats = {f"eval/{key}": value for key, value in result.items()}
@@ -270,7 +335,7 @@ class GenericTrainerBase(Generic[_Algorithm]):
     ) -> dict[str, float]:
         every, collects = self.algorithm.horizons_per_env_reset, self.state["algorithm/collects"]
         if env_config and every < 0 and collects:
-            raise ValueError(_UNUSED_CONFIG)
+            raise ValueError(UNUSED_CONFIG)
         if every > 0 and collects % every:
             raise RuntimeError(
                 "`eval` shares the environment with training and can only start when a reset is "
@@ -289,10 +354,13 @@ class GenericTrainerBase(Generic[_Algorithm]):
 
     def _log(self, stats: Mapping[str, Any]) -> None:
         self.logger.log_metrics(stats, step=self.state["env/steps"])
+        self.view.log_metrics(stats, step=self.state["env/steps"])
 
     def save(self) -> None:
         """Write the policy (`policy`) and a checkpoint (`checkpoint`) to `run_dir`."""
         if self.run_dir is not None:
+            from ..policies import save_policy
+
             save_policy(self.algorithm.policy, self.run_dir / "policy")
             self.save_checkpoint()
 
@@ -339,49 +407,8 @@ class GenericTrainerBase(Generic[_Algorithm]):
         self.logger.close(status)
 
 
-def check_evaluations(
-    algorithm: GenericAlgorithmBase[Any, Any, Any],
-    *,
-    shared: bool,
-    steps_per_eval: None | int,
-    eval_env_config: None | dict[str, Any],
-) -> None:
-    """Check that evaluations are possible with the arguments of `run`.
-
-    Args:
-        algorithm: The algorithm that is trained.
-        shared: Whether evaluations use the training environment.
-        steps_per_eval: See `run`.
-        eval_env_config: See `run`.
-
-    Raises:
-        ValueError: If they are not.
-
-    """
-    every = algorithm.horizons_per_env_reset
-    if algorithm.hparams.test_every is not None and shared:
-        raise ValueError(f"`test_every` {_NEEDS_EVAL_ENV}")
-    if steps_per_eval is not None and steps_per_eval < 1:
-        raise ValueError(f"`steps_per_eval` must be at least 1; got {steps_per_eval}.")
-    if not steps_per_eval or not shared:
-        return
-    if every < 0 and eval_env_config:
-        raise ValueError(_UNUSED_CONFIG)
-    if every > 0 and steps_per_eval % every:
-        raise ValueError(
-            "`steps_per_eval` must be a multiple of `horizons_per_env_reset` "
-            f"({every}) if `eval` shares the environment with training; got {steps_per_eval}. "
-            "Change one of them, or give the trainer an `eval_env`."
-        )
-
-
-_NEEDS_EVAL_ENV = (
-    "plays complete episodes in a separate environment: give the trainer an `eval_env`, or "
-    "leave it out."
-)
-
-_UNUSED_CONFIG = (
-    "`eval` shares the environment with training, which is reset only once (negative "
-    "`horizons_per_env_reset`), so an evaluation cannot use an environment config. Leave it out, "
-    "set `horizons_per_env_reset`, or give the trainer an `eval_env`."
+_NO_BUDGET = (
+    "`run` must know when to stop: give it `total_env_steps=100_000`, or a condition, such as "
+    "`stop_conditions=[HitsUpperBound('episodes/return_mean_100', 475)]`, or "
+    "`total_env_steps=float('inf')` to train until it is interrupted."
 )

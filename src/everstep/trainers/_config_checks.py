@@ -1,7 +1,6 @@
 """Checks of a training configuration, made before anything is built."""
 
 import importlib
-import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,8 +11,8 @@ from ..config import import_name
 from ..data import TrainStats
 from ..errors import AdapterError, ConfigError
 from ..hyperparameters import Hyperparameters
-from ..registry import factory
-from ..validation import InvalidError, Problem, check_fields, unknown_name
+from ..registry import EXPECTED, check_callable, factory, is_made, takes_sizes
+from ..validation import InvalidError, Problem, check_fields, signature_of, unknown_name
 
 #: Modules searched for a class that was named without its module.
 _HOMES = ("torch.optim", "everstep.distributions", "everstep.models", "everstep.env")
@@ -34,7 +33,9 @@ def resolve_names(
     resolved, problems = dict(values), []
     for key in (*keys, "objective"):
         name = values.get(key)
-        is_spec = key == "env_cls" and isinstance(name, str) and ":" in name
+        is_spec = (
+            key == "env_cls" and isinstance(name, str) and not (is_dotted(name) or _homes(name))
+        )
         is_word = key == "objective" and not (isinstance(name, str) and "." in name)
         if name is None or is_spec or is_word:
             continue
@@ -42,9 +43,7 @@ def resolve_names(
             resolved[key] = _resolve(name)
         except ConfigError as error:
             del resolved[key]
-            is_id = key == "env_cls" and "." not in str(name)
-            hint = f"; other libraries' environments are specs such as {_SPEC}" if is_id else ""
-            problems.append(Problem((key,), f"{error}{hint}"))
+            problems.append(Problem((key,), str(error)))
     for i, entry in enumerate(values.get("bonuses") or ()):
         try:
             _resolve_bonus(entry if isinstance(entry, dict) else {})
@@ -72,9 +71,13 @@ def _resolve(name: Any) -> Any:
     try:
         return import_name(name)
     except ConfigError as error:
-        homes = [home for home in _HOMES if hasattr(importlib.import_module(home), name)]
+        homes = _homes(name)
         hint = f" (did you mean {homes[0]}.{name}?)" if homes else ""
         raise ConfigError(f"{error}{hint}") from None
+
+
+def _homes(name: str) -> list[str]:
+    return [home for home in _HOMES if hasattr(importlib.import_module(home), name)]
 
 
 def field_problems(
@@ -96,20 +99,18 @@ def unknown_problems(values: Mapping[str, Any], known: tuple[str, ...]) -> list[
 
 def sentence_problem(sentence: str) -> Problem:
     """An error message about fields as a problem of the first field that it names."""
-    name = re.search(r"`(\w+)`", sentence)
+    name = re.search(r"`(\w+|(?:model|optimizer)_config\.[^`]+)`", sentence)
     rest = sentence.removesuffix(".")
     if name is None:
         return Problem(("algorithm_config",), rest)
     if rest.startswith((f"{name[0]} ", f"{name[0]}: ")) and not rest.startswith(f"{name[0]} and "):
         rest = rest.removeprefix(name[0]).lstrip(": ")
-    return Problem((name[1],), rest)
+    return Problem(tuple(name[1].split(".")), rest)
 
 
 def env_problems(env_cls: Any, env_kwargs: Mapping[str, Any]) -> Iterator[Problem]:
     """Problems of `env_cls` and `env_kwargs`."""
-    expected = (
-        f"expected an environment class, a factory, an environment, or a spec such as {_SPEC}"
-    )
+    expected = f"expected {EXPECTED}"
     if env_cls is None:
         yield Problem(("env_cls",), f"required, and missing; {expected}")
     elif isinstance(env_cls, str):
@@ -118,18 +119,17 @@ def env_problems(env_cls: Any, env_kwargs: Mapping[str, Any]) -> Iterator[Proble
         yield from _made_problems(env_cls, env_kwargs)
     elif not callable(env_cls):
         yield Problem(("env_cls",), f"{expected}; got {env_cls!r}")
+    elif takes_sizes(env_cls, dict(env_kwargs)):
+        yield from option_problems("env_kwargs", env_cls, env_kwargs)
     else:
-        problems = option_problems("env_kwargs", env_cls, env_kwargs)
-        yield from problems or _factory_problems(env_cls, env_kwargs)
-
-
-def is_made(env_cls: Any) -> bool:
-    """Whether this is an environment, not a class or factory of one."""
-    return hasattr(env_cls, "step") and not isinstance(env_cls, type)
+        try:
+            check_callable(env_cls, dict(env_kwargs))
+        except AdapterError as error:
+            yield Problem(("env_cls",), str(error).removesuffix("."))
 
 
 def _spec_problems(spec: str, env_kwargs: Mapping[str, Any]) -> Iterator[Problem]:
-    if ":" not in spec:
+    if is_dotted(spec):
         wrong = f"a name in Python code; import the class, or write a spec such as {_SPEC}"
         yield Problem(("env_cls",), f"{wrong}. Got {spec!r}")
         return
@@ -140,33 +140,21 @@ def _spec_problems(spec: str, env_kwargs: Mapping[str, Any]) -> Iterator[Problem
 
 
 def _made_problems(env: Any, env_kwargs: Mapping[str, Any]) -> Iterator[Problem]:
-    if not (hasattr(env, "observation_spec") and hasattr(env, "action_spec")):
-        message = f"{type(env).__name__} is no Everstep environment; wrap it with `everstep.wrap`"
-        yield Problem(("env_cls",), message)
     if env_kwargs:
         message = "the environment exists already; give them to its constructor instead"
         yield Problem(("env_kwargs",), message)
 
 
-def _factory_problems(
-    env_cls: Callable[..., Any], env_kwargs: Mapping[str, Any]
-) -> Iterator[Problem]:
-    try:
-        _signature(env_cls).bind(1, None, device="cpu", **env_kwargs)
-    except TypeError as error:
-        name = getattr(env_cls, "__name__", repr(env_cls))
-        message = (
-            f"{name} must take (num_envs, horizon, *, device): {error}. "
-            f"Environments of other libraries are written as specs such as {_SPEC}"
-        )
-        yield Problem(("env_cls",), message)
+def is_dotted(name: str) -> bool:
+    """Whether this is the dotted path of a class or function, rather than a spec or an id."""
+    return re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)+", name) is not None
 
 
 def option_problems(
     key: str, function: Callable[..., Any], options: Mapping[str, Any]
 ) -> list[Problem]:
     """A problem for every option under `key` that `function` has no parameter for."""
-    parameters = _signature(function).parameters.values()
+    parameters = signature_of(function).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return []
     known = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
@@ -176,13 +164,6 @@ def option_problems(
         for option in options
         if option not in known
     ]
-
-
-def _signature(function: Callable[..., Any]) -> inspect.Signature:
-    try:
-        return inspect.signature(function)
-    except (TypeError, ValueError):  # compiled, and without a signature: it may take anything
-        return inspect.signature(lambda *arguments, **options: None)
 
 
 def stop_problems(stop: Any, hyperparameters: Mapping[str, Any]) -> Iterator[Problem]:

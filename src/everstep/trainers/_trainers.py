@@ -2,21 +2,18 @@
 
 import inspect
 from dataclasses import fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..algorithms import (
-    Algorithm,
-    AlgorithmConfig,
-    GenericAlgorithmBase,
-    RecurrentAlgorithm,
-    RecurrentAlgorithmConfig,
-)
-from ..config import dotted_name
-from ..env import Env, EnvFactory
 from ..errors import ConfigError
-from ..policies import RecurrentPolicy
 from ..validation import unknown_name
 from ._base import GenericTrainerBase
+from ._keywords import RecurrentTrainerKeywords, TrainerKeywords, with_keywords
+from ._record import check_run_dir, choose_seed, describe_env
+
+if TYPE_CHECKING:  # they import TorchRL and TensorDict, which takes two seconds
+    from ..algorithms import Algorithm, RecurrentAlgorithm
+    from ..hyperparameters import Hyperparameters
+    from ..registry import EnvSource
 
 #: Keyword arguments of trainers; all others are the algorithm's.
 TRAINER_ARGUMENTS = tuple(
@@ -26,11 +23,13 @@ TRAINER_ARGUMENTS = tuple(
 )
 
 
-class Trainer(GenericTrainerBase[Algorithm]):
+class Trainer(GenericTrainerBase["Algorithm"]):
     """Trains a feedforward policy and records the run.
 
     Args:
-        env_cls: Environment class, factory or instance, or an algorithm.
+        env_cls: Environment: a spec such as `"gymnasium:CartPole-v1"`, the id of a registered
+            Gymnasium environment, a class, a function that makes one, or an instance. Or an
+            algorithm.
         **arguments: Fields of `AlgorithmConfig` (none with an algorithm) and arguments of
             `GenericTrainerBase`.
 
@@ -39,16 +38,19 @@ class Trainer(GenericTrainerBase[Algorithm]):
 
     """
 
-    def __init__(self, env_cls: EnvFactory | Env | Algorithm, /, **arguments: Any) -> None:
-        algorithm, own = _build_algorithm(AlgorithmConfig, env_cls, arguments)
+    @with_keywords(TrainerKeywords)
+    def __init__(self, env_cls: "EnvSource | Algorithm", /, **arguments: Any) -> None:
+        algorithm, own = _build_algorithm(env_cls, arguments, recurrent=False)
         super().__init__(algorithm, **own)
 
 
-class RecurrentTrainer(GenericTrainerBase[RecurrentAlgorithm]):
+class RecurrentTrainer(GenericTrainerBase["RecurrentAlgorithm"]):
     """Trains a recurrent policy and records the run.
 
     Args:
-        env_cls: Environment class, factory or instance, or an algorithm.
+        env_cls: Environment: a spec such as `"gymnasium:CartPole-v1"`, the id of a registered
+            Gymnasium environment, a class, a function that makes one, or an instance. Or an
+            algorithm.
         **arguments: Fields of `RecurrentAlgorithmConfig` (none with an algorithm) and arguments of
             `GenericTrainerBase`.
 
@@ -57,28 +59,41 @@ class RecurrentTrainer(GenericTrainerBase[RecurrentAlgorithm]):
 
     """
 
-    def __init__(self, env_cls: EnvFactory | Env | RecurrentAlgorithm, /, **arguments: Any) -> None:
-        algorithm, own = _build_algorithm(RecurrentAlgorithmConfig, env_cls, arguments)
+    @with_keywords(RecurrentTrainerKeywords)
+    def __init__(self, env_cls: "EnvSource | RecurrentAlgorithm", /, **arguments: Any) -> None:
+        algorithm, own = _build_algorithm(env_cls, arguments, recurrent=True)
         super().__init__(algorithm, **own)
 
 
 def _build_algorithm(
-    config_cls: Any, source: Any, arguments: dict[str, Any]
+    source: Any, arguments: dict[str, Any], *, recurrent: bool
 ) -> tuple[Any, dict[str, Any]]:
     """The algorithm that a trainer was given or described, and the trainer's own arguments."""
+    from ..algorithms import AlgorithmConfig, GenericAlgorithmBase, RecurrentAlgorithmConfig
+    from ..policies import RecurrentPolicy
+    from ..registry import resolve
+
+    config_cls: Any = RecurrentAlgorithmConfig if recurrent else AlgorithmConfig
     own = {k: v for k, v in arguments.items() if k in TRAINER_ARGUMENTS}
     given = {k: v for k, v in arguments.items() if k not in TRAINER_ARGUMENTS}
     if not isinstance(source, GenericAlgorithmBase):
+        source = resolve(source) if isinstance(source, str) else source
         known = [field.name for field in fields(config_cls)]
         names = [*known, *TRAINER_ARGUMENTS]
-        unknown = [f"`{x}`: {unknown_name('argument', x, names)}" for x in given if x not in known]
+        unknown = [f"`{x}`: {unknown_name('argument', x, names)}." for x in given if x not in known]
+        if "recurrent" in given:
+            unknown = [_NOT_AN_ARGUMENT if x.startswith("`recurrent`") else x for x in unknown]
+        config = config_cls(**{name: x for name, x in given.items() if name in known})
         if unknown:
-            raise ConfigError(unknown)
-        own["record"] = {**_describe_source(source), **(own.get("record") or {})}
-        return config_cls(**given).build(source), own
+            raise ConfigError([*unknown, *_problems(config)])
+        own["record"] = {**describe_env(source), **(own.get("record") or {})}
+        run_dir, resume = own.get("run_dir", "auto"), own.get("resume", False)
+        check_run_dir(run_dir, resume=resume)  # before an environment is made
+        if config.seed is None:
+            config.seed = choose_seed(run_dir, resume=resume)
+        return config.build(source), own
     if given:
         raise ConfigError(f"The algorithm has a config already: drop {', '.join(sorted(given))}.")
-    recurrent = config_cls is RecurrentAlgorithmConfig
     if isinstance(source.policy, RecurrentPolicy) is not recurrent:
         name, other = type(source).__name__, "Trainer" if recurrent else "RecurrentTrainer"
         raise ConfigError(
@@ -88,9 +103,15 @@ def _build_algorithm(
     return source, own
 
 
-def _describe_source(source: EnvFactory | Env) -> dict[str, Any]:
-    """Keys of a configuration file that make the same environment, if a file can."""
-    spec = getattr(source, "spec", None)
-    if isinstance(spec, str):  # a factory of the registry
-        return {"env_cls": spec, "env_kwargs": getattr(source, "kwargs", None) or None}
-    return {"env_cls": dotted_name(source)} if isinstance(source, type) else {}
+def _problems(config: "Hyperparameters") -> tuple[str, ...]:
+    try:
+        config.validate()
+    except ConfigError as error:
+        return error.problems
+    return ()
+
+
+_NOT_AN_ARGUMENT = (
+    "`recurrent`: a key of files; in Python `RecurrentTrainer` trains a recurrent policy and "
+    "`Trainer` a feedforward one. Drop it."
+)

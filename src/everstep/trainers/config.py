@@ -3,7 +3,6 @@
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, cast, get_args, get_type_hints
 
@@ -20,12 +19,15 @@ from ..conditions import condition_from_config
 from ..config import Document, apply_overrides, dotted_name, load, plain
 from ..env import Env, EnvFactory
 from ..errors import AdapterError, ConfigError
+from ..hyperparameters import RecurrentHyperparameters
 from ..loggers import create_run_dir
-from ..registry import SpecFactory, copy_defaults
-from ..registry import factory as spec_factory
+from ..registry import EnvSource, SpecFactory, is_made, resolve
 from ..validation import STRICT, PositiveInt, Problem, unknown_name
 from . import _config_checks as checks
-from ._base import RUNS, check_evaluations
+from ._base import RUNS
+from ._evaluations import check_evaluations
+from ._keywords import with_fields
+from ._record import check_run_dir, choose_seed
 from ._trainers import RecurrentTrainer, Trainer
 
 AnyAlgorithm = Algorithm | RecurrentAlgorithm
@@ -54,8 +56,8 @@ class RunOptions:
 
     __pydantic_config__: ClassVar[Any] = STRICT
 
-    env_cls: Annotated[EnvFactory | Env | str, SkipValidation]
-    """Environment class, factory or instance, or a spec such as `"gymnasium:CartPole-v1"`."""
+    env_cls: Annotated[EnvSource, SkipValidation] = field(kw_only=False)
+    """Environment: a spec or an id such as `"CartPole-v1"`, a class, a function, or an instance."""
 
     env_config: dict[str, Any] | None = None
     """Passed to every reset of the environment."""
@@ -93,6 +95,11 @@ class RunOptions:
     """Hyperparameters that were given."""
 
 
+@dataclass
+class ConfigKeywords(RecurrentHyperparameters, RunOptions):
+    """Arguments of `TrainConfig`."""
+
+
 _OPTIONS = tuple(field.name for field in fields(RunOptions))
 _NAMES = tuple(name for name in (*_OPTIONS, *HYPERPARAMETERS) if name != "algorithm_config")
 
@@ -106,7 +113,7 @@ class TrainConfig(RunOptions):
     as `vf_clip_param`.
 
     Args:
-        env_cls: Environment class, factory or instance, or a spec.
+        env_cls: Environment: a spec, a class, a function that makes one, or an instance.
         algorithm_config: Fields of `AlgorithmConfig`.
         **options: Fields of `RunOptions` and `AlgorithmConfig`.
 
@@ -117,9 +124,10 @@ class TrainConfig(RunOptions):
 
     _source: Document | None
 
+    @with_fields(ConfigKeywords)
     def __init__(
         self,
-        env_cls: EnvFactory | Env | str,
+        env_cls: EnvSource,
         *,
         algorithm_config: Mapping[str, Any] | None = None,
         **options: Any,
@@ -137,6 +145,8 @@ class TrainConfig(RunOptions):
         """Set all fields to checked values."""
         given = {name: values[name] for name in HYPERPARAMETERS if name in values}
         options = {name: values[name] for name in _OPTIONS if name in values}
+        if isinstance(env_cls := options["env_cls"], str):
+            options["env_cls"] = SpecFactory(env_cls).spec  # an id gets its prefix
         object.__setattr__(self, "_source", source)
         super().__init__(algorithm_config=given, **options)
 
@@ -214,7 +224,7 @@ class TrainConfig(RunOptions):
         if isinstance(env_cls, SpecFactory):
             values["env_cls"] = env_cls.spec
             values["env_kwargs"] = env_cls.kwargs or None
-        elif checks.is_made(env_cls):
+        elif is_made(env_cls):
             values["env_cls"] = type(env_cls).__name__
         if isinstance(self.model, nn.Module):
             values["model"] = dotted_name(type(self.model))
@@ -235,7 +245,11 @@ class TrainConfig(RunOptions):
 
         """
         self.validate()
-        algorithm = self.build_algorithm()
+        run_dir = trainer_arguments.get("run_dir", self.run_dir or "auto")
+        resume = trainer_arguments.get("resume", False)
+        check_run_dir(run_dir, resume=resume)
+        seed = choose_seed(run_dir, resume=resume) if self.seed is None else None
+        algorithm = self.build_algorithm(seed=seed)
         arguments: dict[str, Any] = {
             "experiment_name": self.experiment_name,
             "eval_env": self._make_eval_env(algorithm),
@@ -291,27 +305,25 @@ class TrainConfig(RunOptions):
 
     def make_env_source(self) -> EnvFactory | Env:
         """Environment source for `AlgorithmConfig.build`: `env_cls` with its `env_kwargs`."""
-        env_kwargs = self.env_kwargs or {}
-        if isinstance(self.env_cls, str):
-            return spec_factory(self.env_cls, **env_kwargs)
-        if not env_kwargs:
-            return self.env_cls
-        bound = partial(cast(EnvFactory, self.env_cls), **env_kwargs)
-        copy_defaults(self.env_cls, bound)
-        return bound
+        known = self.device not in (None, "auto")
+        return resolve(self.env_cls, self.env_kwargs, device=self.device if known else None)
 
     def _values(self) -> dict[str, Any]:
         options = {name: getattr(self, name) for name in _OPTIONS if name != "algorithm_config"}
         return options | self.algorithm_config
 
-    def build_algorithm(self) -> AnyAlgorithm:
+    def build_algorithm(self, *, seed: None | int = None) -> AnyAlgorithm:
         """The algorithm with its environment and policy, without a trainer.
+
+        Args:
+            seed: Seed if this config has none.
 
         Raises:
             ConfigError: Lists every problem, with its place in the file if there is one.
 
         """
         config = _config_cls(self.recurrent)(**self.algorithm_config)
+        config.seed = seed if config.seed is None else config.seed
         try:
             return config.build(self.make_env_source())
         except (ConfigError, AdapterError, TypeError) as error:
@@ -337,23 +349,23 @@ class TrainConfig(RunOptions):
 
     def _make_eval_env(self, algorithm: AnyAlgorithm) -> Env | None:
         """The evaluation environment, unless evaluations share the training environment."""
-        source: Any = self.make_env_source()
         hparams = algorithm.hparams
         given = self.eval_episodes, hparams.test_every
         wanted = given != (None, None) or (self.steps_per_eval and isinstance(self.env_cls, str))
-        if checks.is_made(source) or not wanted:
+        if is_made(self.env_cls) or not wanted:
             return None
-        num_envs = min(hparams.num_envs, EVAL_NUM_ENVS)
-        env: Env = source(num_envs, hparams.horizon, device=hparams.device)
+        env: Any = self.make_env_source()
+        if not is_made(env):
+            num_envs = min(hparams.num_envs, EVAL_NUM_ENVS)
+            env = env(num_envs, hparams.horizon, device=hparams.device)
         if hparams.seed is not None and hasattr(env, "seed"):
             env.seed(eval_seed(hparams.seed))
-        return env
+        return cast(Env, env)
 
     def _env_name(self) -> str:
-        source = self.env_cls.spec if isinstance(self.env_cls, SpecFactory) else self.env_cls
-        if isinstance(source, str):
-            return source
-        source = getattr(source, "func", source)  # of a `functools.partial`
+        source = getattr(self.env_cls, "func", self.env_cls)  # of a `functools.partial`
+        if isinstance(source, SpecFactory | str):
+            return getattr(source, "spec", str(source))
         return str(getattr(source, "__name__", type(source).__name__))
 
     def _record(self) -> dict[str, Any]:

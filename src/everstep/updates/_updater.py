@@ -75,10 +75,13 @@ class Updater:
         self._skips_on_device = bool(config.get("fused"))
         self.max_grad_norm = max_grad_norm
         self.grad_scaler = grad_scaler
+        device = self._parameters[0].device
+        # 0-d tensors: an operation with a Python number takes three times as long on a CPU.
+        constants = (0.0, 1.0, 1e-6)
+        self._constants = [torch.tensor(x, device=device) for x in constants]
         self._flats, self._views = _flat_gradients(self._parameters)
         self._rates: list[torch.Tensor] = []
         self._quick_step: None | AdamStep = None
-        device = self._parameters[0].device
         self._found_inf = torch.zeros((), dtype=torch.float32, device=device)
         self.grad_norm = torch.zeros((), device=device)
         self.skipped = torch.zeros((), device=device)
@@ -222,14 +225,15 @@ class Updater:
         """
         self.grad_scaler.unscale_(self.optimizer)
         norm = self._norm()
+        zero, one, tiny = self._constants
         if stopped is not None:
             norm = norm.masked_fill(stopped, 0.0)
         # x - x is 0 for what is finite, and NaN for the rest.
-        torch.ne(norm - norm, 0.0, out=self._found_inf)
+        torch.ne(norm - norm, zero, out=self._found_inf)
         self.skipped += self._found_inf
         self.grad_norm += norm.nan_to_num(0.0, 0.0, 0.0)
         if self.max_grad_norm is not None:
-            scale = (self.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
+            scale = torch.minimum((norm + tiny).reciprocal_().mul_(self.max_grad_norm), one)
             for flat in self._flats:
                 flat.mul_(scale)
         if self.grad_scaler.is_enabled():
@@ -405,8 +409,10 @@ class HostControl:
         return False
 
     def sums(self) -> dict[str, torch.Tensor]:
-        """Sums of the terms, 0-d each."""
-        return {name: sum_of(terms) for name, terms in self._terms.items()}
+        """Sums of the terms, 0-d each; a term that some minibatches lack is scaled up to all."""
+        steps, sums = self.counts["steps"], {k: sum_of(x) for k, x in self._terms.items()}
+        part = {k: steps / len(x) for k, x in self._terms.items() if len(x) < steps}
+        return sums | {k: sums[k] * factor for k, factor in part.items()}
 
 
 def sum_of(terms: list[torch.Tensor]) -> torch.Tensor:

@@ -247,7 +247,7 @@ def test_accumulated_gradients_are_those_of_the_whole_rollout(minibatch_size: in
             algorithm.step()
         return weights(algorithm)
 
-    whole = train()
+    whole = train(sgd_minibatch_size=None)
     # Not shuffled: drawing an order would change the actions of the next rollout.
     parts = train(
         accumulate_grads=True, sgd_minibatch_size=minibatch_size, shuffle_minibatches=False
@@ -836,7 +836,7 @@ def test_validation_touches_neither_environment_nor_generators() -> None:
         ({"accumulate_grads": True}, "more than one minibatch"),
         ({"accumulate_grads": True, "target_kl_div": 0.1, "sgd_minibatch_size": 8}, "drop one"),
         ({"horizons_per_env_reset": 0}, "must not be 0"),
-        ({"gamma": 1.5}, r"`gamma`: expected float in \(0, 1\]; got 1.5"),
+        ({"gamma": 1.5}, r"`gamma`: expected float in \(0, 1\] or 'auto'; got 1.5"),
         ({"gamma": math.nan}, "`gamma`"),
         ({"clip_param": 1.0}, "`clip_param`"),
         ({"dual_clip_param": 1.0}, "`dual_clip_param`"),
@@ -871,7 +871,7 @@ def test_an_environment_made_for_a_build_that_fails_is_closed(options: dict[str,
 
 def test_a_distribution_that_does_not_fit_is_told() -> None:
     with pytest.raises(
-        ConfigError, match=r"cannot act on an observation of zeros: KeyError: 'mean'"
+        ConfigError, match=r"cannot act on an observation of zeros: Normal needs 'mean', which"
     ):
         AlgorithmConfig(num_envs=8, distribution_cls=Normal).build(DiscreteDummyEnv)
 
@@ -995,11 +995,6 @@ def test_an_environment_need_not_know_of_episodes(config_cls: Any) -> None:
     algorithm.step()
     stats = evaluate(algorithm.policy, cast(Env, DuckTyped(4, 8)), episodes=6)
     assert stats["episodes/length_mean"] == 8
-
-
-def test_an_environment_that_is_not_wrapped_is_told() -> None:
-    with pytest.raises(EnvError, match=r"pass `everstep\.wrap\(env\)`"):
-        AlgorithmConfig().build(gym.make_vec("CartPole-v1", num_envs=2))  # type: ignore[arg-type]
 
 
 def test_episode_statistics_are_absent_where_none_ended() -> None:

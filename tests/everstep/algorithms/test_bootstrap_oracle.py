@@ -56,6 +56,7 @@ def test_advantages_equal_the_oracle(scripts: list[Script], mode: AutoresetMode)
         gamma=GAMMA,
         gae_lambda=LAMBDA,
         normalize_advantages=False,
+        normalize_observations=False,
         normalize_rewards=False,
     ).build(env)
     next_step = mode is AutoresetMode.NEXT_STEP

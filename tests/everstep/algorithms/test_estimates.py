@@ -39,6 +39,7 @@ def absent(rollouts: int = 1) -> RecordedEnv:
 def estimated(env: RecordedEnv, **options: Any) -> tuple[Any, dict[str, float]]:
     """An algorithm after one update, and that update's statistics."""
     common = {"gamma": GAMMA, "gae_lambda": LAMBDA, "normalize_rewards": False}
+    common["normalize_observations"] = False
     algorithm = AlgorithmConfig(model_cls=KnownValue, **common | options).build(env)
     algorithm.collect()
     return algorithm, dict(algorithm.step())

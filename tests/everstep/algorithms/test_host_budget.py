@@ -114,7 +114,7 @@ def test_an_env_step_stays_in_its_budget(make: Any, config: Any, budget: int) ->
 
 def test_an_env_step_of_a_gymnasium_environment_stays_in_its_budget() -> None:
     operations, waits = collecting(cartpole)
-    assert operations <= 8
+    assert operations <= 11  # three of them normalise the observation
     assert waits <= 2  # a rollout: which rows were truncated, and which of them are known
 
 
@@ -133,7 +133,8 @@ def test_a_minibatch_stays_in_its_budget(cls: Any, config: Any, options: Any, bu
     each, waits, rest, rest_waits = updating(lambda: dummy(cls)(16), config, **options)
     assert each <= budget
     assert waits == 0
-    assert rest <= (150 if config is RecurrentAlgorithmConfig else 143)
+    # The entropy is measured in one of eight optimizer steps: here once an update.
+    assert rest <= (156 if config is RecurrentAlgorithmConfig else 143)
     assert rest_waits == 0
 
 

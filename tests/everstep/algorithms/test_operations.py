@@ -556,9 +556,9 @@ def test_the_discount_of_the_environments_stream_changes_beside_a_bonus() -> Non
     [
         ("gama", 0.9, r"`gama`: unknown hyperparameter \(did you mean gamma\?\)"),
         ("value_loss_coeff", 0.9, r"did you mean value_loss_coef\?"),
-        ("gamma", 1.5, r"`gamma`: expected float in \(0, 1\]; got 1.5"),
-        ("lr", -1.0, "Invalid learning rate"),
-        ("sgd_minibatch_size", 5, "must divide the 32 sequences"),
+        ("gamma", 1.5, r"`gamma`: expected float in \(0, 1\] or 'auto'; got 1.5"),
+        ("lr", -1.0, "`lr`: expected float >= 0 or null; got -1.0"),
+        ("sgd_minibatch_size", 5, "must divide the 32 transitions"),
         ("num_mini_batch", 5, "`num_mini_batch` must divide the 32 sequences"),
         ("accumulate_grads", True, "more than one minibatch"),
         ("num_envs", 8, "`num_envs` is part of what the algorithm is built of: set it in the con"),
@@ -839,7 +839,7 @@ def test_conditions_know_the_statistics_of_bonuses(key: str, tmp_path: Path) -> 
 # ---- the page --------------------------------------------------------------------------------
 
 ROOT = Path(__file__).parents[3]
-PAGE = (ROOT / "docs" / "coming_from_pytorchrl.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "coming_from" / "pytorchrl.md").read_text(encoding="utf-8")
 
 PARAMETERS = """
 device envs actor lr lr_v lr_pi eps gamma num_epochs clip_param num_mini_batch test_every

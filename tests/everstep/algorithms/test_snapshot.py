@@ -67,6 +67,7 @@ def feedforward(**options: Any) -> Any:
 
 def recurrent(**options: Any) -> Any:
     config = {"gamma": GAMMA, "seed": 2, "model_cls": Sums, "seq_len": 3, **options}
+    config.setdefault("normalize_observations", False)
     return RecurrentAlgorithmConfig(**config).build(recorded())
 
 

@@ -1,15 +1,19 @@
 """The command line: exit codes, what is printed where, and what is left on disk."""
 
+import argparse
 import json
 import os
 import pkgutil
+import re
 import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
 import time
+from pathlib import Path
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -17,6 +21,7 @@ import torch
 from everstep import Policy, __version__, cli
 from everstep.__main__ import main
 from everstep.cli import COMMANDS
+from everstep.cli._arguments import env_steps
 from everstep.config import dump, load
 from everstep.loggers import read_metrics
 
@@ -104,7 +109,7 @@ def evaluate(here, capsys):
 
 
 def only_run(here):
-    [run_dir] = [path for path in (here / "runs").iterdir() if path.is_dir()]
+    [run_dir] = [path.parent for path in (here / "runs").glob("*/config.yaml")]
     return run_dir
 
 
@@ -155,7 +160,7 @@ def test_the_module_is_the_command():
     [
         [],
         ["trian"],
-        ["train"],
+        ["train", "CartPole-v1", "--steps", "many"],
         ["train", "-f"],
         ["train", "-f", "a.yaml", "--max-step", "x"],
         ["train", "-f", "a.yaml", "--max-steps", "0"],
@@ -354,6 +359,39 @@ def test_modules_in_the_current_directory_are_found(train, here):
     assert sys.path == before
 
 
+def test_modules_beside_the_file_are_found(here, tmp_path_factory):
+    package = tmp_path_factory.mktemp("elsewhere") / "my_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "envs.py").write_text(MY_ENV)
+    config = TINY | {"env_cls": "my_package.envs.MyEnv"}
+    (package / "train.yaml").write_text(dump(config))
+    before = list(sys.path)
+    try:
+        arguments = ["train", "-f", str(package / "train.yaml"), "--max-steps", "1", "--no-mlflow"]
+        assert main(arguments) == 0
+    finally:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "my_package"]:
+            del sys.modules[name]
+    assert only_run(here).name == "MyEnv-0001"
+    assert sys.path == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["cartpole/train", "memory/repeat_first", "algotrading/views"])
+def test_examples_train_from_any_directory(name, tmp_path):
+    file = Path(__file__).parents[3] / "examples" / f"{name}.yaml"
+    command = [sys.executable, "-m", "everstep", "train", "-f", str(file), "--no-mlflow"]
+    sizes = ["--max-steps", "1", "num_envs=16", "horizon=16", "sgd_minibatch_size=16"]
+    done = subprocess.run(
+        [*command, *sizes],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize(
     ("config", "arguments", "problems"),
     [
@@ -363,13 +401,17 @@ def test_modules_in_the_current_directory_are_found(train, here):
             [
                 "train.yaml:2: gama: unknown key (did you mean gamma?)",
                 "train.yaml:3: num_envs: expected int > 0 or 'auto'; got 0",
-                "command line: clip_param: expected float in (0, 1); got 3",
+                "command line: clip_param=3: expected float in (0, 1); got 3",
             ],
         ),
         ("env_cls: [", [], ["train.yaml:1: not valid YAML: "]),
         ("", [], ["train.yaml:1: expected a mapping"]),
         (TINY, ["x"], ["command line: x: expected key=value"]),
-        (TINY, ["--run-dir", "train.yaml"], ["command line: run_dir: train.yaml is not a dir"]),
+        (
+            TINY,
+            ["--run-dir", "train.yaml"],
+            ['command line: run_dir="train.yaml": train.yaml is not a dir'],
+        ),
         (TINY | {"sgd_minibatch_size": 3}, [], ["train.yaml:4: sgd_minibatch_size: must divide"]),
         ({"env_cls": "gymnasium:Nope-v0"}, [], ["train.yaml:1: env_cls: Gymnasium cannot make"]),
         (TINY | {"env_cls": "my_env.NoShape"}, [], ["everstep: `observation_spec` has an empty"]),
@@ -386,6 +428,158 @@ def test_nothing_is_written_where_the_configuration_is_bad(
     assert len(lines) == len(problems)
     assert all(line.startswith(start) for line, start in zip(lines, problems, strict=True))
     assert {path.name for path in here.iterdir()} <= {"train.yaml", "my_env.py", "__pycache__"}
+
+
+#: A registered environment, and one that is not, of the user's own.
+MY_GYM = """
+import gymnasium as gym
+import numpy as np
+
+class Walk(gym.Env):
+    observation_space = gym.spaces.Box(-9, 9, (1,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        self.x = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.x += 1
+        return np.full(1, self.x, np.float32), 1.0, self.x == 3, False, {}
+
+gym.register("Walk-v0", Walk)
+"""
+
+
+@pytest.fixture
+def everstep(here, capsys):
+    """Run a command: exit code, standard output, standard error."""
+
+    def run(*arguments):
+        code = main(list(arguments))
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def metrics_of(run_dir):
+    """Statistics that do not depend on the machine."""
+    left_out = ("profiling/", "memory/", "time")
+    records = read_metrics(run_dir / "metrics.jsonl")
+    return [{k: v for k, v in r.items() if not k.startswith(left_out)} for r in records]
+
+
+def test_one_line_trains(everstep, here):
+    small = ["num_envs=2", "horizon=16"]
+    code, out, err = everstep("train", "CartPole-v1", *small, "--steps", "50", "--no-mlflow")
+    assert code == 0, err
+    assert out.startswith("Run     runs/gymnasium-CartPole-v1-0001\n")
+    config = load(only_run(here) / "config.yaml").values
+    assert (config["env_cls"], config["total_env_steps"]) == ("gymnasium:CartPole-v1", 50)
+
+
+def test_the_default_budget_is_said_first(everstep, here):
+    code, out, err = everstep("train", "CartPole-v1", "num_envs=64", "horizon=2048", "--no-mlflow")
+    assert code == 0, err
+    assert out.startswith("Budget  100,000 env steps, the default; change it with --steps 1M\nRun ")
+    assert load(only_run(here) / "config.yaml").values["total_env_steps"] == 100_000
+
+
+def test_the_budget_of_a_file_can_be_overridden(train, here):
+    code, out, _ = train(TINY | {"total_env_steps": 4_000}, "--steps", "40")
+    assert code == 0
+    assert "Trained 40 env steps" in out
+    assert "Budget" not in out
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("50_000", 50_000), ("50k", 50_000), ("1M", 10**6), ("1e6", 10**6), ("1.5m", 1_500_000)],
+)
+def test_env_steps_are_written_in_several_ways(text, count):
+    assert env_steps(text) == count
+
+
+@pytest.mark.parametrize("text", ["0", "1.5", "-3", "1e-3", "k", "1G", "inf", ""])
+def test_what_is_no_number_of_env_steps(text):
+    with pytest.raises(argparse.ArgumentTypeError, match="such as 50_000, 50k, 1M or 1e6; got"):
+        env_steps(text)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["train"],
+            "no environment. Name one: everstep train CartPole-v1, or a file: everstep tra",
+        ),
+        (["init"], "no environment. Name one: everstep init CartPole-v1."),
+        (
+            ["train", "CartPole-v1", "-f", "a.yaml"],
+            "CartPole-v1: expected key=value, such as gamma",
+        ),
+        (
+            ["train", "CartPole-v1", "x"],
+            "x: expected key=value, such as gamma=0.99; the environment",
+        ),
+        (["train", "Cartpole-v1"], "Cartpole-v1: An environment is written 'prefix:name'"),
+        (["init", "ALE/Pong-v5"], "ALE/Pong-v5: An environment is written 'prefix:name'"),
+        (["train", "CartPole-v1", "gama=1"], "gama=1: unknown key (did you mean gamma?)"),
+        (
+            ["train", "CartPole-v1", "optimizer_config.lr=abc"],
+            "optimizer_config.lr=abc: lr must be a number; got 'abc'",
+        ),
+    ],
+)
+def test_errors_of_the_command_line_are_blamed_on_it(everstep, here, arguments, message):
+    code, out, err = everstep(*arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"command line: {message}")
+    assert list(here.iterdir()) == []
+
+
+@pytest.mark.parametrize("env", ["my_gym.Walk", "gymnasium:my_gym:Walk-v0"])
+def test_an_environment_of_ones_own_module(everstep, here, env):
+    (here / "my_gym.py").write_text(MY_GYM)
+    try:
+        code, out, err = everstep("train", env, "num_envs=2", "--steps", "40", "--no-mlflow")
+        assert code == 0, err
+        code, out, err = everstep("eval", str(only_run(here)), "--episodes", "4")
+        assert "episode length  3.0" in out, err
+    finally:
+        sys.modules.pop("my_gym", None)
+        gymnasium.registry.pop("Walk-v0", None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", [[], ["--recurrent"]])
+def test_an_initial_file_trains_as_the_line_does(everstep, here, flags):
+    code, out, err = everstep("init", "CartPole-v1", *flags, "--steps", "3k", "seed=3")
+    assert (code, err) == (0, "")
+    (here / "train.yaml").write_text(out)
+    values = load(here / "train.yaml").values
+    assert (values["num_envs"], values["device"], values["total_env_steps"]) == (8, "auto", 3000)
+    lines = out.splitlines()
+    keys = [i for i, line in enumerate(lines) if re.match(r"#?\w+:( |$)", line)]
+    assert len(keys) > 40
+    assert all(lines[i - 1].startswith("# ") for i in keys)  # each has a comment
+    assert max(map(len, lines)) <= 100
+    assert "# Discount of the next env step's reward.\ngamma: " in out
+    assert [path.name for path in here.iterdir()] == ["train.yaml"]
+    code, _, err = everstep("train", "-f", "train.yaml", "--no-mlflow", "--run-dir", "file")
+    assert code == 0, err
+    line = [*(["recurrent=true"] if flags else []), "--steps", "3k", "--seed", "3"]
+    code, _, err = everstep("train", "CartPole-v1", *line, "--no-mlflow", "--run-dir", "line")
+    assert code == 0, err
+    assert metrics_of(here / "file") == metrics_of(here / "line")
+
+
+def test_what_is_off_in_an_initial_file_can_be_switched_on(everstep, here):
+    _, out, _ = everstep("init", "CartPole-v1")
+    uncommented = re.sub(r"(?m)^#(\w+:)", r"\1", out)
+    (here / "train.yaml").write_text(uncommented)
+    code, _, err = everstep("train", "-f", "train.yaml", "--steps", "10", "--no-mlflow")
+    assert code == 0, err
 
 
 def test_a_missing_file(here, capsys):
@@ -460,11 +654,11 @@ def test_an_evaluation_is_printed(evaluate, my_run):
     code, out, err = evaluate(my_run, "--episodes", "4", "--num-envs", "4")
     assert code == 0, err
     assert out.splitlines() == [
-        f"{my_run}: 4 episodes, most likely actions, seed 2147483642",
-        "  return          10.0 ± 4.5",
+        f"{my_run}: 4 rollouts, most likely actions, seed 2147483642",
+        "  rollout return  10.0 ± 4.5",  # its episodes do not end
         "  95 % of mean    6.0 to 14.0",
         "  min, max        4.0, 16.0",
-        "  episode length  4.0",
+        "  rollout length  4.0",
     ]
 
 
@@ -478,6 +672,7 @@ def test_an_evaluation_for_machines(evaluate, my_run):
     assert 4.0 <= low <= 6.0 <= high <= 8.0
     assert result == {
         "run_dir": str(my_run),
+        "episodic": False,
         "seed": 9,
         "deterministic": False,
         "episodes/count": 4,
@@ -506,7 +701,8 @@ def test_evaluations_with_the_same_seed_agree(train, evaluate, here):
 def test_what_is_no_run_is_said(evaluate, my_run, here):
     assert evaluate("nowhere")[::2] == (
         2,
-        "nowhere: not the directory of a run: no config.yaml in it.\n",
+        "nowhere: not the directory of a run: no config.yaml in it. "
+        "Name the one that `everstep train` prints.\n",
     )
     code, _, err = evaluate(".")
     assert code == 2
@@ -572,7 +768,8 @@ def test_a_run_is_exported(run_export, my_run, here):
 def test_what_cannot_be_exported_is_said(run_export, my_run, here):
     assert run_export("nowhere", "out")[::2] == (
         2,
-        "nowhere/config.yaml: cannot be read: No such file or directory.\n",
+        "nowhere: not the directory of a run: no config.yaml in it. "
+        "Name the one that `everstep train` prints.\n",
     )
     (here / "there").mkdir()
     code, out, err = run_export(my_run, "there")
@@ -598,7 +795,7 @@ def test_the_doctor_finds_what_is_there(here, capsys):
     assert main(["doctor"]) == 0
     out = capsys.readouterr().out
     assert "\nfused training on a CPU: yes\n" in out
-    assert out.endswith("No problems found.\n")
+    assert "\nNo problems found." in out
     assert list(here.iterdir()) == []
 
 

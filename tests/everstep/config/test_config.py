@@ -283,7 +283,7 @@ def test_all_problems_come_at_once_sorted_by_line_with_the_command_line_last(wri
         "train.yaml:2: a: wrong too",  # rather than twice
         "train.yaml:3: b: wrong",
         "train.yaml:4: a: duplicate key; first given at train.yaml:2",
-        "command line: c: no such c",
+        "command line: c=3: no such c",
     ]
 
 
@@ -334,14 +334,14 @@ def test_overrides_are_made_in_order_and_leave_the_document_alone():
     [
         ("gamma", "gamma: expected key=value, such as gamma=0.99; got 'gamma'"),
         ("=3", "=3: expected key=value, such as gamma=0.99; got '=3'"),
-        ("a..b=3", "a..b: expected key=value, such as gamma=0.99; got 'a..b=3'"),
-        ("a b=3", "a b: expected key=value, such as gamma=0.99; got 'a b=3'"),
-        ("a=", "a: no value given; a=null means none"),
-        ("a=[1", "a: not a YAML value: '[1'"),
-        ("a={x: 1, x: 2}", "a: duplicate key; first given at command line"),
-        ("a=.nan", "a: expected a finite number; got .nan"),
-        ("a=!!python/name:os.system x", "a: the tag "),
-        ("file.x=1", "file.x: file is 3, which has no keys; assign it whole"),
+        ("a..b=3", "a..b=3: expected key=value, such as gamma=0.99; got 'a..b=3'"),
+        ("a b=3", "a b=3: expected key=value, such as gamma=0.99; got 'a b=3'"),
+        ("a=", "a=: no value given; a=null means none"),
+        ("a=[1", "a=[1: not a YAML value: '[1'"),
+        ("a={x: 1, x: 2}", "a={x: 1, x: 2}: duplicate key; first given at command line"),
+        ("a=.nan", "a=.nan: expected a finite number; got .nan"),
+        ("a=!!python/name:os.system x", "a=!!python/name:os.system x: the tag "),
+        ("file.x=1", "file.x=1: file is 3, which has no keys; assign it whole"),
     ],
 )
 def test_a_bad_override_is_named(override, problem):
@@ -357,8 +357,27 @@ def test_problems_of_overridden_values_are_on_the_command_line(write):
     assert problems_of(lambda: document.check(problems)) == [
         "train.yaml: : everything",
         "train.yaml:2: m.y: bad",
-        "command line: a: bad",
-        "command line: m.x: bad",
+        "command line: a=2: bad",
+        "command line: m.x=3: bad",
+    ]
+
+
+def test_a_problem_of_a_mapping_is_blamed_on_the_assignment_that_its_message_names(write):
+    document = load(write("m: {x: 1, y: 2}\nn: 3\n"))
+    document = apply_overrides(document, ["m.x=a", "m.y=4", "k.z=5", "w=6"])
+    problems = [
+        Problem(("m",), "x must be a number; got 'a'"),
+        Problem(("m",), "does not suit a model"),
+        Problem(("k",), "unknown key"),
+        Problem(("n",), "must divide w (6)"),
+        Problem(("auto",), "must divide w (6)"),
+    ]
+    assert problems_of(lambda: document.check(problems)) == [
+        "train.yaml:1: m: does not suit a model",
+        "train.yaml:2: n: must divide w (6)",
+        "command line: m.x=a: x must be a number; got 'a'",
+        "command line: k.z=5: unknown key",
+        "command line: w=6: auto: must divide w (6)",
     ]
 
 

@@ -487,8 +487,12 @@ def built(case: Case, seed: int) -> Subject:
     return Subject(model, env)
 
 
+#: What a case does not draw.
+FIXED = {"gamma": 0.95}
+
+
 def finish(subject: Subject, case: Case, seed: int) -> None:
-    options = {**case.options, "model": subject.model, "seed": seed}
+    options = {**FIXED, **case.options, "model": subject.model, "seed": seed}
     subject.algorithm = AlgorithmConfig(**options).build(subject.env)
 
 

@@ -1,10 +1,12 @@
 """MLflow as a sink: everything arrives, and no tracker stops, slows or fails training."""
 
 import contextlib
+import importlib
 import json
 import logging
 import math
 import os
+import shlex
 import shutil
 import socket
 import subprocess
@@ -18,7 +20,13 @@ from types import SimpleNamespace
 import pytest
 
 from everstep.loggers import JsonlLogger, LoggerGroup, MlflowLogger, read_metrics
-from everstep.loggers.mlflow_store import accepted_name, flat_params, redacted
+from everstep.loggers.mlflow_store import (
+    Target,
+    accepted_name,
+    flat_params,
+    redacted,
+    ui_command,
+)
 
 mlflow = pytest.importorskip("mlflow")
 
@@ -106,10 +114,32 @@ def test_default_store_is_beside_the_runs(root):
     run = stored(logger)
     experiment = mlflow.MlflowClient(logger.tracking_uri).get_experiment(logger.experiment_id)
     assert logger.tracking_uri == f"sqlite:///{root}/mlflow.db"
-    assert logger.ui_command() == f"mlflow ui --backend-store-uri 'sqlite:///{root}/mlflow.db'"
+    assert str(logger.ui_command()).endswith(
+        f"mlflow ui --backend-store-uri 'sqlite:///{root}/mlflow.db'"
+    )
     assert (root / "mlflow.db").is_file()
     assert experiment.name == "place"
     assert run.info.artifact_uri.startswith((root / "mlflow-artifacts").as_uri())
+
+
+def test_the_command_installs_the_page_where_it_is_missing(tmp_path, monkeypatch):
+    target = Target("sqlite:///runs/mlflow.db")
+    show = "mlflow ui --backend-store-uri sqlite:///runs/mlflow.db"
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])  # of installed packages
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (tmp_path / "mlflow_skinny-3.10.dist-info").mkdir()
+    (tmp_path / "mlflow_skinny-3.10.dist-info" / "METADATA").write_text("Name: mlflow-skinny\n")
+    python = shlex.quote(sys.executable)
+    install = f'{python} -m pip install "everstep[ui]" && '
+    assert ui_command(target, None, None) == f"{install}{python} -m {show}"
+    (tmp_path / "mlflow-3.10.dist-info").mkdir()
+    (tmp_path / "mlflow-3.10.dist-info" / "METADATA").write_text("Name: mlflow\n")
+    importlib.invalidate_caches()
+    assert ui_command(target, None, None) == f"{python} -m {show}"
+    program = tmp_path / "mlflow"  # of this interpreter's environment
+    program.touch(mode=0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    assert ui_command(target, None, None) == show
 
 
 def test_many_and_long_parameters(root, caplog):

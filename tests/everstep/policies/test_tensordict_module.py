@@ -61,15 +61,16 @@ class Averaging(Model):
 
 def config(kind: str) -> Any:
     common: dict[str, Any] = {"horizon": HORIZON, "seed": 1, "sgd_minibatch_size": None}
+    if "normalized" not in kind:
+        common["normalize_observations"] = False
     if kind.startswith("recurrent"):
         model = {"model_config": {"hidden_size": 8}}
         return RecurrentAlgorithmConfig(**common, **model, seq_len=4)
     if kind.startswith("window"):
         key = ("obs", "place") if "mapping" in kind else "obs"
         return AlgorithmConfig(**common, model_cls=Averaging, model_config={"key": key})
-    normalized = "normalized" in kind
     squashed = {"distribution_cls": SquashedNormal} if "squashed" in kind else {}
-    return AlgorithmConfig(**common, normalize_observations=normalized, **squashed)
+    return AlgorithmConfig(**common, **squashed)
 
 
 def collected(kind: str, **options: Any) -> tuple[Any, TensorDict]:

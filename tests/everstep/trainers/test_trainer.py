@@ -69,7 +69,15 @@ def test_run_stops_at_the_budget() -> None:
     assert trainer().run(total_env_steps=100)["env/steps"] == 128
 
 
-def test_run_goes_on_without_conditions() -> None:
+def test_run_needs_to_know_when_to_stop() -> None:
+    found = trainer()
+    for nothing in ({}, {"stop_conditions": []}):
+        with pytest.raises(ConfigError, match=r"=100_000`.*HitsUpperBound.*float\('inf'\)"):
+            found.run(**nothing)  # type: ignore[arg-type]
+    assert found.state["algorithm/steps"] == 0
+
+
+def test_run_goes_on_with_an_infinite_budget() -> None:
     found = trainer()
     step, calls = found.step, 0
 
@@ -82,7 +90,7 @@ def test_run_goes_on_without_conditions() -> None:
 
     found.step = counting  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
-        found.run()
+        found.run(total_env_steps=float("inf"))
     assert found.state["algorithm/steps"] == 19
 
 

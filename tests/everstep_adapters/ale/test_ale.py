@@ -223,3 +223,13 @@ def test_steps_before_a_reset_or_after_close_are_errors() -> None:
     env.close()
     with pytest.raises(EnvError, match="was closed"):
         env.step(torch.zeros(2, 1, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_lives_are_a_metric_and_frame_counters_are_not(mode: str) -> None:
+    env = ALEEnv.make("breakout", 2, autoreset_mode=mode, **SMALL)
+    env.reset()
+    for _ in range(15):  # episodes are cut short
+        env.step(torch.zeros(2, 1, dtype=torch.int64))
+    assert env.metrics() == {"lives": 5.0}
+    assert env.metrics() == {}

@@ -342,3 +342,31 @@ def test_an_env_step_that_nobody_waited_for_is_over_with_the_next_reset() -> Non
     row, expected = env.step(action), twin.step(action)
     for key, value in expected.items():
         assert torch.equal(row[key], value)
+
+
+def test_infos_are_metrics_over_valid_rows() -> None:
+    env = EnvPoolEnv.make("HalfCheetah-v4", 2, num_threads=1, max_episode_steps=5)
+    env.seed(0)
+    env.reset()
+    found: dict[str, list[float]] = {}
+    step = env._calls.step
+
+    def recorded(actions: Any) -> Any:
+        returned = step(actions)
+        valid = returned[4]["elapsed_step"] > 0  # 0 after a reset
+        for name in ("reward_run", "reward_ctrl", "x_position", "x_velocity"):
+            found.setdefault(name, []).extend(returned[4][name][valid].tolist())
+        return returned
+
+    env._calls.step = recorded  # type: ignore[method-assign]
+    for _ in range(14):
+        env.step(torch.rand(2, 6) * 2 - 1)
+    assert len(found["reward_run"]) < 28  # resets are left out
+    assert env.metrics() == pytest.approx({name: np.mean(x) for name, x in found.items()})
+
+
+def test_an_ataris_lives_are_a_metric() -> None:
+    env = EnvPoolEnv.make("Breakout-v5", 2, num_threads=1, metrics=["lives"])
+    env.reset()
+    env.step(torch.zeros(2, 1, dtype=torch.int64))
+    assert env.metrics() == {"lives": 5.0}

@@ -280,7 +280,7 @@ def test_render_is_the_environments() -> None:
 def test_a_single_environment_is_told_how_to_become_many() -> None:
     with pytest.raises(AdapterError, match=r"make_vec\('CartPole-v1', num_envs=8\)"):
         GymnasiumEnv(gymnasium.make("CartPole-v1"))
-    with pytest.raises(AdapterError, match="SyncVectorEnv"):
+    with pytest.raises(AdapterError, match="its id, its class, or a function that makes one"):
         GymnasiumEnv(Scripted([("terminated", 1)], 0))
 
 

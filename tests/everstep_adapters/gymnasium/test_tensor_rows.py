@@ -1,5 +1,6 @@
 """Vector environments that return tensors: the same rows as through the host."""
 
+from functools import partial
 from typing import Any, ClassVar
 
 import gymnasium
@@ -14,7 +15,17 @@ import everstep
 from everstep.errors import EnvError
 from everstep_adapters.gymnasium import GymnasiumEnv
 from everstep_adapters.gymnasium.tensor_rows import is_of_tensors
+from tests.everstep.algorithms.test_host_budget import Work
 from tests.everstep_adapters.gymnasium.gymnasium_toys import MODES, SCRIPTS, check_stream, scripted
+
+
+def on_tensors(infos: dict[str, Any]) -> dict[str, Any]:
+    """The numbers in infos, as tensors."""
+    nested = {k: on_tensors(v) for k, v in infos.items() if isinstance(v, dict)}
+    arrays = {k: v for k, v in infos.items() if isinstance(v, np.ndarray) and v.dtype.kind in "bif"}
+    found = nested | {k: torch.from_numpy(v) for k, v in arrays.items()}
+    found.pop("_final_obs", None)
+    return found
 
 
 class OnTensors(VectorEnv):
@@ -24,8 +35,8 @@ class OnTensors(VectorEnv):
     dense final observations.
     """
 
-    def __init__(self, env: VectorEnv, infos: str = "final_obs") -> None:
-        self.env, self.key = env, infos
+    def __init__(self, env: VectorEnv, infos: str = "final_obs", numbers: bool = False) -> None:
+        self.env, self.key, self.has_numbers = env, infos, numbers
         self.num_envs, self.metadata = env.num_envs, dict(env.metadata)
         self.single_observation_space = env.single_observation_space
         self.single_action_space = env.single_action_space
@@ -48,12 +59,12 @@ class OnTensors(VectorEnv):
             self.rewards.copy_(torch.from_numpy(rewards))
             self.terminated.copy_(torch.from_numpy(terminated))
             self.truncated.copy_(torch.from_numpy(truncated))
-        found = {}
+        found = on_tensors(infos) if self.has_numbers else {}
         if "final_obs" in infos and self.key:
             dense = obs.copy()
             for i in np.flatnonzero(infos["_final_obs"]):
                 dense[i] = infos["final_obs"][i]
-            found = {self.key: self._tensor(dense)}
+            found[self.key] = self._tensor(dense)
         return self.obs, self.rewards, self.terminated, self.truncated, found
 
     def _tensor(self, array: np.ndarray) -> torch.Tensor:
@@ -81,7 +92,7 @@ def test_gymnasiums_own_wrapper_makes_such_environments(mode: str) -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_training_is_the_same_through_tensors(mode: str) -> None:
     found = []
-    for wrap in (OnTensors, lambda env: env):
+    for wrap in (partial(OnTensors, numbers=True), lambda env: env):
         env = GymnasiumEnv(wrap(scripted("mixed", mode)), horizon=12, autoreset_mode=mode)
         trainer = everstep.Trainer(env, seed=0, run_dir=None)
         stats = [trainer.step() for _ in range(3)]
@@ -89,6 +100,19 @@ def test_training_is_the_same_through_tensors(mode: str) -> None:
             [{k: v for k, v in s.items() if "_ms" not in k and "mem" not in k} for s in stats]
         )
     assert found[0] == found[-1]
+    assert all(stats["env/t"] > 0 for stats in found[0])
+
+
+def test_metrics_on_tensors_do_not_wait() -> None:
+    """Their sums stay on the device until they are read."""
+    env = GymnasiumEnv(OnTensors(scripted("mixed", "SAME_STEP"), numbers=True))
+    env.reset()
+    with Work() as work:
+        for _ in range(10):
+            env.step(torch.ones(3, 1, dtype=torch.int64))
+        found = env.metrics()
+    assert work.waited == 0
+    assert isinstance(found["t"], torch.Tensor)
 
 
 def test_observations_are_the_environments_own_and_nothing_else_is() -> None:

@@ -100,6 +100,8 @@ def test_actions_are_clipped_and_never_written_to() -> None:
     assert action.flatten().tolist() == [-3.0, 0.25, 3.0]
     assert env.task.actions.flatten().tolist() == [-1.0, 0.25, 1.0]
     assert (sent[0].dtype, sent[0].requires_grad) == (torch.float32, False)
+    (form,) = env.env_format.action
+    assert form.to_torch(action.detach()).flatten().tolist() == [-1.0, 0.25, 1.0]
 
 
 def test_unbounded_actions_are_copied_as_they_are() -> None:

@@ -477,6 +477,7 @@ def test_advantages_equal_the_oracle(style: str, scripts: list[Script]) -> None:
         gamma=GAMMA,
         gae_lambda=LAMBDA,
         normalize_advantages=False,
+        normalize_observations=False,
         normalize_rewards=False,
         optimizer_config={"lr": 0.0},
     ).build(env)
@@ -506,3 +507,35 @@ def test_final_observations_in_the_extras_are_bootstrapped_from() -> None:
     algorithm.collect()
     assert bool(algorithm.rollout.final.any())
     assert bool(algorithm.rollout.known.all())
+
+
+class Logging(LabEnv):
+    """Reports the mean length of the episodes that end, which stays there until others do."""
+
+    def step(self, actions: torch.Tensor) -> Any:
+        lengths = self.episode_length_buf + 1
+        returned = super().step(actions)
+        done = returned[2] | returned[3]
+        if bool(done.any()):
+            mean = lengths[done].float().mean()
+            self.extras["log"] = {"Episode/length": mean, "count": int(done.sum()), "text": "no"}
+        return returned
+
+
+def test_logs_of_a_task_are_means_over_the_episodes_that_ended() -> None:
+    env = IsaacGymEnv(Logging(SCRIPTS["both"]))
+    algorithm = AlgorithmConfig(horizon=16, horizons_per_env_reset=-1).build(env)
+    algorithm.collect()
+    for _ in range(2):
+        stats: dict[str, Any] = {**algorithm.collect()}
+        assert stats["episodes/count"] > 1
+        assert stats["env/Episode/length"] == pytest.approx(stats["episodes/length_mean"])
+        assert "env/text" not in stats
+
+
+def test_logs_of_a_task_can_be_switched_off() -> None:
+    env = IsaacGymEnv(Logging(SCRIPTS["both"]), metrics=["count"])
+    stats = AlgorithmConfig(horizon=16).build(env).collect()
+    assert {key for key in stats if key.startswith("env/")} == {
+        *("env/steps", "env/resets", "env/count"),
+    }

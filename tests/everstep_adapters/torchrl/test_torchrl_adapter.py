@@ -312,3 +312,16 @@ def test_one_train_step() -> None:
     assert math.isfinite(stats["losses/total"])
     pendulum = everstep.make("torchrl:Pendulum-v1", 2, horizon=16, action_bounds="rescale")
     assert RecurrentTrainer(pendulum, run_dir=None).step()["env/steps"] == 32
+
+
+def test_chosen_keys_are_metrics_and_sums_of_rewards_count_where_episodes_end() -> None:
+    inner = everstep.make("torchrl:CartPole-v1", 2).env
+    summed = TransformedEnv(inner, RewardSum())
+    with pytest.raises(AdapterError, match="`metrics` must be among"):
+        TorchRLEnv(summed, metrics=["speed"])
+    with pytest.raises(AdapterError, match="one number each; `observation` has more"):
+        TorchRLEnv(summed, metrics=["observation"])
+    env = TorchRLEnv(summed, metrics=["episode_reward"])
+    stats: dict[str, Any] = {**AlgorithmConfig(horizon=64).build(env).collect()}
+    assert stats["episodes/count"] > 1
+    assert stats["env/episode_reward"] == pytest.approx(stats["episodes/return_mean"])

@@ -26,6 +26,7 @@ from torchrl.envs import (
 import everstep
 from everstep import Trainer
 from everstep.errors import AdapterError
+from everstep.formats import EnvFormat
 from everstep_adapters import TorchRLEnv
 from everstep_adapters.torchrl.handoff import Handoff
 from tests.everstep_adapters.torchrl.torchrl_toys import (
@@ -218,12 +219,29 @@ def test_actions_reach_the_environment_in_its_own_form(name: str) -> None:
     assert spec.is_in(env.env.sent)
 
 
+@pytest.mark.parametrize("name", sorted(ACTIONS.keys() - {"clipped by rows"}))
+def test_formats_of_actions_are_those_that_reach_the_environment(name: str) -> None:
+    spec, options, expected, given, sent = ACTIONS[name]
+    env = TorchRLEnv(acting(spec), **options)
+    (form,) = EnvFormat.from_description(env.env_format.describe()).action
+    choices = torch.tensor(given, dtype=expected.dtype).reshape(2, *form.choices)
+    assert form.to_torch(choices).tolist() == sent
+    assert form.to_torch(choices).dtype == spec.dtype
+    assert form.to_numpy(choices.numpy()).tolist() == sent
+
+
 @pytest.mark.parametrize("name", ACTIONS)
 def test_default_policies_act_in_every_form(name: str) -> None:
     spec, options, *_ = ACTIONS[name]
     env = everstep.wrap(acting(spec), horizon=4, **options)
-    Trainer(env, run_dir=None).step()
+    trainer = Trainer(env, run_dir=None)
+    trainer.step()
     assert spec.is_in(env.env.sent)
+    actions, _ = trainer.algorithm.policy.predict(env.env.reset()["seen"])
+    if hasattr(env, "env_format"):
+        assert spec.is_in(actions)
+    else:  # bounds that differ between rows
+        assert actions.shape == (2, 1)
 
 
 @pytest.mark.parametrize(

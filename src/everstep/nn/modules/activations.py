@@ -53,7 +53,8 @@ def get_activation(name: str, /, **params: Any) -> nn.Module:
 
     """
     if name not in ACTIVATIONS:
-        nearest = difflib.get_close_matches(name, ACTIVATIONS, n=1)
+        word = str(getattr(name, "__name__", name)).lower()  # of `nn.ReLU`
+        nearest = difflib.get_close_matches(word, ACTIVATIONS, n=1)
         hint = f" Did you mean {nearest[0]!r}?" if nearest else f" Known: {', '.join(ACTIVATIONS)}."
         raise ValueError(f"Unknown activation {name!r}.{hint}")
     return ACTIVATIONS[name](**params)

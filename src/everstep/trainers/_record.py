@@ -1,0 +1,178 @@
+"""The record of a run: what repeats it, and what it was made with."""
+
+import contextlib
+import importlib.metadata
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping
+from numbers import Number
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .._version import __version__
+from ..conditions import condition_from_config
+from ..config import dotted_name, dump, load, plain
+from ..errors import ConfigError
+
+if TYPE_CHECKING:  # they import TorchRL and TensorDict, which takes two seconds
+    from ..algorithms import GenericAlgorithmBase
+    from ..env import Env
+    from ..registry import EnvSource
+
+#: Libraries of adapters whose packages have other names.
+_PACKAGES = {"ale": "ale-py"}
+
+#: Keys of a configuration file, by argument of `Trainer.run`.
+_RUN_KEYS = {
+    "env_config": "env_config",
+    "total_env_steps": "total_env_steps",
+    "stop_conditions": "stop",
+    "steps_per_eval": "steps_per_eval",
+    "eval_env_config": "eval_env_config",
+}
+
+
+def check_run_dir(run_dir: Any, *, resume: bool) -> None:
+    """Check that a directory has no run of another trainer, or one to continue.
+
+    Raises:
+        ConfigError: If it has one, and `resume` is False; or has none, and it is True.
+
+    """
+    path = None if run_dir in (None, "auto") else Path(run_dir)
+    if resume and (path is None or not (path / "checkpoint").exists()):
+        raise ConfigError(
+            "`resume` continues the run in `run_dir`, from the checkpoint that `run` writes when "
+            f"it ends; {run_dir!r} has none. Drop `resume`, or name the run's directory."
+        )
+    if path is not None and path.exists() and not path.is_dir():
+        raise ConfigError(f"`run_dir`: {path} is not a directory. Name another path.")
+    if path is not None and not resume and (path / "metrics.jsonl").exists():
+        raise ConfigError(
+            f"`run_dir`: {path} holds a run already. Name another directory, leave `run_dir` out "
+            "for a new one under runs/, or continue that run with `resume=True`."
+        )
+
+
+def choose_seed(run_dir: Any, *, resume: bool) -> None | int:
+    """Seed of a training that is recorded and was given none; of one that continues, its own.
+
+    It is drawn from PyTorch's generator: another one each time, unless the program has seeded it.
+    """
+    if run_dir is None:
+        return None
+    if resume and (config := Path(run_dir) / "config.yaml").exists():
+        seed = load(config).values.get("seed")
+        return seed if isinstance(seed, int) else None
+    return int(torch.randint(2**31, ()))
+
+
+def describe_env(source: "EnvSource") -> dict[str, Any]:
+    """Keys of a configuration file that make the same environment; none if a file cannot."""
+    from ..registry import AdapterFactory, SpecFactory
+
+    # Not with `getattr`: TorchRL's environments ask their workers for what they do not have.
+    source = getattr(source, "__dict__", {}).get("made_by", source)
+    if isinstance(source, SpecFactory):
+        return {"env_cls": source.spec, "env_kwargs": source.kwargs or None}
+    if isinstance(source, AdapterFactory):  # of a class or function
+        named = describe_env(source.source)
+        return named and {**named, "env_kwargs": source.kwargs or None}
+    name = getattr(source, "__qualname__", "<")
+    return {} if "<" in name else {"env_cls": dotted_name(source)}  # `<lambda>`, `<locals>`
+
+
+def env_name(env: "Env") -> str:
+    """The id of a Gymnasium environment that was wrapped, else the name of the class."""
+    gymnasium, wrapped = sys.modules.get("gymnasium"), getattr(env, "env", None)
+    if gymnasium is not None and isinstance(wrapped, gymnasium.vector.VectorEnv) and wrapped.spec:
+        return str(wrapped.spec.id)
+    return type(env).__name__
+
+
+def run_keys(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys of a configuration file for those arguments of `Trainer.run` that were given."""
+    given = {key: arguments.get(name) for name, key in _RUN_KEYS.items()}
+    if given["total_env_steps"] == float("inf"):
+        del given["total_env_steps"]
+    return {key: value for key, value in given.items() if value}
+
+
+def config_text(algorithm: "GenericAlgorithmBase[Any, Any, Any]", record: Mapping[str, Any]) -> str:
+    """The run's `config.yaml`: every hyperparameter, `record`, and comments."""
+    resolved = dict(algorithm.hparams)
+    if resolved.pop("model") is not None:
+        resolved["model"] = dotted_name(type(algorithm.policy.model))
+    values = {**resolved, **record}
+    reason = algorithm.general_way
+    fused = "yes" if reason is None else f"no: {' '.join(reason.split())}"
+    facts = ", ".join(f"{name} {value}" for name, value in made_with(algorithm).items())
+    lines = [f"# fused training on a CPU: {fused}", f"# {facts}"]
+    if lost := sorted(name for name, value in values.items() if not _holds(name, value)):
+        lines.append(f"# exists in the program only, so this file cannot repeat: {', '.join(lost)}")
+    if not values.get("env_cls"):
+        lines.append("# the program made the environment: name it in env_cls to repeat the run")
+    if values.get("seed") is None:
+        lines.append("# without a seed, another run differs")
+    return "\n".join([*lines, dump(values)])
+
+
+def _holds(key: str, value: Any) -> bool:
+    """Whether a file can hold a value under a key, so that loading it gives an equal one."""
+    if key == "model":
+        return value is None
+    if key == "env_cls" and isinstance(value, str):
+        return not value.startswith("__main__.")
+    if key == "stop":
+        try:
+            return all(condition_from_config(plain(condition)) for condition in value)
+        except ConfigError:
+            return False
+    if isinstance(value, Mapping):
+        return all(_holds(str(name), item) for name, item in value.items())
+    if isinstance(value, list | tuple):
+        return all(_holds("", item) for item in value)
+    if hasattr(value, "__qualname__"):  # dotted names are read under these keys
+        is_name = key.endswith("_cls") or key == "objective"
+        return is_name and "<" not in value.__qualname__ and value.__module__ != "__main__"
+    return (
+        value is None
+        or isinstance(value, str | Number | torch.device)
+        or hasattr(value, "as_config")
+    )
+
+
+def params_of(algorithm: "GenericAlgorithmBase[Any, Any, Any]", env_cls: str) -> dict[str, Any]:
+    """Parameters for loggers: hyperparameters, with the default learning rate, and classes."""
+    params = {**algorithm.params, "env_cls": env_cls}
+    if params["lr"] is None:
+        options, _ = algorithm.config.optimizer_options()
+        params["lr"] = options.get("lr", algorithm.optimizer.defaults["lr"])
+    return params
+
+
+def made_with(algorithm: "GenericAlgorithmBase[Any, Any, Any]") -> dict[str, str]:
+    """Versions, device, threads, and the commit of the current directory, by name."""
+    facts = {"everstep": __version__, "python": platform.python_version()}
+    facts["torch"] = str(torch.__version__)
+    package, _, rest = type(algorithm.env).__module__.partition(".")
+    if package == "everstep_adapters":
+        library = rest.partition(".")[0]
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            facts[library] = importlib.metadata.version(_PACKAGES.get(library, library))
+    facts |= {"device": str(algorithm.hparams.device), "threads": str(torch.get_num_threads())}
+    if commit := _commit():
+        facts["commit"] = commit
+    return facts
+
+
+def _commit() -> str:
+    """Git's commit of the current directory, with `+` if files differ; empty if there is none."""
+    command = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+"]
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        found = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
+        return found.stdout.strip()
+    return ""

@@ -1,0 +1,652 @@
+"""Mistakes of a first day: each is refused with the thing, the rule, the value and a way out.
+
+A row of `COMMANDS` is a command line and the words of its one error; a row of `CALLS` is a call in
+Python. They are those of somebody who knows stable-baselines3, CleanRL, rsl_rl or skrl.
+"""
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import pytest
+import torch
+from tensordict import TensorDict
+from torch import nn
+from torchrl.data import Categorical, Composite, Unbounded
+
+import everstep
+from everstep import (
+    AlgorithmConfig,
+    DiscreteDummyEnv,
+    Policy,
+    RecurrentTrainer,
+    TrainConfig,
+    Trainer,
+)
+from everstep.__main__ import main
+from everstep.conditions import HitsUpperBound
+from everstep.env import Env
+from everstep.errors import AdapterError, CheckpointError, ConfigError, EnvError, NonFiniteError
+
+#: What no user should read: Python's and PyTorch's words for our mistakes.
+NEVER = re.compile(
+    r"Traceback|NoneType|object is not|object has no attribute '(keys|memory|num_envs)'|KeyError"
+    r"|mat1|positional argument|Errno"
+)
+
+OK = "env_cls: gymnasium:CartPole-v1\nnum_envs: 2\nhorizon: 8\ndevice: cpu\nseed: 0\n"
+
+FILES = {
+    "ok.yaml": f"{OK}total_env_steps: 16\n",
+    "tabs.yaml": "env_cls: gymnasium:CartPole-v1\nenv_kwargs:\n\tmax_episode_steps: 5\n",
+    "colon.yaml": "env_cls:gymnasium:CartPole-v1\nseed: 0\n",
+    "equals.yaml": "env_cls = gymnasium:CartPole-v1\nseed = 0\n",
+    "quote.yaml": 'env_cls: "gymnasium:CartPole-v1\n',
+    "twice.yaml": f"{OK}seed: 1\n",
+    "nested.yaml": "env: CartPole-v1\nppo: {gamma: 0.9}\n",
+    "empty.yaml": "",
+    "list.yaml": "- env_cls: gymnasium:CartPole-v1\n",
+    "nan.yaml": f"{OK}gamma: .nan\n",
+    "python.yaml": f"{OK}model_config: !!python/object:os.system {{}}\n",
+    "tuple.yaml": f"{OK}model_config: {{hiddens: (64, 64)}}\n",
+    "comment.json": '{"env_cls": "gymnasium:CartPole-v1"  // the pole\n}',
+    "train.py": "print('hello')\n",
+    "utf16.yaml": OK.encode("utf-16"),
+    "latin1.yaml": f"# für\n{OK}".encode("latin-1"),
+    "return.yaml": f"{OK}stop: [{{HitsUpperBound: {{key: return, bound: 475}}}}]\n",
+    "rollout.yaml": f"{OK}stop: [{{HitsUpperBound: {{key: rollout/ep_rew_mean, bound: 475}}}}]\n",
+    "stop.yaml": f"{OK}stop: [{{HitUpperBound: {{key: env/steps, bound: 475}}}}]\n",
+    "mapping.yaml": f"{OK}stop: {{episodes/return_mean_100: 475}}\n",
+    "lr_twice.yaml": f"{OK}lr: 1e-3\noptimizer_config: {{lr: 3e-4}}\n",
+    "warmup.yaml": f"{OK}lr_schedule: [[100, 1e-3]]\n",
+}
+
+
+def with_file(name: str) -> str:
+    return f"train -f {name} --no-mlflow"
+
+
+def with_key(*assignments: str) -> str:
+    return " ".join([with_file("ok.yaml"), *assignments])
+
+
+#: A command line, and the words of its error, in this order.
+COMMANDS: dict[str, tuple[str, ...]] = {
+    # ---- names of other libraries
+    with_key("learning_rate=1e-3"): ("command line: learning_rate", "unknown key", "lr"),
+    with_key("n_steps=8"): ("n_steps", "unknown key", "horizon"),
+    with_key("batch_size=8"): ("batch_size", "unknown key", "sgd_minibatch_size"),
+    with_key("n_epochs=4"): ("n_epochs", "unknown key", "num_sgd_iters"),
+    with_key("ent_coef=0.1"): ("ent_coef", "unknown key", "entropy_coeff"),
+    with_key("vf_coef=0.5"): ("vf_coef", "unknown key", "vf_coeff"),
+    with_key("clip_range=0.1"): ("clip_range", "unknown key", "clip_param"),
+    with_key("gae-lambda=0.9"): ("gae-lambda", "unknown key", "gae_lambda"),
+    with_key("total_timesteps=100"): ("total_timesteps", "unknown key", "total_env_steps"),
+    with_key("policy_kwargs=null"): ("policy_kwargs", "unknown key", "model_config"),
+    with_key("net_arch=[64,64]"): ("net_arch", "unknown key", "model_config.hiddens"),
+    with_key("num_minibatches=4"): ("unknown key", "sgd_minibatch_size: num_envs * horizon /"),
+    with_key("update_epochs=4"): ("update_epochs", "unknown key", "num_sgd_iters"),
+    with_key("clip_coef=0.1"): ("clip_coef", "unknown key", "clip_param"),
+    with_key("anneal_lr=true"): ("anneal_lr", "unknown key", "lr_schedule"),
+    with_key("num_mini_batches=4"): ("num_mini_batches", "unknown key", "sgd_minibatch_size"),
+    with_key("num_learning_epochs=4"): ("num_learning_epochs", "num_sgd_iters"),
+    with_key("learning_epochs=4"): ("learning_epochs", "unknown key", "num_sgd_iters"),
+    with_key("desired_kl=0.01"): ("desired_kl", "unknown key", "target_kl_div"),
+    with_key("use_clipped_value_loss=true"): ("unknown key", "vf_clip_param", "null"),
+    with_key("actor_hidden_dims=[64]"): ("actor_hidden_dims", "model_config.hiddens"),
+    with_key("mini_batches=4"): ("mini_batches", "unknown key", "sgd_minibatch_size"),
+    with_key("optimizer_config.learning_rate=1"): ("learning_rate=1: unknown option", "lr", "Adam"),
+    with_key("model_config.net_arch=[64]"): ("model_config.net_arch", "unknown option", "hiddens"),
+    with_key("gama=0.9"): ("gama", "unknown key", "did you mean gamma?"),
+    # ---- values
+    with_key("gamma=1.5"): ("command line: gamma", "float in (0, 1]", "got 1.5"),
+    with_key("gamma=.99x"): ("gamma", "float in (0, 1]", "got '.99x'"),
+    with_key("num_envs=0"): ("num_envs", "int > 0", "got 0"),
+    with_key("num_envs=2.5"): ("num_envs", "int > 0", "got 2.5"),
+    with_key("total_env_steps=-5"): ("total_env_steps", "> 0", "got -5"),
+    with_key("seed=-1"): ("seed", "int >= 0", "got -1"),
+    with_key("lr=-1"): ("lr", ">= 0", "got -1"),
+    with_key("lr_schedule=cosine"): ("lr_schedule", "a list of [", "got 'cosine'"),
+    with_key("clip_param=9"): ("clip_param", "float in (0, 1)", "got 9"),
+    with_key("recurrent=yes"): ("recurrent", "bool", "got 'yes'"),
+    with_key("objective=sac"): ("objective", "a2c, ppo", "got 'sac'"),
+    with_key("optimizer_cls=Adam"): ("optimizer_cls", "'Adam'", "torch.optim.Adam"),
+    with_key("optimizer_config=1e-3"): ("optimizer_config", "a mapping", "got 0.001"),
+    with_key("bonuses=rnd"): ("bonuses", "mappings such as {'rnd'", "got 'rnd'"),
+    with_key("model_config.hiddens=64"): ("hiddens", "list of int > 0", "got 64", "[64, 64]"),
+    with_key("model_config.hiddens=[0]"): ("hiddens", "list of int > 0", "got [0]"),
+    with_key("model_config.activation_fn=Relu"): ("activation", "'Relu'", "'relu'"),
+    with_key("distribution_cls=everstep.distributions.Normal"): ("Normal needs 'mean'", "Set"),
+    with_key("sgd_minibatch_size=5"): ("must divide the 16 transitions", "got 5", "4 or 8"),
+    with_key("recurrent=true", "seq_len=4", "sgd_minibatch_size=3"): (
+        "4 sequences",
+        "/ seq_len",
+        "got 3",
+    ),
+    with_key("recurrent=true", "seq_len=4", "sgd_minibatch_size=64"): (
+        "4 sequences",
+        "got 64",
+        "Try 4\n",
+    ),
+    with_key("recurrent=true", "seq_len=3"): ("seq_len", "must divide `horizon` (8)", "2 or 4"),
+    with_key("seq_len=8"): ("seq_len", "recurrent policies", "set `recurrent`"),
+    with_key("device=cuda:7"): ("device", "cuda:7 is not available", "CUDA devices"),
+    with_key("device=gpu"): ("device", "'cpu' or 'cuda:0'", "got 'gpu'"),
+    with_key("device=mps"): ("device", "mps cannot be used", "'cpu' or 'auto'"),
+    with_key("lr=1e-3", "optimizer_config.lr=1e-4"): ("0.001 and 0.0001", "Drop one"),
+    with_key("env_kwargs.nope=1"): ("command line: env_kwargs.nope", "CartPole-v1"),
+    with_key("gamma"): ("gamma", "expected key=value", "gamma=0.99"),
+    with_key("gamma="): ("gamma", "no value given", "gamma=null"),
+    with_key("--gamma=0.9"): ("--gamma=0.9", "without dashes: gamma=0.9"),
+    with_key("--n-steps 5"): ("--n-steps", "without dashes: n_steps=5"),
+    # ---- files
+    with_file("missing.yaml"): ("missing.yaml", "cannot be read", "No such file"),
+    with_file("train.py"): ("train.py", "expected a .yaml, .yml or .json file"),
+    with_file("tabs.yaml"): ("tabs.yaml:3", "not valid YAML", "spaces, not tabs"),
+    with_file("colon.yaml"): ("colon.yaml:2", "not valid YAML", "a colon and a space"),
+    with_file("equals.yaml"): ("equals.yaml:1", "one `key: value` a line", "a single value"),
+    with_file("quote.yaml"): ("quote.yaml:2", "not valid YAML", "close the quote"),
+    with_file("twice.yaml"): ("twice.yaml:6", "seed: duplicate key", "twice.yaml:5"),
+    with_file("nested.yaml"): ("env_cls: required, and missing", "env: unknown key", "env_cls"),
+    with_file("empty.yaml"): ("empty.yaml:1", "one `key: value` a line", "nothing"),
+    with_file("list.yaml"): ("list.yaml:1", "one `key: value` a line", "a list"),
+    with_file("nan.yaml"): ("nan.yaml:6: gamma", "float in (0, 1]", "got nan"),
+    with_file("python.yaml"): ("python.yaml:6: model_config", "tag", "drop it"),
+    with_file("tuple.yaml"): ("tuple.yaml:6: model_config.64)", "unknown option", "hiddens"),
+    with_file("comment.json"): ("comment.json:1", "not valid JSON"),
+    with_file("utf16.yaml"): ("utf16.yaml:1", "not UTF-8", "save the file as UTF-8"),
+    with_file("latin1.yaml"): ("latin1.yaml:1", "not UTF-8", "save the file as UTF-8"),
+    with_file("return.yaml"): ("stop.0: return", "unknown", "episodes/return_mean_100"),
+    with_file("rollout.yaml"): ("rollout/ep_rew_mean", "unknown", "episodes/return_mean_100"),
+    with_file("stop.yaml"): ("HitUpperBound", "unknown condition", "HitsUpperBound?"),
+    with_file("mapping.yaml"): ("mapping.yaml:6: stop", "a list", "got {"),
+    with_file("lr_twice.yaml"): ("lr_twice.yaml:6: lr", "0.001 and 0.0003", "Drop one"),
+    with_file("warmup.yaml"): ("lr_schedule", "must start at 0", "got [(100"),
+    # ---- environments
+    with_key("env_cls=gymnasium:CartPole-v7"): ("env_cls", "`v7`", "`v1`"),
+    with_key("env_cls=gymnasium:Cartpole-v1"): ("env_cls", "'Cartpole-v1'", "`CartPole`"),
+    with_key("env_cls=gymnasium:ALE/Pong-v5"): ("env_cls", "'ALE/Pong-v5'", "ale:pong"),
+    with_key("env_cls=ALE/MsPacman-v5"): ("env_cls", "'ALE/MsPacman-v5'", "ale:ms_pacman"),
+    with_key("env_cls=gym:CartPole-v1"): ("env_cls", "prefix 'gym'", "gymnasium"),
+    with_key("env_cls=my_env.MyEnv"): ("env_cls", "no module named 'my_env'"),
+    with_key("env_cls=os.path.join"): ("env_cls", "join"),
+    with_key("env_cls=torch.nn.Linear"): ("Linear is not an environment", "`reset` and `step`"),
+    with_key("env_cls=isaacgym:Cartpole"): ("IsaacGymEnvs", "Install"),
+    # ---- directories and commands
+    with_key("run_dir=run"): ("run_dir", "run holds a run already", "another directory"),
+    with_key("--run-dir ok.yaml/x"): ("ok.yaml/x", "Not a directory", "another path"),
+    with_key("--run-dir ok.yaml"): ("run_dir", "ok.yaml is not a directory"),
+    with_key("--max-steps 0"): ("--max-steps", "at least 1", "got 0"),
+    "trian -f ok.yaml": ("COMMAND", "'trian'", "train"),
+    "eval nowhere": ("nowhere: not the directory of a run", "`everstep train` prints"),
+    "eval .": ("not the directory of a run", "such as"),
+    "eval run/policy": ("run/policy: not the directory of a run",),
+    "eval run env_cls=gymnasium:Acrobot-v1": ("float32 [4]", "float32 [6]", "as in training"),
+    "eval run env_cls=gymnasium:FrozenLake-v1": ("float32 [4]", "of 16 options", "of 4 options"),
+    "eval run gamma=0.9": ("gamma: unknown key", "env_kwargs"),
+    "eval run --episodes 0": ("--episodes", "at least 1", "got 0"),
+    "eval damaged": ("damaged/policy", "is damaged or not a saved state"),
+    "eval early": ("early: no policy in it", "before its first one was saved"),
+    "export nowhere model": ("nowhere: not the directory of a run",),
+    "export run run": ("run exists already", "another directory"),
+    "export run": ("required", "MODEL_DIR"),
+    "export run model gamma=0.9": ("gamma=0.9: unknown key", "model_cls"),
+    "export scripted model": ("model_cls", "'MyModel'", "my_script.MyModel", "__name__"),
+    "check gymnasium:Nope-v1": ("'Nope-v1'", "doesn't exist"),
+    "check gymnasium:CartPole-v1 --device cuda:7": ("--device cuda:7", "cannot be used"),
+    "check gymnasium:CartPole-v1 --env-kwargs x": ("env_kwargs.x", "expected key=value"),
+    "bench cartpole": ("cartpole", "unknown benchmark", "everstep bench --list"),
+    "bench cpu-cartpole --compare sb3": ("not compared with sb3", "stable-baselines3"),
+}
+
+
+@pytest.fixture(scope="module")
+def first_day(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files, a run, a run with a damaged policy, and one that ended before its first update."""
+    here = tmp_path_factory.mktemp("first_day")
+    for name, text in FILES.items():
+        (here / name).write_bytes(text if isinstance(text, bytes) else text.encode())
+    config = TrainConfig.from_file(here / "ok.yaml", ["total_env_steps=16"])
+    with config.build(run_dir=here / "run", track=False) as trainer:
+        trainer.run()
+    text = (here / "run" / "config.yaml").read_text(encoding="utf-8")
+    for name in ("damaged", "early", "scripted"):
+        (here / name).mkdir()
+        (here / name / "config.yaml").write_text(text, encoding="utf-8")
+    (here / "damaged" / "policy").write_bytes(b"half of a pol")
+    (here / "scripted" / "policy").write_bytes((here / "run" / "policy").read_bytes())
+    named = text.replace("model_cls: null", "model_cls: __main__.MyModel")
+    (here / "scripted" / "config.yaml").write_text(named, encoding="utf-8")
+    return here
+
+
+@pytest.fixture
+def here(first_day: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The current directory, in which a refused command leaves nothing."""
+    monkeypatch.chdir(first_day)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    before = sorted(first_day.rglob("*"))
+    yield first_day
+    assert sorted(first_day.rglob("*")) == before
+
+
+def check_words(text: str, words: tuple[str, ...]) -> None:
+    """The words are in the text, in this order, and those of Python's own errors are not."""
+    assert not NEVER.search(text), text
+    at = 0
+    for word in words:
+        at = text.find(word, at)
+        assert at >= 0, f"{word!r} is not in {text!r}, or not in this order"
+        at += len(word)
+
+
+# Gymnasium before 1.2 closes, when it is collected, an environment that was never built.
+@pytest.mark.filterwarnings("ignore:Exception ignored in.*VectorEnv.__del__")
+@pytest.mark.parametrize("line", COMMANDS)
+def test_a_wrong_command_line_is_explained(
+    line: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        code = main(line.split())
+    except SystemExit as exit:  # argparse's
+        code = exit.code  # type: ignore[assignment]
+    captured = capsys.readouterr()
+    assert code == 2
+    assert captured.out == ""
+    check_words(captured.err, COMMANDS[line])
+
+
+@pytest.mark.parametrize("line_end", ["\r\n", "\n"])
+def test_files_of_windows_are_read(tmp_path: Path, line_end: str) -> None:
+    text = "\ufeff" + OK.replace("\n", line_end)
+    (tmp_path / "windows.yaml").write_bytes(text.encode())
+    assert TrainConfig.from_file(tmp_path / "windows.yaml").horizon == 8
+
+
+# ---- Python -----------------------------------------------------------------------------------
+
+SMALL: dict[str, Any] = {"num_envs": 2, "horizon": 4, "run_dir": None}
+
+
+class Wrong(Env):
+    """An environment with one mistake."""
+
+    def __init__(
+        self,
+        num_envs: int = 2,
+        /,
+        horizon: None | int = 4,
+        *,
+        device: Any = "cpu",
+        reset: Callable[[torch.Tensor], Any] = lambda obs: obs,
+        action_spec: Any = None,
+        **step: Any,
+    ) -> None:
+        super().__init__(num_envs, horizon, device=device)
+        self.observation_spec = Unbounded(3)
+        self.action_spec = action_spec or Categorical(2, shape=torch.Size([1]))
+        self._reset, self._step = reset, step
+
+    def reset(self, *, config: None | dict[str, Any] = None) -> Any:
+        return self._reset(torch.zeros(self.num_envs, 3))
+
+    def step(self, action: Any) -> Any:
+        if "outcome" in self._step:
+            return self._step["outcome"]
+        n = self.num_envs
+        row = {"obs": torch.zeros(n, 3), "rewards": torch.zeros(n, 1), **self._step}
+        return TensorDict({k: v for k, v in row.items() if v is not None}, batch_size=[n])
+
+
+class GymnasiumsReset(Wrong):
+    def reset(self, seed: Any = None, options: Any = None) -> Any:  # type: ignore[override]
+        return torch.zeros(self.num_envs, 3), {}
+
+
+class NoSuper(Wrong):
+    def __init__(self, num_envs: int, /, horizon: Any = None, *, device: Any = "cpu") -> None:
+        self.observation_spec = Unbounded(3)
+        self.action_spec = Categorical(2, shape=torch.Size([1]))
+
+
+class GymnasiumsSpaces(DiscreteDummyEnv):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.action_spec = gym.spaces.Discrete(2)  # type: ignore[assignment]
+
+
+class Network(nn.Module):
+    """A network as CleanRL has it."""
+
+    def __init__(self, observation_spec: Any, action_spec: Any) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, 2)
+
+    def forward(self, x: Any) -> Any:
+        return self.layer(x)
+
+
+def trained(env: Any, **options: Any) -> Any:
+    return Trainer(env, run_dir=None, **options).step()
+
+
+def trainer() -> Trainer:
+    return Trainer(DiscreteDummyEnv, **SMALL)
+
+
+def cartpoles() -> Env:
+    return everstep.make("gymnasium:CartPole-v1", 2)
+
+
+def policy() -> Any:
+    return Policy.load("run/policy")
+
+
+NAN = torch.tensor([[0.0, 0.0, 0.0], [float("nan")] * 3])
+
+#: What is called, its error, and the words of it, in this order.
+CALLS: dict[str, tuple[Callable[[], Any], type[Exception], tuple[str, ...]]] = {
+    "every mistake at once": (
+        lambda: Trainer(DiscreteDummyEnv, gama=0.9, lr="x", clip_param=9, horizon=0),
+        ConfigError,
+        ("`gama`", "gamma?", "`horizon`", "got 0", "`lr`", "got 'x'", "`clip_param`", "got 9"),
+    ),
+    "names of stable-baselines3": (
+        lambda: Trainer(DiscreteDummyEnv, n_steps=8, batch_size=4, n_epochs=3),
+        ConfigError,
+        ("n_steps", "horizon", "batch_size", "sgd_minibatch_size", "n_epochs", "num_sgd_iters"),
+    ),
+    "a config's names": (
+        lambda: AlgorithmConfig(learning_rate=1e-3),
+        ConfigError,
+        ("`learning_rate`", "unknown", "lr"),
+    ),
+    "TrainConfig's names": (
+        lambda: TrainConfig(DiscreteDummyEnv, ent_coef=0.1),
+        ConfigError,
+        ("`ent_coef`", "unknown", "entropy_coeff"),
+    ),
+    "lr twice": (
+        lambda: Trainer(DiscreteDummyEnv, lr=1e-3, optimizer_config={"lr": 1e-4}, **SMALL),
+        ConfigError,
+        ("`lr` and `optimizer_config.lr`", "0.001 and 0.0001", "Drop one"),
+    ),
+    "lr as a function": (
+        lambda: Trainer(DiscreteDummyEnv, lr=lambda left: left * 1e-3, **SMALL),
+        ConfigError,
+        ("`lr`", "float >= 0", "got <function"),
+    ),
+    "hiddens as a number": (
+        lambda: Trainer(DiscreteDummyEnv, model_config={"hiddens": 64}, **SMALL),
+        ConfigError,
+        ("`model_config.hiddens`", "list of int > 0", "got 64", "[64, 64]"),
+    ),
+    "an activation as a class": (
+        lambda: Trainer(DiscreteDummyEnv, model_config={"activation_fn": nn.ReLU}, **SMALL),
+        ConfigError,
+        ("activation", "ReLU", "Did you mean 'relu'?"),
+    ),
+    "an optimizer's name": (
+        lambda: Trainer(DiscreteDummyEnv, optimizer_cls="adam", **SMALL),
+        ConfigError,
+        ("`optimizer_cls`", "a subclass of Optimizer", "got 'adam'"),
+    ),
+    "a model as a class": (
+        lambda: Trainer(DiscreteDummyEnv, model_cls=nn.Linear(1, 2), **SMALL),
+        ConfigError,
+        ("`model_cls`", "a class or a function", "Linear", "pass it as `model`"),
+    ),
+    "a plain network": (
+        lambda: Trainer(DiscreteDummyEnv, model_cls=Network, **SMALL),
+        ConfigError,
+        ("Network", "cannot act on an observation of zeros", "Set `model_cls`"),
+    ),
+    "a feedforward model in a recurrent policy": (
+        lambda: RecurrentTrainer(
+            DiscreteDummyEnv, model_cls=everstep.models.DefaultDiscreteModel, **SMALL
+        ),
+        ConfigError,
+        ("DefaultDiscreteModel", "feedforward", "use Trainer"),
+    ),
+    "minibatches that do not fit": (
+        lambda: Trainer(DiscreteDummyEnv, sgd_minibatch_size=5, **SMALL),
+        ConfigError,
+        ("`sgd_minibatch_size`", "8 transitions", "got 5", "Try 4 or 8"),
+    ),
+    "another number of environments": (
+        lambda: Trainer(DiscreteDummyEnv(4), num_envs=2, run_dir=None),
+        ConfigError,
+        ("`num_envs` is 2", "has 4", "leave it out"),
+    ),
+    "learn": (lambda: trainer().learn(1000), AttributeError, ("'learn'", "run(total_env_steps=")),
+    "train": (lambda: trainer().train(), AttributeError, ("'train'", "run(total_env_steps=")),
+    "fit": (lambda: trainer().fit(), AttributeError, ("'fit'", "run(total_env_steps=")),
+    "a trainer's policy": (lambda: trainer().policy, AttributeError, ("algorithm.policy",)),
+    "a trainer's predict": (
+        lambda: trainer().predict(0),
+        AttributeError,
+        ("'predict'", "algorithm.policy.predict"),
+    ),
+    "run(total_timesteps=…)": (
+        lambda: trainer().run(total_timesteps=100),
+        TypeError,
+        ("run`", "`total_timesteps`", "unknown", "total_env_steps"),
+    ),
+    "run without a budget": (lambda: trainer().run(), ConfigError, ("total_env_steps",)),
+    "a budget in words": (
+        lambda: trainer().run(total_env_steps="1M"),
+        ConfigError,
+        ("`total_env_steps`", "a number > 0", "got '1M'"),
+    ),
+    "a negative budget": (
+        lambda: trainer().run(total_env_steps=-1),
+        ConfigError,
+        ("`total_env_steps`", "a number > 0", "got -1"),
+    ),
+    "a condition without a list": (
+        lambda: trainer().run(stop_conditions=HitsUpperBound("env/steps", 9)),
+        ConfigError,
+        ("`stop_conditions`", "a list", "HitsUpperBound("),
+    ),
+    "a condition as in a file": (
+        lambda: trainer().run(stop_conditions=[{"HitsUpperBound": {}}]),
+        ConfigError,
+        ("`stop_conditions`", "conditions", "got {"),
+    ),
+    "hyperparameters beside an algorithm": (
+        lambda: Trainer(AlgorithmConfig(num_envs=2, horizon=4).build(DiscreteDummyEnv), gamma=0.9),
+        ConfigError,
+        ("has a config already", "drop gamma"),
+    ),
+    # ---- environments
+    "no environment": (lambda: Trainer(None), AdapterError, ("environment", "got None")),
+    "no environments": (
+        lambda: everstep.make("gymnasium:CartPole-v1", 0),
+        ValueError,
+        ("`num_envs`", "at least 1", "got 0"),
+    ),
+    "no horizon": (
+        lambda: everstep.make("gymnasium:CartPole-v1", 2, horizon=0),
+        ValueError,
+        ("`horizon`", "at least 1", "got 0"),
+    ),
+    "wrap of a single environment": (
+        lambda: everstep.wrap(gym.make("CartPole-v1")),
+        AdapterError,
+        ("single Gymnasium environment", "make_vec"),
+    ),
+    "wrap of a name": (
+        lambda: everstep.wrap("CartPole-v1"),
+        AdapterError,
+        ("`wrap` takes an environment", "everstep.make('CartPole-v1'"),
+    ),
+    "reset as Gymnasium has it": (
+        lambda: trained(GymnasiumsReset()),
+        EnvError,
+        ("GymnasiumsReset.reset", "`config`", "def reset(self, *, config=None)", "got", "options"),
+    ),
+    "no super().__init__": (
+        lambda: trained(NoSuper(2)),
+        EnvError,
+        ("NoSuper has no `num_envs`", "super().__init__"),
+    ),
+    "spaces for specs": (
+        lambda: trained(GymnasiumsSpaces, num_envs=2, horizon=4),
+        EnvError,
+        ("action_spec", "torchrl.data", "got Discrete(2)"),
+    ),
+    "an array of observations": (
+        lambda: trained(Wrong(reset=lambda obs: obs.numpy())),
+        EnvError,
+        ("`obs`", "expected a tensor", "Fix"),
+    ),
+    "observations and infos": (
+        lambda: trained(Wrong(reset=lambda obs: (obs, {}))),
+        EnvError,
+        ("`obs`", "type tuple", "expected a tensor"),
+    ),
+    "observations of another shape": (
+        lambda: trained(Wrong(obs=torch.zeros(2, 4))),
+        EnvError,
+        ("`obs`", "[2, 4]", "expected [2, 3]", "Fix"),
+    ),
+    "float64": (
+        lambda: trained(Wrong(obs=torch.zeros(2, 3, dtype=torch.float64))),
+        EnvError,
+        ("`obs`", "float64", "expected torch.float32", "Fix"),
+    ),
+    "rewards without a column": (
+        lambda: trained(Wrong(rewards=torch.zeros(2))),
+        EnvError,
+        ("`rewards`", "[2]", "expected [2, 1]", "Fix"),
+    ),
+    "integer rewards": (
+        lambda: trained(Wrong(rewards=torch.ones(2, 1, dtype=torch.int64))),
+        EnvError,
+        ("`rewards`", "int64", "floating point", "Fix"),
+    ),
+    "five results": (
+        lambda: trained(Wrong(outcome=(0, 0, False, False, {}))),
+        EnvError,
+        ("`Env.step`", "TensorDict", "got tuple"),
+    ),
+    "reward for rewards": (
+        lambda: trained(Wrong(rewards=None, reward=torch.zeros(2, 1))),
+        EnvError,
+        ("`Env.step`", "'rewards' is missing", "'reward'"),
+    ),
+    "NaN in observations": (
+        lambda: trained(Wrong(obs=NAN)),
+        NonFiniteError,
+        ("`obs` of environment 1", "nan", "fix the environment"),
+    ),
+    "infinite rewards": (
+        lambda: trained(Wrong(rewards=torch.full((2, 1), float("inf")))),
+        NonFiniteError,
+        ("`rewards` of environment 0", "inf", "fix the environment"),
+    ),
+    "actions without a shape": (
+        lambda: trained(Wrong(action_spec=Categorical(2))),
+        EnvError,
+        ("`action_spec`", "empty shape", "[1]"),
+    ),
+    "a mapping of actions": (
+        lambda: trained(Wrong(action_spec=Composite(a=Unbounded(1)))),
+        ConfigError,
+        ("no default model for actions of Composite", "set `model_cls`"),
+    ),
+    "unbounded integers as actions": (
+        lambda: trained(Wrong(action_spec=Unbounded((1,), dtype=torch.int64))),
+        ConfigError,
+        ("no default model for actions", "int64", "set `model_cls`"),
+    ),
+    # ---- policies
+    "a run for its policy": (
+        lambda: Policy.load("run"),
+        CheckpointError,
+        ("run", "is a directory", "load run/policy"),
+    ),
+    "no file": (lambda: Policy.load("nope"), CheckpointError, ("nope", "no such file")),
+    "a file that is no policy": (
+        lambda: Policy.load("ok.yaml"),
+        CheckpointError,
+        ("ok.yaml", "not a saved state"),
+    ),
+    "a feedforward policy as a recurrent one": (
+        lambda: everstep.RecurrentPolicy.load("run/policy"),
+        CheckpointError,
+        ("run/policy holds a Policy", "RecurrentPolicy"),
+    ),
+    "evaluation of a trainer": (
+        lambda: everstep.evaluate(trainer(), cartpoles()),
+        ConfigError,
+        ("`policy`", "trainer.algorithm.policy", "got Trainer"),
+    ),
+    "evaluation in a name": (
+        lambda: everstep.evaluate(policy(), "CartPole-v1"),
+        EnvError,
+        ("str is not an environment", "'CartPole-v1'"),
+    ),
+    "evaluation in a single environment": (
+        lambda: everstep.evaluate(policy(), gym.make("CartPole-v1")),
+        EnvError,
+        ("is not an Everstep environment", "Gymnasium", "everstep.make"),
+    ),
+    "evaluation in another environment": (
+        lambda: everstep.evaluate(policy(), everstep.make("gymnasium:Acrobot-v1", 2)),
+        ConfigError,
+        ("trained with", "float32 [4]", "float32 [6]"),
+    ),
+    "no episodes": (
+        lambda: everstep.evaluate(policy(), cartpoles(), episodes=0),
+        ValueError,
+        ("`episodes`", "at least 1", "got 0"),
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", CALLS)
+def test_a_wrong_call_is_explained(mistake: str, here: Path) -> None:
+    call, kind, words = CALLS[mistake]
+    with pytest.raises(kind) as raised:
+        call()
+    check_words(str(raised.value), words)
+
+
+SCRIPT = """
+from everstep import DiscreteDummyEnv, Trainer
+from everstep.models import DefaultDiscreteModel
+
+
+class MyModel(DefaultDiscreteModel):
+    pass
+
+
+if __name__ == "__main__":
+    small = {"num_envs": 2, "horizon": 4, "track": False}
+    with Trainer(DiscreteDummyEnv, model_cls=MyModel, run_dir="mine", **small) as trainer:
+        trainer.run(total_env_steps=8)
+"""
+
+
+@pytest.mark.slow
+def test_a_model_of_a_script_is_exported_by_the_scripts_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_script.py").write_text(SCRIPT, encoding="utf-8")
+    subprocess.run([sys.executable, "my_script.py"], check=True, capture_output=True)
+    assert main(["export", "mine", "model"]) == 2
+    check_words(capsys.readouterr().err, ("model_cls", "'MyModel'", "my_script.MyModel"))
+    assert main(["export", "mine", "model", "model_cls=my_script.MyModel"]) == 0
+    assert (tmp_path / "model").is_dir()
+    assert main(["eval", "mine", "model_cls=my_script.MyModel", "--episodes", "2"]) == 0
+
+
+def test_there_are_fifty_mistakes() -> None:
+    assert len(COMMANDS) >= 50
+    assert len(CALLS) >= 50

@@ -1,0 +1,196 @@
+"""Values of `"auto"`: rl8's defaults without episodes, measured ones where episodes end."""
+
+import gymnasium as gym
+import pytest
+import torch
+
+from everstep import (
+    AlgorithmConfig,
+    ContinuousDummyEnv,
+    DiscreteDummyEnv,
+    RecurrentAlgorithmConfig,
+    Trainer,
+    factory,
+    wrap,
+)
+from tests.toys import RecordedEnv
+
+#: What rl8 documents.
+RL8 = {
+    "gamma": 0.95,
+    "gae_lambda": 0.95,
+    "horizons_per_env_reset": 1,
+    "lr": 1e-3,
+    "lr_schedule": None,
+    "max_grad_norm": 5.0,
+    "model_config": None,
+    "normalize_observations": False,
+    "normalize_rewards": True,
+    "num_sgd_iters": 4,
+    "sgd_minibatch_size": 64,
+    "vf_clip_param": 5.0,
+    "vf_coeff": 1.0,
+    "vf_loss": "smooth_l1",
+}
+
+EPISODIC = {
+    "gamma": 0.99,
+    "gae_lambda": 0.95,
+    "horizon": 256,
+    "horizons_per_env_reset": -1,
+    "lr": 3e-4,
+    "lr_schedule": "linear",
+    "max_grad_norm": 0.5,
+    "model_config": {"hiddens": [64, 64], "activation_fn": "tanh"},
+    "normalize_observations": True,
+    "normalize_rewards": "running",
+    "num_envs": 8,
+    "num_sgd_iters": 10,
+    "sgd_minibatch_size": 64,
+    "vf_clip_param": None,
+    "vf_coeff": 1.0,
+    "vf_loss": "mse",
+}
+
+CARTPOLE = "gymnasium:CartPole-v1"
+
+
+@pytest.mark.parametrize("env_cls", [DiscreteDummyEnv, ContinuousDummyEnv])
+def test_environments_without_episodes_get_the_defaults_of_rl8(env_cls: type) -> None:
+    hparams = AlgorithmConfig(num_envs=2).build(env_cls).hparams
+    assert {name: hparams[name] for name in RL8} == RL8
+
+
+def test_environments_whose_episodes_end_get_measured_ones() -> None:
+    hparams = AlgorithmConfig().build(factory(CARTPOLE)).hparams
+    assert {name: hparams[name] for name in EPISODIC} == EPISODIC
+
+
+def test_nothing_is_left_to_resolve() -> None:
+    for config in (AlgorithmConfig(), RecurrentAlgorithmConfig()):
+        for source in (DiscreteDummyEnv, factory(CARTPOLE)):
+            config.num_envs = 2
+            values = config.build(source).hparams.values()
+            assert not [x for x in values if isinstance(x, str) and x == "auto"]
+
+
+def test_given_values_are_not_replaced() -> None:
+    given = {**RL8, "sgd_minibatch_size": 32, "horizons_per_env_reset": -1}
+    del given["model_config"]
+    hparams = AlgorithmConfig(**given, num_envs=2).build(factory(CARTPOLE)).hparams
+    assert {name: hparams[name] for name in given} == given
+
+
+@pytest.mark.parametrize(
+    ("options", "lr"),
+    [
+        ({}, 3e-4),
+        ({"lr": 1e-2}, 1e-2),
+        ({"optimizer_config": {"eps": 1e-5}}, 3e-4),
+        ({"optimizer_config": {"lr": 1e-2}}, 1e-2),
+    ],
+)
+def test_the_learning_rate(options: dict[str, object], lr: float) -> None:
+    algorithm = AlgorithmConfig(num_envs=2, horizon=4, **options).build(factory(CARTPOLE))
+    assert algorithm.optimizer.param_groups[0]["lr"] == lr
+
+
+def test_two_learning_rates_are_not_annealed() -> None:
+    rates = {"lr_pi": 1e-3, "lr_v": 2e-3}
+    config = AlgorithmConfig(num_envs=2, horizon=4, optimizer_config=rates)
+    assert config.build(factory(CARTPOLE)).hparams.lr_schedule is None
+
+
+def test_options_of_a_default_model_are_completed_but_not_replaced() -> None:
+    config = AlgorithmConfig(num_envs=2, horizon=4, model_config={"hiddens": [8]})
+    expected = {"hiddens": [8], "activation_fn": "tanh"}
+    assert config.build(factory(CARTPOLE)).hparams.model_config == expected
+
+
+def test_a_model_of_ones_own_gets_its_own_options_only() -> None:
+    model = AlgorithmConfig(num_envs=2, horizon=4).build(factory(CARTPOLE)).policy.model
+    config = AlgorithmConfig(num_envs=2, horizon=4, model=model)
+    assert config.build(factory(CARTPOLE)).hparams.model_config is None
+
+
+def recorded(obs: torch.Tensor) -> RecordedEnv:
+    """An environment whose episodes end, with observations `[T + 1, N, …]`."""
+    flags = torch.zeros(*obs.shape[:2], 1, dtype=torch.bool)[1:]
+    return RecordedEnv(
+        obs, len(flags), rewards=flags.float(), terminated=flags, truncated=flags, first=flags
+    )
+
+
+@pytest.mark.parametrize(
+    ("obs", "expected"),
+    [
+        (torch.rand(5, 2, 3), True),
+        (torch.rand(5, 2, 40, 40, 3), False),
+        (torch.zeros(5, 2, 40, 40, 3, dtype=torch.uint8), False),
+        (torch.zeros(5, 2, 3, dtype=torch.int64), False),
+    ],
+    ids=["numbers", "float images", "uint8 images", "integers"],
+)
+def test_images_are_not_normalised(obs: torch.Tensor, expected: bool) -> None:
+    hparams = AlgorithmConfig().build(recorded(obs)).hparams
+    assert hparams.normalize_observations is expected
+    assert (hparams.model_config is None) is (obs.ndim == 5)
+
+
+@pytest.mark.parametrize(
+    ("num_envs", "horizon", "size"),
+    [(1, 8, 8), (8, 256, 64), (1024, 32, 1024), (7, 31, 217), (3, 100, 75)],
+)
+def test_minibatches(num_envs: int, horizon: int, size: int) -> None:
+    """A 32nd of the rollout, at least 64 transitions, and a divisor."""
+    config = AlgorithmConfig(num_envs=num_envs, horizon=horizon)
+    assert config.build(factory(CARTPOLE)).hparams.sgd_minibatch_size == size
+
+
+def test_a2c_makes_one_step_of_the_whole_rollout() -> None:
+    config = AlgorithmConfig(num_envs=4, horizon=64, objective="a2c")
+    hparams = config.build(factory(CARTPOLE)).hparams
+    assert (hparams.sgd_minibatch_size, hparams.num_sgd_iters) == (256, 1)
+
+
+@pytest.mark.parametrize(("horizon", "length"), [(256, 16), (128, 16), (30, 15), (7, 7), (34, 2)])
+def test_sequences(horizon: int, length: int) -> None:
+    config = RecurrentAlgorithmConfig(num_envs=2, horizon=horizon)
+    assert config.build(factory(CARTPOLE)).hparams.seq_len == length
+
+
+# ---- annealing over the budget ----------------------------------------------------------------
+
+
+def trainer() -> Trainer:
+    env = wrap(gym.make_vec("CartPole-v1", 4), horizon=8)
+    return Trainer(env, seed=0, lr=1e-3, run_dir=None)
+
+
+def test_the_learning_rate_falls_to_zero_over_the_budget() -> None:
+    """After n of N transitions it is lr·(1 - n/N)."""
+    with trainer() as run:
+        assert run.algorithm.hparams.lr_schedule == "linear"
+        stats = run.run(total_env_steps=256)
+        expected = 1e-3 * (1 - run.algorithm.state.env_steps / 256)
+        assert stats["env/steps"] >= 256
+        assert run.algorithm.optimizer.param_groups[0]["lr"] == pytest.approx(max(expected, 0.0))
+        # A larger budget starts from the same learning rate.
+        run.run(total_env_steps=1024)
+        assert run.algorithm.lr_scheduler.step(512) == pytest.approx(0.5e-3)
+
+
+def test_without_a_budget_the_learning_rate_stays() -> None:
+    with trainer() as run:
+        for _ in range(3):
+            run.step()
+        assert run.algorithm.optimizer.param_groups[0]["lr"] == 1e-3
+
+
+def test_another_hyperparameter_leaves_the_annealing_alone() -> None:
+    with trainer() as run:
+        run.run(total_env_steps=64)
+        run.algorithm.update_algorithm_parameter("gamma", 0.9)
+        assert run.algorithm.lr_scheduler.step(32) == pytest.approx(0.5e-3)
+        run.algorithm.update_algorithm_parameter("lr", 4e-3)
+        assert run.algorithm.lr_scheduler.step(32) == pytest.approx(2e-3)
