@@ -15,12 +15,21 @@ author = "The Everstep authors"
 project_copyright = "The Everstep authors"
 release = everstep.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "field_table"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "field_table",
+]
 exclude_patterns = ["_build"]
 
 myst_heading_anchors = 3
+myst_enable_extensions = ["colon_fence"]
 
 html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["side_by_side.css"]
 html_title = f"Everstep {release}"
 
 # Docstrings are Markdown in one respect: single backticks mark code.

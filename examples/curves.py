@@ -7,7 +7,7 @@ the least to the greatest. A point is the mean return of all environments' episo
 resets; with `--key episodes/return_mean_100`, the value of that statistic after a rollout, and runs
 that stopped keep their last one. The same runs give the same bytes.
 
-Needs matplotlib: `pip install everstep[plot]`.
+Needs matplotlib: `pip install matplotlib`.
 """
 
 import argparse

@@ -1,12 +1,9 @@
 """Fields of a dataclass and the docstrings beneath them, which Python itself throws away."""
 
-import ast
-import inspect
-import textwrap
 from dataclasses import MISSING, fields
 from typing import Any, NamedTuple, get_type_hints
 
-from everstep.validation import describe
+from everstep.validation import describe, field_docstrings
 
 
 class Field(NamedTuple):
@@ -34,23 +31,6 @@ def dataclass_fields(cls: type[Any]) -> list[Field]:
         Field(field.name, describe(hints[field.name]), _default(field), docstrings[field.name])
         for field in fields(cls)
     ]
-
-
-def field_docstrings(cls: type[Any]) -> dict[str, str]:
-    """The string beneath each annotated name in the class's source, on one line."""
-    tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
-    [definition] = tree.body
-    assert isinstance(definition, ast.ClassDef)
-    found = {}
-    for statement, following in zip(definition.body, definition.body[1:], strict=False):
-        if (
-            isinstance(statement, ast.AnnAssign)
-            and isinstance(statement.target, ast.Name)
-            and isinstance(following, ast.Expr)
-            and isinstance(following.value, ast.Constant)
-        ):
-            found[statement.target.id] = " ".join(str(following.value.value).split())
-    return found
 
 
 def _default(field: Any) -> str:

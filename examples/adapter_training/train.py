@@ -37,6 +37,7 @@ SETTINGS: dict[str, Any] = {
     "optimizer_config": {"lr": 1e-3},
     "lr_schedule_kind": "interp",
     "sgd_minibatch_size": 256,
+    "normalize_observations": False,
     "vf_clip_param": None,
     "vf_coeff": 0.5,
     "vf_loss": "mse",

@@ -10,7 +10,7 @@ most memory that is there at one time, in the rollout and beside it (see `memory
 
 Writes `scaling.json`, and a picture for each of the four.
 
-Needs matplotlib: `pip install everstep[plot]`.
+Needs matplotlib: `pip install matplotlib`.
 """
 
 import argparse

@@ -1,0 +1,1 @@
+"""Examples, as a package: their files can be trained from any directory."""

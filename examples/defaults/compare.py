@@ -1,0 +1,236 @@
+"""Train tasks with nothing but environment, budget and seed, beside stable-baselines3's defaults.
+
+    python examples/defaults/compare.py --peer-python venvs/sb3/bin/python --seeds 5
+    python examples/defaults/compare.py --report
+
+Every training is a process of its own with one thread, and a line of `results.jsonl`; a training
+that has its line is not run again. Both sides step the same Gymnasium environments for the same
+number of env steps, and then play 20 complete episodes in one environment with the deterministic
+policy. Seconds are those of making environments and policy and of training.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+
+RESULTS = Path(__file__).with_name("results.jsonl")
+
+EPISODES = 20
+
+
+class Task(NamedTuple):
+    """A task, and the env steps that it is trained for."""
+
+    #: Id of a Gymnasium environment, or `envpool:` and one of EnvPool.
+    env: str
+    env_steps: int
+    #: Whether velocities are hidden, so that the policy needs a memory.
+    recurrent: bool = False
+    #: MiniGrid: the view is flattened.
+    flat: bool = False
+
+
+TASKS = {
+    "CartPole-v1": Task("CartPole-v1", 50_000),
+    "Acrobot-v1": Task("Acrobot-v1", 150_000),
+    "Pendulum-v1": Task("Pendulum-v1", 200_000),
+    "MountainCarContinuous-v0": Task("MountainCarContinuous-v0", 300_000),
+    "LunarLander-v3": Task("LunarLander-v3", 500_000),
+    "HalfCheetah-v4": Task("envpool:HalfCheetah-v4", 1_000_000),
+    "Hopper-v4": Task("envpool:Hopper-v4", 1_000_000),
+    "Walker2d-v4": Task("envpool:Walker2d-v4", 1_000_000),
+    "MiniGrid-Empty-5x5-v0": Task("MiniGrid-Empty-5x5-v0", 200_000, flat=True),
+    "MiniGrid-DoorKey-5x5-v0": Task("MiniGrid-DoorKey-5x5-v0", 200_000, flat=True),
+    "CartPole-v1 without velocities": Task("CartPole-v1", 100_000, recurrent=True),
+}
+
+
+# ---- environments -----------------------------------------------------------------------------
+
+
+class OneOfAPool(gym.Env):
+    """One environment of EnvPool as a Gymnasium environment."""
+
+    def __init__(self, name: str) -> None:
+        import envpool
+
+        self.pool = envpool.make_gymnasium(name, num_envs=1)
+        self.observation_space = gym.spaces.Box(
+            -np.inf, np.inf, self.pool.observation_space.shape, np.float64
+        )
+        self.action_space = self.pool.action_space
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        return self.pool.reset()[0][0], {}
+
+    def step(self, action: Any) -> Any:
+        obs, reward, terminated, truncated, _ = self.pool.step(np.asarray(action)[None])
+        return obs[0], float(reward[0]), bool(terminated[0]), bool(truncated[0]), {}
+
+
+def make_env(task: Task) -> gym.Env:
+    """One environment of a task."""
+    if task.env.startswith("envpool:"):
+        return OneOfAPool(task.env.removeprefix("envpool:"))
+    if task.flat:
+        from minigrid.wrappers import ImgObsWrapper
+
+        env = ImgObsWrapper(gym.make(task.env))
+        return gym.wrappers.FlattenObservation(env)
+    env = gym.make(task.env)
+    if not task.recurrent:
+        return env
+    space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    return gym.wrappers.TransformObservation(env, lambda x: np.asarray(x[::2], np.float32), space)
+
+
+def play(env: gym.Env, predict: Callable[..., Any]) -> list[float]:
+    """Returns of complete episodes with `predict(obs, state, episode_start)`."""
+    returns = []
+    for episode in range(EPISODES):
+        obs, _ = env.reset(seed=1000 + episode)
+        state, start, total, ended = None, True, 0.0, False
+        while not ended:
+            action, state = predict(obs, state, np.array([start]))
+            obs, reward, terminated, truncated, _ = env.step(action)
+            total, start, ended = total + float(reward), False, terminated or truncated
+        returns.append(total)
+    return returns
+
+
+# ---- both sides -------------------------------------------------------------------------------
+
+
+def everstep(task: Task, seed: int) -> Callable[..., Any]:
+    """Train Everstep's default policy."""
+    import everstep
+
+    source: Any = task.env
+    if task.flat or task.recurrent:
+        source = lambda: make_env(task)  # noqa: E731
+    trainer_cls = everstep.RecurrentTrainer if task.recurrent else everstep.Trainer
+    with trainer_cls(source, seed=seed, run_dir=None, progress=False) as trainer:
+        trainer.run(total_env_steps=task.env_steps)
+        return trainer.algorithm.policy.predict
+
+
+def stable_baselines3(task: Task, seed: int) -> Callable[..., Any]:
+    """Train the default policy of stable-baselines3, or of its recurrent PPO."""
+    import torch
+
+    torch.set_num_threads(1)
+    if task.recurrent:
+        from sb3_contrib import RecurrentPPO
+
+        model: Any = RecurrentPPO("MlpLstmPolicy", make_env(task), seed=seed)
+    else:
+        from stable_baselines3 import PPO
+
+        model = PPO("MlpPolicy", make_env(task), seed=seed)
+    model.learn(task.env_steps)
+    return lambda obs, state, start: model.predict(obs, state, start, deterministic=True)
+
+
+SIDES = {"everstep": everstep, "stable-baselines3": stable_baselines3}
+
+
+def train(side: str, name: str, seed: int) -> None:
+    """Train, evaluate, and print the line of a training."""
+    start = time.perf_counter()
+    predict = SIDES[side](TASKS[name], seed)
+    seconds = time.perf_counter() - start
+    returns = play(make_env(TASKS[name]), predict)
+    line = {"side": side, "task": name, "seed": seed, "return": float(np.mean(returns))}
+    print(json.dumps({**line, "seconds": round(seconds, 1)}))
+
+
+# ---- all trainings ----------------------------------------------------------------------------
+
+
+def found() -> list[dict[str, Any]]:
+    """The lines that are there."""
+    return (
+        [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
+    )
+
+
+def run_all(tasks: list[str], seeds: int, pythons: dict[str, str]) -> None:
+    """Run every training that has no line yet, one after the other, sides alternating."""
+    there = {(line["side"], line["task"], line["seed"]) for line in found()}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    for name in tasks:
+        for seed in range(seeds):
+            for side, python in pythons.items():
+                if (side, name, seed) in there:
+                    continue
+                command = [python, __file__, "--train", side, name, str(seed)]
+                done = subprocess.run(command, env=environment, capture_output=True, text=True)
+                if done.returncode:
+                    print(done.stderr, file=sys.stderr)
+                    continue
+                with RESULTS.open("a") as file:
+                    file.write(done.stdout.splitlines()[-1] + "\n")
+
+
+def interquartile_mean(x: list[float]) -> float:
+    """Mean of the middle half; with fewer than four values the median."""
+    cut = len(x) // 4
+    return float(np.mean(sorted(x)[cut : len(x) - cut])) if cut else float(np.median(x))
+
+
+def report() -> str:
+    """A table in Markdown."""
+    lines = [
+        "| task | env steps | Everstep | stable-baselines3 | time, s | time of SB3 ÷ Everstep |"
+    ]
+    lines.append("|---|---|---|---|---|---|")
+    for name, task in TASKS.items():
+        cells, times = [], []
+        for side in SIDES:
+            own = [line for line in found() if (line["side"], line["task"]) == (side, name)]
+            if own:
+                returns = [line["return"] for line in own]
+                each = ", ".join(f"{x:.1f}" for x in returns)
+                cells.append(f"**{interquartile_mean(returns):.1f}** ({each})")
+                times.append(float(np.median([line["seconds"] for line in own])))
+        if len(cells) == len(SIDES):
+            seconds, ratio = f"{times[0]:.0f}, {times[1]:.0f}", times[1] / times[0]
+            cells += [seconds, f"{ratio:.1f}"]
+            lines.append(f"| {name} | {task.env_steps:,} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--only", nargs="*", default=list(TASKS), choices=list(TASKS))
+    parser.add_argument("--peer-python", help="interpreter with stable-baselines3 and sb3-contrib")
+    parser.add_argument("--report", action="store_true", help="print the table of results.jsonl")
+    parser.add_argument("--train", nargs=3, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.train:
+        side, name, seed = arguments.train
+        train(side, name, int(seed))
+    elif arguments.report:
+        print(report())
+    else:
+        pythons = {"everstep": sys.executable}
+        if arguments.peer_python:
+            pythons["stable-baselines3"] = arguments.peer_python
+        run_all(arguments.only, arguments.seeds, pythons)
+
+
+if __name__ == "__main__":
+    main()
