@@ -90,7 +90,8 @@ class Hyperparameters:
 
     optimizer_config: None | dict[str, Any] = None
     """Keyword arguments of the optimizer class. `lr_pi` is the learning rate of the policy, `lr_v`
-    that of parameters that affect the values alone."""
+    that of parameters that affect the values alone. Where episodes end, `eps` of Adam and AdamW
+    defaults to 1e-5, unless this has a learning rate."""
 
     accumulate_grads: bool = False
     """Whether to accumulate the gradients of all minibatches of an epoch into one optimizer step:

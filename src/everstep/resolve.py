@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 import torch
+from torch import optim
 from torchrl.data import TensorSpec
 
 from .env import Env, EnvFactory
@@ -177,7 +178,7 @@ def _index(device: torch.device) -> torch.device:
 # ---- hyperparameters --------------------------------------------------------------------------
 
 #: Values of `"auto"` for environments without episode keys, the defaults that rl8 documents, and
-#: for environments whose episodes end, which `docs/defaults.md` chooses by measurement.
+#: for environments whose episodes end, which `docs/guides/defaults.md` chooses by measurement.
 DEFAULTS: dict[str, tuple[Any, Any]] = {
     "gamma": (0.95, 0.99),
     "horizons_per_env_reset": (1, -1),
@@ -191,6 +192,9 @@ DEFAULTS: dict[str, tuple[Any, Any]] = {
 
 #: The same for `lr`.
 DEFAULT_LR = (1e-3, 3e-4)
+
+#: Adam's epsilon if episodes end; PyTorch's own is 1e-8.
+DEFAULT_EPS = 1e-5
 
 #: Options of default feedforward models of vectors, for environments whose episodes end.
 DEFAULT_MODEL_CONFIG = {"hiddens": [64, 64], "activation_fn": "tanh"}
@@ -211,9 +215,12 @@ def _resolve_defaults(config: C, env: Env) -> C:
         if getattr(config, name) == "auto"
     }
     options = config.optimizer_config or {}
-    if config.lr is None and not {"lr", "lr_pi", "lr_v"} & options.keys():
+    if not {"lr", "lr_pi", "lr_v"} & options.keys():
         # Other options of the optimizer change the default only where rl8 has no say.
-        values["lr"] = DEFAULT_LR[is_episodic] if is_episodic or not options else None
+        if config.lr is None:
+            values["lr"] = DEFAULT_LR[is_episodic] if is_episodic or not options else None
+        if is_episodic and config.optimizer_cls in (optim.Adam, optim.AdamW):
+            values["optimizer_config"] = {"eps": DEFAULT_EPS, **options}
     if {"lr_pi", "lr_v"} & options.keys() or config.lr_schedule_kind == "adaptive":
         values["lr_schedule"] = None if config.lr_schedule == "auto" else config.lr_schedule
     leaves = list(leaf_specs(env.observation_spec).values())

@@ -46,6 +46,7 @@ EPISODIC = {
     "normalize_rewards": "running",
     "num_envs": 8,
     "num_sgd_iters": 10,
+    "optimizer_config": {"eps": 1e-5},
     "sgd_minibatch_size": 64,
     "vf_clip_param": None,
     "vf_coeff": 1.0,
@@ -79,6 +80,29 @@ def test_given_values_are_not_replaced() -> None:
     del given["model_config"]
     hparams = AlgorithmConfig(**given, num_envs=2).build(factory(CARTPOLE)).hparams
     assert {name: hparams[name] for name in given} == given
+
+
+@pytest.mark.parametrize(
+    ("options", "eps"),
+    [
+        ({}, 1e-5),
+        ({"lr": 1e-2}, 1e-5),
+        ({"optimizer_cls": torch.optim.AdamW}, 1e-5),
+        ({"optimizer_config": {"eps": 1e-3}}, 1e-3),
+        ({"optimizer_config": {"weight_decay": 0.0}}, 1e-5),
+        ({"optimizer_config": {"lr": 1e-2}}, 1e-8),
+        ({"optimizer_config": {"lr_pi": 1e-2, "lr_v": 1e-3}}, 1e-8),
+        ({"optimizer_cls": torch.optim.RMSprop}, 1e-8),
+    ],
+)
+def test_epsilon_of_adam_where_episodes_end(options: dict[str, object], eps: float) -> None:
+    algorithm = AlgorithmConfig(num_envs=2, horizon=4, **options).build(factory(CARTPOLE))
+    assert algorithm.optimizer.param_groups[0]["eps"] == eps
+
+
+def test_epsilon_of_adam_without_episodes() -> None:
+    hparams = AlgorithmConfig(num_envs=2).build(DiscreteDummyEnv).hparams
+    assert hparams.optimizer_config is None
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ def render(config: "TrainConfig") -> str:
     given = config.to_dict()
     resolved = dict(algorithm.hparams)
     options, rates = algorithm.config.optimizer_options()
-    if not (rates or resolved["optimizer_config"]):
+    if not (rates or "lr" in (resolved["optimizer_config"] or {})):
         resolved["lr"] = options["lr"]
     machine = {name: given.get(name, "auto") for name in _OF_THE_MACHINE}
     declared = RecurrentHyperparameters if config.recurrent else Hyperparameters
