@@ -18,7 +18,7 @@ EVERSTEP = [sys.executable, "-m", "everstep"]
 
 
 def train(file: Path, seed: int, run_dir: Path) -> dict[str, float]:
-    """What one seed reaches, and in how many seconds."""
+    """Return that one seed reaches, and its training time in seconds."""
     start = time.perf_counter()
     command = [*EVERSTEP, "train", "-f", str(file), "--run-dir", str(run_dir), f"seed={seed}"]
     subprocess.run(command, check=True, capture_output=True)

@@ -1,6 +1,7 @@
 """The shape of the code: what may import what, what is public, and what is imported when."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -209,6 +210,17 @@ def test_every_function_fits_a_screen() -> None:
         if lines > 60:
             long[name] = lines
     assert long == {}
+
+
+def test_docstrings_begin_with_the_thing() -> None:
+    """And not with "What": also those of tests, examples and the documentation's scripts."""
+    root, wrong = Path(__file__).parents[1], []
+    for folder in ("src", "adapters", "tests", "examples", "docs"):
+        for path in sorted((root / folder).rglob("*.py")):
+            source = path.read_text(encoding="utf-8")
+            lines = enumerate(source.splitlines(), start=1)
+            wrong += [f"{path}:{i}" for i, line in lines if re.match(r'\s*r?"""\s*What\b', line)]
+    assert wrong == []
 
 
 ADAPTERS = SOURCE.parents[1] / "adapters" / "everstep_adapters"

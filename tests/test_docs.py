@@ -310,7 +310,7 @@ def test_stations_of_an_observation_exist() -> None:
 
 
 def section(page: str, title: str) -> str:
-    """What stands under a heading, to the next one."""
+    """Text under a heading, up to the next one."""
     text = (DOCS / page).read_text(encoding="utf-8")
     return re.split(r"^#+ ", text.split(f"# {title}\n", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
 
@@ -330,7 +330,7 @@ def names(cells: list[str]) -> list[str]:
 
 @pytest.fixture
 def dataclass_fields(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """What the tables of fields are made with."""
+    """The function that makes the tables of fields."""
     monkeypatch.syspath_prepend(str(DOCS / "_extensions"))
     return importlib.import_module("dataclass_fields").dataclass_fields
 
@@ -355,7 +355,7 @@ def test_a_field_without_a_docstring_is_found(dataclass_fields: Any) -> None:
     @dataclasses.dataclass
     class Config:
         told: int = 1
-        """What it is."""
+        """A number."""
         untold: int = 2
 
     with pytest.raises(ValueError, match="untold"):
@@ -482,7 +482,7 @@ def bootstrap(row: dict[str, Any]) -> str:
 
 
 def worked_rows(mode: AutoresetMode, count: int) -> list[list[str]]:
-    """What the adapter returns, as the page shows it."""
+    """Rows of the adapter, as the page shows them."""
     env = everstep.wrap(SyncVectorEnv([Counter], autoreset_mode=mode))
     acted_on = env.reset().item()
     shown = []

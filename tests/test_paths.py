@@ -78,7 +78,7 @@ def build(**options: Any) -> Any:
 
 @dataclass
 class Trace:
-    """What 20 updates have left."""
+    """Results of 20 updates."""
 
     #: What was collected before each update, by name.
     rollouts: list[dict[str, torch.Tensor]]

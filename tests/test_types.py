@@ -1,4 +1,4 @@
-"""What mypy and pyright see of the public interface, each in strict mode."""
+"""The public interface as mypy and pyright see it, each in strict mode."""
 
 import dataclasses
 import inspect
@@ -155,7 +155,7 @@ CHECKERS = [reported_by_mypy, reported_by_pyright]
 
 
 def test_arguments_of_trainers_are_declared_alike() -> None:
-    """What type checkers know is what the constructor takes."""
+    """Type checkers know the arguments that the constructor takes."""
     taken = [
         (name, parameter.annotation, parameter.default)
         for name, parameter in inspect.signature(GenericTrainerBase.__init__).parameters.items()

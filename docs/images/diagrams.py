@@ -68,7 +68,7 @@ def train_step() -> None:
 
 
 def ends() -> None:
-    """What is bootstrapped where an episode ends."""
+    """Values that are bootstrapped where an episode ends."""
     parts = []
     for y, colour, end, value in (
         (40, RED, "terminated: the task is over", "0"),
@@ -212,7 +212,7 @@ def rules() -> None:
 
 
 def outputs() -> None:
-    """What a run writes."""
+    """Files that a run writes."""
     parts = [box(10, 70, 130, 50, GREEN, "a run")]
     for i, (name, use) in enumerate(
         {

@@ -120,7 +120,7 @@ def train(adapter: str, task: str, seed: int) -> dict[str, float]:
 
 
 def in_a_process(adapter: str, task: str, seed: int) -> dict[str, float]:
-    """What `train` returns, from a process of its own."""
+    """Result of `train` in a process of its own."""
     command = [sys.executable, __file__, "--one", adapter, task, str(seed)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])

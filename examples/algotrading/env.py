@@ -17,7 +17,7 @@ CHANGE, GAIN = "LOG_CHANGE(price)", "LOG_CHANGE(price, position)"
 
 
 class Action(IntEnum):
-    """What can be done."""
+    """Actions of the agent."""
 
     HOLD = 0
     BUY = 1
@@ -26,7 +26,7 @@ class Action(IntEnum):
 
 @dataclass(frozen=True)
 class AlgoTradingConfig:
-    """What a reset can change: how different assets are from each other."""
+    """Options of a reset: how different assets are from each other."""
 
     f_bounds: float = math.pi
     """Frequencies of the cycle are uniform from 0 to this, in radians an env step."""

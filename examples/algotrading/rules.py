@@ -1,4 +1,4 @@
-"""What simple rules earn, to compare policies with: `python -m examples.algotrading.rules`."""
+"""Returns of simple rules, to compare policies with: `python -m examples.algotrading.rules`."""
 
 from collections.abc import Callable
 

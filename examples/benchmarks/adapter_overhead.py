@@ -1,4 +1,4 @@
-"""What wrapping a Gymnasium vector environment adds to an env step, in microseconds.
+"""Time that wrapping a Gymnasium vector environment adds to an env step, in microseconds.
 
     OMP_NUM_THREADS=1 python examples/benchmarks/adapter_overhead.py
 

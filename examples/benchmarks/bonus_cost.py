@@ -1,4 +1,4 @@
-"""What random network distillation adds to an update and to a rollout, as ratios of their times.
+"""Cost of random network distillation for an update and a rollout, as ratios of their times.
 
     OMP_NUM_THREADS=1 python examples/benchmarks/bonus_cost.py
 

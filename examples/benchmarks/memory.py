@@ -76,7 +76,7 @@ class Noise(Env):
 
 @dataclass(frozen=True)
 class Peak:
-    """What a call allocates, in bytes."""
+    """Memory that a call allocates, in bytes."""
 
     #: The most that is there at one time, beside what was there before.
     most: int
@@ -87,7 +87,7 @@ class Peak:
 
 
 def peak_of(call: Callable[[], object], device: torch.device) -> Peak:
-    """What `call` allocates on `device`."""
+    """Memory that `call` allocates on `device`."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
@@ -141,7 +141,7 @@ def learning(algorithm: Any) -> None:
 
 @dataclass(frozen=True)
 class Budget:
-    """What a rollout and an update take, in bytes."""
+    """Memory of a rollout and an update, in bytes."""
 
     #: The rollout's storage, and what bonuses keep of it.
     rollout: int

@@ -1,4 +1,4 @@
-"""What does memory that is given back between minibatches cost?
+"""Cost of memory that is released between minibatches.
 
     python examples/benchmarks/page_faults.py
 

@@ -13,7 +13,7 @@ from everstep.env import Env
 
 @dataclass(frozen=True)
 class CartPoleConfig:
-    """What a reset can change: SI units."""
+    """Options of a reset, in SI units."""
 
     cart_mass: float = 1.0
     pole_mass: float = 0.1

@@ -70,11 +70,11 @@ class DoorKey(Env):
             self.things[thing, state] = i
 
     def reset(self, *, config: None | dict[str, Any] = None) -> torch.Tensor:
-        """What is seen in new rooms."""
+        """First observations of new rooms."""
         return self._choices(self.pool.reset(config=config))
 
     def step(self, action: torch.Tensor) -> TensorDict:  # type: ignore[override]  # never nested
-        """What EnvPool returns, but for the observations."""
+        """The outcome of EnvPool, with observations of our own."""
         outcome: TensorDict = self.pool.step(action)
         return TensorDict(
             {

@@ -1,4 +1,4 @@
-"""What the bonus looks at: which things there are, whatever the room looks like."""
+"""Networks of the bonus: they see which things there are, whatever the room looks like."""
 
 from typing import Any
 

@@ -76,7 +76,7 @@ def train(which: str, seed: int, budgets: Sequence[int], run_dir: Path) -> dict[
 
 
 def in_a_process(which: str, seed: int, budgets: Sequence[int], run_dir: Path) -> dict[str, Any]:
-    """What `train` returns, from a process of its own."""
+    """Result of `train` in a process of its own."""
     command = [sys.executable, "-m", "examples.doorkey.train", "--one", which, str(seed)]
     command += ["--keep", str(run_dir), "--env-steps", *map(str, budgets)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)

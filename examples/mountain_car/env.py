@@ -13,7 +13,7 @@ from everstep.env import Env
 
 @dataclass(frozen=True)
 class MountainCarConfig:
-    """What a reset can change. Lengths are the track's, times are env steps."""
+    """Options of a reset. Lengths are the track's, times are env steps."""
 
     force: float = 0.001
     gravity: float = 0.0025

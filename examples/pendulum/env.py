@@ -14,7 +14,7 @@ from everstep.env import Env
 
 @dataclass(frozen=True)
 class PendulumConfig:
-    """What a reset can change: SI units."""
+    """Options of a reset, in SI units."""
 
     mass: float = 1.0
     length: float = 1.0

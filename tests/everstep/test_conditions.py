@@ -22,7 +22,7 @@ PATIENT = (Plateaus, StopsDecreasing, StopsIncreasing)
 
 
 def results(condition, values):
-    """What the condition answers for each value; None stands for an absent statistic."""
+    """Answers of the condition for each value; None stands for an absent statistic."""
     return [condition({} if value is None else {KEY: value}) for value in values]
 
 

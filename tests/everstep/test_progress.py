@@ -1,4 +1,4 @@
-"""What is shown while a run trains, with rich's own console."""
+"""The progress view of a run, with rich's own console."""
 
 import math
 import re

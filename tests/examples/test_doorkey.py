@@ -19,7 +19,7 @@ def examples(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def views(env: Any, env_steps: int) -> torch.Tensor:
-    """What random actions see, `[R, 50]`."""
+    """Observations under random actions, `[R, 50]`."""
     torch.manual_seed(0)
     seen = [env.reset()]
     for _ in range(env_steps):

@@ -410,7 +410,7 @@ def test_curves_add_up_the_rollouts_of_an_episode(
 
 
 def run_script(name: str, *arguments: str, cwd: Path) -> str:
-    """What a script prints, run where the examples are those of this tree."""
+    """Output of a script, run with the examples of this tree."""
     paths = [str(ROOT / "src"), str(ROOT / "adapters"), str(ROOT)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(EXAMPLES / name), *arguments]

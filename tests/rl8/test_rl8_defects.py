@@ -1,4 +1,4 @@
-"""What rl8's users are promised: its public names, and none of its defects.
+"""Promises to rl8's users: its public names, and none of its defects.
 
 The page `docs/coming_from/rl8.md` names a test for each defect; those that no other file has are
 here. Each fails on what rl8 1.0.0 does.
@@ -108,7 +108,7 @@ STATISTICS = (
 
 
 def section(title: str) -> str:
-    """What stands under a heading of the page, to the next one."""
+    """Text under a heading of the page, up to the next one."""
     text = PAGE.read_text(encoding="utf-8").split(f"# {title}\n", 1)[1]
     return re.split(r"^#+ ", text, maxsplit=1, flags=re.MULTILINE)[0]
 

@@ -1,4 +1,4 @@
-"""What the models share: how numbers come in, and what comes out."""
+"""Parts that the models share: encodings of the inputs, and the heads."""
 
 import torch
 from tensordict import TensorDict

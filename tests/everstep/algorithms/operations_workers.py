@@ -1,4 +1,4 @@
-"""What runs in the processes of a test: an environment in parts, and a worker that has one."""
+"""Code for the processes of a test: an environment in parts, and a worker that has one."""
 
 from functools import partial
 from typing import Any

@@ -1,4 +1,4 @@
-"""What the host has to do: operations it hands out, and times it waits, per env step and minibatch.
+"""Work of the host: operations it launches, and times it waits, per env step and minibatch.
 
 Without a GPU, a launch is an operation that reaches the dispatcher and a wait is an operation that
 brings a number to Python. Budgets are the counts of today and a little more: a careless line

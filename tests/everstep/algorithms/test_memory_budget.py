@@ -1,4 +1,4 @@
-"""What training holds in memory: the rollout, once, and one chunk of a minibatch.
+"""Memory of training: the rollout, once, and one chunk of a minibatch.
 
 Observations are wide here, so that the rollout outweighs what belongs to single rows; networks and
 chunks are small, so that a second buffer could not hide behind them.

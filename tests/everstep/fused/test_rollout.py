@@ -68,7 +68,7 @@ def actor_of(algorithm: Any) -> None | BlockActor:
 
 
 def check_rows(algorithm: Any) -> None:
-    """What is stored of each env step is what the policy says of it."""
+    """Stored log-probabilities and values are those that the policy computes for each env step."""
     rollout, policy = algorithm.rollout, algorithm.policy
     for t in range(rollout.horizon):
         with torch.no_grad():

@@ -470,7 +470,7 @@ def test_actions_without_a_default_model_are_told(base: Any) -> None:
 
 @pytest.mark.parametrize("config_cls", [AlgorithmConfig, RecurrentAlgorithmConfig])
 def test_a_model_can_be_copied_and_pickled_after_an_update(config_cls: Any) -> None:
-    """What `value_function` keeps is no part of it: a pickle is as large as before."""
+    """Values that `value_function` stores are not pickled: a pickle is as large as before."""
     env_cls = type("Specs", (Random,), {"specs": (Unbounded(4), ACTIONS["discrete"])})
     algorithm = config_cls(num_envs=64, horizon=32).build(env_cls)
     before = len(pickle.dumps(algorithm.policy.model))

@@ -446,7 +446,7 @@ EVERYTHING = Composite(
     ],
 )
 def test_every_default_model_can_be_exported(specs: Any, cls: Any, tmp_path: Path) -> None:
-    """What is written does what the policy does, or it is not written."""
+    """The export does the same as the policy, or it is not written."""
     make(*specs, cls=cls).export(tmp_path / "model")
     assert (tmp_path / "model" / "MLmodel").is_file()
 

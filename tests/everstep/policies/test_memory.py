@@ -168,7 +168,7 @@ def test_advantages_equal_the_oracle(scripts: list[Script], mode: AutoresetMode,
 
 
 def assert_first_ratio_is_1(algorithm: Any) -> None:
-    """What was collected is evaluated again: same probabilities, same values."""
+    """Evaluating the collected rollout again gives the same probabilities and values."""
     algorithm.estimate()
     minibatch = algorithm.policy.sequences(algorithm.rollout).select(None)
     with torch.no_grad():

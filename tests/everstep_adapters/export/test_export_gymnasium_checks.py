@@ -34,7 +34,7 @@ STEPS = 30
 
 
 def check_vector_env(env: VectorEnv) -> int:
-    """What Gymnasium demands of single environments, of a vector environment; episodes seen."""
+    """Gymnasium's checks of single environments, on a vector environment; episodes seen."""
     assert env.observation_space.contains(env.reset(seed=5)[0])
     again, other = (env.reset(seed=seed)[0] for seed in (5, 6))
     assert data_equivalence(again, env.reset(seed=5)[0], exact=True)

@@ -84,7 +84,7 @@ def test_keys_and_shapes() -> None:
 
 
 def replay(env: Any, actions: list[torch.Tensor]) -> Any:
-    """What TorchRL's own loop makes of these actions."""
+    """Rollout of TorchRL's own loop with these actions."""
     upcoming = iter(actions)
     env.set_seed(3)
     return env.rollout(

@@ -178,7 +178,7 @@ def test_from_gymnasium_and_back(mode: str) -> None:
 
 
 class OfWalks(EnvConformance):
-    """What is left to say: where the environment comes from."""
+    """The checks for an environment that was exported and wrapped again."""
 
     num_envs_choices = (1, 3)
     episodes_end = True

@@ -135,7 +135,7 @@ def test_metrics_are_chosen_by_name(names: list[str], shown: set[str]) -> None:
 def test_long_loops_that_never_read_metrics_keep_few_numbers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What is kept is added up on the way; the means are those of all."""
+    """Numbers are added up on the way; the means are those of all."""
     monkeypatch.setattr("everstep_adapters.common.metrics._MOST", 12)
     env = GymnasiumEnv(make("SAME_STEP"))
     env.reset()

@@ -22,7 +22,7 @@ Script = list[int]
 
 
 class World:
-    """What is simulated: `num_envs` scripted environments, in place."""
+    """Simulation of `num_envs` scripted environments, in place."""
 
     def __init__(self, scripts: list[Script], device: Any, dtype: Any) -> None:
         self.num_envs = len(scripts)

@@ -79,7 +79,7 @@ def make_filled(nn: ModuleType, case: str) -> Any:
 
 
 def calls_of(case: str) -> list[list[torch.Tensor]]:
-    """What the module is called with: without masks, and with them."""
+    """Arguments of the calls of a module: without masks, and with them."""
     x = numbers(BATCH, QUERIES, WIDTH, start=1000)
     kv = numbers(BATCH, KEYS, WIDTH, start=2000)
     if case.startswith(("cross", "perceiver")):
