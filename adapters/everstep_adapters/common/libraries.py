@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, TypeVar
 
 from everstep.env import Env
@@ -14,6 +15,20 @@ from everstep.errors import AdapterError
 from .calls import GONE, error_text
 
 _Adapter = TypeVar("_Adapter", bound=Env)
+
+#: Modules that register environments in Gymnasium when they are imported, by how their ids begin.
+#: pip installs each by the same name.
+_MODULES = {
+    r"(MiniGrid|BabyAI)-": "minigrid",
+    r"(exit|highway|intersection|merge|parking|racetrack|roundabout|u-turn)-": "highway_env",
+    r"Panda(Flip|PickAndPlace|Push|Reach|Slide|Stack)": "panda_gym",
+    r"Fetch(PickAndPlace|Push|Reach|Slide)": "gymnasium_robotics",
+    r"(AdroitHand|HandManipulate|HandReach|FrankaKitchen-|(Ant|Point)Maze_)": "gymnasium_robotics",
+    r"MiniWorld-": "miniworld",
+}
+
+#: Errors of `gymnasium.make_vec` for an id that is not registered, or whose module is missing.
+_UNREGISTERED = ("NameNotFound", "ModuleNotFoundError")
 
 
 def is_loaded_instance(value: object, module: str, name: str) -> bool:
@@ -57,6 +72,23 @@ def game_of(id: str) -> None | str:
     return re.sub(r"(?<!^)(?=[A-Z])", "_", game).lower() if game else None
 
 
+def module_of(id: str) -> None | str:
+    """The module that registers a Gymnasium id of a known library; None for other ids."""
+    return next((name for start, name in _MODULES.items() if re.match(start, id)), None)
+
+
+def _registration(name: str) -> None | str:
+    """Advice on an id that is not registered, if the module that registers it is known."""
+    module, _, id = name.rpartition(":")
+    known = module_of(id)
+    if known is None or module not in ("", known):
+        return None
+    is_installed = find_spec(known) is not None
+    write = f"write 'gymnasium:{known}:{id}', so that the module {known} registers it"
+    steps = [*([] if is_installed else [f"pip install {known}"]), *([] if module else [write])]
+    return ", and ".join(steps)
+
+
 @contextmanager
 def creating(library: str, name: str) -> Iterator[None]:
     """A context in which a library makes the environment `name`.
@@ -79,6 +111,8 @@ def creating(library: str, name: str) -> Iterator[None]:
             reason += (
                 f". Everstep makes Atari games as 'ale:{game}' (pip install 'everstep[atari]')"
             )
+        elif type(error).__name__ in _UNREGISTERED and (advice := _registration(name)):
+            reason = f"{reason.removesuffix('.')}. Way out: {advice}"
         raise AdapterError(f"{library} cannot make {name!r}: {reason}") from error
 
 

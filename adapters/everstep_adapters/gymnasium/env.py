@@ -18,6 +18,7 @@ from ..common.libraries import (
     creating,
     is_loaded_instance,
     is_loaded_kind,
+    module_of,
     pop_options,
     require,
     wrap_or_close,
@@ -163,10 +164,12 @@ class GymnasiumEnv(Env):
 
     @classmethod
     def find(cls, name: str, /) -> list[str]:
-        """`[name]` if it is a registered id, else the registered ids nearest to it."""
+        """`[name]` if it is a registered id, else the ids that it may mean."""
         registry = require("gymnasium", "registry", _NEEDED)
         if name in registry:
             return [name]
+        if (module := module_of(name)) is not None:
+            return [f"{module}:{name}"]
         by_lower = {text: id for id in registry for text in (id.lower(), id.lower().split("-v")[0])}
         near = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.75)
         return [by_lower[text] for text in near]

@@ -145,4 +145,8 @@ def _reason(space: object) -> str:
         return "the environment does not say what it is (None)"
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
         return f"an empty `{type(space).__name__}` holds nothing"
-    return f"the size or the kind of a `{type(space).__name__}` value varies; got {space}"
+    return (
+        f"the size or the kind of a `{type(space).__name__}` value varies; got "
+        f"{space}. Give a function that makes the environment in a wrapper which leaves it out, "
+        "such as `gymnasium.wrappers.FilterObservation`"
+    )
