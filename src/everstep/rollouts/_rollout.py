@@ -58,6 +58,17 @@ def _mismatch(name: str, what: str, expected: Any, received: Any) -> EnvError:
     )
 
 
+#: Keys that end episodes.
+_ENDS = frozenset({DataKeys.TERMINATED, DataKeys.TRUNCATED})
+
+_UNDECLARED = (
+    "`Env.step` returned `terminated` or `truncated`, but the environment's `episode_keys` are "
+    "empty, so its episodes would be trained as if they never ended. Set `episode_keys = "
+    "frozenset({'terminated', 'truncated', 'first'})` in its class and return all three, or leave "
+    "them out of the result."
+)
+
+
 class Rollout:
     """One rollout of `horizon` env steps in `num_envs` environments.
 
@@ -229,7 +240,8 @@ class Rollout:
         """Write the outcome of env step `t`.
 
         Raises:
-            EnvError: If a key is missing, or a tensor does not fit its spec.
+            EnvError: If a key is missing, a tensor does not fit its spec, or the environment ends
+                episodes without declaring it.
 
         """
         if not hasattr(outcome, "items"):
@@ -238,6 +250,8 @@ class Rollout:
                 "Put observations and rewards into one."
             )
         found = dict(outcome.items())  # each look-up in a TensorDict costs 2 microseconds
+        if t == 0 and not self.episode_keys and not _ENDS.isdisjoint(found):
+            raise EnvError(_UNDECLARED)
         try:
             leaves = [*self._leaves(DataKeys.OBS, found[DataKeys.OBS]), found[DataKeys.REWARDS]]
             leaves += [found[key] for key in self._flag_keys]

@@ -539,6 +539,11 @@ CALLS: dict[str, tuple[Callable[[], Any], type[Exception], tuple[str, ...]]] = {
         EnvError,
         ("`Env.step`", "'rewards' is missing", "'reward'"),
     ),
+    "ends that are not declared": (
+        lambda: trained(Wrong(terminated=torch.zeros(2, 1, dtype=torch.bool))),
+        EnvError,
+        ("`terminated`", "`episode_keys`", "are empty", "Set `episode_keys = ", "leave them out"),
+    ),
     "NaN in observations": (
         lambda: trained(Wrong(obs=NAN)),
         NonFiniteError,
