@@ -148,7 +148,7 @@ def test_the_command_line_takes_the_same_flags() -> None:
     arguments = _parser().parse_args(["train", "-f", "config.yaml", *flags])
     assert (arguments.experiment_name, arguments.max_steps) == ("a", 3)
     assert (arguments.save, arguments.steps_per_eval) == ("out", 2)
-    assert _parser().parse_args(["train", "--file", "config.yaml"]).default_max_steps == 100
+    assert _parser().parse_args(["train", "--file", "config.yaml"]).file == "config.yaml"
 
 
 # ---- the table of defects ---------------------------------------------------------------------

@@ -12,7 +12,7 @@ from ..errors import ConfigError
 if TYPE_CHECKING:
     from ..config import Document
 
-#: Env steps if nothing on the command line says how many.
+#: Env steps if neither the command line nor a file says when to stop.
 DEFAULT_ENV_STEPS = 100_000
 
 
@@ -70,7 +70,8 @@ def add_env_steps(parser: argparse.ArgumentParser) -> None:
         "--steps",
         type=env_steps,
         metavar="N",
-        help="stop after N env steps, such as 50_000, 50k, 1M or 1e6: total_env_steps",
+        help="stop after N env steps, such as 50_000, 50k, 1M or 1e6: total_env_steps (default: "
+        f"{DEFAULT_ENV_STEPS:,} if nothing else says when to stop)",
     )
 
 

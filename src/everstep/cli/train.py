@@ -36,9 +36,6 @@ DESCRIPTION = (
     "configuration file. Modules are also looked for in the current directory, and beside the file."
 )
 
-#: Train steps if neither a file nor the command line sets a budget.
-_DEFAULT_MAX_STEPS = 100
-
 #: Multiply-adds of one minibatch, per layer pass, below which a second thread does not pay.
 _SMALL = 20_000_000
 
@@ -58,7 +55,6 @@ class Terminated(KeyboardInterrupt):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.set_defaults(default_max_steps=_DEFAULT_MAX_STEPS)
     parser.usage = USAGE
     add_overrides(parser, "gamma=0.99 env_kwargs.max_episode_steps=200", env=True)
     parser.add_argument("-f", "--file", metavar="FILE", help="YAML or JSON file")
@@ -66,8 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_number(
         parser,
         "--max-steps",
-        "stop after N train steps of num_envs x horizon env steps (default: "
-        f"{_DEFAULT_MAX_STEPS} if a file has neither total_env_steps nor stop)",
+        "stop after N train steps of num_envs x horizon env steps",
     )
     parser.add_argument(
         "--experiment-name", metavar="NAME", help="MLflow experiment (default: the environment)"
@@ -98,11 +93,9 @@ def run(arguments: argparse.Namespace) -> int:
         message = f"{model} exists already: name another directory, or remove it"
         raise ConfigError(f"--save {model.parent}: {message}")  # MLflow would, after the training
     run_arguments = config.run_arguments()
-    max_steps = arguments.max_steps
-    if max_steps is None and not (config.total_env_steps or config.stop):
-        max_steps = arguments.default_max_steps
-    if max_steps is not None:
-        run_arguments["stop_conditions"].append(HitsUpperBound("algorithm/steps", max_steps))
+    if arguments.max_steps is not None:
+        limit = HitsUpperBound("algorithm/steps", arguments.max_steps)
+        run_arguments["stop_conditions"].append(limit)
     with _sigterm_interrupts(), ExitStack() as stack:
         trainer = config.build(track=not arguments.no_mlflow)
         for env in (trainer.algorithm.env, trainer.eval_env):
@@ -115,19 +108,22 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _read_config(arguments: argparse.Namespace) -> "tuple[TrainConfig, str]":
-    """The config of the command line, and a line about the budget if that is the default."""
+    """The config of the command line, and a line about the budget if it is the default."""
     from ..trainers import TrainConfig
 
     env = take_env(arguments)
     overrides = flag_overrides(arguments, _KEYS)
     if env is None:
-        return TrainConfig.from_file(arguments.file, overrides), ""
-    document = env_document(env, overrides)
-    note = ""
-    if arguments.max_steps is None and not document.values.keys() & {"total_env_steps", "stop"}:
-        document.values["total_env_steps"] = DEFAULT_ENV_STEPS
-        note = f"Budget  {DEFAULT_ENV_STEPS:,} env steps, the default; change it with --steps 1M"
-    return TrainConfig.from_document(document), note
+        config = TrainConfig.from_file(arguments.file, overrides)
+    else:
+        config = TrainConfig.from_document(env_document(env, overrides))
+    if arguments.max_steps is not None or config.total_env_steps or config.stop:
+        return config, ""
+    config.total_env_steps = DEFAULT_ENV_STEPS
+    return (
+        config,
+        f"Budget  {DEFAULT_ENV_STEPS:,} env steps, the default; change it with --steps 1M",
+    )
 
 
 def _choose_threads(trainer: "GenericTrainerBase[Any]") -> None:

@@ -29,6 +29,7 @@ from everstep.loggers import read_metrics
 pytestmark = pytest.mark.filterwarnings("ignore:.*noload:DeprecationWarning")
 
 TINY = {"env_cls": "everstep.env.DiscreteDummyEnv", "num_envs": 2, "horizon": 4}
+MANY = {"num_envs": 50_000, "horizon": 1, "num_sgd_iters": 1, "model_config": {"hiddens": [2]}}
 CARTPOLE = {"env_cls": "gymnasium:CartPole-v1", "num_envs": 2, "horizon": 16}
 
 #: Environments and a model of the user's own, beside the configuration file.
@@ -209,8 +210,9 @@ def test_training_leaves_a_run_and_says_where(train, here):
 @pytest.mark.parametrize(
     ("config", "arguments", "steps"),
     [
-        pytest.param({}, [], 100, marks=pytest.mark.slow),
         ({}, ["--max-steps", "3"], 3),
+        (MANY, [], 2),
+        (MANY | {"stop": []}, [], 2),
         ({"total_env_steps": 16}, [], 2),
         ({"total_env_steps": 16}, ["--max-steps", "1"], 1),
         ({"total_env_steps": 16}, ["--max-steps", "7"], 2),
@@ -483,6 +485,20 @@ def test_the_default_budget_is_said_first(everstep, here):
     assert code == 0, err
     assert out.startswith("Budget  100,000 env steps, the default; change it with --steps 1M\nRun ")
     assert load(only_run(here) / "config.yaml").values["total_env_steps"] == 100_000
+
+
+def test_the_default_budget_of_a_file_is_the_same(train, here):
+    code, out, err = train(TINY | MANY)
+    assert code == 0, err
+    assert out.startswith("Budget  100,000 env steps, the default; change it with --steps 1M\nRun ")
+    assert load(only_run(here) / "config.yaml").values["total_env_steps"] == 100_000
+
+
+def test_a_limit_of_train_steps_is_no_default_budget(train, here):
+    code, out, err = train(TINY, "--max-steps", "2")
+    assert code == 0, err
+    assert out.startswith("Run ")
+    assert "total_env_steps" not in load(only_run(here) / "config.yaml").values
 
 
 def test_the_budget_of_a_file_can_be_overridden(train, here):
