@@ -7,6 +7,9 @@ Every training is a process of its own with one thread, and a line of `results.j
 that has its line is not run again. Both sides step the same Gymnasium environments for the same
 number of env steps, and then play 20 complete episodes in one environment with the deterministic
 policy. Seconds are those of making environments and policy and of training.
+
+`--only` chooses tasks. stable-baselines3 sees the environment in PyTorch one row at a time, so its
+interpreter needs Everstep, too.
 """
 
 import argparse
@@ -22,6 +25,7 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 import numpy as np
 
+ROOT = Path(__file__).resolve().parents[2]
 RESULTS = Path(__file__).with_name("results.jsonl")
 
 EPISODES = 20
@@ -30,13 +34,13 @@ EPISODES = 20
 class Task(NamedTuple):
     """A task, and the env steps that it is trained for."""
 
-    #: Id of a Gymnasium environment, or `envpool:` and one of EnvPool.
+    #: Id of a Gymnasium environment, or `envpool:` and one of EnvPool, or `torch:` and a class here.
     env: str
     env_steps: int
-    #: Whether velocities are hidden, so that the policy needs a memory.
+    #: Whether velocities are hidden, so that the policy needs a recurrent state.
     recurrent: bool = False
-    #: MiniGrid: the view is flattened.
-    flat: bool = False
+    #: MiniGrid: `"flat"` for the symbols of the view as a vector, `"pixels"` for its picture.
+    view: None | str = None
 
 
 TASKS = {
@@ -48,8 +52,10 @@ TASKS = {
     "HalfCheetah-v4": Task("envpool:HalfCheetah-v4", 1_000_000),
     "Hopper-v4": Task("envpool:Hopper-v4", 1_000_000),
     "Walker2d-v4": Task("envpool:Walker2d-v4", 1_000_000),
-    "MiniGrid-Empty-5x5-v0": Task("MiniGrid-Empty-5x5-v0", 200_000, flat=True),
-    "MiniGrid-DoorKey-5x5-v0": Task("MiniGrid-DoorKey-5x5-v0", 200_000, flat=True),
+    "MiniGrid-Empty-5x5-v0": Task("MiniGrid-Empty-5x5-v0", 200_000, view="flat"),
+    "MiniGrid-DoorKey-5x5-v0": Task("MiniGrid-DoorKey-5x5-v0", 200_000, view="flat"),
+    "MiniGrid-Empty-5x5-v0 in pixels": Task("MiniGrid-Empty-5x5-v0", 50_000, view="pixels"),
+    "Pendulum-v1 in PyTorch": Task("torch:TorchPendulum", 200_000),
     "CartPole-v1 without velocities": Task("CartPole-v1", 100_000, recurrent=True),
 }
 
@@ -77,15 +83,58 @@ class OneOfAPool(gym.Env):
         return obs[0], float(reward[0]), bool(terminated[0]), bool(truncated[0]), {}
 
 
+def torch_env(task: Task) -> Any:
+    """The class of an environment in PyTorch."""
+    from torchrl.data import Bounded
+
+    from examples.adapter_training.tasks import Native, PendulumDynamics
+
+    class TorchPendulum(Native):
+        """Pendulum-v1, all rows in one tensor."""
+
+        def __init__(self, num_envs: int, /, horizon: None | int = None, **kwargs: Any) -> None:
+            spec = Bounded(-2.0, 2.0, [1])
+            super().__init__(PendulumDynamics, spec, num_envs, horizon, **kwargs)
+
+    return {"TorchPendulum": TorchPendulum}[task.env.removeprefix("torch:")]
+
+
+class OneRow(gym.Env):
+    """An environment in PyTorch with one row as a Gymnasium environment."""
+
+    def __init__(self, env: Any) -> None:
+        self.env = env
+        shape, space = env.observation_spec.shape, env.action_spec.space
+        self.observation_space = gym.spaces.Box(-np.inf, np.inf, tuple(shape), np.float32)
+        self.action_space = gym.spaces.Box(space.low.numpy(), space.high.numpy())
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        import torch
+
+        if seed is not None:
+            torch.manual_seed(seed)
+        return self.env.reset()[0].numpy(), {}
+
+    def step(self, action: Any) -> Any:
+        import torch
+
+        done = self.env.step(torch.as_tensor(action)[None])
+        reward, ends = float(done["rewards"]), (bool(done["terminated"]), bool(done["truncated"]))
+        return done["final_obs"][0].numpy(), reward, *ends, {}
+
+
 def make_env(task: Task) -> gym.Env:
     """One environment of a task."""
     if task.env.startswith("envpool:"):
         return OneOfAPool(task.env.removeprefix("envpool:"))
-    if task.flat:
-        from minigrid.wrappers import ImgObsWrapper
+    if task.env.startswith("torch:"):
+        return OneRow(torch_env(task)(1))
+    if task.view:
+        from minigrid.wrappers import ImgObsWrapper, RGBImgPartialObsWrapper
 
-        env = ImgObsWrapper(gym.make(task.env))
-        return gym.wrappers.FlattenObservation(env)
+        if task.view == "pixels":
+            return ImgObsWrapper(RGBImgPartialObsWrapper(gym.make(task.env)))
+        return gym.wrappers.FlattenObservation(ImgObsWrapper(gym.make(task.env)))
     env = gym.make(task.env)
     if not task.recurrent:
         return env
@@ -115,7 +164,9 @@ def everstep(task: Task, seed: int) -> Callable[..., Any]:
     import everstep
 
     source: Any = task.env
-    if task.flat or task.recurrent:
+    if task.env.startswith("torch:"):
+        source = torch_env(task)
+    elif task.view or task.recurrent:
         source = lambda: make_env(task)  # noqa: E731
     trainer_cls = everstep.RecurrentTrainer if task.recurrent else everstep.Trainer
     with trainer_cls(source, seed=seed, run_dir=None, progress=False) as trainer:
@@ -135,7 +186,8 @@ def stable_baselines3(task: Task, seed: int) -> Callable[..., Any]:
     else:
         from stable_baselines3 import PPO
 
-        model = PPO("MlpPolicy", make_env(task), seed=seed)
+        kind = "CnnPolicy" if task.view == "pixels" else "MlpPolicy"
+        model = PPO(kind, make_env(task), seed=seed)
     model.learn(task.env_steps)
     return lambda obs, state, start: model.predict(obs, state, start, deterministic=True)
 
@@ -166,7 +218,8 @@ def found() -> list[dict[str, Any]]:
 def run_all(tasks: list[str], seeds: int, pythons: dict[str, str]) -> None:
     """Run every training that has no line yet, one after the other, sides alternating."""
     there = {(line["side"], line["task"], line["seed"]) for line in found()}
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
     for name in tasks:
         for seed in range(seeds):
             for side, python in pythons.items():

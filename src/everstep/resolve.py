@@ -26,6 +26,9 @@ C = TypeVar("C", bound=Hyperparameters)
 #: Environments and env steps a rollout if neither the config nor the environment says.
 DEFAULT_NUM_ENVS, DEFAULT_HORIZON = 8192, 32
 
+#: Environments of a class whose episodes end, on a CPU and on other devices.
+EPISODIC_NUM_ENVS = (64, 4096)
+
 
 def build_env(source: EnvSource, config: C) -> tuple[Env, C]:
     """The environment, and the config with what depends on it resolved.
@@ -88,8 +91,10 @@ def _adopt(env: Env, config: C) -> tuple[Env, C]:
 
 def _make(factory: EnvFactory, config: C) -> tuple[Env, C]:
     device = torch.device(_default_device() if config.device == "auto" else config.device)
+    is_episodic = bool(getattr(factory, "episode_keys", ()))
+    many = EPISODIC_NUM_ENVS[device.type != "cpu"] if is_episodic else DEFAULT_NUM_ENVS
     sizes: dict[str, Any] = {}
-    for name, default in (("num_envs", DEFAULT_NUM_ENVS), ("horizon", DEFAULT_HORIZON)):
+    for name, default in (("num_envs", many), ("horizon", DEFAULT_HORIZON)):
         asked = getattr(config, name)
         size = getattr(factory, f"default_{name}", default) if asked == "auto" else asked
         sizes[name] = _clip(name, size, getattr(factory, f"max_{name}", None), asked != "auto")

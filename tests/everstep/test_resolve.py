@@ -13,6 +13,7 @@ from everstep import (
     factory,
     wrap,
 )
+from everstep.resolve import build_env
 from tests.toys import RecordedEnv
 
 #: What rl8 documents.
@@ -65,6 +66,20 @@ def test_environments_without_episodes_get_the_defaults_of_rl8(env_cls: type) ->
 def test_environments_whose_episodes_end_get_measured_ones() -> None:
     hparams = AlgorithmConfig().build(factory(CARTPOLE)).hparams
     assert {name: hparams[name] for name in EPISODIC} == EPISODIC
+
+
+class Episodes(DiscreteDummyEnv):
+    """A class that declares that its episodes end."""
+
+    episode_keys = frozenset({"terminated", "truncated", "first"})
+
+
+def test_a_class_whose_episodes_end_is_made_with_fewer_environments() -> None:
+    """A rollout of 8192 · 32 env steps would be one of the few, or the only one, of a budget."""
+    env, config = build_env(Episodes, AlgorithmConfig(device="cpu"))
+    assert (env.num_envs, config.horizon) == (64, 32)
+    env, config = build_env(DiscreteDummyEnv, AlgorithmConfig(device="cpu"))
+    assert (env.num_envs, config.horizon) == (8192, 32)
 
 
 def test_nothing_is_left_to_resolve() -> None:
