@@ -34,7 +34,7 @@ EPISODES = 20
 class Task(NamedTuple):
     """A task, and the env steps that it is trained for."""
 
-    #: Id of a Gymnasium environment, or `envpool:` and one of EnvPool, or `torch:` and a class here.
+    #: Id of a Gymnasium environment, `envpool:` and one of EnvPool, or `torch:` and a class here.
     env: str
     env_steps: int
     #: Whether velocities are hidden, so that the policy needs a recurrent state.
@@ -85,9 +85,8 @@ class OneOfAPool(gym.Env):
 
 def torch_env(task: Task) -> Any:
     """The class of an environment in PyTorch."""
-    from torchrl.data import Bounded
-
     from examples.adapter_training.tasks import Native, PendulumDynamics
+    from torchrl.data import Bounded
 
     class TorchPendulum(Native):
         """Pendulum-v1, all rows in one tensor."""
