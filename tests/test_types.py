@@ -66,6 +66,9 @@ Trainer(DiscreteDummyEnv, horizon="x")  # error
 Trainer(DiscreteDummyEnv, seq_len=4)  # error
 Trainer(DiscreteDummyEnv, track=None)  # error
 Trainer()  # error
+Trainer("MlpPolicy", DiscreteDummyEnv)  # error
+trainer.run(100)  # error
+trainer.run(total_timesteps=100)  # error
 RecurrentTrainer(DiscreteDummyEnv, seqs_len=4)  # error
 AlgorithmConfig(gama=0.9)  # error
 AlgorithmConfig(on_missing_final="ignore")  # error

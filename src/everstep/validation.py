@@ -19,6 +19,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, Validation
 from pydantic.fields import FieldInfo
 from typing_extensions import NotRequired, TypedDict
 
+from .errors import ConfigError
 from .synonyms import SYNONYMS
 
 T = TypeVar("T")
@@ -115,19 +116,35 @@ def unknown_name(kind: str, name: str, known: typing.Iterable[str]) -> str:
     return f"unknown {kind}" + (f" (did you mean {nearest[0]}?)" if nearest else "")
 
 
-def suggest_names(function: Callable[P, T]) -> Callable[P, T]:
-    """`function`, whose error about an unknown keyword argument suggests another."""
-    known = list(inspect.signature(function).parameters)
+def keywords_only(usual: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """A decorator of methods that take keywords only: a `ConfigError` says which there are.
 
-    @wraps(function)
-    def call(*values: P.args, **options: P.kwargs) -> T:
-        for name in options:
-            if name not in known:
-                unknown = unknown_name("argument", name, known)
-                raise TypeError(f"`{function.__qualname__}`: `{name}`: {unknown}.")
-        return function(*values, **options)
+    It takes the place of Python's `TypeError`.
 
-    return call
+    Args:
+        usual: The keyword that a value without one is most likely meant for.
+
+    """
+
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        name, known = function.__name__, list(inspect.signature(function).parameters)
+
+        @wraps(function)
+        def call(*values: P.args, **options: P.kwargs) -> T:
+            if more := values[1:]:
+                raise ConfigError(
+                    f"`{name}` takes keyword arguments only; got {', '.join(map(repr, more))}. "
+                    f"Write `{name}({usual}={more[0]!r})`."
+                )
+            for key in options:
+                if key not in known:
+                    unknown = unknown_name("argument", key, known)
+                    raise ConfigError(f"`{name}`: `{key}`: {unknown}.")
+            return function(*values, **options)
+
+        return call
+
+    return decorate
 
 
 def _synonym(name: str, known: Sequence[str]) -> None | str:

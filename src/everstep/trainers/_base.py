@@ -18,7 +18,7 @@ from ..data import EvalCollectStats, TrainerState, TrainStats
 from ..errors import ConfigError
 from ..loggers import JsonlLogger, Logger, LoggerGroup, MlflowLogger, RunStatus, create_run_dir
 from ..synonyms import METHODS
-from ..validation import suggest_names
+from ..validation import keywords_only
 from ._evaluations import NEEDS_EVAL_ENV, UNUSED_CONFIG, check_evaluations
 from ._record import (
     check_run_dir,
@@ -177,7 +177,7 @@ class GenericTrainerBase(Generic[_Algorithm]):
 
     # ---- training -----------------------------------------------------------------------------
 
-    @suggest_names
+    @keywords_only("total_env_steps")
     def run(
         self,
         *,

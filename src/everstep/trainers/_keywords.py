@@ -8,8 +8,10 @@ the parameters of `GenericTrainerBase` again; a test compares the two.
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
+from ..errors import ConfigError
 from ..loggers import Logger
 
 if TYPE_CHECKING:  # they import TorchRL and TensorDict, which takes two seconds
@@ -58,8 +60,34 @@ def with_keywords(
     [Callable[Concatenate[_Self, _Source, ...], None]],
     Callable[Concatenate[_Self, _Source, _Keywords], None],
 ]""":
-    """A decorator of constructors, which take the fields of the dataclass `keywords` by name."""
-    return lambda init: init
+    """A decorator of constructors, which take the fields of the dataclass `keywords` by name.
+
+    Another number of values without a name than one is a `ConfigError`.
+    """
+
+    def decorate(init: Callable[..., None]) -> Callable[..., None]:
+        @wraps(init)
+        def construct(self: object, *values: Any, **arguments: Any) -> None:
+            if len(values) != 1:
+                raise ConfigError(_one_environment(type(self).__name__, values))
+            init(self, *values, **arguments)
+
+        return construct
+
+    return decorate
+
+
+def _one_environment(name: str, values: tuple[Any, ...]) -> str:
+    """Message for a trainer that is given no environment, or other values beside it."""
+    if not values:
+        rule = "needs an environment, which is given without a name"
+        return f"`{name}` {rule}: `{name}('CartPole-v1')`, or `{name}(env)`."
+    got = ", ".join(repr(x) if isinstance(x, str) else type(x).__name__ for x in values)
+    return (
+        f"`{name}` takes one value without a name, the environment; got {len(values)}: {got}. "
+        f"Write `{name}(env, …)`, with keywords for the rest; `model_cls`, `model_config` or "
+        "`model` choose the model, and their defaults fit the environment."
+    )
 
 
 def with_fields(

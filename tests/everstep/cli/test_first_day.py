@@ -338,6 +338,11 @@ def trainer() -> Trainer:
     return Trainer(DiscreteDummyEnv, **SMALL)
 
 
+def untyped(value: Any) -> Any:
+    """The value, for calls that type checkers refuse."""
+    return value
+
+
 def cartpoles() -> Env:
     return everstep.make("gymnasium:CartPole-v1", 2)
 
@@ -433,8 +438,28 @@ CALLS: dict[str, tuple[Callable[[], Any], type[Exception], tuple[str, ...]]] = {
     ),
     "run(total_timesteps=…)": (
         lambda: trainer().run(total_timesteps=100),
-        TypeError,
+        ConfigError,
         ("run`", "`total_timesteps`", "unknown", "total_env_steps"),
+    ),
+    "run(100)": (
+        lambda: untyped(trainer()).run(100),
+        ConfigError,
+        ("`run`", "keyword arguments only", "got 100", "`run(total_env_steps=100)`"),
+    ),
+    "a policy's name before the environment": (
+        lambda: untyped(Trainer)("MlpPolicy", DiscreteDummyEnv(2), run_dir=None),
+        ConfigError,
+        ("`Trainer`", "one value", "'MlpPolicy', DiscreteDummyEnv", "`Trainer(env, …)`", "model"),
+    ),
+    "a budget behind the environment": (
+        lambda: untyped(RecurrentTrainer)(DiscreteDummyEnv, 100),
+        ConfigError,
+        ("`RecurrentTrainer`", "one value", "got 2", "`RecurrentTrainer(env, …)`"),
+    ),
+    "the environment by name": (
+        lambda: untyped(Trainer)(env="CartPole-v1"),
+        ConfigError,
+        ("`Trainer` needs an environment", "without a name", "Trainer('CartPole-v1')"),
     ),
     "run without a budget": (lambda: trainer().run(), ConfigError, ("total_env_steps",)),
     "a budget in words": (
