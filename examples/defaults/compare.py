@@ -6,7 +6,8 @@
 Every training is a process of its own with one thread, and a line of `results.jsonl`; a training
 that has its line is not run again. Both sides step the same Gymnasium environments for the same
 number of env steps, and then play 20 complete episodes in one environment with the deterministic
-policy. Seconds are those of making environments and policy and of training.
+policy. Seconds are the processor's, for making environments and policy and for training: on a
+machine that does nothing else, those of a clock.
 
 `--only` chooses tasks. stable-baselines3 sees the environment in PyTorch one row at a time, so its
 interpreter needs Everstep, too.
@@ -196,9 +197,9 @@ SIDES = {"everstep": everstep, "stable-baselines3": stable_baselines3}
 
 def train(side: str, name: str, seed: int) -> None:
     """Train, evaluate, and print the line of a training."""
-    start = time.perf_counter()
+    start = time.process_time()
     predict = SIDES[side](TASKS[name], seed)
-    seconds = time.perf_counter() - start
+    seconds = time.process_time() - start
     returns = play(make_env(TASKS[name]), predict)
     line = {"side": side, "task": name, "seed": seed, "return": float(np.mean(returns))}
     print(json.dumps({**line, "seconds": round(seconds, 1)}))
