@@ -220,8 +220,8 @@ def run_all(tasks: list[str], seeds: int, pythons: dict[str, str]) -> None:
     there = {(line["side"], line["task"], line["seed"]) for line in found()}
     paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
-    for name in tasks:
-        for seed in range(seeds):
+    for seed in range(seeds):
+        for name in tasks:
             for side, python in pythons.items():
                 if (side, name, seed) in there:
                     continue

@@ -20,12 +20,7 @@ from .errors import ConfigError, EverstepError
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command in `argv`, by default the process's arguments, and return its exit code."""
-    parser = _parser()
-    arguments, rest = parser.parse_known_args(argv)
-    if rest and ("overrides" not in arguments or any(word.startswith("-") for word in rest)):
-        parser.error(f"unrecognized arguments: {' '.join(rest)}{_advice(arguments, rest)}")
-    if rest:  # argparse takes positional arguments in one piece; these stood behind an option
-        arguments.overrides = [*arguments.overrides, *rest]
+    arguments = parse(argv)
     try:
         with _modules_importable(getattr(arguments, "file", None)), _short_warnings():
             return int(arguments.run(arguments))
@@ -64,7 +59,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = _parser()
     arguments, rest = parser.parse_known_args(argv)
     if rest and ("overrides" not in arguments or any(word.startswith("-") for word in rest)):
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        parser.error(f"unrecognized arguments: {' '.join(rest)}{_advice(arguments, rest)}")
     if rest:  # argparse takes positional arguments in one piece; these stood behind an option
         arguments.overrides = [*arguments.overrides, *rest]
     return arguments

@@ -210,6 +210,10 @@ DEFAULT_SEQ_LEN, MAX_SEQ_LEN = 4, 16
 #: Minibatches an epoch and transitions a minibatch, at most and at least, if episodes end.
 MAX_MINIBATCHES, MIN_ROWS = 32, 64
 
+#: Minibatches an epoch and epochs at most where images are observed and episodes end, as in the
+#: usual settings for Atari: convolutions take most of the time, and more of them teach little.
+IMAGE_MINIBATCHES, IMAGE_EPOCHS = 8, 4
+
 
 def _resolve_defaults(config: C, env: Env) -> C:
     """The config with the values of `DEFAULTS`, for an environment with or without episodes."""
@@ -228,15 +232,19 @@ def _resolve_defaults(config: C, env: Env) -> C:
             values["optimizer_config"] = {"eps": DEFAULT_EPS, **options}
     if {"lr_pi", "lr_v"} & options.keys() or config.lr_schedule_kind == "adaptive":
         values["lr_schedule"] = None if config.lr_schedule == "auto" else config.lr_schedule
-    leaves = list(leaf_specs(env.observation_spec).values())
+    leaves = leaf_specs(env.observation_spec).values()
     numbers = [leaf for leaf in leaves if leaf.dtype.is_floating_point]
     if values.get("normalize_observations"):
         values["normalize_observations"] = bool(numbers) and not any(map(image_layout, numbers))
     is_default = config.model is None and config.model_cls is None
     is_feedforward = not isinstance(config, RecurrentHyperparameters)
-    if is_episodic and is_default and is_feedforward and not any(map(image_layout, leaves)):
+    if is_episodic and is_default and is_feedforward and not _has_images(env):
         values["model_config"] = {**DEFAULT_MODEL_CONFIG, **(config.model_config or {})}
     return replace(config, **values)
+
+
+def _has_images(env: Env) -> bool:
+    return any(map(image_layout, leaf_specs(env.observation_spec).values()))
 
 
 def resolve_graphs(config: C, device: torch.device) -> C:
@@ -314,7 +322,8 @@ def resolve_update(config: C, env: Env, *, sequences: int) -> C:
     if config.sgd_minibatch_size not in (None, "auto"):
         size = cast(int, config.sgd_minibatch_size)
     elif config.sgd_minibatch_size == "auto" and is_episodic and own_epochs > 1:
-        least = max(sequences // MAX_MINIBATCHES, MIN_ROWS // getattr(config, "seq_len", 1))
+        most = IMAGE_MINIBATCHES if _has_images(env) else MAX_MINIBATCHES
+        least = max(sequences // most, MIN_ROWS // getattr(config, "seq_len", 1))
         size = min(x for x in divisors_of(sequences) if x >= min(least, sequences))
     if sequences % size:
         divisors = divisors_of(sequences)
@@ -337,4 +346,5 @@ def resolve_update(config: C, env: Env, *, sequences: int) -> C:
         epochs = own_epochs
         if is_episodic:
             epochs = getattr(objective, "episodic_num_sgd_iters", own_epochs)
+            epochs = min(epochs, IMAGE_EPOCHS) if _has_images(env) else epochs
     return replace(config, sgd_minibatch_size=size, num_sgd_iters=epochs)

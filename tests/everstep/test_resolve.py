@@ -176,6 +176,14 @@ def test_images_are_not_normalised(obs: torch.Tensor, expected: bool) -> None:
     assert (hparams.model_config is None) is (obs.ndim == 5)
 
 
+def test_images_are_learned_from_less_often() -> None:
+    images = recorded(torch.zeros(65, 16, 40, 40, 3, dtype=torch.uint8))
+    hparams = AlgorithmConfig().build(images).hparams
+    assert (hparams.num_sgd_iters, hparams.sgd_minibatch_size) == (4, 1024 // 8)
+    hparams = AlgorithmConfig(objective="a2c").build(images).hparams
+    assert (hparams.num_sgd_iters, hparams.sgd_minibatch_size) == (1, 1024)
+
+
 @pytest.mark.parametrize(
     ("num_envs", "horizon", "size"),
     [(1, 8, 8), (8, 256, 64), (1024, 32, 1024), (7, 31, 217), (3, 100, 75)],
