@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -74,6 +75,19 @@ class LoggerGroup:
                     type(error).__name__,
                     error,
                 )
+
+
+def writing_problem(directory: str | os.PathLike[str]) -> str:
+    """Why files cannot be written to a directory, which may not exist yet; empty if they can."""
+    path = Path(directory).absolute()
+    nearest = next(place for place in (path, *path.parents) if os.path.exists(place))
+    if not nearest.is_dir():
+        return f"{nearest} is not a directory"
+    places = (nearest, *(path / name for name in ("metrics.jsonl", "config.yaml")))
+    for place in places:
+        if place.exists() and not os.access(place, os.W_OK):
+            return f"{place} is read-only for this user"
+    return ""
 
 
 def create_run_dir(root: str | Path, name: str) -> Path:

@@ -21,6 +21,7 @@ from ..synonyms import METHODS
 from ..validation import keywords_only
 from ._evaluations import NEEDS_EVAL_ENV, UNUSED_CONFIG, check_evaluations
 from ._record import (
+    RUNS,
     check_run_dir,
     config_text,
     describe_env,
@@ -37,9 +38,6 @@ if TYPE_CHECKING:  # they import TorchRL and TensorDict, which takes two seconds
     from ..env import Env
 
 _Algorithm = TypeVar("_Algorithm", bound="GenericAlgorithmBase[Any, Any, Any]")
-
-#: Directory of runs, if none is given.
-RUNS = Path("runs")
 
 
 class GenericTrainerBase(Generic[_Algorithm]):

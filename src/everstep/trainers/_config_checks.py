@@ -11,6 +11,7 @@ from ..config import import_name
 from ..data import TrainStats
 from ..errors import AdapterError, ConfigError
 from ..hyperparameters import Hyperparameters
+from ..loggers.base import writing_problem
 from ..registry import EXPECTED, check_callable, factory, is_made, takes_sizes
 from ..validation import InvalidError, Problem, check_fields, signature_of, unknown_name
 
@@ -203,7 +204,7 @@ def hyperparameter_problems(config: Hyperparameters) -> list[Problem]:
 
 
 def run_dir_problems(run_dir: Any) -> Iterator[Problem]:
-    """Problems of `run_dir`: it holds a run already, or is a file."""
+    """Problems of `run_dir`: it holds a run already, is a file, or cannot be written."""
     if not isinstance(run_dir, str | Path):
         return
     path = Path(run_dir)
@@ -211,3 +212,6 @@ def run_dir_problems(run_dir: Any) -> Iterator[Problem]:
         yield Problem(("run_dir",), f"{run_dir} holds a run already; name another directory")
     elif path.exists() and not path.is_dir():
         yield Problem(("run_dir",), f"{run_dir} is not a directory")
+    elif problem := writing_problem(path):
+        message = f"{run_dir} cannot be written: {problem}; name another directory"
+        yield Problem(("run_dir",), message)

@@ -16,11 +16,15 @@ from .._version import __version__
 from ..conditions import condition_from_config
 from ..config import dotted_name, dump, load, plain
 from ..errors import ConfigError
+from ..loggers.base import writing_problem
 
 if TYPE_CHECKING:  # they import TorchRL and TensorDict, which takes two seconds
     from ..algorithms import GenericAlgorithmBase
     from ..env import Env
     from ..registry import EnvSource
+
+#: Directory of runs, if none is given.
+RUNS = Path("runs")
 
 #: Libraries of adapters whose packages have other names.
 _PACKAGES = {"ale": "ale-py"}
@@ -36,10 +40,11 @@ _RUN_KEYS = {
 
 
 def check_run_dir(run_dir: Any, *, resume: bool) -> None:
-    """Check that a directory has no run of another trainer, or one to continue.
+    """Check that a directory can be written, and has no run of another trainer, or one to continue.
 
     Raises:
-        ConfigError: If it has one, and `resume` is False; or has none, and it is True.
+        ConfigError: If it has one, and `resume` is False; or has none, and it is True; or it is
+            read-only.
 
     """
     path = None if run_dir in (None, "auto") else Path(run_dir)
@@ -54,6 +59,11 @@ def check_run_dir(run_dir: Any, *, resume: bool) -> None:
         raise ConfigError(
             f"`run_dir`: {path} holds a run already. Name another directory, leave `run_dir` out "
             "for a new one under runs/, or continue that run with `resume=True`."
+        )
+    if run_dir is not None and (problem := writing_problem(path or RUNS)):
+        raise ConfigError(
+            f"`run_dir`: {path or RUNS} cannot be written: {problem}. Name another directory, or "
+            "change its permissions; in Python, `run_dir=None` writes nothing."
         )
 
 

@@ -24,10 +24,9 @@ from ..loggers import create_run_dir
 from ..registry import EnvSource, SpecFactory, is_made, resolve
 from ..validation import STRICT, PositiveInt, Problem, unknown_name
 from . import _config_checks as checks
-from ._base import RUNS
 from ._evaluations import check_evaluations
 from ._keywords import with_fields
-from ._record import check_run_dir, choose_seed
+from ._record import RUNS, check_run_dir, choose_seed
 from ._trainers import RecurrentTrainer, Trainer
 
 AnyAlgorithm = Algorithm | RecurrentAlgorithm

@@ -178,7 +178,11 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     with_key("env_cls=isaacgym:Cartpole"): ("IsaacGymEnvs", "Install"),
     # ---- directories and commands
     with_key("run_dir=run"): ("run_dir", "run holds a run already", "another directory"),
-    with_key("--run-dir ok.yaml/x"): ("ok.yaml/x", "Not a directory", "another path"),
+    with_key("--run-dir ok.yaml/x"): (
+        "ok.yaml/x cannot be written",
+        "ok.yaml is not a dir",
+        "name",
+    ),
     with_key("--run-dir ok.yaml"): ("run_dir", "ok.yaml is not a directory"),
     with_key("--max-steps 0"): ("--max-steps", "at least 1", "got 0"),
     "trian -f ok.yaml": ("COMMAND", "'trian'", "train"),

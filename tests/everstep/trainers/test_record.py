@@ -3,8 +3,11 @@
 import functools
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -221,3 +224,74 @@ def test_a_directory_that_is_no_repository_has_no_commit(tmp_path: Path, monkeyp
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", os.fspath(tmp_path.parent))
     Trainer(DiscreteDummyEnv, run_dir="run", **SMALL)
     assert "commit" not in texts(tmp_path, "run")[0].splitlines()[1]
+
+
+#: A user's training in a directory of root's, from Python and from the command line.
+AS_NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", sys.executable]
+PROGRAM = """
+import everstep
+from everstep.errors import ConfigError
+
+def never(num_envs, horizon=None, *, device="cpu"):
+    raise AssertionError("an environment was made")
+
+for options in ({}, {"run_dir": "new"}, {"run_dir": "empty"}, {"run_dir": "run", "resume": True}):
+    try:
+        everstep.Trainer(never, num_envs=2, **options)
+    except ConfigError as error:
+        print(error)
+"""
+
+
+def as_nobody(cwd: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    """Python, run by a user without privileges."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
+    command = [*AS_NOBODY, *arguments]
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
+
+
+@pytest.fixture
+def public() -> Iterator[Path]:
+    """A directory that other users can read; pytest's are private."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory).resolve()
+        path.chmod(0o755)
+        yield path
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (shutil.which("setpriv") and os.geteuid() == 0), reason="needs root")
+def test_a_directory_that_is_read_only_is_refused_before_an_environment_is_made(
+    public: Path,
+) -> None:
+    (public / "empty").mkdir()
+    with Trainer(DiscreteDummyEnv, run_dir=public / "run", **SMALL) as trainer:
+        trainer.run(total_env_steps=8)
+    (public / "run").chmod(0o777)
+    before = sorted(public.rglob("*"))
+    if as_nobody(public, "-c", "import everstep").returncode:
+        pytest.skip("Python or Everstep cannot be read by other users")
+    told = as_nobody(public, "-c", PROGRAM)
+    assert told.returncode == 0, told.stderr
+    lines = told.stdout.splitlines()
+    assert [line.split(".")[0] for line in lines] == [
+        f"`run_dir`: runs cannot be written: {public} is read-only for this user",
+        f"`run_dir`: new cannot be written: {public} is read-only for this user",
+        f"`run_dir`: empty cannot be written: {public}/empty is read-only for this user",
+        f"`run_dir`: run cannot be written: {public}/run/metrics",
+    ]
+    assert all("Name another directory" in line for line in lines)
+    for option in ([], ["--run-dir", "new"]):
+        command = ["-m", "everstep", "train", "CartPole-v1", "--steps", "8", *option]
+        done = as_nobody(public, *command)
+        assert done.returncode == 2
+        assert done.stdout == ""
+        assert "cannot be written" in done.stderr
+        assert done.stderr.count("\n") == 1
+    assert sorted(public.rglob("*")) == before
+
+
+def test_a_directory_below_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=f"cannot be written: {tmp_path}/file is not a directory"):
+        Trainer(DiscreteDummyEnv, run_dir=tmp_path / "file" / "run", **SMALL)
