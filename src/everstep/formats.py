@@ -38,6 +38,12 @@ class ObservationFormat:
     #: First of the values, which count from 0 in the spec; None if they do so here.
     start: None | Array = None
 
+    def from_zero(self, values: torch.Tensor) -> torch.Tensor:
+        """The environment's values `[…, *shape]`, counted from 0."""
+        if self.start is None:
+            return values
+        return values - torch.as_tensor(self.start, dtype=values.dtype, device=values.device)
+
 
 @dataclass(frozen=True, eq=False)
 class ActionFormat:

@@ -1,8 +1,9 @@
 """Export of policies to MLflow models that need PyTorch and MLflow, but not Everstep.
 
 The exported program, made by `torch.export`, is one env step: observations and states in; the most
-likely actions, log-probabilities, values and the next states out. It holds the weights and the
-observation normaliser. MLflow adds a signature, an example, requirements and the file that runs it.
+likely actions as the environment takes them, log-probabilities, values and the next states out. It
+holds the weights and the observation normaliser. MLflow adds a signature, an example, requirements
+and the file that runs it.
 """
 
 import copy
@@ -22,6 +23,7 @@ from ..data import DataKeys
 from ..errors import ExportError
 from ..specs import Structure
 from ._core import PolicyCore
+from ._predict import env_actions
 
 #: Rows while tracing; a prime, so that no width equals it by accident.
 _TRACED_ROWS = 11
@@ -85,11 +87,15 @@ class Step(nn.Module):
 
     def forward(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Actions, log-probabilities `[B, 1]`, values `[B, K]` and the next states."""
-        obs = tuple(inputs[name] for name in self.obs)
+        forms = self.policy.env_format.observation
+        obs = tuple(
+            form.from_zero(inputs[name]) for form, name in zip(forms, self.obs, strict=True)
+        )
         states = tuple(inputs[name] for name in self.memory)
         sample = self.policy.act(obs, states, deterministic=True)
+        actions = env_actions(self.policy, sample.actions)
         return {
-            **dict(zip(self.actions, sample.actions, strict=True)),
+            **dict(zip(self.actions, actions, strict=True)),
             DataKeys.LOGP: sample.logp,
             DataKeys.VALUES: sample.values,
             **dict(zip(self.memory, sample.states, strict=True)),
@@ -105,6 +111,9 @@ class Step(nn.Module):
         for name, leaf in inputs.items():
             if name.endswith("action_mask"):
                 leaf[..., 0] = 1  # at least one option is allowed
+        for name, form in zip(self.obs, self.policy.env_format.observation, strict=True):
+            if form.start is not None:
+                inputs[name] = inputs[name] + torch.as_tensor(form.start)
         return {name: leaf.contiguous() for name, leaf in inputs.items()}
 
 
@@ -131,6 +140,7 @@ def _portable(policy: PolicyCore[Any]) -> PolicyCore[Any]:
         model=model,
         distribution_cls=policy.distribution_cls,
         normalizer=normalizer,
+        env_format=policy.env_format,
         device="cpu",
     )
 

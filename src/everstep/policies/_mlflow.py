@@ -19,6 +19,7 @@ from ..distributions import Distribution
 from ..specs import Leaves, Path
 from ..views import rolling_window
 from ._core import PolicyCore
+from ._predict import env_actions
 from ._saving import KINDS
 
 with warnings.catch_warnings():
@@ -102,7 +103,8 @@ class MLflowPolicyModel(ServedPolicy):
         states = (ages,) if self.policy.memory.paths else ()
         with torch.no_grad():
             sample = self.policy.act(rows, states, deterministic=True)
-        actions = _columns(DataKeys.ACTIONS, self.policy._action.paths, sample.actions)
+        chosen = env_actions(self.policy, sample.actions)
+        actions = _columns(DataKeys.ACTIONS, self.policy._action.paths, chosen)
         return _frame({**actions, DataKeys.LOGP: sample.logp, DataKeys.VALUES: sample.values})
 
 
@@ -149,7 +151,7 @@ class MLflowRecurrentPolicyModel(ServedPolicy):
         out, after = policy.sample(
             batch, states, deterministic=True, return_logp=True, return_values=True
         )
-        found = policy._action.flatten(out[DataKeys.ACTIONS])
+        found = env_actions(policy, policy._action.flatten(out[DataKeys.ACTIONS]))
         actions = _columns(DataKeys.ACTIONS, policy._action.paths, found)
         columns = {**actions, **{key: out[key] for key in (DataKeys.LOGP, DataKeys.VALUES)}}
         next_states = policy.memory.flatten(after)
@@ -183,9 +185,10 @@ def _observations(policy: PolicyCore[Any], model_input: Any) -> Leaves:
             f"The input must be a mapping with observations [B, T, …] under 'obs'; got {found}."
         )
     obs = model_input[DataKeys.OBS]
+    forms = policy.env_format.observation
     leaves = tuple(
-        _tensor(_at(obs, path), ("obs", *path), shape, dtype, policy.device)
-        for path, shape, dtype in policy._observation.leaves()
+        form.from_zero(_tensor(_at(obs, path), ("obs", *path), shape, dtype, policy.device))
+        for form, (path, shape, dtype) in zip(forms, policy._observation.leaves(), strict=True)
     )
     if len({leaf.shape[:2] for leaf in leaves}) > 1:
         sizes = ", ".join(str(list(leaf.shape[:2])) for leaf in leaves)

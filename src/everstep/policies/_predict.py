@@ -130,10 +130,7 @@ def _from_torch(
     is_real, is_flag = value.is_floating_point(), value.dtype is torch.bool
     kind = "c" if value.is_complex() else "f" if is_real else "b" if is_flag else "i"
     _check_kind(kind, value.dtype, numpy_dtype(dtype), type(value), name)
-    tensor = value.detach()
-    if form.start is not None:
-        tensor = tensor - torch.as_tensor(form.start, device=tensor.device)
-    return tensor.to(dtype)
+    return form.from_zero(value.detach()).to(dtype)
 
 
 def _check_kind(kind: str, received: Any, target: np.dtype[Any], cls: type, name: str) -> None:
@@ -181,6 +178,14 @@ def _count(
 
 
 # ---- actions -------------------------------------------------------------------------------------
+
+
+def env_actions(policy: PolicyCore[Any], leaves: Leaves) -> Leaves:
+    """Actions `[N, …]` as the environment takes them, of leaves `[…, *shape]` of a policy's."""
+    return tuple(
+        form.to_torch(leaf.reshape(-1, *form.choices))
+        for leaf, form in zip(leaves, policy.env_format.action, strict=True)
+    )
 
 
 def _write(

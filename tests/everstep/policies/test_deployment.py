@@ -175,8 +175,12 @@ def in_mlflow(policy: Any, directory: Path) -> Any:
 
 
 def sampled(policy: Any, obs: Any, size: list[int], **arguments: Any) -> Any:
+    """The policy's sample, with actions as environments take them: within their bounds."""
     flags = {"deterministic": True, "return_logp": True, "return_values": True}
-    return policy.sample(TensorDict({"obs": obs}, batch_size=size), **flags, **arguments)
+    found = policy.sample(TensorDict({"obs": obs}, batch_size=size), **flags, **arguments)
+    if isinstance(spec := policy.action_spec, Bounded):
+        found["actions"] = found["actions"].clamp(spec.space.low, spec.space.high)
+    return found
 
 
 def check_rows(frame: Any, expected: TensorDict) -> None:

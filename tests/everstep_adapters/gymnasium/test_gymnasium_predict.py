@@ -309,3 +309,59 @@ def test_a_format_is_described_and_read_again() -> None:
     values = np.random.default_rng(0).normal(size=(7, 3)).astype(np.float32)
     np.testing.assert_array_equal(again.action[0].to_numpy(values), form.action[0].to_numpy(values))
     assert [x.path for x in again.observation] == [()]
+
+
+# ---- exported, and in MLflow ---------------------------------------------------------------------
+
+
+def named_inputs(policy: Any, obs: Any) -> dict[str, Any]:
+    """A batch of observations by the names of an exported program's inputs."""
+    inputs = {}
+    forms, leaves = policy.env_format.observation, policy._observation.leaves()
+    for form, (path, shape, dtype) in zip(forms, leaves, strict=True):
+        value = obs
+        for index in form.path:
+            value = value[index]
+        tensor = torch.as_tensor(np.asarray(value)).to(dtype)
+        inputs[".".join(("obs", *path))] = tensor.reshape(-1, *shape).numpy()
+    return inputs
+
+
+def nested(inputs: dict[str, Any]) -> Any:
+    """The same as sequences of one row, for MLflow models that need Everstep."""
+    found: Any = {}
+    for name, value in inputs.items():
+        *keys, last = name.split(".")
+        inner = found
+        for key in keys:
+            inner = inner.setdefault(key, {})
+        inner[last] = value[:, None]
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*type hint:UserWarning")  # MLflow's, of its own
+@pytest.mark.parametrize(
+    "task",
+    ["Pendulum-v1", "StartsAtTwo", "ManyChoices", "Flags", "DictOfAll", "Doubles", "Scalar"],
+)
+def test_exported_actions_are_those_of_predict(task: str, tmp_path: Path) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    policy = build(TASKS[task]).policy
+    vector = SyncVectorEnv([TASKS[task]] * 16)
+    vector.observation_space.seed(0)
+    obs = vector.observation_space.sample()
+    expected, _ = policy.predict(obs)
+    policy.export(tmp_path / "exported")
+    inputs = named_inputs(policy, obs)
+    found = mlflow.pyfunc.load_model(str(tmp_path / "exported")).predict(inputs)["actions"]
+    assert found.dtype == expected.dtype
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    space = vector.single_action_space
+    assert all(space.contains(np.asarray(x)) for x in found.astype(space.dtype))
+
+    python_model = policy.save(tmp_path / "policy")
+    context = type("Context", (), {"artifacts": {"policy": str(tmp_path / "policy")}})
+    python_model.load_context(context)
+    served = python_model.predict(None, nested(inputs))["actions"].tolist()
+    np.testing.assert_allclose(np.array(served), expected, rtol=1e-5, atol=1e-6)
