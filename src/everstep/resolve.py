@@ -329,11 +329,8 @@ def resolve_update(config: C, env: Env, *, sequences: int) -> C:
         divisors = divisors_of(sequences)
         below = max((s for s in divisors if s < size), default=divisors[0])
         above = min((s for s in divisors if s > size), default=divisors[-1])
-        recurrent = isinstance(config, RecurrentHyperparameters)
-        rows, count = ("sequences", " / seq_len") if recurrent else ("transitions", "")
         raise ConfigError(
-            f"`sgd_minibatch_size` must divide the {sequences} {rows} of a rollout "
-            f"(num_envs · horizon{count}); got {size}. "
+            f"`sgd_minibatch_size` must divide {sequences_of(config, sequences)}; got {size}. "
             f"Try {' or '.join(map(str, sorted({below, above})))}."
         )
     if config.accumulate_grads and size == sequences:
@@ -348,3 +345,10 @@ def resolve_update(config: C, env: Env, *, sequences: int) -> C:
             epochs = getattr(objective, "episodic_num_sgd_iters", own_epochs)
             epochs = min(epochs, IMAGE_EPOCHS) if _has_images(env) else epochs
     return replace(config, sgd_minibatch_size=size, num_sgd_iters=epochs)
+
+
+def sequences_of(config: Hyperparameters, sequences: int) -> str:
+    """Number of a rollout's sequences for error messages: those of one transition by that name."""
+    recurrent = isinstance(config, RecurrentHyperparameters)
+    rows, count = ("sequences", " / seq_len") if recurrent else ("transitions", "")
+    return f"the {sequences} {rows} of a rollout (num_envs · horizon{count})"

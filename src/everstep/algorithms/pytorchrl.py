@@ -15,7 +15,7 @@ from ..errors import ConfigError
 from ..hyperparameters import Hyperparameters
 from ..policies import GenericPolicyBase, model_mode
 from ..registry import EnvSource
-from ..resolve import build_env, closed_on_error
+from ..resolve import build_env, closed_on_error, divisors_of, sequences_of
 from ..specs import Leaves, leaf_specs
 from ..validation import unknown_name
 from .build import Parts, changed_parts
@@ -112,8 +112,8 @@ def _minibatch_size(num_mini_batch: int, config: Hyperparameters) -> int:
     sequences = steps // getattr(config, "seq_len", 1)
     if not isinstance(num_mini_batch, int) or num_mini_batch < 1 or sequences % num_mini_batch:
         raise ConfigError(
-            f"`num_mini_batch` must divide the {sequences} sequences of a rollout "
-            f"(num_envs · horizon / seq_len); got {num_mini_batch!r}."
+            f"`num_mini_batch` must divide {sequences_of(config, sequences)}; "
+            f"got {num_mini_batch!r}. Try {' or '.join(map(str, divisors_of(sequences)[:4]))}."
         )
     return sequences // num_mini_batch
 

@@ -559,7 +559,7 @@ def test_the_discount_of_the_environments_stream_changes_beside_a_bonus() -> Non
         ("gamma", 1.5, r"`gamma`: expected float in \(0, 1\] or 'auto'; got 1.5"),
         ("lr", -1.0, "`lr`: expected float >= 0 or null; got -1.0"),
         ("sgd_minibatch_size", 5, "must divide the 32 transitions"),
-        ("num_mini_batch", 5, "`num_mini_batch` must divide the 32 sequences"),
+        ("num_mini_batch", 5, "must divide the 32 transitions .*; got 5. Try 1 or 2 or 4 or 8."),
         ("accumulate_grads", True, "more than one minibatch"),
         ("num_envs", 8, "`num_envs` is part of what the algorithm is built of: set it in the con"),
         ("horizon", 8, "build a new algorithm"),
@@ -716,9 +716,15 @@ def test_a_factorys_mistakes_are_told_before_it_is_used() -> None:
             closed.append(self)
 
     create_algo, _ = Algorithm.create_factory(num_mini_batch=5, num_envs=4, horizon=8)
-    with pytest.raises(ConfigError, match="`num_mini_batch` must divide the 32 sequences"):
+    with pytest.raises(ConfigError, match="`num_mini_batch` must divide the 32 transitions"):
         create_algo("cpu", None, Closing)
     assert len(closed) == 1
+
+
+def test_minibatches_of_a_recurrent_policy_are_of_sequences() -> None:
+    algorithm = built(seq_len=2)
+    with pytest.raises(ConfigError, match=r"the 16 sequences .* / seq_len\); got 3"):
+        algorithm.update_algorithm_parameter("num_mini_batch", 3)
 
 
 # ---- several processes -----------------------------------------------------------------------
