@@ -22,7 +22,7 @@ FLOORS = [
     "graphs models rollouts policies objectives bonuses fused updates resolve",
     "algorithms evaluation",
     "conditions config loggers progress trainers adapters",
-    "testing benchmarks",
+    "testing benchmarks visualization",
     "cli __main__",
 ]
 ORDER = {

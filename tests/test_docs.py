@@ -29,6 +29,7 @@ from everstep import AlgorithmConfig, TrainConfig, conditions, data
 from everstep.__main__ import parse
 from everstep.adapters import GymnasiumEnv
 from everstep.benchmarks import load_case
+from everstep.cli import COMMANDS
 from everstep.errors import ConfigError
 from everstep.hyperparameters import Hyperparameters
 from everstep.loggers import read_metrics
@@ -170,7 +171,7 @@ def read_json(block: Block, namespace: dict[str, Any]) -> None:
 def parse_commands(block: Block, namespace: dict[str, Any]) -> None:
     """Commands have the flags that they are given, and files of this page the keys."""
     for command in re.findall(
-        r"(?:^|[ /])everstep ((?:train|init|eval|export|check|bench|doctor)[^&\n]*)",
+        r"(?:^|[ /])everstep ((?:{" | ".join(COMMANDS)})[^&\n]*)",
         re.sub(r"\\\n\s*", "", block.text),
     ):
         arguments = parse(shlex.split(command.partition(" > ")[0], comments=True))
@@ -432,7 +433,7 @@ def test_every_answer_to_a_lost_final_observation_has_a_row() -> None:
 
 def test_every_flag_of_the_command_line_is_named() -> None:
     text = section("reference/command_line.md", "The command line")
-    for command in ("train", "init", "eval", "export", "check", "bench", "doctor"):
+    for command in COMMANDS:
         with contextlib.redirect_stdout(io.StringIO()) as printed, pytest.raises(SystemExit):
             parse([command, "--help"])
         [line] = [line for line in text.splitlines() if line.startswith(f"| `everstep {command}")]

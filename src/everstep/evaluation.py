@@ -84,8 +84,8 @@ def run_episodes(
     if episodes < 1:
         raise ValueError(f"`episodes` must be at least 1; got {episodes}.")
     check_env(env)
-    _check_fit(policy, env)
-    player = _Player(policy, env, deterministic)
+    check_fit(policy, env)
+    player = Player(policy, env, deterministic)
     if not episode_keys_of(env):
         return _run_horizons(player, episodes, env_config)
     quota = torch.full((env.num_envs,), episodes // env.num_envs)
@@ -106,7 +106,7 @@ def run_episodes(
     )
 
 
-def _check_fit(policy: Any, env: Env) -> None:
+def check_fit(policy: Any, env: Env) -> None:
     """Raise if the environment has other observations or actions than the policy."""
     if not isinstance(policy, GenericPolicyBase):
         raise ConfigError(
@@ -136,7 +136,7 @@ def _described(spec: TensorSpec) -> str:
 
 
 def _run_horizons(
-    player: "_Player", episodes: int, env_config: None | dict[str, Any]
+    player: "Player", episodes: int, env_config: None | dict[str, Any]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     if not player.env.horizon:
         raise EnvError(
@@ -152,7 +152,7 @@ def _run_horizons(
     return returns, lengths
 
 
-class _Player:
+class Player:
     """A policy in an environment, with the return and length of each open episode."""
 
     def __init__(self, policy: GenericPolicyBase[Any], env: Env, deterministic: bool) -> None:
@@ -171,6 +171,7 @@ class _Player:
         )
 
     def reset(self, env_config: None | dict[str, Any]) -> None:
+        """Reset the environment, and begin all episodes."""
         policy, num_envs = self.policy, self.env.num_envs
         self.rollout.open(self.env.reset(config=env_config))
         self.states: Leaves = policy.memory.flatten(policy.init_states(num_envs))

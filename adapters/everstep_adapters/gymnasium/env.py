@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _NEEDED = "Gymnasium 1.1 or newer is needed: pip install 'gymnasium>=1.1'"
 
 #: Options that an environment with a vector entry point of its own does not take.
-_NEEDS_SYNC = ("autoreset_mode", "max_episode_steps", "wrappers", "vector_kwargs")
+_NEEDS_SYNC = ("autoreset_mode", "max_episode_steps", "render_mode", "wrappers", "vector_kwargs")
 
 
 class GymnasiumEnv(Env):
@@ -192,11 +192,11 @@ class GymnasiumEnv(Env):
     ) -> "GymnasiumEnv":
         """A new environment, made by `gymnasium.make_vec` and wrapped.
 
-        With any of `autoreset_mode`, `max_episode_steps`, `wrappers` and `vector_kwargs`, the
-        default of `vectorization_mode` is `"sync"`: Gymnasium's default can be a class of the
-        environment's own that takes none of them. `max_episode_steps` replaces the limit that the
-        environment is registered with, and the adapter counts; with `"vector_entry_point"` the
-        environment does.
+        With any of `autoreset_mode`, `max_episode_steps`, `render_mode`, `wrappers` and
+        `vector_kwargs`, the default of `vectorization_mode` is `"sync"`: Gymnasium's default can be
+        a class of the environment's own that does not take them all. `max_episode_steps` replaces
+        the limit that the environment is registered with, and the adapter counts; with
+        `"vector_entry_point"` the environment does.
 
         Of a class or a function that makes a single environment, a `SyncVectorEnv` of copies is
         made, or with `vectorization_mode="async"` an `AsyncVectorEnv`.

@@ -6,4 +6,18 @@ module, so slow imports (PyTorch, pydantic, MLflow, rich) are made by the functi
 """
 
 #: Names of the commands and of their modules, in the order of `everstep --help`.
-COMMANDS = ("train", "init", "eval", "export", "check", "bench", "doctor")
+COMMANDS = (
+    "train",
+    "init",
+    "eval",
+    "watch",
+    "plot",
+    "compare",
+    "video",
+    "play",
+    "report",
+    "export",
+    "check",
+    "bench",
+    "doctor",
+)

@@ -2,13 +2,11 @@
 
 import argparse
 import json
-import shlex
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from ..errors import ConfigError
-from ._arguments import add_number, add_overrides, check_run_dir
+from ._arguments import add_number, add_overrides
+from ._runs import device_of, read_config, read_policy
 
 if TYPE_CHECKING:
     import numpy as np
@@ -18,20 +16,6 @@ if TYPE_CHECKING:
 
 HELP = "evaluate the policy of a run"
 DESCRIPTION = "Evaluate the policy of a run in a new environment of the run's kind."
-
-#: Keys of a run's configuration that an evaluation depends on.
-_KEYS = (
-    "env_cls",
-    "env_kwargs",
-    "env_config",
-    "eval_env_config",
-    "num_envs",
-    "horizon",
-    "device",
-    "seed",
-    "model_cls",
-    "distribution_cls",
-)
 
 #: Resamples of the bootstrap interval.
 _RESAMPLES = 2000
@@ -60,20 +44,13 @@ def run(arguments: argparse.Namespace) -> int:
 
     from ..env import read_metrics
     from ..evaluation import episode_stats, run_episodes
-    from ..policies import load_policy
     from ..rollouts import episode_keys_of
     from ..trainers.config import eval_seed
 
     run_dir = Path(arguments.run_dir)
-    check_run_dir(run_dir)
-    config = _read_config(run_dir, arguments.overrides)
-    device = _device(config)
-    policy = load_policy(
-        run_dir / "policy",
-        model_cls=config.model_cls,
-        distribution_cls=config.distribution_cls,
-        device=device,
-    )
+    config = read_config(run_dir, arguments)
+    device = device_of(config)
+    policy = read_policy(run_dir, config, device)
     seed = eval_seed(config.seed or 0) if arguments.seed is None else arguments.seed
     env = _make_env(config, arguments, device)
     try:
@@ -130,35 +107,6 @@ def _text(result: dict[str, Any]) -> str:
             *(f"  {name:<15} {x:.4g}" for name, x in result.items() if name.startswith("env/")),
         ]
     )
-
-
-def _read_config(run_dir: Path, overrides: list[str]) -> "TrainConfig":
-    from ..config import apply_overrides, load
-    from ..trainers import TrainConfig
-    from ..validation import unknown_name
-
-    document = apply_overrides(load(run_dir / "config.yaml"), overrides)
-    names = [override.split("=")[0].split(".")[0] for override in overrides]
-    if unused := [name for name in names if name not in _KEYS]:
-        known = unknown_name("key", unused[0], _KEYS)
-        takes = f"an evaluation takes {', '.join(_KEYS)}"
-        raise ConfigError(f"command line: {unused[0]}: {known}; {takes}")
-    values = {key: value for key, value in document.values.items() if key in _KEYS}
-    try:
-        return TrainConfig.from_document(replace(document, values=values))
-    except ConfigError as error:
-        place = f"everstep eval {shlex.quote(str(run_dir))}"
-        hint = f"Name the environment if no file can: {place} env_cls=gymnasium:CartPole-v1"
-        hints = [hint] if any(": env_cls: " in problem for problem in error.problems) else []
-        raise ConfigError([*error.problems, *hints]) from None
-
-
-def _device(config: "TrainConfig") -> str:
-    """The run's device, or the CPU if that device is not available."""
-    import torch
-
-    device = str(config.device or "cpu")
-    return device if device.startswith("cuda") and torch.cuda.is_available() else "cpu"
 
 
 def _make_env(config: "TrainConfig", arguments: argparse.Namespace, device: str) -> "Env":

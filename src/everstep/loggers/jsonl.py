@@ -76,21 +76,31 @@ class JsonlLogger:
             raise
 
 
-def read_metrics(path: str | Path) -> list[dict[str, Any]]:
+def read_metrics(path: str | Path, *, skipped: None | list[str] = None) -> list[dict[str, Any]]:
     """Records of a file that `JsonlLogger` wrote, oldest first, with NaN and infinities as floats.
 
     An unfinished last line, of a process that is still writing or was killed, is left out. If a run
     was resumed from a checkpoint before its end, steps occur twice; the later record is valid.
 
+    Args:
+        path: The file.
+        skipped: If given, lines that are not records are left out, and their places added to it.
+
     Raises:
-        EverstepError: Names the first line that is not a record.
+        EverstepError: Names the first line that is not a record, unless `skipped` is given.
         OSError: If the file cannot be read.
 
     """
     lines = Path(path).read_bytes().split(b"\n")
     if not _is_record(lines[-1]):
         lines.pop()
-    return [_from_line(line, f"{path}:{number}") for number, line in enumerate(lines, start=1)]
+    records = []
+    for number, line in enumerate(lines, start=1):
+        if skipped is not None and not _is_record(line):
+            skipped.append(f"{path}:{number}")
+        else:
+            records.append(_from_line(line, f"{path}:{number}"))
+    return records
 
 
 def _to_json(value: Any) -> float | int | str:

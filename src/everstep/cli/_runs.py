@@ -1,0 +1,124 @@
+"""Configuration and policy of a run, for the commands that play it."""
+
+import argparse
+import shlex
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from ..errors import ConfigError
+from ._arguments import check_run_dir
+
+if TYPE_CHECKING:
+    from ..env import Env
+    from ..policies import GenericPolicyBase
+    from ..trainers import TrainConfig
+
+#: Keys of a run's configuration that playing it depends on.
+_KEYS = (
+    "env_cls",
+    "env_kwargs",
+    "env_config",
+    "eval_env_config",
+    "num_envs",
+    "horizon",
+    "device",
+    "seed",
+    "model_cls",
+    "distribution_cls",
+)
+
+
+def read_config(run_dir: Path, arguments: argparse.Namespace) -> "TrainConfig":
+    """The configuration of a run that has a policy, as far as playing it depends on it.
+
+    Raises:
+        ConfigError: If this is not the directory of such a run, or its environment is not named.
+
+    """
+    from ..config import apply_overrides, load
+    from ..trainers import TrainConfig
+    from ..validation import unknown_name
+
+    check_run_dir(run_dir)
+    overrides = arguments.overrides
+    document = apply_overrides(load(run_dir / "config.yaml"), overrides)
+    names = [override.split("=")[0].split(".")[0] for override in overrides]
+    if unused := [name for name in names if name not in _KEYS]:
+        known = unknown_name("key", unused[0], _KEYS)
+        takes = f"{arguments.command} takes {', '.join(_KEYS)}"
+        raise ConfigError(f"command line: {unused[0]}: {known}; {takes}")
+    values = {key: value for key, value in document.values.items() if key in _KEYS}
+    try:
+        return TrainConfig.from_document(replace(document, values=values))
+    except ConfigError as error:
+        place = f"everstep {arguments.command} {shlex.quote(str(run_dir))}"
+        hint = f"Name the environment if no file can: {place} env_cls=gymnasium:CartPole-v1"
+        hints = [hint] if any(": env_cls: " in problem for problem in error.problems) else []
+        raise ConfigError([*error.problems, *hints]) from None
+
+
+def device_of(config: "TrainConfig") -> str:
+    """The run's device, or the CPU if that device is not available."""
+    import torch
+
+    device = str(config.device or "cpu")
+    return device if device.startswith("cuda") and torch.cuda.is_available() else "cpu"
+
+
+def read_policy(run_dir: Path, config: "TrainConfig", device: str) -> "GenericPolicyBase[Any]":
+    """The policy of a run.
+
+    Raises:
+        CheckpointError: If it cannot be read.
+
+    """
+    from ..policies import load_policy
+
+    return load_policy(
+        run_dir / "policy",
+        model_cls=config.model_cls,
+        distribution_cls=config.distribution_cls,
+        device=device,
+    )
+
+
+class RenderedRun(NamedTuple):
+    """The policy of a run, and one environment that shows itself."""
+
+    config: "TrainConfig"
+    policy: "GenericPolicyBase[Any]"
+    env: "Env"
+
+    #: How it is played: keyword arguments of `play_episodes`.
+    options: dict[str, Any]
+
+
+def player_of(arguments: argparse.Namespace, mode: Literal["rgb_array", "human"]) -> RenderedRun:
+    """The policy and a seeded environment of the run that the command line names.
+
+    Raises:
+        ConfigError: If this is not the directory of a run.
+        CheckpointError: If the policy cannot be read.
+        AdapterError: If the environment cannot be made, or does not render.
+
+    """
+    import torch
+
+    from ..trainers.config import eval_seed
+    from ..visualization.videos import make_rendering_env
+
+    run_dir = Path(arguments.run_dir)
+    config = read_config(run_dir, arguments)
+    policy = read_policy(run_dir, config, "cpu")
+    seed = eval_seed(config.seed or 0) if arguments.seed is None else arguments.seed
+    env = make_rendering_env(config, mode)
+    torch.manual_seed(seed)
+    if hasattr(env, "seed"):
+        env.seed(seed)
+    options = {
+        "deterministic": not arguments.stochastic,
+        "env_config": config.eval_env_config or config.env_config,
+        "max_env_steps": arguments.max_env_steps,
+    }
+    return RenderedRun(config, policy, env, options)

@@ -1,0 +1,70 @@
+"""`everstep video`: the policy of a run, playing, as a file."""
+
+import argparse
+from pathlib import Path
+
+from ._arguments import add_number, add_overrides
+from ._runs import player_of
+
+HELP = "record a video of the policy of a run"
+DESCRIPTION = (
+    "Record episodes of the policy of a run with the environment's renderer, with the return above "
+    "the picture."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    add_playing_arguments(parser, episodes=3)
+    parser.add_argument(
+        "--out", metavar="FILE", help=".mp4 or .gif (default: play.mp4 in the run's directory)"
+    )
+
+
+def add_playing_arguments(parser: argparse.ArgumentParser, *, episodes: int) -> None:
+    """Declare the run, and how it is played."""
+    parser.add_argument("run_dir", metavar="RUN_DIR", help="directory of the run")
+    add_overrides(parser, "env_kwargs.max_episode_steps=200")
+    add_number(parser, "--episodes", "(default: %(default)s)", default=episodes)
+    add_number(
+        parser,
+        "--max-env-steps",
+        "env steps after which an episode is cut (default: %(default)s)",
+        default=10_000,
+    )
+    add_number(parser, "--seed", "(default: derived from the run's seed)", least=0)
+    parser.add_argument("--stochastic", action="store_true", help="sample the actions")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Record the video and print the returns; the exit code is 0.
+
+    Raises:
+        ConfigError: If this is not the directory of a run, or the file has another suffix.
+        CheckpointError: If the policy cannot be read.
+        AdapterError: If the environment cannot be made, or does not render.
+        EverstepError: If the encoder is not installed.
+
+    """
+    from ..visualization import use_headless_renderers
+    from ..visualization.videos import check_video, record_video
+
+    out = Path(arguments.out or Path(arguments.run_dir) / "play.mp4")
+    check_video(out)
+    use_headless_renderers()
+    player = player_of(arguments, "rgb_array")
+    try:
+        ends = record_video(
+            player.policy,
+            player.env,
+            out,
+            title=str(player.config.env_cls).partition(":")[2],
+            episodes=arguments.episodes,
+            **player.options,
+        )
+    finally:
+        player.env.close()
+    for end in ends:
+        print(f"episode {end.episode}  return {end.total:.1f}, {end.env_step} env steps")
+    print(f"Video   {out}")
+    return 0
