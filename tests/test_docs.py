@@ -171,7 +171,7 @@ def read_json(block: Block, namespace: dict[str, Any]) -> None:
 def parse_commands(block: Block, namespace: dict[str, Any]) -> None:
     """Commands have the flags that they are given, and files of this page the keys."""
     for command in re.findall(
-        r"(?:^|[ /])everstep ((?:{" | ".join(COMMANDS)})[^&\n]*)",
+        rf"(?:^|[ /])everstep ((?:{'|'.join(COMMANDS)})[^&\n]*)",
         re.sub(r"\\\n\s*", "", block.text),
     ):
         arguments = parse(shlex.split(command.partition(" > ")[0], comments=True))

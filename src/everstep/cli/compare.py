@@ -1,4 +1,4 @@
-"""`everstep compare`: what differs between runs, in configuration and result."""
+"""`everstep compare`: differences between runs, in configuration and result."""
 
 import argparse
 import json

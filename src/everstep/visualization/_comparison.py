@@ -1,4 +1,4 @@
-"""What differs between runs, in configuration and result, as tables."""
+"""Differences between runs, in configuration and result, as tables."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What a run's directory says about it: configuration, statistics, and what was left out."""
+"""Configuration and statistics in a run's directory, and notes on what was left out."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What is read of a run's directory, also of a damaged one."""
+"""Records that are read of a run's directory, also of a damaged one."""
 
 import json
 import math
