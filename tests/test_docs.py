@@ -34,7 +34,7 @@ from everstep.errors import ConfigError
 from everstep.hyperparameters import Hyperparameters
 from everstep.loggers import read_metrics
 from everstep.resolve import DEFAULT_LR, DEFAULTS
-from everstep.trainers.config import RunOptions
+from everstep.trainers._options import RunOptions
 from tests.test_architecture import FLOORS, SOURCE
 
 ROOT = Path(__file__).parents[1]
@@ -349,7 +349,9 @@ def test_every_key_of_a_file_has_a_row(dataclass_fields: Any) -> None:
         field.name for field in dataclasses.fields(RunOptions)
     ]
     text = (DOCS / "reference" / "configuration.md").read_text(encoding="utf-8")
-    assert "```{field-table} everstep.trainers.config.RunOptions\n:except: algorithm_config" in text
+    assert (
+        "```{field-table} everstep.trainers._options.RunOptions\n:except: algorithm_config" in text
+    )
 
 
 def test_a_field_without_a_docstring_is_found(dataclass_fields: Any) -> None:

@@ -219,13 +219,31 @@ def outputs() -> None:
             "config.yaml": "repeat the run",
             "metrics.jsonl": "statistics of every train step",
             "policy": "evaluate, use, export",
-            "checkpoint/": "continue training",
+            "checkpoints/": "continue training",
         }.items()
     ):
         y = 8 + 46 * i
         parts += [arrow((142, 95), (180, 95), (180, y + 18), (218, y + 18))]
         parts += [box(220, y, 160, 36, BLUE, name), text(400, y + 23, use, anchor="start")]
     save("run.svg", 640, 196, *parts)
+
+
+def resume() -> None:
+    """A run that is killed, and goes on from its newest checkpoint."""
+    parts = [text(20, 30, "killed in train step 6", anchor="start")]
+    parts += [text(20, 130, "goes on", anchor="start")]
+    for step in range(1, 6):
+        parts.append(box(90 + 80 * step, 44, 70, 30, BLUE if step < 5 else GREY, f"line {step}"))
+    for step in (2, 4):
+        parts.append(box(90 + 80 * step, 84, 70, 26, GREEN, "checkpoint"))
+    parts.append(box(570, 44, 70, 30, RED, "killed"))
+    for step in range(5, 8):
+        parts.append(box(90 + 80 * step, 134, 70, 30, BLUE, f"line {step}"))
+    parts += [
+        arrow((445, 112), (445, 149), (488, 149)),
+        text(330, 134, "state and lines up to here"),
+    ]
+    save("resume.svg", 740, 180, *parts)
 
 
 if __name__ == "__main__":
@@ -240,5 +258,6 @@ if __name__ == "__main__":
         forms,
         rules,
         outputs,
+        resume,
     ):
         draw()

@@ -1,7 +1,7 @@
 """Entry point of the command line: parses arguments, runs a command of `cli`, reports its errors.
 
 Exit codes: 0; 1 if training failed, or a check; 2 if the command line, a file or a run is invalid;
-130 and 143 if Ctrl-C or SIGTERM interrupted the training, which is saved first.
+130, 143 and 129 if Ctrl-C, SIGTERM or SIGHUP interrupted the training, which is saved first.
 """
 
 import argparse
@@ -35,7 +35,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"everstep: {_refused(error) if refused else error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt as interruption:
-        return int(getattr(interruption, "exit_code", 130))
+        code = int(getattr(interruption, "exit_code", 130))
+        if code == 129:  # the terminal is gone, and flushing what it did not take would fail
+            for stream in (sys.stdout, sys.stderr):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        return code
 
 
 def _refused(error: Any) -> str:

@@ -18,7 +18,7 @@ import platform
 import re
 import secrets
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -61,14 +61,16 @@ def save_state(directory: str | Path, state: Any) -> None:
     archive = directory / f"tensors-{token}.npz"
     document = directory / f"{_DOCUMENT}.{token}.tmp"
     directory.mkdir(parents=True, exist_ok=True)
-    with _removed_on_error(archive, document):
+    # An interrupt can arrive between the replacement and the end of this block.
+    archives = _removed_on_error(archive, unless=lambda: _names(directory, archive))
+    with _removed_on_error(document), archives:
         with _synced(archive) as file:
             _write_archive(file, encoder.arrays, None)
         with _synced(document) as file:
             file.write(encoder.document(archive.name))
-        _sync_directory(directory)
+        sync_directory(directory)
         document.replace(directory / _DOCUMENT)
-    _sync_directory(directory)
+    sync_directory(directory)
     _remove_leftovers(directory, f"{_DOCUMENT}.*.tmp", keep=archive)
     _remove_leftovers(directory, "tensors-*.npz", keep=archive)
 
@@ -107,7 +109,7 @@ def save_file(path: str | Path, state: Any) -> None:
         with _synced(temporary) as file:
             _write_archive(file, encoder.arrays, encoder.document(None))
         temporary.replace(path)
-    _sync_directory(path.parent)
+    sync_directory(path.parent)
     _remove_leftovers(path.parent, f".{glob.escape(path.name)}.*.tmp", keep=path)
 
 
@@ -226,12 +228,17 @@ def _checksum(body: Any) -> str:
 def _write_archive(
     file: IO[bytes], arrays: list[np.ndarray[Any, Any]], document: None | bytes
 ) -> None:
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+    archive = zipfile.ZipFile(file, "w", zipfile.ZIP_STORED)
+    try:
         if document is not None:
             archive.writestr(zipfile.ZipInfo(_DOCUMENT), document)
         for i, array in enumerate(arrays):
             with archive.open(zipfile.ZipInfo(f"{i}.npy"), "w", force_zip64=True) as member:
                 np.lib.format.write_array(member, array, allow_pickle=False)
+        archive.close()
+    except BaseException:
+        archive.fp = None  # its end is not written: that would raise another error
+        raise
 
 
 def _read_document(directory: Path) -> dict[str, Any]:
@@ -358,7 +365,7 @@ def _reading(path: Path) -> Iterator[None]:
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error}.") from error
     except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
+        reason = f"{type(error).__name__}: {error}"[:200]
         raise CheckpointError(f"{path}: it is damaged or not a saved state ({reason}).") from error
 
 
@@ -372,16 +379,27 @@ def _synced(path: Path) -> Iterator[IO[bytes]]:
 
 
 @contextlib.contextmanager
-def _removed_on_error(*paths: Path) -> Iterator[None]:
+def _removed_on_error(path: Path, unless: Callable[[], bool] = lambda: False) -> Iterator[None]:
+    """Remove a file if the block raises; an error of writing it names it."""
     try:
         yield
-    except BaseException:
-        for path in paths:
+    except BaseException as error:
+        if not unless():
             path.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno is not None and error.filename is None:
+            raise OSError(error.errno, error.strerror, str(path.parent)) from error
         raise
 
 
-def _sync_directory(directory: Path) -> None:
+def _names(directory: Path, archive: Path) -> bool:
+    """Whether the document in the directory is the one of an archive."""
+    try:
+        return archive.name.encode() in (directory / _DOCUMENT).read_bytes()
+    except FileNotFoundError:
+        return False
+
+
+def sync_directory(directory: Path) -> None:
     """Flush the names of a directory to the disk."""
     if os.name == "nt":  # directories cannot be opened there
         return

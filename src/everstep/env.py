@@ -259,6 +259,15 @@ class DummyEnv(GenericEnv[Unbounded, _ActionSpec]):
     def _distance(self, action: torch.Tensor) -> torch.Tensor:
         """Distances `[num_envs, 1]` by which the actions move the points."""
 
+    def state_dict(self) -> dict[str, Any]:
+        """Positions, and the range of initial ones; random numbers are PyTorch's."""
+        return {"state": self.state.clone(), "bounds": self.bounds}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict`."""
+        self.state.copy_(state["state"])
+        self.bounds = state["bounds"]
+
     def reset(self, *, config: None | dict[str, Any] = None) -> torch.Tensor:
         """Draw uniform positions; `config["bounds"]` sets their range for this and later resets."""
         self.bounds = (config or {}).get("bounds", self.bounds)

@@ -32,7 +32,8 @@ from everstep.__main__ import _parser
 from everstep.data import AlgorithmHparams, RecurrentAlgorithmHparams
 from everstep.hyperparameters import RecurrentHyperparameters
 from everstep.models import DefaultContinuousModel
-from everstep.trainers.config import HYPERPARAMETERS, RunOptions
+from everstep.trainers._options import RunOptions
+from everstep.trainers.config import HYPERPARAMETERS
 from tests.everstep.policies.test_memory import KnownMemory
 from tests.toys import ConstantEnv
 

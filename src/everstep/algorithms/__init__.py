@@ -3,11 +3,13 @@
 from .algorithm import Algorithm, OnPolicyAlgorithm, RecurrentAlgorithm
 from .config import AlgorithmConfig, RecurrentAlgorithmConfig
 from .operations import WorkerOperations
+from .pytorchrl import LIVE
 
 #: rl8's name of the base of algorithms.
 GenericAlgorithmBase = OnPolicyAlgorithm
 
 __all__ = [
+    "LIVE",
     "Algorithm",
     "AlgorithmConfig",
     "GenericAlgorithmBase",

@@ -119,7 +119,7 @@ def _minibatch_size(num_mini_batch: int, config: Hyperparameters) -> int:
 
 
 #: Fields that can change while an algorithm trains; everything else is built in.
-_LIVE = frozenset(
+LIVE = frozenset(
     {
         "accumulate_grads",
         "clip_param",
@@ -284,7 +284,7 @@ class PytorchrlOperations:
         names = [*(field.name for field in fields(config)), *NAMES]
         if name not in names:
             raise ConfigError(f"`{name}`: {unknown_name('hyperparameter', name, names)}.")
-        if field not in _LIVE and name not in _RATES:
+        if field not in LIVE and name not in _RATES:
             raise ConfigError(
                 f"`{name}` is part of what the algorithm is built of: set it in the config, and "
                 "build a new algorithm."

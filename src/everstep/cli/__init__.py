@@ -8,6 +8,7 @@ module, so slow imports (PyTorch, pydantic, MLflow, rich) are made by the functi
 #: Names of the commands and of their modules, in the order of `everstep --help`.
 COMMANDS = (
     "train",
+    "resume",
     "init",
     "eval",
     "watch",

@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
 def render(config: "TrainConfig") -> str:
     """The file: keys with values, then the keys that are off, each below a comment."""
     from ..hyperparameters import Hyperparameters, RecurrentHyperparameters
-    from ..trainers.config import RunOptions
+    from ..trainers._options import RunOptions
     from ..validation import field_docstrings
 
     algorithm = config.build_algorithm()

@@ -1,16 +1,15 @@
 """`everstep train`: train a policy, in an environment or from a file, and record the run."""
 
 import argparse
+import json
 import os
-import signal
+import shlex
 import sys
-import threading
 import time
 import traceback
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from .._version import __version__
@@ -46,13 +45,6 @@ _KEYS = {
 }
 
 
-class Terminated(KeyboardInterrupt):
-    """SIGTERM, which ends training as Ctrl-C does."""
-
-    #: What a shell reports for a process that SIGTERM ended.
-    exit_code = 143
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.usage = USAGE
@@ -67,13 +59,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--experiment-name", metavar="NAME", help="MLflow experiment (default: the environment)"
     )
-    parser.add_argument(
-        "--save", metavar="DIR", help="also save the policy, and an MLflow model of it, in DIR"
-    )
     add_number(parser, "--steps-per-eval", "evaluate every N train steps")
     add_number(parser, "--seed", "seed of policy and environment", least=0)
     parser.add_argument(
         "--run-dir", metavar="DIR", help="directory of the run (default: a new one)"
+    )
+    parser.add_argument(
+        "--resume",
+        choices=["auto"],
+        help="continue the run in --run-dir if there is one, else begin it",
+    )
+    add_outputs(parser)
+
+
+def add_outputs(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of what a training writes beside the run's directory."""
+    parser.add_argument(
+        "--save", metavar="DIR", help="also save the policy, and an MLflow model of it, in DIR"
     )
     parser.add_argument("--no-mlflow", action="store_true", help="do not track the run with MLflow")
 
@@ -88,23 +90,112 @@ def run(arguments: argparse.Namespace) -> int:
     """
     from ..conditions import HitsUpperBound
 
+    if arguments.resume is not None and (run_dir := _run_to_continue(arguments)) is not None:
+        return resume_run(arguments, run_dir, _assignments(arguments), finished=0)
     config, budget_note = _read_config(arguments)
-    if arguments.save is not None and (model := Path(arguments.save) / "model").exists():
-        message = f"{model} exists already: name another directory, or remove it"
-        raise ConfigError(f"--save {model.parent}: {message}")  # MLflow would, after the training
+    _check_save(arguments.save)
     run_arguments = config.run_arguments()
     if arguments.max_steps is not None:
         limit = HitsUpperBound("algorithm/steps", arguments.max_steps)
         run_arguments["stop_conditions"].append(limit)
-    with _sigterm_interrupts(), ExitStack() as stack:
-        trainer = config.build(track=not arguments.no_mlflow)
+    return _build_and_train(
+        lambda: config.build(track=not arguments.no_mlflow), run_arguments, arguments, budget_note
+    )
+
+
+def resume_run(
+    arguments: argparse.Namespace, run_dir: Path, assignments: Sequence[str], *, finished: int
+) -> int:
+    """Continue a run, and return the exit code.
+
+    Args:
+        arguments: The command line.
+        run_dir: Directory of the run.
+        assignments: Keys to change, as `key=value`.
+        finished: Exit code if the run has reached its budget already.
+
+    """
+    from ..trainers._resuming import end_of, resume
+
+    _check_save(arguments.save)
+
+    def build() -> "GenericTrainerBase[Any]":
+        trainer = resume(run_dir, assignments, track=not arguments.no_mlflow)
+        end = end_of(trainer, trainer.run_arguments)
+        if end:
+            trainer.close()
+            raise _FinishedError(
+                f"{run_dir}: the run is finished, at {trainer.state['env/steps']:,} env steps "
+                f"({end}). To go on: everstep resume {run_dir} --steps N"
+                + " stop=null"
+                * end.startswith("stop")
+            )
+        return trainer
+
+    try:
+        return _build_and_train(build, {}, arguments)
+    except _FinishedError as error:
+        if finished:
+            raise
+        print(error)
+        return finished
+
+
+class _FinishedError(ConfigError):
+    """A run has reached its budget."""
+
+
+def _build_and_train(
+    build: "Callable[[], GenericTrainerBase[Any]]",
+    run_arguments: dict[str, Any],
+    arguments: argparse.Namespace,
+    note: str = "",
+) -> int:
+    from ..trainers._signals import interrupting
+
+    with interrupting(), ExitStack() as stack:
+        trainer = build()
         for env in (trainer.algorithm.env, trainer.eval_env):
             if env is not None:
                 stack.callback(env.close)
         _choose_threads(trainer)
-        if budget_note:
-            print(budget_note)
+        if note:
+            print(note)
         return _train(trainer, run_arguments, arguments.save)
+
+
+def _check_save(save: None | str) -> None:
+    if save is not None and (model := Path(save) / "model").exists():
+        message = f"{model} exists already: name another directory, or remove it"
+        raise ConfigError(f"--save {model.parent}: {message}")  # MLflow would, after the training
+
+
+def _run_to_continue(arguments: argparse.Namespace) -> None | Path:
+    """The run in `--run-dir`; None if there is none, or none that can go on."""
+    from ..loggers import JsonlLogger
+    from ..trainers._checkpointing import checkpoints_of
+
+    if arguments.run_dir is None:
+        raise ConfigError(
+            "--resume auto: names no run. Add --run-dir DIR: the run begins there, and the same "
+            "command continues it."
+        )
+    run_dir = Path(arguments.run_dir)
+    if checkpoints_of(run_dir):
+        return run_dir
+    metrics = run_dir / "metrics.jsonl"
+    if metrics.exists():  # it ended before its first checkpoint, and begins anew
+        JsonlLogger(metrics).close()  # unless another process is training there
+        metrics.unlink()
+    return None
+
+
+def _assignments(arguments: argparse.Namespace) -> list[str]:
+    """The command line's keys; the environment is among them, to be compared with the run's."""
+    env = take_env(arguments)
+    arguments.run_dir = None
+    named = [] if env is None else [f"env_cls={json.dumps(env)}"]
+    return [*named, *flag_overrides(arguments, _KEYS)]
 
 
 def _read_config(arguments: argparse.Namespace) -> "tuple[TrainConfig, str]":
@@ -163,9 +254,10 @@ def _train(
             if save is not None:
                 _save(trainer.algorithm.policy, Path(save))
     except KeyboardInterrupt:
-        place = trainer.run_dir
-        print(f"Interrupted. The policy and a checkpoint are in {place}.", file=sys.stderr)
-        print_summary()
+        with suppress(OSError):  # the terminal may be gone
+            place = shlex.quote(str(trainer.run_dir))
+            print(f"Interrupted. Go on with: everstep resume {place}", file=sys.stderr)
+            print_summary()
         raise
     except Exception as error:
         _report_failure(error, trainer.run_dir)
@@ -209,20 +301,3 @@ def _report_failure(error: Exception, run_dir: Path | None) -> None:
     place = run_dir / "traceback.txt"
     place.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
     print(f"The traceback is in {place}.", file=sys.stderr)
-
-
-@contextmanager
-def _sigterm_interrupts() -> Iterator[None]:
-    """Let SIGTERM, which schedulers send, end training as Ctrl-C does."""
-
-    def terminate(signum: int, frame: FrameType | None) -> None:
-        raise Terminated
-
-    if threading.current_thread() is not threading.main_thread():  # only it can set handlers
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, terminate)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

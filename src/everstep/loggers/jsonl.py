@@ -5,16 +5,17 @@ epoch, then the statistics. JSON has no NaN and no infinities, so they are the s
 `"Infinity"` and `"-Infinity"`, which `float()`, pandas and JavaScript's `Number()` understand.
 """
 
+import errno
 import json
 import math
-import mmap
 import os
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from ..errors import EverstepError
+from ..errors import ConfigError, EverstepError
 from .base import RunStatus
 
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -30,6 +31,7 @@ class JsonlLogger:
         path: The file; its directory must exist.
 
     Raises:
+        ConfigError: If another process writes to the file.
         OSError: If the file cannot be opened.
 
     """
@@ -40,7 +42,41 @@ class JsonlLogger:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self._file = open(self.path, "a+b", buffering=0)  # noqa: SIM115  closed in `close`
-        _drop_torn_line(self._file.fileno())
+        try:
+            _lock(self._file.fileno(), self.path)
+        except BaseException:
+            self._file.close()
+            raise
+        _drop_torn_line(self._file)
+
+    @property
+    def size(self) -> int:
+        """Size of the file in bytes, which `cut` takes."""
+        return os.fstat(self._file.fileno()).st_size
+
+    def cut(self, size: int, step: int) -> None:
+        """Remove the lines of a run after the checkpoint that it goes on from.
+
+        Args:
+            size: The file's size at the checkpoint.
+            step: Env steps at the checkpoint; later lines are removed if the file was changed.
+
+        """
+        self._file.seek(0)  # opening the file once more, and closing it, would unlock it
+        content = self._file.read()
+        kept = content[:size]
+        if len(content) < size or not (kept.endswith(b"\n") or not kept):
+            lines = [x for x in content.splitlines(keepends=True) if _is_record(x)]
+            kept = b"".join(x for x in lines if json.loads(x).get("step", 0) <= step)
+        if kept != content[: len(kept)]:
+            os.ftruncate(self._file.fileno(), 0)
+            self._append(kept)
+        os.ftruncate(self._file.fileno(), len(kept))
+
+    def sync(self) -> None:
+        """Flush the file to the disk; does nothing after `close`."""
+        if not self._file.closed:
+            os.fsync(self._file.fileno())
 
     def log_params(self, params: Mapping[str, Any]) -> None:
         """Record nothing: parameters are in the run's configuration file."""
@@ -74,6 +110,22 @@ class JsonlLogger:
         except OSError:
             os.ftruncate(descriptor, start)
             raise
+
+
+def _lock(descriptor: int, path: Path) -> None:
+    """Lock a file for this process: no second one may write lines between ours."""
+    if sys.platform == "win32":
+        return
+    import fcntl
+
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EAGAIN):  # others: no locks on this file system
+            raise ConfigError(
+                f"`run_dir`: another process is training in {path.parent}. Stop it first, or name "
+                "another directory."
+            ) from None
 
 
 def read_metrics(path: str | Path, *, skipped: None | list[str] = None) -> list[dict[str, Any]]:
@@ -125,8 +177,15 @@ def _from_line(line: bytes, where: str) -> dict[str, Any]:
     }
 
 
-def _drop_torn_line(descriptor: int) -> None:
-    if os.fstat(descriptor).st_size:  # an empty file cannot be mapped
-        with mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) as content:
-            end = content.rfind(b"\n") + 1
-        os.ftruncate(descriptor, end)
+def _drop_torn_line(file: IO[bytes]) -> None:
+    """Remove what follows the last end of a line. Not with `mmap`, whose end unlocks the file."""
+    end = file.seek(0, os.SEEK_END)
+    while end > 0:
+        start = max(0, end - 65536)
+        file.seek(start)
+        found = file.read(end - start).rfind(b"\n")
+        end = start
+        if found >= 0:
+            end += found + 1
+            break
+    os.ftruncate(file.fileno(), end)

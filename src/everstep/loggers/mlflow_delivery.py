@@ -67,6 +67,7 @@ class Delivery:
         self._mlflow = mlflow
         self._client: Any = None
         self._run_id = ""
+        self._last_step = -1  # of a run that is continued: it has points up to here
         self._target = target
         self._run_name = run_name
         self._record = record
@@ -197,6 +198,8 @@ class Delivery:
         with store.first_use_lock(self._target.uri):
             client = self._mlflow.MlflowClient(tracking_uri=self._target.uri)
             run = store.open_run(client, self._target, self._run_name)
+            if self._target.run_id == run.info.run_id and self._target.is_continued:
+                self._last_step = store.last_step(client, run)
         self._known_params = dict(run.data.params)
         self.run, self._run_id = run, run.info.run_id
         self._client = client
@@ -245,8 +248,9 @@ class Delivery:
             with self._lock:
                 count = min(len(self._points), store.MAX_METRICS)
                 self._in_flight = [self._points.popleft() for _ in range(count)]
-        metrics = [self._mlflow.entities.Metric(*point) for point in self._in_flight]
-        if not self._ask(self._client.log_batch, self._run_id, metrics=metrics):
+        new = [point for point in self._in_flight if point.step > self._last_step]
+        metrics = [self._mlflow.entities.Metric(*point) for point in new]
+        if metrics and not self._ask(self._client.log_batch, self._run_id, metrics=metrics):
             self.lost += len(self._in_flight)
         self._in_flight = []
 

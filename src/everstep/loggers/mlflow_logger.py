@@ -41,6 +41,8 @@ class MlflowLogger:
         tracking_uri: Store, as `mlflow.set_tracking_uri` takes it.
         queue_size: Largest number of waiting points; beyond it the oldest are dropped.
         record: Path of the complete record, to be named in warnings.
+        continued: Id of a run of an earlier logger, to continue in place of a new one. Points up to
+            the last step that it has are not sent again.
         wait: Seconds that the constructor waits for the store.
         patience: Seconds without an answer after which `close` gives up.
         limit: Seconds after which `close` gives up in any case.
@@ -57,6 +59,7 @@ class MlflowLogger:
         tracking_uri: None | str = None,
         queue_size: int = 200_000,
         record: str | Path = "",
+        continued: None | str = None,
         wait: None | float = None,
         patience: float = 5.0,
         limit: float = 60.0,
@@ -82,11 +85,12 @@ class MlflowLogger:
             experiment_name=experiment_name,
             tracking_uri=tracking_uri,
             default_experiment=default_experiment,
+            continued=continued,
         )
         self._delivery = Delivery(
             mlflow, self._target, run_name=run_name, queue_size=queue_size, record=str(record)
         )
-        if self._target.run_id is None:
+        if self._target.is_ours:
             self._await_run(wait)
         atexit.register(self._close_at_exit)  # after MLflow's own, so it runs before that
 
@@ -165,7 +169,7 @@ class MlflowLogger:
             return
         self._closed = True
         atexit.unregister(self._close_at_exit)
-        ours = self._target.run_id is None
+        ours = self._target.is_ours
         if ours and self.run_id is not None:  # a run that the caller has ended keeps its status
             ours = ambient.leave(self._mlflow, self.run_id)
         self._delivery.close(status if ours else None, patience=self._patience, limit=self._limit)

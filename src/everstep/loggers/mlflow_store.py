@@ -42,8 +42,11 @@ class Target(NamedTuple):
     #: URI of the store.
     uri: str
 
-    #: Run of the caller to join; None opens a run.
+    #: Run of the caller to join, or run to continue; None opens a run.
     run_id: None | str = None
+
+    #: Whether `run_id` is a run of an earlier logger, which is continued.
+    is_continued: bool = False
 
     #: Experiment of a new run; the name is used if the id is None.
     experiment_id: None | str = None
@@ -51,6 +54,11 @@ class Target(NamedTuple):
 
     #: Artifact location of a new experiment; None leaves it to the store.
     artifacts: None | str = None
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the run is ended by the logger; that of the caller is left open."""
+        return self.run_id is None or self.is_continued
 
     @property
     def is_remote(self) -> bool:
@@ -65,6 +73,7 @@ def choose_target(
     experiment_name: None | str,
     tracking_uri: None | str,
     default_experiment: str = DEFAULT_EXPERIMENT,
+    continued: None | str = None,
 ) -> Target:
     """The caller's active run, else a store and an experiment.
 
@@ -74,12 +83,15 @@ def choose_target(
     run = ambient.callers_run(mlflow)
     same_store = tracking_uri in (None, mlflow.get_tracking_uri())
     if run is not None and same_store:
-        return Target(mlflow.get_tracking_uri(), run.info.run_id, run.info.experiment_id)
+        experiment_id = run.info.experiment_id
+        return Target(mlflow.get_tracking_uri(), run.info.run_id, experiment_id=experiment_id)
     uri = tracking_uri or ambient.callers_uri(mlflow)
     name = experiment_name or os.environ.get("MLFLOW_EXPERIMENT_NAME")
     use_id = experiment_name is None and same_store  # an id means nothing in another store
     return Target(
         uri or default_uri(root),
+        continued,
+        continued is not None,
         experiment_id=os.environ.get("MLFLOW_EXPERIMENT_ID") if use_id else None,
         experiment_name=name or default_experiment,
         artifacts=None if uri else (root.resolve() / "mlflow-artifacts").as_uri(),
@@ -94,10 +106,36 @@ def default_uri(root: Path) -> str:
 
 def open_run(client: Any, target: Target, run_name: None | str) -> Any:
     """The caller's run, or a new one. Contacts the store."""
-    if target.run_id is not None:
+    if target.run_id is not None and not target.is_continued:
         return client.get_run(target.run_id)
+    if target.run_id is not None and (run := _continue_run(client, target.run_id)) is not None:
+        return run
     experiment_id = target.experiment_id or _find_experiment(client, target)
     return client.create_run(experiment_id, run_name=run_name, tags=_run_tags())
+
+
+def _continue_run(client: Any, run_id: str) -> Any:
+    """The run of an earlier logger, open again; None, with a warning, if it is not there."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        run = client.get_run(run_id)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+            raise
+        run = None
+    if run is None or run.info.lifecycle_stage != "active":
+        _log.warning("The MLflow run %s was deleted, or is in another store: a new one.", run_id)
+        return None
+    client.update_run(run_id, status="RUNNING")
+    return client.get_run(run_id)
+
+
+def last_step(client: Any, run: Any) -> int:
+    """Step of the newest points of a run; -1 if it has none."""
+    names = sorted(run.data.metrics, key=lambda name: name.startswith("eval/"))
+    history = client.get_metric_history(run.info.run_id, names[0]) if names else []
+    return max((metric.step for metric in history), default=-1)
 
 
 def _find_experiment(client: Any, target: Target) -> str:

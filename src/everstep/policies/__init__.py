@@ -11,6 +11,7 @@ from ._core import Actor, PolicyCore, Sample, model_mode
 from ._feedforward import Policy
 from ._recurrent import RecurrentPolicy
 from ._saving import save as save_policy
+from ._saving import state_of as policy_state
 
 if TYPE_CHECKING:
     from ._mlflow import MLflowPolicyModel, MLflowRecurrentPolicyModel
@@ -29,6 +30,7 @@ __all__ = [
     "load_policy",
     "make_policy",
     "model_mode",
+    "policy_state",
     "save_policy",
 ]
 

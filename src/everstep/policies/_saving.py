@@ -35,9 +35,14 @@ _KEYS = {
 
 def save(policy: PolicyCore[Any], path: str | os.PathLike[str]) -> None:
     """Write `policy` to a file; see `Policy.save`."""
+    save_file(Path(path), state_of(policy))
+
+
+def state_of(policy: PolicyCore[Any]) -> dict[str, Any]:
+    """The content of a policy's file; its tensors are the policy's own."""
     observation_spec, action_spec = policy._spec
     normalizer = policy.normalizer
-    state = {
+    return {
         "kind": type(policy).__name__,
         "model_cls": type(policy.model).__name__,
         "model_config": _config(policy),
@@ -52,7 +57,6 @@ def save(policy: PolicyCore[Any], path: str | os.PathLike[str]) -> None:
         "weights": dict(policy.model.state_dict()),
         "normalizer": None if normalizer is None else normalizer.describe(),
     }
-    save_file(Path(path), state)
 
 
 def load(

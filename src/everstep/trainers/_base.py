@@ -3,23 +3,22 @@
 import contextlib
 import math
 import os
-import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-import torch
 from typing_extensions import Self
 
-from ..checkpoints import load_state, save_state
+from ..callbacks import Callbacks
 from ..conditions import Condition, check_stopping
 from ..config import dotted_name, plain
-from ..data import EvalCollectStats, TrainerState, TrainStats
+from ..data import EvalCollectStats, TrainStats
 from ..errors import ConfigError
-from ..loggers import JsonlLogger, Logger, LoggerGroup, MlflowLogger, RunStatus, create_run_dir
+from ..loggers import Logger, LoggerGroup, MlflowLogger, RunStatus, create_run_dir
 from ..synonyms import METHODS
 from ..validation import keywords_only
-from ._evaluations import NEEDS_EVAL_ENV, UNUSED_CONFIG, check_evaluations
+from ._evaluations import NEEDS_EVAL_ENV, check_evaluations, evaluate_apart, evaluate_shared
+from ._files import RunFiles
 from ._record import (
     RUNS,
     check_run_dir,
@@ -29,8 +28,10 @@ from ._record import (
     made_with,
     params_of,
     run_keys,
+    saving_keys,
 )
-from ._reduction import reduce_stats
+from ._saving import SavedTrainer
+from ._signals import Signals
 from ._view import ProgressView
 
 if TYPE_CHECKING:  # they import TorchRL and TensorDict, which takes two seconds
@@ -40,7 +41,7 @@ if TYPE_CHECKING:  # they import TorchRL and TensorDict, which takes two seconds
 _Algorithm = TypeVar("_Algorithm", bound="GenericAlgorithmBase[Any, Any, Any]")
 
 
-class GenericTrainerBase(Generic[_Algorithm]):
+class GenericTrainerBase(SavedTrainer[_Algorithm]):
     """Base of trainers: trains one algorithm.
 
     Args:
@@ -57,8 +58,14 @@ class GenericTrainerBase(Generic[_Algorithm]):
         eval_episodes: Complete episodes per evaluation on `eval_env`.
         record: Further keys of `config.yaml`, beside the resolved hyperparameters.
         run_arguments: Default arguments of `run`.
-        resume: Whether to continue the run in `run_dir`: its checkpoint is loaded, and its
-            `metrics.jsonl` is continued.
+        resume: Whether to continue the run in `run_dir`: its newest checkpoint is loaded, its
+            `metrics.jsonl` is continued from there, and so is its MLflow run. `load` also builds
+            the trainer as the run's `config.yaml` says.
+        checkpoint_every: Train steps between checkpoints while `run` lasts; a time such as `"30s"`,
+            `"10m"` or `"2h"`; or `"end"`, for one at the end only.
+        keep_last: Number of checkpoints to keep.
+        best: Name of a statistic; the policy is also saved to `best/` when it is larger than ever.
+        callbacks: Objects that are called while `run` lasts; see `everstep.callbacks`.
         progress: Whether `run` shows its progress on standard error: a live view on a terminal and
             in a notebook, a line every ten seconds elsewhere.
 
@@ -68,24 +75,14 @@ class GenericTrainerBase(Generic[_Algorithm]):
 
     """
 
-    #: The algorithm that is trained.
-    algorithm: _Algorithm
+    #: Default arguments of `run`.
+    run_arguments: dict[str, Any]
 
     #: Receives parameters and statistics.
     logger: LoggerGroup
 
     #: Shows progress while `run` lasts.
     view: ProgressView
-
-    #: The MLflow logger, if there is one.
-    mlflow: None | MlflowLogger
-
-    #: Directory of this run's record, if there is one: None only if the argument is None, so type
-    #: checkers do not ask every program to test it.
-    run_dir: Path | Any
-
-    #: Running totals.
-    state: TrainerState
 
     def __init__(
         self,
@@ -102,12 +99,16 @@ class GenericTrainerBase(Generic[_Algorithm]):
         record: None | Mapping[str, Any] = None,
         run_arguments: None | Mapping[str, Any] = None,
         resume: bool = False,
+        checkpoint_every: int | str = "1m",
+        keep_last: int = 2,
+        best: None | str = None,
+        callbacks: Sequence[Any] = (),
         progress: bool = True,
     ) -> None:
         from ..policies import RecurrentPolicy
 
         self.algorithm = algorithm
-        self._run_arguments = dict(run_arguments or {})
+        self.run_arguments = dict(run_arguments or {})
         self.eval_env = eval_env
         self.eval_episodes = eval_episodes
         self.state = {"algorithm/collects": 0, "algorithm/steps": 0, "env/steps": 0}
@@ -123,23 +124,21 @@ class GenericTrainerBase(Generic[_Algorithm]):
         if run_dir == "auto":
             run_dir = create_run_dir(RUNS, name)
         self.run_dir = None if run_dir is None else Path(run_dir)
-        if resume:
-            self.load_checkpoint()
-        self.mlflow = None
+        self.callbacks = Callbacks(callbacks)
+        self._record |= saving_keys(checkpoint_every, keep_last, best, callbacks)
         sinks = list(loggers)
         if self.run_dir is not None:
-            self.run_dir.mkdir(parents=True, exist_ok=True)
-            metrics = self.run_dir / "metrics.jsonl"
-            written = JsonlLogger(metrics)
-            weakref.finalize(self, written.close)  # for scripts that never call `close`
-            sinks.insert(0, written)
+            self._files = RunFiles(self.run_dir, checkpoint_every, keep_last, best)
+            continued = self._continue(self._files) if resume else None
+            sinks.insert(0, self._files.metrics)
             if track:
                 self.mlflow = MlflowLogger(
                     self.run_dir.parent,
                     experiment_name=experiment_name,
                     default_experiment=name,
                     run_name=run_name or self.run_dir.name,
-                    record=metrics,
+                    record=self._files.metrics.path,
+                    continued=continued,
                 )
                 sinks.append(self.mlflow)
         self.logger = LoggerGroup(sinks)
@@ -216,7 +215,7 @@ class GenericTrainerBase(Generic[_Algorithm]):
             "stop_conditions": stop_conditions,
             "total_env_steps": total_env_steps,
         }
-        arguments = self._run_arguments | {k: v for k, v in given.items() if v is not None}
+        arguments = self.run_arguments | {k: v for k, v in given.items() if v is not None}
         check_stopping(arguments.get("total_env_steps"), arguments.get("stop_conditions", ()))
         check_evaluations(
             self.algorithm,
@@ -228,18 +227,39 @@ class GenericTrainerBase(Generic[_Algorithm]):
             raise ConfigError(_NO_BUDGET)
         self._record |= (keys := run_keys(arguments))
         self._write_record(keys)
-        try:
-            with self.view.shown(self.algorithm.params, arguments, self.logger.loggers):
-                stats = self._loop(**arguments)
-        except BaseException:
-            with contextlib.suppress(OSError):  # the first error is the one to report
-                self.save()
-            raise
-        self.save()
+        with Signals(is_active=self.run_dir is not None) as signals:
+            try:
+                self.callbacks.call("on_start", self)
+                with (
+                    self.view.shown(self.algorithm.params, arguments, self.logger.loggers),
+                    self._calling_back(),
+                ):
+                    stats = self._loop(signals, **arguments)
+                signals.settle()
+                status = "KILLED" if signals.wants_stop() else "FINISHED"
+                self.callbacks.call("on_end", status)
+            except BaseException as error:
+                if not signals.is_urgent:
+                    self._save_after(error)
+                raise
+            self.save()
+            signals.raise_stop()
         return stats
+
+    @contextlib.contextmanager
+    def _calling_back(self) -> Iterator[None]:
+        """Context in which train steps and evaluations call the callbacks."""
+        self._called, self._is_stopping = self.callbacks, False
+        yield
+        self._called = Callbacks()
+
+    def stop(self) -> None:
+        """End `run` after the present train step; called by callbacks, or from another thread."""
+        self._is_stopping = True
 
     def _loop(
         self,
+        signals: Signals,
         *,
         env_config: None | dict[str, Any] = None,
         eval_env_config: None | dict[str, Any] = None,
@@ -253,18 +273,30 @@ class GenericTrainerBase(Generic[_Algorithm]):
         if self.algorithm.hparams.lr_schedule == "linear" and math.isfinite(budget):
             self.algorithm.lr_scheduler.anneal(int(budget))
             self.algorithm.follow_schedules()
-        while True:
+        stats = cast(TrainStats, {})
+        while not signals.wants_stop():
+            self._eval_if_due(steps_per_eval, config)
+            if self._files is not None and self._files.is_due(self.state, signals):
+                self._save_in_background(self._files)
+            if signals.wants_stop():
+                break
             stats = self.step(env_config=env_config)
             # Every condition sees every train step: some of them count.
             met = [condition(stats) for condition in stop_conditions]
-            steps, env_steps = self.state["algorithm/steps"], self.state["env/steps"]
-            if any(met) or (total_env_steps is not None and env_steps >= total_env_steps):
-                return stats
-            hparams = self.algorithm.hparams
-            if steps_per_eval and steps % steps_per_eval == 0:
-                self.eval(env_config=config)
-            if hparams.test_every and steps % hparams.test_every == 0:
-                self.eval(env_config=config, episodes=hparams.num_test_episodes)
+            if any(met) or self._is_stopping or self.state["env/steps"] >= budget:
+                break
+        return stats
+
+    def _eval_if_due(self, every: None | int, env_config: None | dict[str, Any]) -> None:
+        """Make the evaluations that follow the last train step, unless they were made."""
+        steps, hparams = self.state["algorithm/steps"], self.algorithm.hparams
+        if steps == self._evaluated:
+            return
+        if every and steps % every == 0:
+            self.eval(env_config=env_config)
+        if hparams.test_every and steps % hparams.test_every == 0:
+            self.eval(env_config=env_config, episodes=hparams.num_test_episodes)
+        self._evaluated = steps
 
     def step(self, *, env_config: None | dict[str, Any] = None) -> TrainStats:
         """Collect one rollout, update the policy with it, and return both's statistics.
@@ -280,6 +312,7 @@ class GenericTrainerBase(Generic[_Algorithm]):
         self.state["algorithm/steps"] += 1
         self.state["env/steps"] += collect_stats["env/steps"]
         stats = {**memory_stats, **collect_stats, **step_stats, **self.state}
+        self._called.call("on_train_step", stats)
         self._log(stats)
         return cast(TrainStats, stats)
 
@@ -309,99 +342,38 @@ class GenericTrainerBase(Generic[_Algorithm]):
 
         """
         if self.eval_env is not None:
-            from ..evaluation import evaluate
-
-            device = self.algorithm.policy.device
-            with torch.random.fork_rng([device] if device.type == "cuda" else []):
-                result = evaluate(
-                    self.algorithm.policy,
-                    self.eval_env,
-                    episodes=self.eval_episodes if episodes is None else episodes,
-                    deterministic=deterministic,
-                    env_config=env_config,
-                )
+            result = evaluate_apart(
+                self.algorithm,
+                self.eval_env,
+                episodes=self.eval_episodes if episodes is None else episodes,
+                deterministic=deterministic,
+                env_config=env_config,
+            )
         elif episodes is not None:
             raise ValueError(f"`episodes` {NEEDS_EVAL_ENV}")
         else:
-            result = self._eval_shared(env_config, deterministic)
+            collects = self.state["algorithm/collects"]
+            result, more = evaluate_shared(
+                self.algorithm, collects, env_config, deterministic=deterministic
+            )
+            self.state["algorithm/collects"] = collects + more
         stats = {f"eval/{key}": value for key, value in result.items()}
+        self._called.call("on_evaluation", stats)
         self._log(stats)
         return cast(EvalCollectStats, stats)
-
-    def _eval_shared(
-        self, env_config: None | dict[str, Any], deterministic: bool
-    ) -> dict[str, float]:
-        every, collects = self.algorithm.horizons_per_env_reset, self.state["algorithm/collects"]
-        if env_config and every < 0 and collects:
-            raise ValueError(UNUSED_CONFIG)
-        if every > 0 and collects % every:
-            raise RuntimeError(
-                "`eval` shares the environment with training and can only start when a reset is "
-                f"due, every {every} rollouts (`horizons_per_env_reset`); {collects % every} have "
-                "passed since the last. Call it then, or give the trainer an `eval_env`."
-            )
-        rollouts: list[dict[str, float]] = []
-        with self.algorithm.evaluating():
-            for _ in range(max(1, every)):
-                stats = self.algorithm.collect(env_config=env_config, deterministic=deterministic)
-                rollouts.append(cast(dict[str, float], stats))
-                self.state["algorithm/collects"] += 1
-        return reduce_stats(rollouts)
 
     # ---- the record ---------------------------------------------------------------------------
 
     def _log(self, stats: Mapping[str, Any]) -> None:
         self.logger.log_metrics(stats, step=self.state["env/steps"])
         self.view.log_metrics(stats, step=self.state["env/steps"])
-
-    def save(self) -> None:
-        """Write the policy (`policy`) and a checkpoint (`checkpoint`) to `run_dir`."""
-        if self.run_dir is not None:
-            from ..policies import save_policy
-
-            save_policy(self.algorithm.policy, self.run_dir / "policy")
-            self.save_checkpoint()
-
-    def save_checkpoint(self, path: None | str | os.PathLike[str] = None) -> None:
-        """Write a checkpoint, from which training can continue, to a directory, atomically.
-
-        Args:
-            path: The directory; `run_dir/checkpoint` if None.
-
-        Raises:
-            ValueError: If neither is given.
-
-        """
-        save_state(self._checkpoint_path(path), self.state_dict())
-
-    def load_checkpoint(self, path: None | str | os.PathLike[str] = None) -> None:
-        """Continue from a checkpoint; exactly, if the environment offers its state.
-
-        Args:
-            path: The directory; `run_dir/checkpoint` if None.
-
-        Raises:
-            CheckpointError: If it is damaged or does not fit.
-
-        """
-        self.load_state_dict(load_state(self._checkpoint_path(path)))
-
-    def _checkpoint_path(self, path: None | str | os.PathLike[str]) -> Path:
-        if path is None and self.run_dir is None:
-            raise ValueError("This trainer has no `run_dir`: name the checkpoint's directory.")
-        return Path(path) if path is not None else cast(Path, self.run_dir) / "checkpoint"
-
-    def state_dict(self) -> dict[str, Any]:
-        """State of the algorithm and of the trainer, from which training can continue."""
-        return {"algorithm": self.algorithm.state_dict(), "trainer": dict(self.state)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict`."""
-        self.algorithm.load_state_dict(state["algorithm"])
-        self.state = cast(TrainerState, dict(state["trainer"]))
+        if self._files is not None:
+            self._files.note(stats, self.state, self.algorithm.policy)
 
     def close(self, status: RunStatus = "FINISHED") -> None:
         """Flush and close the loggers, and end the MLflow run if it is this trainer's own."""
+        if self._files is not None:
+            self._files.wait()
         self.logger.close(status)
 
 

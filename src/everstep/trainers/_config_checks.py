@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from ..callbacks import callback_from_config
 from ..conditions import condition_from_config
 from ..config import import_name
 from ..data import TrainStats
@@ -14,6 +15,7 @@ from ..hyperparameters import Hyperparameters
 from ..loggers.base import writing_problem
 from ..registry import EXPECTED, check_callable, factory, is_made, takes_sizes
 from ..validation import InvalidError, Problem, check_fields, signature_of, unknown_name
+from ._checkpointing import Interval
 
 #: Modules searched for a class that was named without its module.
 _HOMES = ("torch.optim", "everstep.distributions", "everstep.models", "everstep.env")
@@ -215,3 +217,18 @@ def run_dir_problems(run_dir: Any) -> Iterator[Problem]:
     elif problem := writing_problem(path):
         message = f"{run_dir} cannot be written: {problem}; name another directory"
         yield Problem(("run_dir",), message)
+
+
+def saving_problems(options: Mapping[str, Any]) -> Iterator[Problem]:
+    """Problems of the interval of checkpoints, the statistic of the best policy, and callbacks."""
+    try:
+        Interval(options.get("checkpoint_every") or "end")
+    except ConfigError as error:
+        yield sentence_problem(str(error))
+    for i, entry in enumerate(options.get("callbacks") or []):
+        try:
+            callback_from_config(entry)
+        except ConfigError as error:
+            yield Problem(
+                ("callbacks", i), str(error).removeprefix("`callbacks`: ").removesuffix(".")
+            )

@@ -1,9 +1,14 @@
-"""Rules of evaluations that share the training environment."""
+"""Evaluations while training, in an environment of their own or in that of the training."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-if TYPE_CHECKING:  # imports TorchRL and TensorDict, which takes two seconds
+import torch
+
+from ._reduction import reduce_stats
+
+if TYPE_CHECKING:  # they import TorchRL and TensorDict, which takes two seconds
     from ..algorithms import GenericAlgorithmBase
+    from ..env import Env
 
 NEEDS_EVAL_ENV = (
     "plays complete episodes in a separate environment: give the trainer an `eval_env`, or "
@@ -51,3 +56,47 @@ def check_evaluations(
             f"({every}) if `eval` shares the environment with training; got {steps_per_eval}. "
             "Change one of them, or give the trainer an `eval_env`."
         )
+
+
+def evaluate_apart(
+    algorithm: "GenericAlgorithmBase[Any, Any, Any]", env: "Env", **options: Any
+) -> dict[str, float]:
+    """Statistics of complete episodes in an environment of their own, with our random numbers."""
+    from ..evaluation import evaluate
+
+    device = algorithm.policy.device
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        return evaluate(algorithm.policy, env, **options)
+
+
+def evaluate_shared(
+    algorithm: "GenericAlgorithmBase[Any, Any, Any]",
+    collects: int,
+    env_config: None | dict[str, Any],
+    *,
+    deterministic: bool,
+) -> tuple[dict[str, float], int]:
+    """Statistics of rollouts in the training environment, and the number of these rollouts.
+
+    Args:
+        algorithm: The algorithm.
+        collects: Rollouts so far.
+        env_config: Passed to the environment's reset.
+        deterministic: Whether actions are the distribution's mode.
+
+    """
+    every = algorithm.horizons_per_env_reset
+    if env_config and every < 0 and collects:
+        raise ValueError(UNUSED_CONFIG)
+    if every > 0 and collects % every:
+        raise RuntimeError(
+            "`eval` shares the environment with training and can only start when a reset is "
+            f"due, every {every} rollouts (`horizons_per_env_reset`); {collects % every} have "
+            "passed since the last. Call it then, or give the trainer an `eval_env`."
+        )
+    with algorithm.evaluating():
+        rollouts = [
+            algorithm.collect(env_config=env_config, deterministic=deterministic)
+            for _ in range(max(1, every))
+        ]
+    return reduce_stats([cast(dict[str, float], stats) for stats in rollouts]), len(rollouts)

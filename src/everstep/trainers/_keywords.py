@@ -37,6 +37,10 @@ class TrainerArguments:
     record: None | Mapping[str, Any] = None
     run_arguments: None | Mapping[str, Any] = None
     resume: bool = False
+    checkpoint_every: int | str = "1m"
+    keep_last: int = 2
+    best: None | str = None
+    callbacks: Sequence[Any] = ()
     progress: bool = True
 
 

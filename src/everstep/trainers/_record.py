@@ -5,7 +5,7 @@ import importlib.metadata
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from numbers import Number
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from ..conditions import condition_from_config
 from ..config import dotted_name, dump, load, plain
 from ..errors import ConfigError
 from ..loggers.base import writing_problem
+from ._checkpointing import checkpoints_of
 
 if TYPE_CHECKING:  # they import TorchRL and TensorDict, which takes two seconds
     from ..algorithms import GenericAlgorithmBase
@@ -48,10 +49,10 @@ def check_run_dir(run_dir: Any, *, resume: bool) -> None:
 
     """
     path = None if run_dir in (None, "auto") else Path(run_dir)
-    if resume and (path is None or not (path / "checkpoint").exists()):
+    if resume and (path is None or not checkpoints_of(path)):
         raise ConfigError(
-            "`resume` continues the run in `run_dir`, from the checkpoint that `run` writes when "
-            f"it ends; {run_dir!r} has none. Drop `resume`, or name the run's directory."
+            "`resume` continues the run in `run_dir`, from the newest checkpoint in it; "
+            f"{run_dir!r} has none. Drop `resume`, or name the run's directory."
         )
     if path is not None and path.exists() and not path.is_dir():
         raise ConfigError(f"`run_dir`: {path} is not a directory. Name another path.")
@@ -109,6 +110,20 @@ def run_keys(arguments: Mapping[str, Any]) -> dict[str, Any]:
     if given["total_env_steps"] == float("inf"):
         del given["total_env_steps"]
     return {key: value for key, value in given.items() if value}
+
+
+def saving_keys(
+    checkpoint_every: int | str, keep_last: int, best: None | str, callbacks: Sequence[Any]
+) -> dict[str, Any]:
+    """Keys of a configuration file for those arguments of a trainer that are not the default.
+
+    Callbacks that are objects of the program are left out: a file cannot make them.
+    """
+    given = {"checkpoint_every": checkpoint_every, "keep_last": keep_last, "best": best}
+    default = {"checkpoint_every": "1m", "keep_last": 2, "best": None}
+    named = [entry for entry in callbacks if isinstance(entry, str | Mapping)]
+    keys = {key: value for key, value in given.items() if value != default[key]}
+    return keys | ({"callbacks": named} if named else {})
 
 
 def config_text(algorithm: "GenericAlgorithmBase[Any, Any, Any]", record: Mapping[str, Any]) -> str:

@@ -1,9 +1,13 @@
 """The trainers of feedforward and of recurrent policies."""
 
 import inspect
+import os
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from typing_extensions import Self
+
+from ..config import import_name
 from ..errors import ConfigError
 from ..validation import unknown_name
 from ._base import GenericTrainerBase
@@ -14,6 +18,11 @@ if TYPE_CHECKING:  # they import TorchRL and TensorDict, which takes two seconds
     from ..algorithms import Algorithm, RecurrentAlgorithm
     from ..hyperparameters import Hyperparameters
     from ..registry import EnvSource
+
+_Trainer = TypeVar("_Trainer")
+
+#: Arguments of trainers that are keys of files too.
+_KEYS = ("experiment_name", "eval_episodes", "checkpoint_every", "keep_last", "best", "callbacks")
 
 #: Keyword arguments of trainers; all others are the algorithm's.
 TRAINER_ARGUMENTS = tuple(
@@ -43,6 +52,25 @@ class Trainer(GenericTrainerBase["Algorithm"]):
         algorithm, own = _build_algorithm(env_cls, arguments, recurrent=False)
         super().__init__(algorithm, **own)
 
+    @classmethod
+    def load(cls, run_dir: str | os.PathLike[str], /, **arguments: Any) -> Self:
+        """A trainer that continues a run where its newest checkpoint stands.
+
+        It is built as the run's `config.yaml` says; `run` then goes on to the run's budget.
+
+        Args:
+            run_dir: Directory of the run.
+            **arguments: Keys to change, such as `total_env_steps`, and arguments of
+                `GenericTrainerBase`, such as `loggers`.
+
+        Raises:
+            ConfigError: If the directory has no run, the policy is recurrent, or a key is part of
+                what the checkpoint is a state of.
+            CheckpointError: If no checkpoint can be read.
+
+        """
+        return _load(cls, run_dir, arguments)
+
 
 class RecurrentTrainer(GenericTrainerBase["RecurrentAlgorithm"]):
     """Trains a recurrent policy and records the run.
@@ -63,6 +91,24 @@ class RecurrentTrainer(GenericTrainerBase["RecurrentAlgorithm"]):
     def __init__(self, env_cls: "EnvSource | RecurrentAlgorithm", /, **arguments: Any) -> None:
         algorithm, own = _build_algorithm(env_cls, arguments, recurrent=True)
         super().__init__(algorithm, **own)
+
+    @classmethod
+    def load(cls, run_dir: str | os.PathLike[str], /, **arguments: Any) -> Self:
+        """A trainer that continues a run where its newest checkpoint stands; see `Trainer.load`."""
+        return _load(cls, run_dir, arguments)
+
+
+def _load(cls: type[_Trainer], run_dir: Any, arguments: dict[str, Any]) -> _Trainer:
+    # Configurations build trainers, so this module cannot import them.
+    resume = import_name("everstep.trainers._resuming.resume")
+    own = {k: v for k, v in arguments.items() if k in TRAINER_ARGUMENTS and k not in _KEYS}
+    changes = {k: v for k, v in arguments.items() if k not in own}
+    trainer = resume(run_dir, changes=changes, **own)
+    if not isinstance(trainer, cls):
+        kind = type(trainer).__name__
+        trainer.close("FAILED")
+        raise ConfigError(f"{run_dir}: this is the run of a {kind}: use `{kind}.load`.")
+    return trainer
 
 
 def _build_algorithm(

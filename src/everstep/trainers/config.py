@@ -2,11 +2,9 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from pathlib import Path
-from typing import Annotated, Any, ClassVar, cast, get_args, get_type_hints
+from dataclasses import dataclass, fields
+from typing import Any, cast, get_args, get_type_hints
 
-from pydantic import Field, SkipValidation
 from torch import nn
 
 from ..algorithms import (
@@ -22,10 +20,11 @@ from ..errors import AdapterError, ConfigError
 from ..hyperparameters import RecurrentHyperparameters
 from ..loggers import create_run_dir
 from ..registry import EnvSource, SpecFactory, is_made, resolve
-from ..validation import STRICT, PositiveInt, Problem, unknown_name
+from ..validation import Problem, unknown_name
 from . import _config_checks as checks
 from ._evaluations import check_evaluations
 from ._keywords import with_fields
+from ._options import SAVING, RunOptions
 from ._record import RUNS, check_run_dir, choose_seed
 from ._trainers import RecurrentTrainer, Trainer
 
@@ -47,51 +46,6 @@ _SWITCHES = tuple(
     if field.default is not None
     and type(None) in get_args(get_type_hints(RecurrentAlgorithmConfig)[field.name])
 )
-
-
-@dataclass(kw_only=True)
-class RunOptions:
-    """Options of a training run, beside hyperparameters."""
-
-    __pydantic_config__: ClassVar[Any] = STRICT
-
-    env_cls: Annotated[EnvSource, SkipValidation] = field(kw_only=False)
-    """Environment: a spec or an id such as `"CartPole-v1"`, a class, a function, or an instance."""
-
-    env_config: dict[str, Any] | None = None
-    """Passed to every reset of the environment."""
-
-    env_kwargs: dict[str, Any] | None = None
-    """Keyword arguments of the environment class or factory, or of the spec's adapter."""
-
-    recurrent: bool = False
-    """Whether the policy is recurrent; `model_cls` is then a `RecurrentModel`, or None."""
-
-    total_env_steps: PositiveInt | None = None
-    """Environment transitions after which training stops. None: no such limit."""
-
-    stop: list[Any] | None = None
-    """Conditions that stop training; one is enough. Objects, or mappings such as
-    `{HitsUpperBound: {key: episodes/return_mean_100, bound: 475}}`."""
-
-    steps_per_eval: PositiveInt | None = None
-    """Train steps between evaluations. None: no evaluations."""
-
-    eval_env_config: dict[str, Any] | None = None
-    """Passed to resets in evaluations. None: `env_config`."""
-
-    eval_episodes: PositiveInt | None = None
-    """Complete episodes per evaluation, in a separate environment. None: 100 if `env_cls` is a
-    spec; else evaluations share the training environment."""
-
-    run_dir: Annotated[str, Field(min_length=1)] | Path | None = None
-    """Directory of the run's record. None: a new one under `runs/`."""
-
-    experiment_name: Annotated[str, Field(min_length=1)] | None = None
-    """MLflow experiment. None: the environment's name."""
-
-    algorithm_config: dict[str, Any] = field(default_factory=dict)
-    """Hyperparameters that were given."""
 
 
 @dataclass
@@ -255,8 +209,8 @@ class TrainConfig(RunOptions):
             "record": self._record(),
             "run_arguments": self.run_arguments(),
         }
-        if self.eval_episodes is not None:
-            arguments["eval_episodes"] = self.eval_episodes
+        given = {name: getattr(self, name) for name in ("eval_episodes", *SAVING)}
+        arguments |= {name: value for name, value in given.items() if value is not None}
         arguments |= trainer_arguments
         self._check_evaluations(algorithm, shared=arguments["eval_env"] is None)
         if arguments.get("run_dir", "auto") == "auto":
@@ -370,7 +324,7 @@ class TrainConfig(RunOptions):
     def _record(self) -> dict[str, Any]:
         """Keys of the run's `config.yaml` beside resolved hyperparameters, to run it again."""
         given = self.to_dict()
-        names = {*_OPTIONS, "model", *_SWITCHES} - {"run_dir"}
+        names = {*_OPTIONS, "model", *_SWITCHES} - {"run_dir", *SAVING}
         record = {name: value for name, value in given.items() if name in names}
         return record | {name: given.get(name) for name in _CLASSES}
 
@@ -398,6 +352,7 @@ def _check(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
     problems += checks.env_problems(options["env_cls"], options.get("env_kwargs") or {})
     problems += checks.stop_problems(options.get("stop"), hyperparameters)
     problems += checks.run_dir_problems(options.get("run_dir"))
+    problems += checks.saving_problems(options)
     problems += checks.hyperparameter_problems(config_cls(**hyperparameters))
     return options | hyperparameters, problems
 

@@ -192,7 +192,7 @@ def test_training_leaves_a_run_and_says_where(train, here):
     run_dir = only_run(here)
     assert run_dir.name == "DiscreteDummyEnv-0001"
     assert {path.name for path in run_dir.iterdir()} == {
-        *("config.yaml", "metrics.jsonl", "policy", "checkpoint"),
+        *("config.yaml", "metrics.jsonl", "policy", "checkpoints"),
     }
     metrics = read_metrics(run_dir / "metrics.jsonl")
     assert metrics[-1]["env/steps"] == 40
@@ -645,10 +645,10 @@ def test_an_interrupted_training_is_saved_and_closed(here, number, code):
     finally:
         process.kill()
     assert process.returncode == code, err
-    assert "Interrupted. The policy and a checkpoint are in runs/it." in err
+    assert "Interrupted. Go on with: everstep resume runs/it" in err
     assert "Traceback" not in err
     assert (here / "runs/it/policy").exists()
-    assert (here / "runs/it/checkpoint").is_dir()
+    assert len(list((here / "runs/it/checkpoints").iterdir())) in (1, 2)
     assert [run[-1] for run in tracked(here)] == ["KILLED"]
     assert read_metrics(metrics)
 

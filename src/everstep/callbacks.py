@@ -1,0 +1,130 @@
+"""Callbacks of a training: objects that a trainer calls while it runs.
+
+A callback subclasses `Callback` and implements the methods that it needs. It may look at and change
+the trainer that `on_start` gave it: `trainer.stop()` ends the training after the present train
+step, and `trainer.algorithm.update_algorithm_parameter(name, value)` changes a hyperparameter. What
+a callback raises ends the training.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from .config import import_name
+from .errors import ConfigError
+
+#: Methods of a callback.
+HOOKS = ("on_start", "on_train_step", "on_evaluation", "on_checkpoint", "on_end")
+
+
+class Callback:
+    """Base of callbacks; its methods do nothing.
+
+    A callback with `state_dict` and `load_state_dict` is restored when the run is resumed; the
+    state is made of dicts, lists, tuples, tensors, numbers, strings and None.
+    """
+
+    #: The trainer, from `on_start` on.
+    trainer: Any = None
+
+    def on_start(self, trainer: Any) -> None:
+        """Called when `run` begins, with the trainer."""
+        self.trainer = trainer
+
+    def on_train_step(self, stats: dict[str, Any]) -> None:
+        """Called after every train step, before its statistics are logged.
+
+        Args:
+            stats: Statistics of the train step; numbers that are added are logged with them.
+
+        """
+
+    def on_evaluation(self, stats: dict[str, Any]) -> None:
+        """Called after every evaluation, before its statistics are logged.
+
+        Args:
+            stats: Statistics of the evaluation, under `eval/`; numbers may be added.
+
+        """
+
+    def on_checkpoint(self, path: Path) -> None:
+        """Called when a checkpoint is written, which may go on in the background.
+
+        Args:
+            path: Directory of the checkpoint.
+
+        """
+
+    def on_end(self, status: str) -> None:
+        """Called when `run` ends, before it is saved.
+
+        Args:
+            status: `"FINISHED"`, `"FAILED"` or `"KILLED"`, if it was interrupted.
+
+        """
+
+
+class Callbacks:
+    """Several callbacks as one, in order.
+
+    Args:
+        callbacks: The callbacks: objects, or entries of a file, which are dotted names of classes
+            or mappings of one to its options.
+
+    Raises:
+        ConfigError: Names what is not a callback.
+
+    """
+
+    #: The callbacks.
+    members: tuple[Any, ...]
+
+    def __init__(self, callbacks: Sequence[Any] = ()) -> None:
+        self.members = tuple(map(callback_from_config, callbacks))
+
+    def call(self, hook: str, *arguments: Any) -> None:
+        """Call a method of every callback."""
+        for member in self.members:
+            getattr(member, hook)(*arguments)
+
+    def state_dict(self) -> list[Any]:
+        """States by callback; None for those without one."""
+        return [x.state_dict() if hasattr(x, "state_dict") else None for x in self.members]
+
+    def load_state_dict(self, states: Sequence[Any]) -> None:
+        """Continue from `state_dict`; other callbacks than those of the run start anew."""
+        if len(states) == len(self.members):
+            for member, state in zip(self.members, states, strict=True):
+                if state is not None and hasattr(member, "load_state_dict"):
+                    member.load_state_dict(state)
+
+
+def callback_from_config(entry: Any) -> Any:
+    """The callback of an entry of a configuration file; an object is returned as it is.
+
+    Args:
+        entry: A callback; or the dotted name of a class, such as `my_module.SaveVideo`; or a
+            mapping of one to its options.
+
+    Raises:
+        ConfigError: If it is none of these, or the class refuses the options.
+
+    """
+    options: Any = {}
+    if isinstance(entry, Mapping) and len(entry) == 1:
+        [(entry, options)] = entry.items()
+        options = options or {}
+    if isinstance(entry, str):
+        entry = import_name(entry)
+    if isinstance(entry, type):
+        try:
+            entry = entry(**options)
+        except TypeError as error:
+            raise ConfigError(f"`callbacks`: {entry.__qualname__}: {error}.") from None
+    missing = [hook for hook in HOOKS if not callable(getattr(entry, hook, None))]
+    if missing:
+        raise ConfigError(
+            f"`callbacks`: expected a callback, or the dotted name of its class; got {entry!r}, "
+            f"which has no `{missing[0]}`. Subclass `everstep.callbacks.Callback`."
+        )
+    return entry

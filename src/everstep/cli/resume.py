@@ -1,0 +1,33 @@
+"""`everstep resume`: continue a run where its newest checkpoint stands."""
+
+import argparse
+from pathlib import Path
+
+from ._arguments import add_env_steps, add_overrides, flag_overrides
+from .train import add_outputs, resume_run
+
+HELP = "continue a run"
+DESCRIPTION = (
+    "Continue the training of a run from its newest checkpoint, in the same directory and the same "
+    "MLflow run."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("run_dir", metavar="RUN_DIR", help="directory of the run")
+    add_overrides(parser, "lr=1e-4; those that may change are in the documentation")
+    add_env_steps(parser)
+    add_outputs(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Train, and return the exit code.
+
+    Raises:
+        ConfigError: If there is no such run, it is finished, or a key cannot be changed.
+        KeyboardInterrupt: If training was interrupted, after it has been saved.
+
+    """
+    assignments = flag_overrides(arguments, {"steps": "total_env_steps"})
+    return resume_run(arguments, Path(arguments.run_dir), assignments, finished=2)

@@ -1,0 +1,73 @@
+"""`RunOptions`: keys of a training run, beside hyperparameters."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field, SkipValidation
+
+from ..registry import EnvSource
+from ..validation import STRICT, PositiveInt
+
+#: Keys of checkpoints and callbacks, which are arguments of trainers too.
+SAVING = ("checkpoint_every", "keep_last", "best", "callbacks")
+
+
+@dataclass(kw_only=True)
+class RunOptions:
+    """Options of a training run, beside hyperparameters."""
+
+    __pydantic_config__: ClassVar[Any] = STRICT
+
+    env_cls: Annotated[EnvSource, SkipValidation] = field(kw_only=False)
+    """Environment: a spec or an id such as `"CartPole-v1"`, a class, a function, or an instance."""
+
+    env_config: dict[str, Any] | None = None
+    """Passed to every reset of the environment."""
+
+    env_kwargs: dict[str, Any] | None = None
+    """Keyword arguments of the environment class or factory, or of the spec's adapter."""
+
+    recurrent: bool = False
+    """Whether the policy is recurrent; `model_cls` is then a `RecurrentModel`, or None."""
+
+    total_env_steps: PositiveInt | None = None
+    """Environment transitions after which training stops. None: no such limit."""
+
+    stop: list[Any] | None = None
+    """Conditions that stop training; one is enough. Objects, or mappings such as
+    `{HitsUpperBound: {key: episodes/return_mean_100, bound: 475}}`."""
+
+    steps_per_eval: PositiveInt | None = None
+    """Train steps between evaluations. None: no evaluations."""
+
+    eval_env_config: dict[str, Any] | None = None
+    """Passed to resets in evaluations. None: `env_config`."""
+
+    eval_episodes: PositiveInt | None = None
+    """Complete episodes per evaluation, in a separate environment. None: 100 if `env_cls` is a
+    spec; else evaluations share the training environment."""
+
+    run_dir: Annotated[str, Field(min_length=1)] | Path | None = None
+    """Directory of the run's record. None: a new one under `runs/`."""
+
+    experiment_name: Annotated[str, Field(min_length=1)] | None = None
+    """MLflow experiment. None: the environment's name."""
+
+    checkpoint_every: PositiveInt | str | None = None
+    """Train steps between checkpoints; seconds, minutes or hours, such as `"30s"`, `"10m"` or
+    `"2h"`; or `"end"`, for one at the end only. None: `"1m"`."""
+
+    keep_last: PositiveInt | None = None
+    """Number of checkpoints to keep. None: 2."""
+
+    best: Annotated[str, Field(min_length=1)] | None = None
+    """Statistic, such as `eval/episodes/return_mean`, that saves the policy to `best/` whenever it
+    is larger than before. None: no such policy."""
+
+    callbacks: list[Any] | None = None
+    """Objects that are called while training runs. In a file, dotted names of their classes, or
+    mappings such as `{my_module.EarlyStop: {patience: 10}}`."""
+
+    algorithm_config: dict[str, Any] = field(default_factory=dict)
+    """Hyperparameters that were given."""

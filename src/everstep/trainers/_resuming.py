@@ -1,0 +1,130 @@
+"""Trainers of runs that go on: built from the run's `config.yaml`, with some keys changed."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..algorithms import LIVE
+from ..conditions import HitsUpperBound
+from ..config import Document, apply_overrides, load
+from ..errors import ConfigError
+from ..registry import SpecFactory
+from ..validation import Problem
+from ._base import GenericTrainerBase
+from ._checkpointing import checkpoints_of
+from ._options import SAVING
+from ._trainers import RecurrentTrainer, Trainer
+from .config import HYPERPARAMETERS, TrainConfig
+
+#: Learning rates, which the checkpoint's optimizer has too.
+_RATES = ("lr", "lr_pi", "lr_v")
+
+#: Keys that may differ from the run's `config.yaml` when it goes on. All others are part of what
+#: the checkpoint is a state of.
+CHANGEABLE = frozenset(
+    {
+        *("total_env_steps", "stop", "steps_per_eval", "eval_episodes", "eval_env_config"),
+        *("env_config", "experiment_name", *SAVING, *LIVE, *_RATES),
+    }
+)
+
+
+def resume(
+    run_dir: str | os.PathLike[str],
+    /,
+    overrides: Sequence[str] = (),
+    *,
+    changes: None | Mapping[str, Any] = None,
+    **trainer_arguments: Any,
+) -> Trainer | RecurrentTrainer:
+    """A trainer that continues a run where its newest checkpoint stands.
+
+    Args:
+        run_dir: Directory of the run.
+        overrides: Assignments such as `"total_env_steps=2_000_000"`.
+        changes: Values by key.
+        **trainer_arguments: Arguments of `Trainer` that files do not have, such as `loggers`.
+
+    Raises:
+        ConfigError: If the directory has no run, or a key cannot be changed.
+        CheckpointError: If no checkpoint can be read.
+
+    """
+    path = Path(run_dir)
+    changes = dict(changes or {})
+    config = TrainConfig.from_document(_document(path, overrides, changes))
+    given = config.algorithm_config | {"total_env_steps": config.total_env_steps}
+    trainer = config.build(run_dir=path, resume=True, **trainer_arguments)
+    named = {assignment.partition("=")[0] for assignment in overrides} | changes.keys()
+    for name in sorted(named.intersection(_RATES)):  # the checkpoint's optimizer had the old one
+        trainer.algorithm.update_algorithm_parameter(name, given[name])
+    return trainer
+
+
+def end_of(trainer: GenericTrainerBase[Any], arguments: Mapping[str, Any]) -> str:
+    """The limit that a run has reached already, as keys of a file; empty if it can go on.
+
+    Args:
+        trainer: The trainer.
+        arguments: Arguments of `run`.
+
+    """
+    totals: Mapping[str, Any] = trainer.state
+    limit = arguments.get("total_env_steps")
+    if limit is not None and totals["env/steps"] >= limit:
+        return f"total_env_steps: {limit}"
+    for condition in arguments.get("stop_conditions") or ():
+        known = isinstance(condition, HitsUpperBound) and condition.key in totals
+        if known and totals[condition.key] >= condition.upper_bound:
+            return f"stop: {condition.key} of {condition.upper_bound}"
+    return ""
+
+
+def _document(run_dir: Path, overrides: Sequence[str], changes: dict[str, Any]) -> Document:
+    """The run's configuration with its changes.
+
+    Raises:
+        ConfigError: Lists the keys that cannot be changed.
+
+    """
+    file = run_dir / "config.yaml"
+    if not file.is_file():
+        raise ConfigError(
+            f"{run_dir}: not the directory of a run: no config.yaml in it. Name the one that "
+            "`everstep train` prints."
+        )
+    if not checkpoints_of(run_dir):
+        raise ConfigError(
+            f"{run_dir}: no checkpoint in it: the run ended before its first one. Train it anew: "
+            f"everstep train -f {file}"
+        )
+    before = load(file).hoist("algorithm_config", HYPERPARAMETERS)
+    bare = [override.removeprefix("algorithm_config.") for override in overrides]
+    after = apply_overrides(before, bare)
+    after.values.update(changes)
+    if after.values.get("env_cls") is None:
+        raise ConfigError(
+            f"{run_dir}: the program made the environment, so a file cannot. Build the trainer as "
+            "before, with `resume=True`, or name the environment: env_cls=my_module.MyEnv"
+        )
+    changed = [k for k, value in after.values.items() if value != before.values.get(k)]
+    refused = [k for k in changed if k not in CHANGEABLE and not _is_same(k, before, after)]
+    after.check(
+        [Problem((key,), _REFUSED.format(before.values.get(key))) for key in refused if key]
+    )
+    return after
+
+
+def _is_same(key: str, before: Document, after: Document) -> bool:
+    """Whether a key has the same meaning: an id is its spec, and what was not named may be."""
+    if key != "env_cls":
+        return False
+    old, new = before.values.get(key), after.values[key]
+    return old is None or (isinstance(new, str) and SpecFactory(new).spec == old)
+
+
+_REFUSED = (
+    "cannot change in a run that goes on: it is part of what the checkpoint is a state of, and is "
+    "{!r} there; start a new run, or leave it out"
+)

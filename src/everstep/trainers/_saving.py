@@ -1,0 +1,153 @@
+"""The part of a trainer that saves and restores it."""
+
+import contextlib
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+
+from ..callbacks import Callbacks
+from ..checkpoints import load_state, save_state
+from ..data import TrainerState
+from ..loggers import MlflowLogger
+from ._files import RunFiles
+
+if TYPE_CHECKING:  # they import TorchRL and TensorDict, which takes two seconds
+    from ..algorithms import GenericAlgorithmBase
+    from ..env import Env
+
+_Algorithm = TypeVar("_Algorithm", bound="GenericAlgorithmBase[Any, Any, Any]")
+
+
+class SavedTrainer(Generic[_Algorithm]):
+    """State of a trainer, and the files of its run."""
+
+    #: The algorithm that is trained.
+    algorithm: _Algorithm
+
+    #: Environment of `eval`, if evaluations do not share that of the training.
+    eval_env: "None | Env"
+
+    #: Called while `run` lasts.
+    callbacks: Callbacks
+
+    #: The MLflow logger, if there is one.
+    mlflow: None | MlflowLogger = None
+
+    #: Directory of this run's record, if there is one: None only if the argument is None, so type
+    #: checkers do not ask every program to test it.
+    run_dir: Path | Any
+
+    #: Running totals.
+    state: TrainerState
+
+    #: Files of the run, if there is a directory.
+    _files: None | RunFiles = None
+
+    #: Callbacks that train steps and evaluations call: those above while `run` lasts.
+    _called: Callbacks = Callbacks()
+
+    #: Train steps after which evaluations were made last.
+    _evaluated: int = 0
+
+    #: Whether a callback asked for the end of the training.
+    _is_stopping: bool = False
+
+    def stop(self) -> None:
+        """End `run` after the present train step; for callbacks, and for other threads."""
+        self._is_stopping = True
+
+    def save(self) -> None:
+        """Write the policy (`policy`) and a checkpoint (in `checkpoints`) to `run_dir`.
+
+        Nothing is written if the newest checkpoint is of the same train step.
+
+        Raises:
+            OSError: Names what could not be written; earlier checkpoints are unchanged.
+
+        """
+        if self._files is not None:
+            path = self._files.save(self.state, self._run_state, self.algorithm.policy)
+            if path is not None:
+                self._called.call("on_checkpoint", path)
+
+    def save_checkpoint(self, path: None | str | os.PathLike[str] = None) -> None:
+        """Write a checkpoint, from which training can continue, to a directory, atomically.
+
+        Args:
+            path: The directory; if None, it is one of the run, as `save` writes it.
+
+        Raises:
+            ValueError: If neither is given.
+
+        """
+        if path is not None:
+            save_state(Path(path), self.state_dict())
+        elif self._files is None:
+            raise ValueError(_NO_DIRECTORY)
+        else:
+            self._files.saved = -1  # also if there is one of this train step
+            self.save()
+
+    def load_checkpoint(self, path: None | str | os.PathLike[str] = None) -> None:
+        """Continue from a checkpoint; exactly, if the environment offers its state.
+
+        Args:
+            path: The directory; if None, the newest checkpoint of the run.
+
+        Raises:
+            CheckpointError: If it is damaged or does not fit.
+            ValueError: If there is neither a path nor a run.
+
+        """
+        if path is not None:
+            self.load_state_dict(load_state(Path(path)))
+        elif self._files is None:
+            raise ValueError(_NO_DIRECTORY)
+        else:
+            self.load_state_dict(self._files.load()[1])
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of algorithm, trainer, evaluations and callbacks, for training to continue from."""
+        env: Any = self.eval_env
+        return {
+            "algorithm": self.algorithm.state_dict(),
+            "trainer": dict(self.state),
+            "evaluated": self._evaluated,
+            "eval_env": env.state_dict() if hasattr(env, "state_dict") else None,
+            "callbacks": self.callbacks.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict`."""
+        self.algorithm.load_state_dict(state["algorithm"])
+        self.state = cast(TrainerState, dict(state["trainer"]))
+        self._evaluated = state.get("evaluated", self.state["algorithm/steps"])
+        if state.get("eval_env") is not None and hasattr(self.eval_env, "load_state_dict"):
+            cast(Any, self.eval_env).load_state_dict(state["eval_env"])
+        self.callbacks.load_state_dict(state.get("callbacks", ()))
+
+    def _run_state(self) -> dict[str, Any]:
+        run_id = None if self.mlflow is None else self.mlflow.run_id
+        return {**self.state_dict(), "mlflow_run_id": run_id}
+
+    def _continue(self, files: RunFiles) -> None | str:
+        """Continue from the newest checkpoint of the run; the id of its MLflow run."""
+        path, state = files.load()
+        self.load_state_dict(state)
+        files.continue_from(path, state, self.state)
+        run_id: None | str = state.get("mlflow_run_id")
+        return run_id
+
+    def _save_in_background(self, files: RunFiles) -> None:
+        path = files.save_in_background(self.state, self._run_state(), self.algorithm.policy)
+        self._called.call("on_checkpoint", path)
+
+    def _save_after(self, error: BaseException) -> None:
+        """Save what there is after an error, which is the one to report."""
+        with contextlib.suppress(OSError):
+            self.save()
+        if self._called.members:  # `on_end` was not reached
+            self._called.call("on_end", "FAILED" if isinstance(error, Exception) else "KILLED")
+
+
+_NO_DIRECTORY = "This trainer has no `run_dir`: name the checkpoint's directory."
