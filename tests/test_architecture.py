@@ -21,7 +21,7 @@ FLOORS = [
     "nn env distributions normalizers hyperparameters registry",
     "graphs models rollouts policies objectives bonuses fused updates resolve",
     "algorithms evaluation",
-    "conditions config callbacks loggers progress trainers adapters",
+    "conditions config callbacks loggers live progress trainers adapters",
     "testing benchmarks visualization",
     "cli __main__",
 ]

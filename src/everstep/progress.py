@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich.console import Console, RenderableType
-from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from .live import LiveView
 from .loggers import RunStatus
 
 #: Statistics that stand for the return of episodes, best first: recent ones, this rollout's.
@@ -83,7 +83,7 @@ class ConsoleProgress:
         self._shown_at = clock()
         self._shown = True
         self._watched = _is_watched(self._console)
-        self._live: None | Live = None
+        self._live: None | LiveView = None
         has_cells = importlib.util.find_spec("IPython") is not None
         self._in_notebook = self._console.is_jupyter and has_cells
         #: The output cell of a notebook.
@@ -142,10 +142,9 @@ class ConsoleProgress:
         if not self._watched:  # not printed by rich, which would fold the line
             print(self._line(), file=self._console.file, flush=True)
             return
-        if self._live is None:  # no refresh thread: it would compete with training for the GIL
-            self._live = Live(console=self._console, auto_refresh=False)
-            self._live.start()
-        self._live.update(self._view(), refresh=True)
+        if self._live is None:
+            self._live = LiveView(self._console)
+        self._live.draw(self._view())
 
     def _show_in_notebook(self) -> None:
         from IPython.display import HTML, display
@@ -203,6 +202,8 @@ class ConsoleProgress:
             "time left": texts["left"],
         }
         table = Table.grid(padding=(0, 2))
+        table.add_column(no_wrap=True)
+        table.add_column(no_wrap=True)
         for label, value in rows.items():
             if value:
                 table.add_row(Text(label, style="dim"), value)
@@ -335,4 +336,5 @@ def _first(metrics: Mapping[str, float], keys: Any) -> None | float:
 def _is_watched(console: Console) -> bool:
     """Whether the console is a terminal that can redraw, outside of CI."""
     redraws = console.is_terminal and not console.is_dumb_terminal and not console.is_jupyter
+    redraws = redraws and not console.legacy_windows  # which has no control sequences
     return redraws and os.environ.get("CI", "").lower() not in ("1", "true", "yes")

@@ -2,6 +2,7 @@
 
 import math
 import re
+import sys
 from io import StringIO
 
 import pytest
@@ -209,10 +210,11 @@ def test_a_clock_that_stands_still(clock):
         ({}, {}),  # a file
         ({"TERM": "dumb"}, {"force_terminal": True}),
         ({"CI": "true"}, {"force_terminal": True}),
-        ({}, {"force_jupyter": True}),
+        ({}, {"force_jupyter": True}),  # of a console without IPython
     ],
 )
 def test_plain_where_nobody_watches(clock, monkeypatch, environment, options):
+    monkeypatch.setitem(sys.modules, "IPython", None)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     console = Console(file=StringIO(), **options)
@@ -257,13 +259,24 @@ def test_the_live_view_is_not_redrawn_at_every_train_step(clock):
     progress.close()
 
 
-def test_other_output_appears_above_the_live_view(clock, capsys):
+def test_results_in_a_file_are_not_written_to_the_terminal(clock, capsys):
     progress, file = terminal(clock)
     log(progress, clock, [1])
-    print("a message")
+    print("a result")
     progress.close()
-    assert "a message" in file.getvalue()
-    assert capsys.readouterr().out == ""
+    assert "a result" not in file.getvalue()
+    assert capsys.readouterr().out == "a result\n"
+
+
+def test_a_notebook_shows_a_cell(clock, monkeypatch):
+    pytest.importorskip("IPython")
+    console = Console(file=StringIO(), force_jupyter=True)
+    progress = ConsoleProgress(console=console, clock=clock)
+    shown = []
+    monkeypatch.setattr("IPython.display.display", lambda cell, **_: shown.append(cell))
+    log(progress, clock, [1])
+    assert "123.4" in shown[0].data
+    assert console.file.getvalue() == ""
 
 
 def test_course_law():
