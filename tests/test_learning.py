@@ -1,5 +1,6 @@
 """Policies learn: small budgets here, the published thresholds behind the `learning` marker."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -64,6 +65,50 @@ def test_what_was_shown_first_is_remembered_with_a_memory_only(
     assert found["repeat_first_feedforward"] <= 0.55  # of 128 environments' luck
 
 
+README = (EXAMPLES.parent / "README.md").read_text(encoding="utf-8")
+FIRST_RUN = (EXAMPLES.parent / "docs" / "start" / "first_run.md").read_text(encoding="utf-8")
+
+#: Seeds of the claims of README and of the first run: each must hold for all of them.
+SEEDS = 5
+
+
+@pytest.mark.learning
+def test_the_ten_lines_of_the_readme_balance_the_pole(tmp_path: Path) -> None:
+    """475 is the score from which CartPole-v1 counts as solved."""
+    program = README.split("```python\n")[1].split("```")[0]
+    assert program.count("seed=0)") == 2
+    for seed in range(SEEDS):
+        trained = program.replace("seed=0)", f"seed={seed})", 1)
+        command = [sys.executable, "-c", trained]
+        ran = subprocess.run(command, check=True, capture_output=True, text=True, cwd=tmp_path)
+        assert float(ran.stdout.splitlines()[-1]) >= 475.0, f"seed {seed}: {ran.stdout}"
+
+
+@pytest.mark.learning
+def test_the_file_of_the_first_run_reaches_its_goal_within_its_budget(tmp_path: Path) -> None:
+    file = FIRST_RUN.split(":caption: train.yaml\n\n")[1].split("```")[0]
+    budget, bound = "total_env_steps: 150_000", "key: episodes/return_mean_100, bound: 475"
+    assert budget in file
+    assert bound in file
+    (tmp_path / "train.yaml").write_text(file, encoding="utf-8")
+    rows = train_seeds(str(tmp_path / "train.yaml"), SEEDS)
+    assert [reached >= 475.0 for reached, _ in rows] == [True] * SEEDS, rows
+
+
+@pytest.mark.learning
+@pytest.mark.parametrize("example", ["cartpole", "acrobot", "pendulum"])
+def test_the_table_of_the_readme(example: str) -> None:
+    """Training stops at the return of the table, and evaluations are at least as good."""
+    [row] = re.findall(rf"^\| {example}-v1 \|.*", README, flags=re.MULTILINE | re.IGNORECASE)
+    cells = [cell.strip().replace("−", "-") for cell in row.strip("|").split("|")]
+    threshold, evaluations = float(cells[1]), [float(x) for x in cells[3].split(",")]
+    assert len(cells[2].split(";")) == len(evaluations) == SEEDS
+    assert min(evaluations) >= threshold
+    rows = train_seeds(f"gymnasium_{example}/train.yaml", SEEDS)
+    assert all(reached >= threshold for reached, _ in rows), rows
+    assert all(evaluated >= threshold for _, evaluated in rows), rows
+
+
 @pytest.mark.learning
 def test_cartpole_is_balanced_without_velocities() -> None:
     """The table of `examples/memory/README.md`, anew."""
@@ -111,7 +156,7 @@ def test_a2c_reaches_the_thresholds_too(example: str, threshold: float) -> None:
 
 def train_seeds(file: str, seeds: int) -> list[tuple[float, float]]:
     """Mean return of the last 100 episodes and of an evaluation's 100, for each seed."""
-    rows = table_of("examples/seeds.py", f"examples/{file}", seeds=seeds)
+    rows = table_of("examples/seeds.py", str(EXAMPLES / file), seeds=seeds)
     return [(float(row[2]), float(row[3])) for row in rows]
 
 
