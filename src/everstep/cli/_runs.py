@@ -122,3 +122,8 @@ def player_of(arguments: argparse.Namespace, mode: Literal["rgb_array", "human"]
         "max_env_steps": arguments.max_env_steps,
     }
     return RenderedRun(config, policy, env, options)
+
+
+def env_name(env_cls: Any) -> str:
+    """The name of an environment without its adapter's prefix, or the name of its class."""
+    return str(getattr(env_cls, "__name__", str(env_cls).partition(":")[2]))

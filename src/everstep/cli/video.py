@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from ._arguments import add_number, add_overrides
-from ._runs import player_of
+from ._runs import env_name, player_of
 
 HELP = "record a video of the policy of a run"
 DESCRIPTION = (
@@ -47,18 +47,19 @@ def run(arguments: argparse.Namespace) -> int:
 
     """
     from ..visualization import use_headless_renderers
+
+    use_headless_renderers()  # before PyTorch and TorchRL are imported, or EnvPool does not see it
     from ..visualization.videos import check_video, record_video
 
     out = Path(arguments.out or Path(arguments.run_dir) / "play.mp4")
     check_video(out)
-    use_headless_renderers()
     player = player_of(arguments, "rgb_array")
     try:
         ends = record_video(
             player.policy,
             player.env,
             out,
-            title=str(player.config.env_cls).partition(":")[2],
+            title=env_name(player.config.env_cls),
             episodes=arguments.episodes,
             **player.options,
         )

@@ -1,6 +1,6 @@
 """Episodes of a run's policy in one environment that shows itself."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -23,6 +23,15 @@ Frame = npt.NDArray[np.uint8]
 
 #: Frames a second of an environment that does not say.
 _FPS = 30.0
+
+#: Options of many environments, which one of its own does not need.
+_MANY = ("vectorization_mode", "vector_kwargs", "random_phase", "render_mode")
+
+#: End of errors about environments that cannot be shown.
+_ELSEWHERE = (
+    "Or name one with the same observations and actions that renders, such as "
+    "env_cls=gymnasium:CartPole-v1."
+)
 
 
 @dataclass(frozen=True)
@@ -61,18 +70,10 @@ def make_rendering_env(config: "TrainConfig", mode: Literal["rgb_array", "human"
     try:
         return cast(Env, source(1, horizon, device="cpu"))
     except AdapterError as error:
-        raise AdapterError(f"{error} {_way_out(config, mode)}") from error
-
-
-#: Options of many environments, which one of its own does not need.
-_MANY = ("vectorization_mode", "vector_kwargs", "random_phase", "render_mode")
-
-
-def _way_out(config: "TrainConfig", mode: str) -> str:
-    return (
-        f"`{config.env_cls}` was made with render_mode={mode!r}: the environment must take it. "
-        "Name one with the same observations that does, such as env_cls=gymnasium:CartPole-v1."
-    )
+        raise AdapterError(
+            f"{str(error).rstrip('.')}. It was made with render_mode={mode!r}, "
+            f"as it must be to be shown: let it take that argument. {_ELSEWHERE}"
+        ) from error
 
 
 def play_episodes(
@@ -136,9 +137,8 @@ def frame_of(env: Env) -> Frame:
     render = getattr(env, "render", None)
     if render is None:
         raise EnvError(
-            f"{name} has no `render()`, so no video can be made. Give the class a method that "
-            "returns a picture, uint8 [height, width, 3], or name an environment with the same "
-            "observations that renders, such as env_cls=gymnasium:CartPole-v1."
+            f"{name} has no `render()`, so it cannot be shown. Give the class a method that "
+            f"returns a picture, uint8 [height, width, 3]. {_ELSEWHERE}"
         )
     try:
         picture = render()
@@ -163,7 +163,8 @@ def frame_of(env: Env) -> Frame:
 def frames_per_second(env: Env) -> float:
     """`render_fps` of the environment's metadata, or 30."""
     for each in (env, getattr(env, "env", None)):
-        fps = (getattr(each, "metadata", None) or {}).get("render_fps")
+        metadata = getattr(each, "metadata", None)
+        fps = metadata.get("render_fps") if isinstance(metadata, Mapping) else None
         if isinstance(fps, int | float) and fps > 0:
             return float(fps)
     return _FPS

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
@@ -107,6 +108,61 @@ def test_environments_that_cannot_render_are_named(
     assert list(tmp_path.iterdir()) == []
 
 
+class Bare(gym.Env[Any, Any]):
+    """An environment that takes no `render_mode`."""
+
+    observation_space = gym.spaces.Box(-1, 1, (2,))
+    action_space = gym.spaces.Discrete(3)
+
+    def __init__(self) -> None:
+        self.drawn = 0
+
+    def reset(self, **options: Any) -> Any:
+        super().reset(seed=options.get("seed"))
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.drawn += 1
+        return np.zeros(2, np.float32), 1.0, self.drawn % 4 == 0, False, {}
+
+
+class Drawn(Bare):
+    """One that does, and has a rate of its own."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012  Gymnasium's
+
+    def __init__(self, render_mode: None | str = None) -> None:
+        super().__init__()
+        self.render_mode = render_mode
+
+    def render(self) -> Any:
+        assert self.render_mode == "rgb_array"
+        return np.full((9, 13, 3), self.drawn, np.uint8)
+
+
+def test_a_class_of_ones_own_takes_render_mode(
+    painted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("PIL")
+    out = ["--episodes", "2", "--out", str(tmp_path / "play.gif")]
+    assert main(["video", str(painted), f"env_cls={__name__}.Drawn", *out]) == 0
+    assert printed(capsys) == ([4.0, 4.0], [4, 4])
+    assert main(["video", str(painted), f"env_cls={__name__}.Bare", *out]) == 2
+    error = capsys.readouterr().err
+    assert "'Bare'" in error
+    assert "render_mode='rgb_array'" in error
+
+
+def test_an_environment_of_another_library_is_replaced_by_name(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("PIL")
+    run_dir = train(env_cls="torchrl:CartPole-v1")
+    out = ["--episodes", "1", "--out", str(tmp_path / "play.gif")]
+    assert main(["video", str(run_dir), *out]) == 2
+    assert "Or name one with the same observations" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -162,14 +218,15 @@ def run_without_display(*arguments: str) -> "subprocess.CompletedProcess[str]":
         ("CartPole-v1", "pygame"),
         ("Pendulum-v1", "pygame"),
         ("InvertedPendulum-v5", "mujoco"),
+        ("envpool:HalfCheetah-v4", "envpool"),
     ],
 )
-def test_gymnasiums_environments_are_drawn_without_a_display(
+def test_environments_are_drawn_without_a_display(
     train: Train, tmp_path: Path, env: str, module: str
 ) -> None:
     pytest.importorskip("PIL")
     pytest.importorskip(module)
-    run_dir = train(env_cls=f"gymnasium:{env}")
+    run_dir = train(env_cls=env)
     out = tmp_path / "play.gif"
     options = ["--episodes", "1", "--max-env-steps", "20", "--out", str(out)]
     done = run_without_display("video", str(run_dir), *options)
