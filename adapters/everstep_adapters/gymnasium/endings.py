@@ -11,6 +11,7 @@ from everstep.errors import AdapterError, EnvError
 
 from ..common.calls import VectorCalls
 from ..common.rows import FLAGS
+from . import states
 from .final_observations import ReuseCheck, check_no_final, read_final
 from .modes import AnyVectorEnv, pending_survives_reset, resets_single_rows
 from .rows import BoolArray, Row
@@ -71,6 +72,18 @@ class EpisodeClock:
         """Start the episodes of `rows`."""
         self._elapsed[rows] = 0
 
+    def state_dict(self) -> dict[str, Any]:
+        """Counts, and the generator of phases."""
+        return {
+            "elapsed": states.encode(self._elapsed),
+            "random": states.encode_generator(self._random),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict`."""
+        self._elapsed[...] = states.decode(state["elapsed"])
+        self._random = states.decode_generator(state["random"])
+
 
 class Endings(ABC):
     """Completion of the rows that a vector environment returns, in one autoreset mode.
@@ -95,6 +108,11 @@ class Endings(ABC):
     def start(self) -> None:
         """Start the episodes of all rows, after a reset."""
         self._clock.start()
+
+    @property
+    def pending(self) -> None | BoolArray:
+        """Rows that the environment resets in the next env step; None in modes without them."""
+        return None
 
     @abstractmethod
     def end(self, row: Row, infos: dict[str, Any]) -> None:
@@ -137,6 +155,11 @@ class NextStepEndings(Endings):
             self.episode_keys |= {DataKeys.FINAL_OBS}
         self._pending = np.zeros(env.num_envs, dtype=np.bool_)
         self._survives_reset = pending_survives_reset(env)
+
+    @property
+    def pending(self) -> BoolArray:
+        """See `Endings.pending`."""
+        return self._pending
 
     def start(self) -> None:
         """See `Endings.start`."""

@@ -340,6 +340,37 @@ class GymnasiumEnv(Env):
         """
         return self._metrics.take()
 
+    def state_dict(self) -> None | dict[str, Any]:
+        """The state of the environments, from which they continue; None if it cannot be read.
+
+        It can be read of a `SyncVectorEnv` and of CartPole's own vector environment, of those
+        environments and wrappers that are in `everstep_adapters.gymnasium.states.ATTRIBUTES`: the
+        classic control and MuJoCo environments of Gymnasium, and those with a `state_dict`.
+        """
+        from . import states
+
+        state = states.read(self.env) if self._tensors is None and not self._is_stepping else None
+        if state is None:
+            return None
+        pending = self._endings.pending
+        return {
+            "env": state,
+            "clock": self._clock.state_dict(),
+            "pending": None if pending is None else states.encode(pending),
+            "seed": self._seed,
+            "was_reset": self._was_reset,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict`."""
+        from . import states
+
+        states.write(self.env, state["env"])
+        self._clock.load_state_dict(state["clock"])
+        if (pending := self._endings.pending) is not None:
+            pending[...] = states.decode(state["pending"])
+        self._seed, self._was_reset = state["seed"], state["was_reset"]
+
     def describe(self) -> dict[str, str]:
         """Detected properties, one short line each."""
         return {

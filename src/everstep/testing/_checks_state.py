@@ -25,6 +25,8 @@ def check_state(subject: Subject) -> None:
         _play_to_an_end(player, subject.num_steps)
         env: Any = player.env
         state = attempt("`state_dict`", lambda: env.state_dict())
+        if state is None:
+            raise NotApplicable("`state_dict` is None: the environment's state cannot be read")
         stored, t, acted_on = _stored(state), player.t, player.acted_on.clone()
         # Checkpoints restore PyTorch's generators separately: all rows start from the same ones.
         with forked_generators(subject.device):

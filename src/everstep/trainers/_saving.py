@@ -1,6 +1,7 @@
 """The part of a trainer that saves and restores it."""
 
 import contextlib
+import logging
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
@@ -14,6 +15,8 @@ from ._files import RunFiles
 if TYPE_CHECKING:  # they import TorchRL and TensorDict, which takes two seconds
     from ..algorithms import GenericAlgorithmBase
     from ..env import Env
+
+_log = logging.getLogger(__name__)
 
 _Algorithm = TypeVar("_Algorithm", bound="GenericAlgorithmBase[Any, Any, Any]")
 
@@ -134,6 +137,12 @@ class SavedTrainer(Generic[_Algorithm]):
         """Continue from the newest checkpoint of the run; the id of its MLflow run."""
         path, state = files.load()
         self.load_state_dict(state)
+        if not self.algorithm.continues:
+            _log.warning(
+                "%s: environments start anew, because the checkpoint does not hold their state; "
+                "episodes that were open are left out.",
+                path,
+            )
         files.continue_from(path, state, self.state)
         run_id: None | str = state.get("mlflow_run_id")
         return run_id

@@ -1,0 +1,103 @@
+"""States of Gymnasium environments: rows after one is set are those that followed it."""
+
+import tempfile
+from typing import Any
+
+import gymnasium
+import pytest
+import torch
+from gymnasium.vector import SyncVectorEnv
+from gymnasium.wrappers import TransformReward
+
+import everstep
+from everstep.checkpoints import load_file, save_file
+
+STEPS = 40
+
+
+def stored(state: Any) -> Any:
+    """The state, as a checkpoint of another process has it."""
+    with tempfile.TemporaryDirectory() as directory:
+        save_file(f"{directory}/state", state)
+        return load_file(f"{directory}/state")
+
+
+def play(env: Any, actions: torch.Tensor) -> list[Any]:
+    return [env.step(action).clone() for action in actions]
+
+
+def check_continues(name: str, **options: Any) -> None:
+    """A second environment continues from the state of the first, through ends of episodes."""
+    first, second = (everstep.make(f"gymnasium:{name}", 3, **options) for _ in range(2))
+    torch.manual_seed(0)
+    actions = torch.stack(
+        [torch.stack([first.action_spec.rand() for _ in range(3)]) for _ in range(2 * STEPS)]
+    )
+    first.seed(1)
+    first.reset()
+    play(first, actions[:STEPS])
+    state = stored(first.state_dict())  # type: ignore[attr-defined]
+    expected = play(first, actions[STEPS:])
+    second.seed(7)
+    second.load_state_dict(state)  # type: ignore[attr-defined]
+    for ours, theirs in zip(play(second, actions[STEPS:]), expected, strict=True):
+        assert all(ours[key].tolist() == theirs[key].tolist() for key in theirs.keys())  # noqa: SIM118
+    first.close()
+    second.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("CartPole-v1", {}),
+        ("CartPole-v1", {"vectorization_mode": "sync"}),
+        ("CartPole-v1", {"autoreset_mode": "SAME_STEP"}),
+        ("CartPole-v1", {"autoreset_mode": "DISABLED"}),
+        ("CartPole-v1", {"max_episode_steps": 9, "random_phase": True}),
+        ("Pendulum-v1", {}),
+        ("Acrobot-v1", {}),
+        ("MountainCar-v0", {}),
+        ("MountainCarContinuous-v0", {}),
+    ],
+)
+def test_classic_control_continues_from_its_state(name: str, options: Any) -> None:
+    check_continues(name, **options)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "name", ["HalfCheetah-v5", "Ant-v5", "Humanoid-v5", "Hopper-v5", "Reacher-v5", "Pusher-v5"]
+)
+def test_mujoco_continues_from_its_state(name: str) -> None:
+    pytest.importorskip("mujoco")
+    check_continues(name)
+
+
+def test_an_environment_with_an_unknown_part_has_no_state() -> None:
+    def make() -> Any:
+        return TransformReward(gymnasium.make("CartPole-v1"), lambda reward: 2 * reward)
+
+    env: Any = everstep.wrap(SyncVectorEnv([make, make]))
+    env.reset()
+    assert env.state_dict() is None
+    env.close()
+
+
+def test_an_environment_of_ones_own_has_the_state_that_it_returns() -> None:
+    class Own(gymnasium.Wrapper[Any, Any, Any, Any]):
+        @property
+        def unwrapped(self) -> Any:
+            return self
+
+        def state_dict(self) -> Any:
+            return {"x": 3}
+
+        def load_state_dict(self, state: Any) -> None:
+            self.loaded = state
+
+    env: Any = everstep.wrap(SyncVectorEnv([lambda: Own(gymnasium.make("CartPole-v1"))]))
+    env.reset()
+    env.load_state_dict(stored(env.state_dict()))
+    assert env.env.envs[0].loaded == {"x": 3}
+    env.close()
