@@ -24,6 +24,8 @@ from everstep.trainers._checkpointing import Interval, checkpoints_of
 from everstep.trainers._resuming import CHANGEABLE
 from everstep.trainers.config import _NAMES
 
+from .kills import kill_often
+
 SMALL: dict[str, Any] = {
     "num_envs": 4,
     "horizon": 8,
@@ -443,3 +445,11 @@ def test_a_train_step_that_hangs_is_interrupted(tmp_path: Path, monkeypatch: Any
     with Trainer(Hangs, run_dir=tmp_path, **SMALL) as trainer, pytest.raises(_signals.Terminated):
         trainer.run(total_env_steps=9 * STEP)
     assert checkpoints_of(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
+def test_a_training_that_is_killed_at_random_moments_goes_on(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    kill_often(tmp_path, number, 3)
