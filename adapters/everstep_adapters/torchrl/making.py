@@ -13,6 +13,7 @@ from everstep.data import Device
 from everstep.errors import AdapterError
 
 from ..common.libraries import creating
+from ..common.parents import EndsWithParent
 
 #: `module:Class` or `package.module.Class`; ids of Gymnasium have a hyphen and a version.
 _CLASS = re.compile(r"(?P<module>[^\W\d][\w.]*)[:.](?P<name>[^\W\d]\w*)")
@@ -51,8 +52,9 @@ def make_env(
                 kwargs.setdefault("device", torch.device(device))
             return kind(batch_size=torch.Size([num_envs]), **kwargs)
         make_one = partial(GymEnv, name, **kwargs) if kind is None else partial(kind, **kwargs)
-        vectorized = ParallelEnv if parallel else SerialEnv
-        return vectorized(num_envs, make_one, **(vector_kwargs or {}))
+        if parallel:
+            return ParallelEnv(num_envs, EndsWithParent(make_one), **(vector_kwargs or {}))
+        return SerialEnv(num_envs, make_one, **(vector_kwargs or {}))
 
 
 def _find_class(name: str) -> Any:
