@@ -253,10 +253,6 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
         yield
         self._called = Callbacks()
 
-    def stop(self) -> None:
-        """End `run` after the present train step; called by callbacks, or from another thread."""
-        self._is_stopping = True
-
     def _loop(
         self,
         signals: Signals,

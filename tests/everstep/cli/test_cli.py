@@ -480,6 +480,7 @@ def test_one_line_trains(everstep, here):
     assert (config["env_cls"], config["total_env_steps"]) == ("gymnasium:CartPole-v1", 50)
 
 
+@pytest.mark.slow
 def test_the_default_budget_is_said_first(everstep, here):
     code, out, err = everstep("train", "CartPole-v1", "num_envs=64", "horizon=2048", "--no-mlflow")
     assert code == 0, err
