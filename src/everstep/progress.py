@@ -290,6 +290,7 @@ def summary(
         **_shown_evaluation(metrics, episodic, "evaluation"),
         "run": run_dir,
         "evaluate": run_dir and f"everstep eval {shlex.quote(str(run_dir))}",
+        "plot": run_dir and f"everstep plot {shlex.quote(str(run_dir))}",
         "curves": ui_command,
     }
     lines += [f"  {name:<15} {value}" for name, value in rows.items() if value]

@@ -340,6 +340,7 @@ def test_summary():
         "  evaluation      500.0",
         "  run             runs/cart pole-0001",
         "  evaluate        everstep eval 'runs/cart pole-0001'",
+        "  plot            everstep plot 'runs/cart pole-0001'",
         "  curves          mlflow ui --backend-store-uri x",
     ]
 
