@@ -1,9 +1,11 @@
 """Fixtures shared by all tests."""
 
 import logging
+import random
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -19,6 +21,14 @@ def float64() -> Iterator[None]:
         yield
     finally:
         torch.set_default_dtype(before)
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """Random numbers of a test do not depend on the tests before it in its process."""
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
 
 
 @pytest.fixture(autouse=True)
