@@ -34,6 +34,7 @@ from everstep.errors import ConfigError
 from everstep.hyperparameters import Hyperparameters
 from everstep.loggers import read_metrics
 from everstep.resolve import DEFAULT_LR, DEFAULTS
+from examples.defaults.compare import report
 from everstep.trainers._options import RunOptions
 from tests.test_architecture import FLOORS, SOURCE
 
@@ -508,6 +509,11 @@ def test_worked_tables_are_what_the_adapter_returns(mode: AutoresetMode) -> None
     next_step, others = tables(section("guides/concepts.md", "The three autoreset modes"))
     expected = next_step if mode is AutoresetMode.NEXT_STEP else others
     assert worked_rows(mode, len(expected)) == expected
+
+
+def test_the_comparison_of_defaults_is_that_of_its_results() -> None:
+    page = (DOCS / "guides" / "defaults.md").read_text(encoding="utf-8")
+    assert report() in page
 
 
 def test_the_defaults_are_what_the_page_says() -> None:

@@ -240,20 +240,26 @@ def interquartile_mean(x: list[float]) -> float:
     return float(np.mean(sorted(x)[cut : len(x) - cut])) if cut else float(np.median(x))
 
 
+def rounded(x: float) -> str:
+    """A return with three or four digits."""
+    form = ",.0f" if abs(x) >= 100 else ".1f" if abs(x) >= 10 else ".2f"
+    return format(x, form).replace("-", "−")
+
+
 def report() -> str:
     """A table in Markdown."""
     lines = [
-        "| task | env steps | Everstep | stable-baselines3 | time, s | time of SB3 ÷ Everstep |"
+        "| task | env steps | Everstep | stable-baselines3 | seconds of both | their ratio |",
+        "|---|---|---|---|---|---|",
     ]
-    lines.append("|---|---|---|---|---|---|")
     for name, task in TASKS.items():
         cells, times = [], []
         for side in SIDES:
             own = [line for line in found() if (line["side"], line["task"]) == (side, name)]
             if own:
                 returns = [line["return"] for line in own]
-                each = ", ".join(f"{x:.1f}" for x in returns)
-                cells.append(f"**{interquartile_mean(returns):.1f}** ({each})")
+                each = ", ".join(map(rounded, returns))
+                cells.append(f"**{rounded(interquartile_mean(returns))}** ({each})")
                 times.append(float(np.median([line["seconds"] for line in own])))
         if len(cells) == len(SIDES):
             seconds, ratio = f"{times[0]:.0f}, {times[1]:.0f}", times[1] / times[0]

@@ -1,0 +1,1 @@
+"""The default hyperparameters beside those of stable-baselines3."""
