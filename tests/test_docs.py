@@ -22,6 +22,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from examples.defaults.compare import report
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import everstep
@@ -34,7 +35,6 @@ from everstep.errors import ConfigError
 from everstep.hyperparameters import Hyperparameters
 from everstep.loggers import read_metrics
 from everstep.resolve import DEFAULT_LR, DEFAULTS
-from examples.defaults.compare import report
 from everstep.trainers._options import RunOptions
 from tests.test_architecture import FLOORS, SOURCE
 

@@ -86,8 +86,9 @@ class OneOfAPool(gym.Env):
 
 def torch_env(task: Task) -> Any:
     """The class of an environment in PyTorch."""
-    from examples.adapter_training.tasks import Native, PendulumDynamics
     from torchrl.data import Bounded
+
+    from examples.adapter_training.tasks import Native, PendulumDynamics
 
     class TorchPendulum(Native):
         """Pendulum-v1, all rows in one tensor."""
