@@ -1,9 +1,9 @@
 """Run rl8's own tests, or its own examples, with `everstep` in place of `rl8`.
 
-    python tests/run_rl8_suite.py                 # rl8's test suite
-    python tests/run_rl8_suite.py --examples      # rl8's example programs
-    python tests/run_rl8_suite.py --source DIR    # an rl8 source distribution already unpacked
-    python tests/run_rl8_suite.py -- -k views -x  # what follows `--` goes to pytest
+    python tests/rl8/run_rl8_suite.py                 # rl8's test suite
+    python tests/rl8/run_rl8_suite.py --examples      # rl8's example programs
+    python tests/rl8/run_rl8_suite.py --source DIR    # an rl8 source distribution already unpacked
+    python tests/rl8/run_rl8_suite.py -- -k views -x  # what follows `--` goes to pytest
 
 Without `--source`, pip downloads the source distribution (it builds rl8's metadata for that, and
 may download what the build needs). Everything is copied to a temporary directory and thrown away
