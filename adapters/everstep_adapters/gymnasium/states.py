@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from everstep.errors import CheckpointError
+
 _CONTROL = "gymnasium.envs.classic_control"
 _WRAPPERS = "gymnasium.wrappers.common"
 
@@ -88,7 +90,10 @@ def _write_layer(layer: Any, state: dict[str, Any]) -> None:
     if "own" in state:
         layer.load_state_dict(state["own"])
         return
-    for name, value in state["attributes"].items():
+    for name in ATTRIBUTES.get(_name(layer), ()):  # not others that a file may name
+        if name not in state["attributes"]:
+            continue
+        value = state["attributes"][name]
         # A checker compares its first env steps with what it stored then: they are over.
         setattr(layer, name, name.startswith("checked_") or decode(value))
     if state["random"] is not None:
@@ -134,9 +139,18 @@ def encode_generator(generator: None | np.random.Generator) -> Any:
 
 
 def decode_generator(state: dict[str, Any]) -> np.random.Generator:
-    """A random generator with a state."""
-    kind: Any = getattr(np.random, state["bit_generator"])
-    bits = kind()
+    """A random generator with a state.
+
+    Raises:
+        CheckpointError: If it names none of NumPy's bit generators.
+
+    """
+    name = state["bit_generator"]
+    kinds = {kind.__name__: kind for kind in np.random.BitGenerator.__subclasses__()}
+    kind: Any = kinds.get(str(name))  # not another attribute of NumPy, which a file must not call
+    if kind is None:
+        raise CheckpointError(f"NumPy has no bit generator {name!r}.")
+    bits: Any = kind()
     bits.state = _map(state, decode)
     return np.random.Generator(bits)
 

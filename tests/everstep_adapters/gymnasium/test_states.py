@@ -4,6 +4,7 @@ import tempfile
 from typing import Any
 
 import gymnasium
+import numpy as np
 import pytest
 import torch
 from gymnasium.vector import SyncVectorEnv
@@ -11,6 +12,8 @@ from gymnasium.wrappers import TransformReward
 
 import everstep
 from everstep.checkpoints import load_file, save_file
+from everstep.errors import CheckpointError
+from everstep_adapters.gymnasium import states
 
 STEPS = 40
 
@@ -101,3 +104,20 @@ def test_an_environment_of_ones_own_has_the_state_that_it_returns() -> None:
     env.load_state_dict(stored(env.state_dict()))
     assert env.env.envs[0].loaded == {"x": 3}
     env.close()
+
+
+@pytest.mark.parametrize("name", ["default_rng", "seed", "BitGenerator", "Generator", "nothing"])
+def test_a_file_names_bit_generators_only(name: str) -> None:
+    state = states.encode_generator(np.random.default_rng(0))
+    with pytest.raises(CheckpointError, match=f"no bit generator '{name}'"):
+        states.decode_generator({**state, "bit_generator": name})
+
+
+def test_a_file_sets_only_the_attributes_that_are_listed() -> None:
+    env = gymnasium.make("CartPole-v1")
+    env.reset(seed=0)
+    state = states.read(env)
+    assert state is not None
+    state["layers"][-1]["attributes"]["gravity"] = 0.0
+    states.write(env, state)
+    assert env.unwrapped.gravity == 9.8  # type: ignore[attr-defined]
