@@ -77,15 +77,20 @@ TrainConfig("gymnasium:CartPole-v1", total_env_steps="1M")  # error
 TrainConfig(gamma=0.9)  # error
 everstep.Trainr  # error
 
-env = everstep.make("gymnasium:CartPole-v1", 4, horizon=8, max_episode_steps=9, gravity=1.0)
-everstep.make(DiscreteDummyEnv, 4, device="cpu")
-everstep.factory("gymnasium:CartPole-v1", action_bounds="clip", gravity=1.0)
+env = everstep.make("gymnasium:CartPole-v1", 4, horizon=8, max_episode_steps=9)
+everstep.make("CartPole-v1", 4, vectorization_mode="async", env_kwargs={"gravity": 1.0})
+everstep.make(DiscreteDummyEnv, 4, device="cpu", seed=3)
+everstep.factory("gymnasium:CartPole-v1", action_bounds="clip", env_kwargs={"gravity": 1.0})
 everstep.wrap(object(), horizon=8, device="cpu", observation_keys=["policy"])
 options: dict[str, Any] = {"stride": 2}
 everstep.wrap(object(), **options)
+everstep.make("walks:line", 4, **options)
 
 everstep.make("gymnasium:CartPole-v1")  # error
 everstep.make("gymnasium:CartPole-v1", 4, horizon="8")  # error
+everstep.make("gymnasium:CartPole-v1", 4, max_episode_step=9)  # error
+everstep.make("gymnasium:CartPole-v1", 4, action_bounds="clipped")  # error
+everstep.factory("gymnasium:CartPole-v1", vectorisation_mode="async")  # error
 everstep.wrap(object(), action_bounds="clipped")  # error
 everstep.wrap(object(), horizn=8)  # error
 everstep.wrap(object(), horizon="8")  # error

@@ -1,6 +1,6 @@
 """Types that the whole library shares: keys, devices, views of hyperparameters, statistics."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import FrozenInstanceError, dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -8,6 +8,7 @@ import torch
 from typing_extensions import NotRequired, TypedDict
 
 if TYPE_CHECKING:
+    from gymnasium import VectorizeMode
     from gymnasium.vector import AutoresetMode
 
 #: Anything PyTorch accepts as a device.
@@ -248,7 +249,7 @@ ScheduleKind = Literal["interp", "step"]
 NestedKey = str | Sequence[str]
 
 
-class WrapOptions(TypedDict, total=False):
+class AdapterOptions(TypedDict, total=False):
     """Options of Everstep's own adapters, for type checkers: each adapter takes some of them.
 
     Options of other adapters are passed as `**options`, of type `dict[str, Any]`.
@@ -258,15 +259,12 @@ class WrapOptions(TypedDict, total=False):
     action_key: None | NestedKey
     autoreset_mode: "None | str | AutoresetMode"
     categorical_actions: bool
-    device: None | Device
     done_is: None | Literal["terminated", "truncated"]
     done_key: None | NestedKey
     final_obs_key: None | str
-    horizon: None | int
     max_episode_length: None | float
     max_episode_steps: None | int
     metrics: None | Sequence[str] | Sequence[str | Sequence[str]]
-    num_envs: None | int
     observation_keys: None | Sequence[str] | Sequence[NestedKey]
     random_phase: bool
     reset_style: None | str
@@ -275,3 +273,24 @@ class WrapOptions(TypedDict, total=False):
     terminated_key: None | NestedKey
     time_limit: None | int
     time_outs: None | str
+
+
+class WrapOptions(AdapterOptions, total=False):
+    """Options of `wrap`."""
+
+    device: None | Device
+    horizon: None | int
+    num_envs: None | int
+
+
+class MakeOptions(AdapterOptions, total=False):
+    """Options of `make` and `factory` for a spec string.
+
+    `env_kwargs` are arguments of the environment itself.
+    """
+
+    env_kwargs: dict[str, Any]
+    render_mode: None | str
+    vector_kwargs: None | dict[str, Any]
+    vectorization_mode: "None | str | VectorizeMode"
+    wrappers: None | Sequence[Callable[..., Any]]

@@ -1,78 +1,32 @@
-"""Registry of adapters: wraps environments, and makes them from specs, classes and functions.
+"""Environments of other libraries, wrapped, or made from specs, classes and functions."""
 
-All adapters, also Everstep's own, register through the entry-point group `everstep.adapters`. The
-name of the entry point is the prefix of a spec string: `gymnasium` in `gymnasium:CartPole-v1`.
-"""
-
-import difflib
-import warnings
 from collections.abc import Callable
 from functools import partial
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Protocol, TypeAlias, cast
+from typing import Any, TypeAlias, cast, overload
 
 from typing_extensions import Unpack
 
-from .data import Device, WrapOptions
+from .data import Device, MakeOptions, WrapOptions
 from .env import Env, EnvFactory
 from .errors import AdapterError
+from .plugins import (
+    Adapter,
+    adapter_of,
+    known_prefixes,
+    load,
+    maker_of,
+    makes,
+    usable_adapters,
+)
 from .validation import binds, signature_of
 
 #: Whatever environments can be made of, or wrapped; see `resolve`.
 EnvSource: TypeAlias = Any
 
-#: The entry-point group that adapters register in.
-GROUP = "everstep.adapters"
-
 #: Description of what `resolve` takes.
 EXPECTED = (
     "an environment, a class, a function that makes one, or a spec such as gymnasium:CartPole-v1"
 )
-
-#: Start of the entry points of our own adapters.
-_OWN = "everstep_adapters."
-
-_warned: set[str] = set()
-
-
-class Adapter(Protocol):
-    """Object of an entry point of `everstep.adapters`: a class with two class methods.
-
-    Its module is imported whenever an adapter is searched for, so it should import its library
-    late. It may also have `default_num_envs`, `default_horizon`, `max_num_envs`, `max_horizon`, and
-
-    * `suggest(env) -> str`: advice on an object that it nearly matches;
-    * `find(name) -> list[str]`: its names that a name without a prefix may mean. If the name itself
-      is one of them, that environment is made, else they are suggested;
-    * `makes(source) -> bool`: whether `make` takes this class in place of a name, or a function
-      that returned this object. Decides by type, without importing a library.
-    """
-
-    def __call__(self, env: Any, /, **options: Any) -> Env:
-        """The environment, wrapped."""
-        ...
-
-    def matches(self, env: object, /) -> bool:
-        """Whether it can wrap `env`. Decides by type, without importing a library."""
-        ...
-
-    def make(
-        self,
-        name: Any,
-        num_envs: int,
-        /,
-        *,
-        horizon: None | int = None,
-        device: Device = "cpu",
-        **kwargs: Any,
-    ) -> Env:
-        """A new environment."""
-        ...
-
-
-def prefixes() -> tuple[str, ...]:
-    """Prefixes of all registered adapters, sorted."""
-    return tuple(sorted(_registered()))
 
 
 def wrap(env: Any, /, **options: Unpack[WrapOptions]) -> Env:
@@ -92,11 +46,31 @@ def wrap(env: Any, /, **options: Unpack[WrapOptions]) -> Env:
             fix = "Set them when the environment is made."
             raise AdapterError(f"{type(env).__name__} {rule}; got {', '.join(options)}. {fix}")
         return env
-    if adapter := _adapter_of(env):
+    if adapter := adapter_of(env):
         return adapter(env, **options)
     raise AdapterError(_no_match(env))
 
 
+@overload
+def make(
+    source: str,
+    num_envs: int,
+    /,
+    *,
+    horizon: None | int = None,
+    device: Device = "cpu",
+    **kwargs: Unpack[MakeOptions],
+) -> Env: ...
+@overload
+def make(
+    source: Callable[..., Any],
+    num_envs: int,
+    /,
+    *,
+    horizon: None | int = None,
+    device: Device = "cpu",
+    **kwargs: Any,
+) -> Env: ...
 def make(
     source: str | Callable[..., Any],
     num_envs: int,
@@ -113,15 +87,19 @@ def make(
         num_envs: Number of parallel environments.
         horizon: Env steps between resets.
         device: Device of actions and results.
-        kwargs: Options of the adapter's `make`; arguments of the class or function.
+        kwargs: See `factory`.
 
     Raises:
         AdapterError: If there is no such environment, or the adapter cannot make it.
 
     """
-    return factory(source, **kwargs)(num_envs, horizon, device=device)
+    return _factory(source, kwargs)(num_envs, horizon, device=device)
 
 
+@overload
+def factory(source: str, /, **kwargs: Unpack[MakeOptions]) -> EnvFactory: ...
+@overload
+def factory(source: Callable[..., Any], /, **kwargs: Any) -> EnvFactory: ...
 def factory(source: str | Callable[..., Any], /, **kwargs: Any) -> EnvFactory:
     """A factory of environments; the algorithm chooses their number.
 
@@ -130,12 +108,18 @@ def factory(source: str | Callable[..., Any], /, **kwargs: Any) -> EnvFactory:
             as `"CartPole-v1"`; a subclass of `gymnasium.Env`, or a function without arguments that
             returns a single environment, of which copies are made; or an Everstep environment class
             or factory.
-        kwargs: Options of the adapter's `make`; arguments of the class or function.
+        kwargs: Options of the adapter's `make`; arguments of the class or function. Arguments of
+            the environment that a spec string names can also be given as one dictionary,
+            `env_kwargs`; that is how type checkers accept them.
 
     Raises:
         AdapterError: If there is no such environment, or the source is none of these.
 
     """
+    return _factory(source, kwargs)
+
+
+def _factory(source: str | Callable[..., Any], kwargs: dict[str, Any]) -> EnvFactory:
     made = resolve(source, kwargs)
     if not is_made(made):
         return cast(EnvFactory, made)
@@ -171,11 +155,11 @@ def resolve(
     if isinstance(source, str):
         return SpecFactory(source, **kwargs)
     if is_made(source):
-        is_ours = isinstance(source, Env) or not _adapter_of(source)
+        is_ours = isinstance(source, Env) or not adapter_of(source)
         if is_ours and hasattr(source, "observation_spec"):  # those written for rl8, too
             return cast(Env, source)
         return wrap(source, **(kwargs if device is None else {"device": device, **kwargs}))
-    if isinstance(source, type) and (adapter := _maker_of(source)):
+    if isinstance(source, type) and (adapter := maker_of(source)):
         return AdapterFactory(adapter, source, kwargs)
     if not callable(source):
         raise AdapterError(f"Expected {EXPECTED}; got {source!r}.")
@@ -187,8 +171,8 @@ def resolve(
         return bound
     check_callable(source, kwargs)
     made = source(**_own(source, kwargs))
-    adapter = _adapter_of(made) or _maker_of(made)
-    if adapter is not None and _makes(adapter, made):
+    adapter = adapter_of(made) or maker_of(made)
+    if adapter is not None and makes(adapter, made):
         made.close()
         return AdapterFactory(adapter, source, kwargs)
     if not is_made(made):
@@ -205,7 +189,7 @@ def check_callable(source: Callable[..., Any], kwargs: dict[str, Any]) -> None:
     """Raise an `AdapterError` if a class or function cannot be called to make environments."""
     signature = signature_of(source)
     calls = takes_sizes(source, kwargs) or binds(signature, **_own(source, kwargs))
-    if not calls and not _maker_of(source):
+    if not calls and not maker_of(source):
         raise AdapterError(
             f"{_name(source)}{signature} cannot make environments: its parameters must be those of "
             "an Everstep factory, (num_envs, horizon, *, device), or it must need none. Give "
@@ -283,7 +267,8 @@ class SpecFactory(AdapterFactory):
     def __init__(self, spec: str, /, **kwargs: Any) -> None:
         prefix, name = _split(spec)
         self.spec = f"{prefix}:{name}"
-        super().__init__(_load(prefix), name, kwargs)
+        own = kwargs.pop("env_kwargs", None) or {}
+        super().__init__(load(prefix), name, {**own, **kwargs})
 
     def __repr__(self) -> str:
         options = "".join(f", {key}={value!r}" for key, value in self.kwargs.items())
@@ -297,27 +282,13 @@ def copy_defaults(source: object, target: object) -> None:
             setattr(target, name, getattr(source, name))
 
 
-def _registered() -> dict[str, EntryPoint]:
-    """Entry points by prefix. Plug-ins come first, so they can match special cases of our types."""
-    registered: dict[str, EntryPoint] = {}
-    points = entry_points(group=GROUP)
-    for point in sorted(points, key=lambda x: (x.value.startswith(_OWN), x.name, x.value)):
-        used = registered.setdefault(point.name, point)
-        if used.value != point.value:
-            _warn_once(
-                f"The adapter prefix {point.name!r} is registered twice; {used.value!r} is used, "
-                f"{point.value!r} is not. Uninstall one of them."
-            )
-    return registered
-
-
 def _split(spec: str) -> tuple[str, str]:
     """Prefix and name; a name without a prefix is looked up."""
     prefix, colon, name = spec.partition(":")
     if colon and prefix and name:
         return prefix, name
     near: list[str] = []
-    for prefix, adapter in _usable_adapters().items() if spec and not colon else ():
+    for prefix, adapter in usable_adapters().items() if spec and not colon else ():
         names: list[str] = getattr(adapter, "find", lambda _: [])(spec)
         if spec in names:
             return prefix, spec
@@ -325,71 +296,9 @@ def _split(spec: str) -> tuple[str, str]:
     guess = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
     raise AdapterError(
         "An environment is written 'prefix:name', such as 'gymnasium:CartPole-v1', or as the id of "
-        f"a registered Gymnasium environment; got {spec!r}.{guess} {_known(spec.partition(':')[0])}"
+        f"a registered Gymnasium environment; got {spec!r}.{guess} "
+        f"{known_prefixes(spec.partition(':')[0])}"
     )
-
-
-def _known(prefix: str) -> str:
-    """Message with the registered prefixes, and the one nearest to `prefix`."""
-    known = prefixes()
-    if not known:
-        return "No adapter is registered: install Everstep with pip, also from source."
-    near = difflib.get_close_matches(prefix, known, n=1)
-    guess = f" Did you mean {near[0]!r}?" if near and near[0] != prefix else ""
-    return f"Known prefixes: {', '.join(known)}.{guess}"
-
-
-def _load(prefix: str) -> Adapter:
-    point = _registered().get(prefix)
-    if point is None:
-        raise AdapterError(
-            f"No adapter has the prefix {prefix!r}. {_known(prefix)} The id of an environment that "
-            f"a module registers has both: 'gymnasium:{prefix}:Name-v0'."
-        )
-    try:
-        adapter = point.load()
-        missing = [x for x in ("matches", "make") if not callable(getattr(adapter, x, None))]
-        if missing:
-            raise AdapterError(f"{adapter!r} has no {' and no '.join(missing)}")
-        return cast(Adapter, adapter)
-    except Exception as error:
-        raise AdapterError(
-            f"The adapter of {prefix!r}, {point.value!r}, cannot be loaded: {error}"
-        ) from error
-
-
-def _usable_adapters() -> dict[str, Adapter]:
-    """Every adapter that can be loaded, with a warning for each that cannot."""
-    adapters = {}
-    for prefix in _registered():
-        try:
-            adapters[prefix] = _load(prefix)
-        except AdapterError as error:
-            _warn_once(f"{error}. It is left out.")
-    return adapters
-
-
-def _matches(prefix: str, adapter: Adapter, env: object) -> bool:
-    try:
-        return adapter.matches(env)
-    except Exception as error:  # a broken plug-in must not break others
-        _warn_once(f"`matches` of the adapter of {prefix!r} failed: {error!r}")
-        return False
-
-
-def _adapter_of(env: object) -> None | Adapter:
-    """The adapter that wraps `env`."""
-    adapters = _usable_adapters().items()
-    return next((adapter for prefix, adapter in adapters if _matches(prefix, adapter, env)), None)
-
-
-def _maker_of(source: object) -> None | Adapter:
-    """The adapter whose `make` takes this class, or a function that returned this object."""
-    return next((x for x in _usable_adapters().values() if _makes(x, source)), None)
-
-
-def _makes(adapter: Any, source: object) -> bool:
-    return hasattr(adapter, "makes") and bool(adapter.makes(source))
 
 
 def _name(source: object) -> str:
@@ -404,7 +313,7 @@ def _no_match(env: object) -> str:
             f"`wrap` takes an environment, and {_name(env)} makes one: use "
             f"`everstep.make({_name(env)}, num_envs)`, or give it to a trainer."
         )
-    kind, adapters = type(env), _usable_adapters()
+    kind, adapters = type(env), usable_adapters()
     advice = (getattr(adapter, "suggest", lambda _: "")(env) for adapter in adapters.values())
     sentences = [
         f"No adapter can wrap a `{kind.__module__}.{kind.__qualname__}`.",
@@ -412,9 +321,3 @@ def _no_match(env: object) -> str:
         f"Environments of these types can be wrapped: {', '.join(adapters) or 'none'}.",
     ]
     return " ".join(filter(None, sentences))
-
-
-def _warn_once(message: str) -> None:
-    if message not in _warned:
-        _warned.add(message)
-        warnings.warn(message, RuntimeWarning, stacklevel=3)

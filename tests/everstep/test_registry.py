@@ -12,7 +12,7 @@ import gymnasium
 import pytest
 import torch
 
-from everstep import registry
+from everstep import plugins, registry
 from everstep.env import DiscreteDummyEnv, Env, EnvFactory
 from everstep.errors import AdapterError
 
@@ -23,7 +23,7 @@ Install = Callable[..., None]
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
     """Install a distribution of one module, with entry points for adapters."""
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(registry, "_warned", set())
+    monkeypatch.setattr(plugins, "_warned", set())
     installed = []
 
     def write(name: str, source: str, **adapters: str) -> None:
@@ -81,6 +81,17 @@ def test_a_spec_string_makes_an_environment() -> None:
     assert (env.num_envs, env.horizon, env.device) == (3, 16, "cpu")
     assert env.reset().shape == (3, 4)
     assert env.step(torch.zeros(3, 1, dtype=torch.int64))["rewards"].sum() == 0
+
+
+def test_arguments_of_the_environment_can_be_given_as_one_dictionary() -> None:
+    """As in files, and as type checkers accept them."""
+    factory = registry.factory(
+        "gymnasium:CartPole-v1", max_episode_steps=7, env_kwargs={"sutton_barto_reward": True}
+    )
+    assert factory.kwargs == {"sutton_barto_reward": True, "max_episode_steps": 7}  # type: ignore[attr-defined]
+    env = factory(2)
+    env.reset()
+    assert env.step(torch.zeros(2, 1, dtype=torch.int64))["rewards"].sum() == 0
 
 
 def test_everything_after_the_first_colon_is_the_name() -> None:
@@ -161,7 +172,7 @@ def test_a_single_gymnasium_environment_is_told_what_to_do() -> None:
 
 def test_a_plug_in_comes_through_the_same_door(install: Install) -> None:
     install("line_world", LINE_WORLD, line="LineEnv")
-    assert {"gymnasium", "line"} <= set(registry.prefixes())
+    assert {"gymnasium", "line"} <= set(plugins.prefixes())
     env = registry.make("line:short", 5, horizon=7, bounds=2.0)
     assert (type(env).__name__, env.num_envs, env.horizon) == ("LineEnv", 5, 7)
     assert (env.name, env.bounds) == ("short", 2.0)

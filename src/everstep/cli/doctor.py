@@ -96,7 +96,8 @@ def _devices() -> list[str]:
 
 def _adapters(problems: list[str]) -> dict[str, str]:
     """`"ok"`, how to install the library, or an error message, by prefix of the adapter."""
-    from ..registry import factory, prefixes
+    from ..plugins import prefixes
+    from ..registry import factory
 
     found = {}
     for prefix in prefixes():
