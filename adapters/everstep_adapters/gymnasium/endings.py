@@ -1,6 +1,7 @@
 """Ends of episodes in the rows of a Gymnasium vector environment, one class an autoreset mode."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,10 +12,10 @@ from everstep.errors import AdapterError, EnvError
 
 from ..common.calls import VectorCalls
 from ..common.rows import FLAGS
-from . import states
 from .final_observations import ReuseCheck, check_no_final, read_final
 from .modes import AnyVectorEnv, pending_survives_reset, resets_single_rows
 from .rows import BoolArray, Row
+from .values import decode_generator, decode_like, encode, encode_generator
 
 
 class EpisodeClock:
@@ -75,14 +76,25 @@ class EpisodeClock:
     def state_dict(self) -> dict[str, Any]:
         """Counts, and the generator of phases."""
         return {
-            "elapsed": states.encode(self._elapsed),
-            "random": states.encode_generator(self._random),
+            "elapsed": encode(self._elapsed),
+            "random": encode_generator(self._random),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict`."""
-        self._elapsed[...] = states.decode(state["elapsed"])
-        self._random = states.decode_generator(state["random"])
+    def checked(self, state: dict[str, Any]) -> Callable[[], None]:
+        """Assignment of a state of `state_dict`, which was checked.
+
+        Raises:
+            CheckpointError: If it is of another number of rows.
+
+        """
+        elapsed = decode_like(self._elapsed, state["elapsed"], "elapsed")
+        random = decode_generator(state["random"])
+
+        def assign() -> None:
+            self._elapsed[...] = elapsed
+            self._random = random
+
+        return assign
 
 
 class Endings(ABC):

@@ -1,7 +1,6 @@
 """The environment that wraps Gymnasium's vector environments."""
 
-import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
@@ -13,13 +12,9 @@ from everstep.errors import AdapterError
 from everstep.formats import EnvFormat
 
 from ..common.actions import ActionBounds, ActionCheck
-from ..common.autoreset import parse_mode
 from ..common.libraries import (
-    creating,
     is_loaded_instance,
     is_loaded_kind,
-    module_of,
-    pop_options,
     require,
     wrap_or_close,
 )
@@ -36,9 +31,6 @@ if TYPE_CHECKING:
     from .tensor_rows import TensorActions, TensorRows
 
 _NEEDED = "Gymnasium 1.1 or newer is needed: pip install 'gymnasium>=1.1'"
-
-#: Options that an environment with a vector entry point of its own does not take.
-_NEEDS_SYNC = ("autoreset_mode", "max_episode_steps", "render_mode", "wrappers", "vector_kwargs")
 
 
 class GymnasiumEnv(Env):
@@ -165,14 +157,10 @@ class GymnasiumEnv(Env):
     @classmethod
     def find(cls, name: str, /) -> list[str]:
         """`[name]` if it is a registered id, else the ids that it may mean."""
-        registry = require("gymnasium", "registry", _NEEDED)
-        if name in registry:
-            return [name]
-        if (module := module_of(name)) is not None:
-            return [f"{module}:{name}"]
-        by_lower = {text: id for id in registry for text in (id.lower(), id.lower().split("-v")[0])}
-        near = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.75)
-        return [by_lower[text] for text in near]
+        require("gymnasium", "registry", _NEEDED)
+        from .making import find_ids
+
+        return find_ids(name)
 
     @classmethod
     def makes(cls, source: object, /) -> bool:
@@ -214,15 +202,10 @@ class GymnasiumEnv(Env):
             AdapterError: If Gymnasium cannot make it, or the adapter cannot represent it.
 
         """
-        make_vec = require("gymnasium", "make_vec", _NEEDED)
-        if not isinstance(name, str):
-            kwargs = {"vectorization_mode": "sync", **kwargs}
-        options, made_with = _split_options(kwargs)
-        with creating("Gymnasium", getattr(name, "__name__", str(name))):
-            if isinstance(name, str):
-                env = make_vec(name, num_envs=num_envs, **made_with)
-            else:
-                env = _make_copies(name, num_envs, **made_with)
+        require("gymnasium", "make_vec", _NEEDED)
+        from .making import make_vector
+
+        env, options = make_vector(cls, name, num_envs, kwargs)
         return wrap_or_close(cls, env, horizon, device=device, **options)
 
     def seed(self, seed: int) -> None:
@@ -347,32 +330,31 @@ class GymnasiumEnv(Env):
         environments and wrappers that are in `everstep_adapters.gymnasium.states.ATTRIBUTES`: the
         classic control and MuJoCo environments of Gymnasium, and those with a `state_dict`.
         """
-        from . import states
-
-        state = states.read(self.env) if self._tensors is None and not self._is_stepping else None
-        if state is None:
+        if self._tensors is not None or self._is_stepping:
             return None
-        pending = self._endings.pending
-        return {
-            "env": state,
-            "clock": self._clock.state_dict(),
-            "pending": None if pending is None else states.encode(pending),
-            "seed": self._seed,
-            "was_reset": self._was_reset,
-        }
+        from .states import state_of
+
+        state = state_of(self.env, self._clock, self._endings.pending)
+        own = {"seed": self._seed, "was_reset": self._was_reset}
+        return None if state is None else {**state, **own}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict`."""
-        from . import states
+        """Continue from `state_dict`.
 
-        states.write(self.env, state["env"])
-        self._clock.load_state_dict(state["clock"])
-        if (pending := self._endings.pending) is not None:
-            pending[...] = states.decode(state["pending"])
-        self._seed, self._was_reset = state["seed"], state["was_reset"]
+        Raises:
+            CheckpointError: If it does not fit the environments; nothing is changed then.
+
+        """
+        from .states import load_state
+
+        parts = self.env, self._clock, self._endings.pending
+        self._seed, self._was_reset = load_state(*parts, state)
 
     def describe(self) -> dict[str, str]:
         """Detected properties, one short line each."""
+        from .rows import describe_copies
+
+        device = None if self._tensors is not None else torch.device(self.device)
         return {
             "family": self.family,
             "environment": str(self.env),
@@ -382,20 +364,9 @@ class GymnasiumEnv(Env):
             "resets": f"{self.autoreset_mode.name}, from {self._mode_source}",
             "final observations": self._endings.final_observations,
             "limit": self._clock.description,
-            "hand-off": self._describe_copies(),
+            "hand-off": describe_copies(device),
             "seeding": self.seeding,
         }
-
-    def _describe_copies(self) -> str:
-        device = torch.device(self.device)
-        if self._tensors is not None:
-            return "tensors as they are, 0 copies; rewards and flags are new"
-        if device.type == "cpu":
-            return "one copy into rows of host memory, which the tensors show; nothing is allocated"
-        return (
-            f"one copy into {'pinned ' * (device.type == 'cuda')}rows of host memory, one packed "
-            f"copy from cpu to {device}; actions back through one"
-        )
 
     def probe(self) -> "Evidence":
         """The autoreset mode, determined by stepping the environment. Reset it afterwards.
@@ -424,54 +395,3 @@ class GymnasiumEnv(Env):
 
 def _unfinished(method: str) -> AdapterError:
     return AdapterError(f"An env step has begun: call `step_wait` before `{method}`.")
-
-
-def _make_copies(
-    make_one: Callable[..., Any],
-    num_envs: int,
-    vectorization_mode: Any,
-    vector_kwargs: None | dict[str, Any] = None,
-    wrappers: Sequence[Callable[[Any], Any]] = (),
-    max_episode_steps: None | int = None,
-    **kwargs: Any,
-) -> "VectorEnv[Any, Any, Any]":
-    """A vector environment of copies; the adapter counts `max_episode_steps`."""
-    from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
-
-    mode = getattr(vectorization_mode, "value", vectorization_mode)
-    vectorized = {"sync": SyncVectorEnv, "async": AsyncVectorEnv}.get(mode)
-    if vectorized is None:
-        raise AdapterError(
-            f"`vectorization_mode` of copies must be 'sync' or 'async'; got {vectorization_mode!r}."
-        )
-
-    def make() -> Any:
-        env = make_one(**kwargs)
-        for wrapper in wrappers or ():
-            env = wrapper(env)
-        return env
-
-    return cast("VectorEnv[Any, Any, Any]", vectorized([make] * num_envs, **(vector_kwargs or {})))
-
-
-def _split_options(kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Options of the adapter, and keyword arguments of `gymnasium.make_vec`."""
-    made_with = dict(kwargs)
-    options = pop_options(GymnasiumEnv, made_with)
-    mode = options.pop("autoreset_mode", None)
-    vectorized = made_with.get("vectorization_mode")
-    if vectorized is None and any(kwargs.get(key) is not None for key in _NEEDS_SYNC):
-        vectorized = made_with["vectorization_mode"] = "sync"
-    if getattr(vectorized, "value", vectorized) in ("sync", "async"):
-        if mode is not None:
-            vector_kwargs = made_with.get("vector_kwargs") or {}
-            made_with["vector_kwargs"] = {**vector_kwargs, "autoreset_mode": parse_mode(mode)}
-        if options.get("max_episode_steps") is not None:
-            made_with["max_episode_steps"] = -1  # Gymnasium's value for no limit of its own
-        return options, made_with
-    # A class of the environment's own: it has one mode, and counts the limit itself.
-    if mode is not None:
-        options["autoreset_mode"] = mode
-    if options.get("max_episode_steps") is not None:
-        made_with["max_episode_steps"] = options.pop("max_episode_steps")
-    return options, made_with

@@ -240,3 +240,15 @@ def _make_row(parts: Sequence[Part], slots: dict[tuple[str, ...], Slot], side: i
         final=[leaf(DataKeys.FINAL_OBS, part) for part in final],
         **columns,
     )
+
+
+def describe_copies(device: None | torch.device) -> str:
+    """The copies of an env step, for `describe`; no device: the environment has tensors."""
+    if device is None:
+        return "tensors as they are, 0 copies; rewards and flags are new"
+    if device.type == "cpu":
+        return "one copy into rows of host memory, which the tensors show; nothing is allocated"
+    return (
+        f"one copy into {'pinned ' * (device.type == 'cuda')}rows of host memory, one packed "
+        f"copy from cpu to {device}; actions back through one"
+    )

@@ -4,15 +4,24 @@ Gymnasium has no method for it, so `ATTRIBUTES` lists the attributes of a class 
 `reset` and `step`. An environment is restored if all its layers are known: the vector environment,
 the wrappers, and the environment itself. One's own is known if it has `state_dict` and
 `load_state_dict`, or if its dotted name is added to the table.
+
+A state is checked as a whole before any of it is set.
 """
 
+import copy
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 
 from everstep.errors import CheckpointError
+
+from .endings import EpisodeClock
+from .modes import AnyVectorEnv
+from .rows import BoolArray
+from .values import decode, decode_generator, decode_like, encode, encode_generator
 
 _CONTROL = "gymnasium.envs.classic_control"
 _WRAPPERS = "gymnasium.wrappers.common"
@@ -45,6 +54,62 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
 _OF_CONTACTS = ("efc_", "iefc_", "contact", "island", "map_", "tree_island", "dof_island", "iM_")
 
 
+# ---- the adapter's environment ----------------------------------------------------------------
+
+
+def state_of(
+    env: AnyVectorEnv, clock: EpisodeClock, pending: None | BoolArray
+) -> None | dict[str, Any]:
+    """The state of a vector environment and of the adapter's counts; None if it cannot be read.
+
+    Args:
+        env: The vector environment.
+        clock: The adapter's limit.
+        pending: Rows that the environment resets in the next env step, in modes that have them.
+
+    """
+    state = read(env)
+    if state is None:
+        return None
+    waiting = None if pending is None else encode(pending)
+    return {"env": state, "clock": clock.state_dict(), "pending": waiting}
+
+
+def load_state(
+    env: AnyVectorEnv, clock: EpisodeClock, pending: None | BoolArray, state: dict[str, Any]
+) -> tuple[None | int, bool]:
+    """Set a state of `state_of`; the adapter's seed and whether it was reset, which are in it too.
+
+    Raises:
+        CheckpointError: If it does not fit; nothing is changed then.
+
+    """
+    with _fitting(env):
+        seed, was_reset = state["seed"], state["was_reset"]
+        if not (seed is None or isinstance(seed, int)) or not isinstance(was_reset, bool):
+            raise CheckpointError(f"`seed` and `was_reset` are {seed!r} and {was_reset!r}")
+        changes = changes_to(env, state["env"])
+        changes.assign(clock.checked(state["clock"]))
+        if pending is not None:
+            waiting = decode_like(pending, state["pending"], "pending")
+            changes.assign(partial(np.copyto, pending, waiting))
+    changes.make()
+    return seed, was_reset
+
+
+@contextmanager
+def _fitting(env: Any) -> Iterator[None]:
+    """Name the environment in errors of a state that is not of it."""
+    try:
+        yield
+    except Exception as error:  # a file may hold anything
+        reason = f"it has no {error}" if isinstance(error, KeyError) else error
+        raise CheckpointError(f"The state is not of {env}: {reason}.") from error
+
+
+# ---- layers -----------------------------------------------------------------------------------
+
+
 def read(env: Any) -> None | dict[str, Any]:
     """The state of an environment and of all that it is made of; None if part of it is unknown."""
     layers = [_read_layer(layer) for layer in _layers(env)]
@@ -57,11 +122,59 @@ def read(env: Any) -> None | dict[str, Any]:
 
 
 def write(env: Any, state: dict[str, Any]) -> None:
-    """Set a state that `read` returned."""
+    """Set a state that `read` returned.
+
+    Raises:
+        CheckpointError: If it does not fit; nothing is changed then.
+
+    """
+    with _fitting(env):
+        changes = changes_to(env, state)
+    changes.make()
+
+
+class Changes:
+    """A state that fits, to be set as a whole."""
+
+    def __init__(self) -> None:
+        self._own: list[tuple[Any, Any]] = []
+        self._assignments: list[Callable[[], None]] = []
+
+    def load(self, layer: Any, state: Any) -> None:
+        """Give a layer with `load_state_dict` a state. It may refuse, so `make` begins with it."""
+        self._own.append((layer, state))
+
+    def assign(self, assignment: Callable[[], None]) -> None:
+        """Make an assignment, which cannot fail."""
+        self._assignments.append(assignment)
+
+    def make(self) -> None:
+        """Make the changes; if a layer refuses its state, those before it get theirs back."""
+        before = []
+        try:
+            for layer, state in self._own:
+                before.append((layer, copy.deepcopy(layer.state_dict())))
+                layer.load_state_dict(state)
+        except BaseException:
+            for layer, state in before:
+                layer.load_state_dict(state)
+            raise
+        for assignment in self._assignments:
+            assignment()
+
+
+def changes_to(env: Any, state: dict[str, Any]) -> Changes:
+    """The changes that set a state. Raises whatever a state that does not fit leads to."""
+    changes = Changes()
+    _collect(changes, env, state)
+    return changes
+
+
+def _collect(changes: Changes, env: Any, state: dict[str, Any]) -> None:
     for layer, values in zip(_layers(env), state["layers"], strict=True):
-        _write_layer(layer, values)
+        _collect_layer(changes, layer, values)
     for row, values in zip(getattr(env.unwrapped, "envs", ()), state["rows"], strict=True):
-        write(row, values)
+        _collect(changes, row, values)
 
 
 def _layers(env: Any) -> Iterator[Any]:
@@ -72,12 +185,16 @@ def _layers(env: Any) -> Iterator[Any]:
         yield env
 
 
+def _has_own(layer: Any) -> bool:
+    is_base = layer is layer.unwrapped
+    return is_base and hasattr(layer, "state_dict") and hasattr(layer, "load_state_dict")
+
+
 def _read_layer(layer: Any) -> None | dict[str, Any]:
-    base = layer is layer.unwrapped
-    if base and hasattr(layer, "state_dict") and hasattr(layer, "load_state_dict"):
+    if _has_own(layer):
         return {"own": layer.state_dict()}
     names = ATTRIBUTES.get(_name(layer))
-    is_mujoco = base and _is_mujoco(layer)
+    is_mujoco = _is_mujoco(layer)
     if names is None and not is_mujoco:
         return None
     own = vars(layer)
@@ -86,80 +203,27 @@ def _read_layer(layer: Any) -> None | dict[str, Any]:
     return {**state, "data": _read_data(layer.data)} if is_mujoco else state
 
 
-def _write_layer(layer: Any, state: dict[str, Any]) -> None:
-    if "own" in state:
-        layer.load_state_dict(state["own"])
+def _collect_layer(changes: Changes, layer: Any, state: dict[str, Any]) -> None:
+    if _has_own(layer):
+        changes.load(layer, state["own"])
         return
+    own = vars(layer)
     for name in ATTRIBUTES.get(_name(layer), ()):  # not others that a file may name
         if name not in state["attributes"]:
             continue
-        value = state["attributes"][name]
+        value, before = decode(state["attributes"][name]), own.get(name)
+        if isinstance(before, np.ndarray) and np.shape(value) != before.shape:
+            raise CheckpointError(f"`{name}` has shape {before.shape}; got {np.shape(value)}")
         # A checker compares its first env steps with what it stored then: they are over.
-        setattr(layer, name, name.startswith("checked_") or decode(value))
+        changes.assign(partial(setattr, layer, name, name.startswith("checked_") or value))
     if state["random"] is not None:
-        layer._np_random = decode_generator(state["random"])
-    if "data" in state:
-        _write_data(layer.data, state["data"])
+        changes.assign(partial(setattr, layer, "_np_random", decode_generator(state["random"])))
+    if _is_mujoco(layer):
+        _collect_data(changes, layer.data, state["data"])
 
 
 def _name(layer: Any) -> str:
     return f"{type(layer).__module__}.{type(layer).__qualname__}"
-
-
-# ---- values -----------------------------------------------------------------------------------
-
-
-def encode(value: Any) -> Any:
-    """An attribute as a checkpoint holds it: arrays are tensors, NumPy's scalars marked ones."""
-    if isinstance(value, np.ndarray):
-        return torch.from_numpy(value.copy())
-    if isinstance(value, np.generic):
-        return {"scalar": torch.from_numpy(np.array(value))}
-    if isinstance(value, list | tuple):
-        items = [encode(item) for item in value]
-        return items if isinstance(value, list) else tuple(items)
-    return value
-
-
-def decode(value: Any) -> Any:
-    """The attribute that `encode` was given."""
-    if isinstance(value, torch.Tensor):
-        return value.cpu().numpy().copy()
-    if isinstance(value, dict):
-        return value["scalar"].cpu().numpy()[()]
-    if isinstance(value, list | tuple):
-        items = [decode(item) for item in value]
-        return items if isinstance(value, list) else tuple(items)
-    return value
-
-
-def encode_generator(generator: None | np.random.Generator) -> Any:
-    """The state of a random generator; None for none."""
-    return None if generator is None else _map(generator.bit_generator.state, encode)
-
-
-def decode_generator(state: dict[str, Any]) -> np.random.Generator:
-    """A random generator with a state.
-
-    Raises:
-        CheckpointError: If it names none of NumPy's bit generators.
-
-    """
-    name = state["bit_generator"]
-    kinds = {kind.__name__: kind for kind in np.random.BitGenerator.__subclasses__()}
-    kind: Any = kinds.get(str(name))  # not another attribute of NumPy, which a file must not call
-    if kind is None:
-        raise CheckpointError(f"NumPy has no bit generator {name!r}.")
-    bits: Any = kind()
-    bits.state = _map(state, decode)
-    return np.random.Generator(bits)
-
-
-def _map(state: Any, function: Callable[[Any], Any]) -> Any:
-    """A nested mapping with a function applied to its values."""
-    if isinstance(state, dict) and "scalar" not in state:
-        return {key: _map(value, function) for key, value in state.items()}
-    return function(state)
 
 
 # ---- MuJoCo -----------------------------------------------------------------------------------
@@ -178,12 +242,12 @@ def _read_data(data: Any) -> dict[str, Any]:
     return {"time": float(data.time), "arrays": arrays}
 
 
-def _write_data(data: Any, state: dict[str, Any]) -> None:
-    data.time = state["time"]
+def _collect_data(changes: Changes, data: Any, state: dict[str, Any]) -> None:
+    changes.assign(partial(setattr, data, "time", float(state["time"])))
     for name, array in _arrays(data).items():
         values = state["arrays"].get(name)
-        if values is not None and tuple(values.shape) == array.shape:  # else of contacts
-            array[...] = decode(values)
+        if name in ("qpos", "qvel") or (values is not None and values.shape == array.shape):
+            changes.assign(partial(np.copyto, array, decode_like(array, values, name)))
 
 
 def _arrays(data: Any) -> dict[str, np.ndarray[Any, Any]]:

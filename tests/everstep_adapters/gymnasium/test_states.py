@@ -7,13 +7,14 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.vector import SyncVectorEnv
 from gymnasium.wrappers import TransformReward
 
 import everstep
 from everstep.checkpoints import load_file, save_file
 from everstep.errors import CheckpointError
-from everstep_adapters.gymnasium import states
+from everstep_adapters.gymnasium import states, values
 
 STEPS = 40
 
@@ -77,6 +78,65 @@ def test_mujoco_continues_from_its_state(name: str) -> None:
     check_continues(name)
 
 
+def broken_at(state: Any, place: str) -> Any:
+    """A state that does not fit at one place."""
+    row = state["env"]["rows"][-1] if state["env"]["rows"] else state["env"]
+    if place == "the last row":
+        row["layers"][-1]["attributes"]["state"] = torch.zeros(7)
+    elif place == "a generator":
+        row["layers"][-1]["random"]["state"] = {"state": -1, "inc": 0}
+    elif place == "the number of rows":
+        state["env"]["rows"].append(row)
+    elif place == "the clock":
+        state["clock"]["elapsed"] = torch.zeros(9, dtype=torch.int64)
+    elif place == "pending":
+        state["pending"] = torch.zeros(2)
+    elif place == "a key":
+        del row["layers"][-1]["attributes"]
+    else:
+        state["was_reset"] = {"scalar": None}
+    return state
+
+
+@pytest.mark.parametrize("options", [{}, {"vectorization_mode": "sync"}], ids=["vector", "sync"])
+@pytest.mark.parametrize(
+    "place",
+    ["the last row", "a generator", "the number of rows", "the clock", "pending", "a key", "reset"],
+)
+def test_a_state_that_does_not_fit_changes_nothing(place: str, options: Any) -> None:
+    env: Any = everstep.make("gymnasium:CartPole-v1", 3, **options)
+    env.seed(0)
+    env.reset()
+    other = broken_at(stored(env.state_dict()), place)
+    play(env, torch.zeros(12, 3, 1, dtype=torch.int64))
+    before = repr(env.state_dict())
+    with pytest.raises(CheckpointError, match="The state is not of"):
+        env.load_state_dict(other)
+    assert repr(env.state_dict()) == before
+    env.close()
+
+
+def test_rows_before_one_that_refuses_its_state_get_theirs_back() -> None:
+    class Refusing(CartPoleEnv):
+        def state_dict(self) -> Any:
+            return {"gravity": self.gravity}
+
+        def load_state_dict(self, state: Any) -> None:
+            if state["gravity"] < 0:
+                raise ValueError("gravity")
+            self.gravity = state["gravity"]
+
+    env: Any = everstep.wrap(SyncVectorEnv([Refusing, Refusing]))
+    env.reset()
+    state = env.state_dict()
+    for row, gravity in zip(state["env"]["rows"], (3.0, -1.0), strict=True):
+        row["layers"][-1]["own"]["gravity"] = gravity
+    with pytest.raises(ValueError, match="gravity"):
+        env.load_state_dict(state)
+    assert [row.gravity for row in env.env.envs] == [9.8, 9.8]
+    env.close()
+
+
 def test_an_environment_with_an_unknown_part_has_no_state() -> None:
     def make() -> Any:
         return TransformReward(gymnasium.make("CartPole-v1"), lambda reward: 2 * reward)
@@ -108,9 +168,9 @@ def test_an_environment_of_ones_own_has_the_state_that_it_returns() -> None:
 
 @pytest.mark.parametrize("name", ["default_rng", "seed", "BitGenerator", "Generator", "nothing"])
 def test_a_file_names_bit_generators_only(name: str) -> None:
-    state = states.encode_generator(np.random.default_rng(0))
+    state = values.encode_generator(np.random.default_rng(0))
     with pytest.raises(CheckpointError, match=f"no bit generator '{name}'"):
-        states.decode_generator({**state, "bit_generator": name})
+        values.decode_generator({**state, "bit_generator": name})
 
 
 def test_a_file_sets_only_the_attributes_that_are_listed() -> None:

@@ -1,0 +1,98 @@
+"""Vector environments as `GymnasiumEnv.make` makes them."""
+
+import difflib
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+from gymnasium import make_vec, registry
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
+
+from everstep.errors import AdapterError
+
+from ..common.autoreset import parse_mode
+from ..common.libraries import creating, module_of, pop_options
+from .modes import AnyVectorEnv
+
+#: Options that an environment with a vector entry point of its own does not take.
+_NEEDS_SYNC = ("autoreset_mode", "max_episode_steps", "render_mode", "wrappers", "vector_kwargs")
+
+
+def find_ids(name: str) -> list[str]:
+    """`[name]` if it is a registered id, else the ids that it may mean."""
+    if name in registry:
+        return [name]
+    if (module := module_of(name)) is not None:
+        return [f"{module}:{name}"]
+    by_lower = {text: id for id in registry for text in (id.lower(), id.lower().split("-v")[0])}
+    near = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.75)
+    return [by_lower[text] for text in near]
+
+
+def make_vector(
+    adapter: type, name: Any, num_envs: int, kwargs: dict[str, Any]
+) -> tuple[AnyVectorEnv, dict[str, Any]]:
+    """A vector environment, and the options of the adapter that wraps it.
+
+    Args:
+        adapter: Class of the adapter.
+        name: Registered id, class or function, as `GymnasiumEnv.make` takes it.
+        num_envs: Number of parallel environments.
+        kwargs: Options of the adapter, of `gymnasium.make_vec` and of each environment.
+
+    """
+    if not isinstance(name, str):
+        kwargs = {"vectorization_mode": "sync", **kwargs}
+    options, made_with = _split_options(adapter, kwargs)
+    with creating("Gymnasium", getattr(name, "__name__", str(name))):
+        if isinstance(name, str):
+            return make_vec(name, num_envs=num_envs, **made_with), options
+        return _make_copies(name, num_envs, **made_with), options
+
+
+def _make_copies(
+    make_one: Callable[..., Any],
+    num_envs: int,
+    vectorization_mode: Any,
+    vector_kwargs: None | dict[str, Any] = None,
+    wrappers: Sequence[Callable[[Any], Any]] = (),
+    max_episode_steps: None | int = None,
+    **kwargs: Any,
+) -> AnyVectorEnv:
+    """A vector environment of copies; the adapter counts `max_episode_steps`."""
+    mode = getattr(vectorization_mode, "value", vectorization_mode)
+    vectorized = {"sync": SyncVectorEnv, "async": AsyncVectorEnv}.get(mode)
+    if vectorized is None:
+        raise AdapterError(
+            f"`vectorization_mode` of copies must be 'sync' or 'async'; got {vectorization_mode!r}."
+        )
+
+    def make() -> Any:
+        env = make_one(**kwargs)
+        for wrapper in wrappers or ():
+            env = wrapper(env)
+        return env
+
+    return cast(AnyVectorEnv, vectorized([make] * num_envs, **(vector_kwargs or {})))
+
+
+def _split_options(adapter: type, kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Options of the adapter, and keyword arguments of `gymnasium.make_vec`."""
+    made_with = dict(kwargs)
+    options = pop_options(adapter, made_with)
+    mode = options.pop("autoreset_mode", None)
+    vectorized = made_with.get("vectorization_mode")
+    if vectorized is None and any(kwargs.get(key) is not None for key in _NEEDS_SYNC):
+        vectorized = made_with["vectorization_mode"] = "sync"
+    if getattr(vectorized, "value", vectorized) in ("sync", "async"):
+        if mode is not None:
+            vector_kwargs = made_with.get("vector_kwargs") or {}
+            made_with["vector_kwargs"] = {**vector_kwargs, "autoreset_mode": parse_mode(mode)}
+        if options.get("max_episode_steps") is not None:
+            made_with["max_episode_steps"] = -1  # Gymnasium's value for no limit of its own
+        return options, made_with
+    # A class of the environment's own: it has one mode, and counts the limit itself.
+    if mode is not None:
+        options["autoreset_mode"] = mode
+    if options.get("max_episode_steps") is not None:
+        made_with["max_episode_steps"] = options.pop("max_episode_steps")
+    return options, made_with
