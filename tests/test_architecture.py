@@ -18,7 +18,7 @@ SOURCE = Path(everstep.__file__).parent
 FLOORS = [
     "_version data errors",
     "synonyms validation specs formats checkpoints advantages losses schedulers views episodes",
-    "nn env distributions normalizers hyperparameters plugins registry",
+    "nn env distributions normalizers rules hyperparameters plugins registry",
     "graphs models rollouts policies objectives bonuses fused updates resolve",
     "algorithms evaluation",
     "conditions config callbacks loggers live progress trainers adapters",

@@ -130,31 +130,47 @@ def reversed_discounted_returns(
     return recurrence(torch.cat([first, rewards[1:]]), decay)
 
 
-def masked_moments(x: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def masked_moments(
+    x: torch.Tensor, mask: torch.Tensor, dim: tuple[int, ...] = ()
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Mean and unbiased standard deviation of `x` where `mask`; 0 if there are too few rows.
 
     Args:
         x: Values, any shape.
         mask: True where a value counts, bool, broadcastable to `x`.
+        dim: Dimensions that they are of, which the results have as 1; () for all, and 0-d results.
 
     """
-    mask = mask.expand_as(x)
-    count = mask.sum()
-    mean = torch.where(mask, x, 0.0).sum() / count.clamp(min=1)
-    squares = torch.where(mask, x - mean, 0.0).square().sum()
+    mask, kept = mask.expand_as(x), bool(dim)
+    count = mask.sum(dim, keepdim=kept)
+    mean = torch.where(mask, x, 0.0).sum(dim, keepdim=kept) / count.clamp(min=1)
+    squares = torch.where(mask, x - mean, 0.0).square().sum(dim, keepdim=kept)
     return mean, (squares / (count - 1).clamp(min=1)).sqrt()
 
 
-def standardize(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def standardize(x: torch.Tensor, mask: torch.Tensor, dim: tuple[int, ...] = ()) -> torch.Tensor:
     """`x` centred and scaled to unit deviation over `mask`; 0 elsewhere.
 
     If the deviation vanishes (fewer than two rows, or rows that are equal up to rounding), `x` is
     centred only, because division would amplify rounding errors.
+
+    Args:
+        x: Values, any shape.
+        mask: True where a value counts, bool, broadcastable to `x`.
+        dim: Dimensions that are standardised together; () for all.
+
     """
-    mean, std = masked_moments(x, mask)
-    centred = torch.where(mask, x - mean, 0.0)
-    largest = torch.where(mask, x, 0.0).abs().max()
-    return centred / torch.where(vanishes(std, largest), 1.0, std + 1e-8)
+    mean, scale = centre_and_scale(x, mask, dim)
+    return torch.where(mask, x - mean, 0.0) / scale
+
+
+def centre_and_scale(
+    x: torch.Tensor, mask: torch.Tensor, dim: tuple[int, ...] = ()
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean, and the divisor that `standardize` scales by; see there."""
+    mean, std = masked_moments(x, mask, dim)
+    largest = torch.where(mask, x, 0.0).abs().amax(dim, keepdim=bool(dim))
+    return mean, torch.where(vanishes(std, largest), 1.0, std + 1e-8)
 
 
 def vanishes(std: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:

@@ -218,6 +218,7 @@ StepStats = TypedDict(
         "coefficients/entropy": float,
         "coefficients/vf": float,
         "coefficients/lr": float,
+        "coefficients/clip_param": float,
         "losses/entropy": float,
         "losses/policy": float,
         "losses/vf": float,

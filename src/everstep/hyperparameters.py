@@ -13,6 +13,7 @@ from typing_extensions import Self
 from .data import LRScheduleKind, ScheduleKind
 from .distributions import Distribution
 from .errors import ConfigError
+from .rules import device_problems, optimizer_problems, schedule_problems
 from .validation import (
     STRICT,
     Integer,
@@ -28,6 +29,36 @@ from .validation import (
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Auto = Literal["auto"]
+
+#: Fields that can change while an algorithm trains; everything else is built in.
+LIVE = frozenset(
+    {
+        "accumulate_grads",
+        "clip_param",
+        "clip_param_schedule",
+        "clip_param_schedule_kind",
+        "dual_clip_param",
+        "entropy_coeff",
+        "entropy_coeff_schedule",
+        "entropy_coeff_schedule_kind",
+        "gae_lambda",
+        "gamma",
+        "lr_schedule",
+        "lr_schedule_kind",
+        "max_grad_norm",
+        "normalize_advantages",
+        "num_sgd_iters",
+        "num_test_episodes",
+        "on_missing_final",
+        "sgd_minibatch_size",
+        "shuffle_minibatches",
+        "target_kl_div",
+        "test_every",
+        "vf_clip_param",
+        "vf_coeff",
+        "vf_loss",
+    }
+)
 
 #: Hyperparameters in which "auto" is resolved; the types of their fields still allow it.
 Resolved = Any
@@ -139,6 +170,14 @@ class Hyperparameters:
     clip_param: Annotated[float, Field(gt=0, lt=1)] = 0.2
     """ε of the clipped surrogate: bound on the distance of the probability ratio from 1."""
 
+    clip_param_schedule: None | Schedule | Literal["linear"] = None
+    """ε over environment transitions, as (transitions, ε) points that start at 0. None:
+    `clip_param`; `"linear"`: from `clip_param` to 0 over the budget of `Trainer.run` (constant
+    without one)."""
+
+    clip_param_schedule_kind: ScheduleKind = "step"
+    """`"step"`: step function; `"interp"`: linear interpolation."""
+
     vf_clip_param: None | PositiveFloat | Auto = "auto"
     """Distance of a value from its previous estimate beyond which it is clipped in the loss.
     None: values are not clipped. `"auto"`: 5; None."""
@@ -157,8 +196,9 @@ class Hyperparameters:
     max_grad_norm: None | PositiveFloat | Auto = "auto"
     """Norm that gradients are clipped to. None: gradients are not clipped. `"auto"`: 5; 0.5."""
 
-    normalize_advantages: bool = True
-    """Whether to centre advantages and scale them to unit standard deviation over the rollout."""
+    normalize_advantages: bool | Literal["minibatch"] = True
+    """Whether to centre advantages and scale them to unit standard deviation: over the rollout, or
+    with `"minibatch"` over each minibatch."""
 
     normalize_rewards: bool | Literal["running", "auto"] = "auto"
     """Whether to divide rewards by the standard deviation of their discounted sums within episodes
@@ -267,58 +307,20 @@ class Hyperparameters:
             ),
         }
         problems = [message for message, is_broken in broken.items() if is_broken]
-        for name in ("lr_schedule", "entropy_coeff_schedule"):
-            problems += _schedule_problems(name, getattr(self, name))
-        return problems + self._device_problems() + self._optimizer_problems()
-
-    def _device_problems(self) -> list[str]:
-        if self.device == "auto":
-            return []
-        try:
-            device = torch.device(self.device)
-        except RuntimeError:
-            return [
-                "`device` expected 'auto' or a device such as 'cpu' or 'cuda:0'; "
-                f"got {self.device!r}."
-            ]
-        if self.cuda_graphs is True and device.type != "cuda":
-            return [no_graphs_on(device)]
-        count = torch.cuda.device_count()
-        if device.type == "cuda":
-            missing = (device.index or 0) >= count
-            message = f"`device` {device} is not available: PyTorch sees {count} CUDA devices."
-            return [message] if missing else []
-        try:
-            torch.empty(0, device=device)
-        except Exception as error:  # each backend raises its own
-            reason = str(error).splitlines()[0].split(". ")[0].removesuffix(".")
-            return [f"`device` {device} cannot be used: {reason}. Try 'cpu' or 'auto'."]
-        return []
+        for name in ("lr_schedule", "entropy_coeff_schedule", "clip_param_schedule"):
+            problems += schedule_problems(name, getattr(self, name))
+        problems += device_problems(self.device, needs_graphs=self.cuda_graphs is True)
+        return problems + self._optimizer_problems()
 
     def _optimizer_problems(self) -> list[str]:
-        """Options that the optimizer refuses; an optimizer of a single number costs nothing."""
         if self.lr is not None and "lr" in (given := self.optimizer_config or {}):
             return [
                 f"`lr` and `optimizer_config.lr` are one learning rate; got {self.lr} and "
                 f"{given['lr']}. Drop one of them."
             ]
+        has_schedule = self.lr_schedule not in (None, "auto")
         options, rates = self.optimizer_options()
-        problems = _number_problems(self.optimizer_cls, {**options, **rates})
-        if problems:
-            return problems
-        if rates and self.lr_schedule not in (None, "auto"):
-            problems.append(
-                f"`optimizer_config` has {' and '.join(rates)}, and `lr_schedule` sets one "
-                "learning rate for all parameters: drop one of them."
-            )
-        for rate in (options.get("lr"), *rates.values()):
-            chosen = options if rate is None else {**options, "lr": rate}
-            try:
-                self.optimizer_cls([nn.Parameter(torch.zeros(1))], **chosen)
-            except (TypeError, ValueError) as error:
-                name = self.optimizer_cls.__name__
-                return [*problems, f"`optimizer_config`: invalid option for {name}: {error}."]
-        return problems
+        return optimizer_problems(self.optimizer_cls, options, rates, has_schedule=has_schedule)
 
     def optimizer_options(self) -> tuple[dict[str, Any], dict[str, float]]:
         """Keyword arguments of the optimizer class, and the learning rates `lr_pi` and `lr_v`.
@@ -332,50 +334,6 @@ class Hyperparameters:
         if self.lr is not None:
             options["lr"] = self.lr
         return options, {key: options.pop(key) for key in ("lr_pi", "lr_v") if key in options}
-
-
-def no_graphs_on(device: torch.device) -> str:
-    """Message for CUDA graphs on another device."""
-    return f"`cuda_graphs` True needs a CUDA device; got `device` {device}. Set it to 'auto'."
-
-
-def _number_problems(optimizer_cls: Callable[..., Any], options: dict[str, Any]) -> list[str]:
-    """Options that must be numbers, because their defaults are, and are not."""
-    defaults = {k: p.default for k, p in inspect.signature(optimizer_cls).parameters.items()}
-    rate = defaults.get("lr") if _is_number(defaults.get("lr")) else 1e-3
-    defaults |= {"lr": rate, "lr_pi": rate, "lr_v": rate}
-    problems = []
-    for name, value in options.items():
-        default = defaults.get(name)
-        if _is_number(default):
-            expected, fits = "a number", _is_number(value)
-        elif isinstance(default, tuple) and all(map(_is_number, default)):
-            default, expected = list(default), f"a list of {len(default)} numbers"
-            fits = isinstance(value, list | tuple) and len(value) == len(default)
-            fits = fits and all(map(_is_number, value))
-        else:
-            continue
-        if not fits and (value is not None or name in ("lr", "lr_pi", "lr_v")):
-            problems.append(
-                f"`optimizer_config` {name} must be {expected}; got {value!r}. Try {default}."
-            )
-    return problems
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float | torch.Tensor) and not isinstance(value, bool)
-
-
-def _schedule_problems(name: str, schedule: None | str | list[tuple[int, float]]) -> list[str]:
-    if schedule is None or isinstance(schedule, str):
-        return []
-    counts = [count for count, _ in schedule]
-    broken = {
-        f"start at 0 transitions; got {schedule!r}": counts[:1] != [0],
-        f"count transitions upwards; got {counts}": counts != sorted(set(counts)),
-        f"not be negative; got {schedule!r}": any(value < 0 for _, value in schedule),
-    }
-    return [f"`{name}` must {rule}." for rule, is_broken in broken.items() if is_broken]
 
 
 @dataclass

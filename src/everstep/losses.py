@@ -21,7 +21,7 @@ def clipped_surrogate(
     ratio: torch.Tensor,
     advantages: torch.Tensor,
     *,
-    clip_param: float,
+    clip_param: float | torch.Tensor,
     dual_clip_param: None | float = None,
 ) -> torch.Tensor:
     """min(ρA, clip(ρ, 1−ε, 1+ε)A), `[B, 1]`, to be maximised.
@@ -31,25 +31,30 @@ def clipped_surrogate(
     Args:
         ratio: ρ, probability of the action now over probability when it was taken, `[B, 1]`.
         advantages: A, `[B, 1]`.
-        clip_param: ε.
+        clip_param: ε, a number or 0-d.
         dual_clip_param: c, above 1.
 
     Source: arXiv 1707.06347, eq. 7; arXiv 1912.09729, eq. 5.
 
     """
     bound = None if dual_clip_param is None else float(dual_clip_param)
+    clip = clip_param if isinstance(clip_param, torch.Tensor) else float(clip_param)
     found: torch.Tensor = _ClippedSurrogate.apply(  # type: ignore[no-untyped-call]
-        ratio, advantages, float(clip_param), bound
+        ratio, advantages, clip, bound
     )
     return found
 
 
 def clipped_surrogate_and_derivative(
-    ratio: torch.Tensor, advantages: torch.Tensor, clip_param: float, dual_clip_param: None | float
+    ratio: torch.Tensor,
+    advantages: torch.Tensor,
+    clip_param: float | torch.Tensor,
+    dual_clip_param: None | float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`clipped_surrogate` and its derivative by ρ, A where nothing is clipped, else 0; `[B, 1]`."""
     plain = ratio * advantages
-    clipped = ratio.clamp(1 - clip_param, 1 + clip_param) * advantages
+    bounds: Any = (1 - clip_param, 1 + clip_param)  # both numbers, or both tensors
+    clipped = ratio.clamp(*bounds) * advantages
     is_clipped = plain > clipped  # false for NaN, which must reach the gradient
     surrogate = torch.min(plain, clipped)
     if dual_clip_param is not None:
@@ -65,7 +70,11 @@ class _ClippedSurrogate(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, ratio: torch.Tensor, advantages: torch.Tensor, clip: float, bound: None | float
+        ctx: Any,
+        ratio: torch.Tensor,
+        advantages: torch.Tensor,
+        clip: float | torch.Tensor,
+        bound: None | float,
     ) -> torch.Tensor:
         surrogate, derivative = clipped_surrogate_and_derivative(ratio, advantages, clip, bound)
         ctx.save_for_backward(derivative)

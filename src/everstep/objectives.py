@@ -77,6 +77,10 @@ class ActorCritic(ABC):
     def __init__(self, config: Resolved, *, entropy_coeff: torch.Tensor) -> None:
         self.config = config
         self.entropy_coeff = entropy_coeff
+        #: ε of the clipped surrogate: a number, or 0-d and filled by its schedule.
+        self.clip_param: float | torch.Tensor = config.clip_param
+        if config.clip_param_schedule is not None:
+            self.clip_param = torch.full_like(entropy_coeff, config.clip_param)
         schedule = config.entropy_coeff_schedule
         #: Whether the entropy has a weight, now or later.
         self.uses_entropy = config.entropy_coeff > 0 if schedule is None else bool(schedule)
@@ -147,7 +151,7 @@ class ActorCritic(ABC):
     def _monitors(self, logp: torch.Tensor, minibatch: Minibatch) -> dict[str, torch.Tensor]:
         """Divergence from the policy that collected, and share of clipped rows."""
         log_ratio = logp - minibatch.logp
-        clipped = (log_ratio.exp() - 1).abs() > self.config.clip_param
+        clipped = (log_ratio.exp() - 1).abs() > self.clip_param
         return {
             "kl_div": weighted_sum(approximate_kl(log_ratio), minibatch.weight),
             "clip_fraction": weighted_sum(clipped, minibatch.weight),
@@ -168,7 +172,7 @@ class PPO(ActorCritic):
         return clipped_surrogate(
             (logp - minibatch.logp).exp(),
             minibatch.advantages,
-            clip_param=self.config.clip_param,
+            clip_param=self.clip_param,
             dual_clip_param=self.config.dual_clip_param,
         )
 

@@ -14,11 +14,12 @@ from torchrl.data import TensorSpec
 
 from .env import Env, EnvFactory
 from .errors import ConfigError, EnvError
-from .hyperparameters import Hyperparameters, RecurrentHyperparameters, no_graphs_on
+from .hyperparameters import Hyperparameters, RecurrentHyperparameters
 from .models._encoders import image_layout
 from .objectives import find_objective
 from .registry import EnvSource, is_made, resolve
 from .rollouts import episode_keys_of
+from .rules import no_graphs_on
 from .specs import leaf_specs
 
 C = TypeVar("C", bound=Hyperparameters)

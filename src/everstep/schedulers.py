@@ -115,7 +115,73 @@ def make_scheduler(value: float, schedule: None | Points, kind: ScheduleKind) ->
     raise ValueError(f"`kind` must be 'interp' or 'step'; got {kind!r}.")
 
 
-class EntropyScheduler:
+class _Annealed:
+    """Base class of what falls linearly to 0, once `anneal` is called."""
+
+    #: Schedule of the value.
+    scheduler: Scheduler
+
+    _initial: float
+    _total: None | int = None
+
+    def anneal(self, total: int, /) -> None:
+        """From now on, interpolate between the initial value and 0 at `total` transitions.
+
+        Args:
+            total: Environment transitions.
+
+        """
+        self._total = total
+        self.scheduler = InterpScheduler([(0, self._initial), (total, 0.0)])
+
+
+class _Coefficient:
+    """Base class of a coefficient that follows a schedule."""
+
+    #: Current value.
+    coeff: float
+
+    #: Schedule of the value.
+    scheduler: Scheduler
+
+    def step(self, count: int, /) -> float:
+        """Set `coeff` to the value after `count` environment transitions, and return it."""
+        self.coeff = self.scheduler.step(count)
+        return self.coeff
+
+
+class ClipScheduler(_Annealed, _Coefficient):
+    """`clip_param` over environment transitions.
+
+    With the schedule "linear" it is constant until `anneal` is called.
+
+    Args:
+        clip_param: Value if there is no schedule, and where "linear" begins.
+        schedule: (environment transitions, value) points, or "linear".
+        kind: `"step"` for a step function, `"interp"` for linear interpolation.
+
+    """
+
+    def __init__(
+        self,
+        clip_param: float,
+        /,
+        *,
+        schedule: None | Points | Literal["linear"] = None,
+        kind: ScheduleKind = "step",
+    ) -> None:
+        self._initial = clip_param
+        points = None if isinstance(schedule, str) else schedule
+        self.scheduler = make_scheduler(clip_param, points, kind)
+        self.coeff = self.step(0)
+
+    def continue_from(self, previous: "ClipScheduler") -> None:
+        """Anneal over the transitions that `previous` anneals over."""
+        if previous._total is not None:
+            self.anneal(previous._total)
+
+
+class EntropyScheduler(_Coefficient):
     """Weight of the entropy bonus over environment transitions.
 
     Args:
@@ -125,29 +191,18 @@ class EntropyScheduler:
 
     """
 
-    #: Current weight.
-    coeff: float
-
-    #: Schedule of the weight.
-    scheduler: Scheduler
-
     def __init__(
         self, coeff: float, /, *, schedule: None | Points = None, kind: ScheduleKind = "step"
     ) -> None:
         self.scheduler = make_scheduler(coeff, schedule, kind)
         self.coeff = self.step(0)
 
-    def step(self, count: int, /) -> float:
-        """Set `coeff` to the weight after `count` environment transitions, and return it."""
-        self.coeff = self.scheduler.step(count)
-        return self.coeff
-
 
 #: Factor of one change of an adaptive learning rate, and the rate's range.
 ADAPTIVE_FACTOR, ADAPTIVE_MIN, ADAPTIVE_MAX = 1.5, 1e-5, 1e-2
 
 
-class LRScheduler:
+class LRScheduler(_Annealed):
     """Learning rate over environment transitions, written into the optimizer.
 
     Without a schedule the optimizer keeps its own learning rates, and so it does with "linear"
@@ -180,7 +235,6 @@ class LRScheduler:
     ) -> None:
         self.optimizer = optimizer
         self._initial = lr = float(optimizer.param_groups[0]["lr"])
-        self._total: None | int = None
         if kind == "adaptive" or isinstance(schedule, str):
             self.scheduler = ConstantScheduler(lr)
         else:
@@ -199,16 +253,6 @@ class LRScheduler:
                 else:
                     group["lr"] = self.coeff
         return self.coeff
-
-    def anneal(self, total: int, /) -> None:
-        """From now on, interpolate between the initial learning rate and 0 at `total` transitions.
-
-        Args:
-            total: Environment transitions.
-
-        """
-        self._total = total
-        self.scheduler = InterpScheduler([(0, self._initial), (total, 0.0)])
 
     def continue_from(self, previous: "LRScheduler", *, keep_rate: bool) -> None:
         """Anneal as `previous` does, from its initial learning rate if `keep_rate`."""

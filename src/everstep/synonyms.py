@@ -3,6 +3,8 @@
 Errors about unknown names use them. A name may be followed by a colon and by how it is converted.
 """
 
+from typing import Any
+
 _RETURN = "episodes/return_mean_100"
 _LENGTH = "episodes/length_mean"
 _MINIBATCHES = "sgd_minibatch_size: num_envs * horizon / minibatches"
@@ -138,4 +140,56 @@ SYNONYMS: dict[str, str] = {
     "policy_loss": "losses/policy",
     "entropy": "losses/entropy",
     "explained_variance": "monitors/explained_variance",
+}
+
+#: pytorchrl's names of hyperparameters, and ours.
+PYTORCHRL_FIELDS: dict[str, str] = {
+    "num_epochs": "num_sgd_iters",
+    "entropy_coef": "entropy_coeff",
+    "value_loss_coef": "vf_coeff",
+}
+
+#: Its hyperparameters that are options of our optimizers.
+PYTORCHRL_OPTIONS = ("lr", "lr_pi", "lr_v", "eps")
+
+#: All of its names that are not ours.
+PYTORCHRL_NAMES = (
+    *PYTORCHRL_FIELDS,
+    *PYTORCHRL_OPTIONS,
+    "num_mini_batch",
+    "use_clipped_value_loss",
+)
+
+# Fixed in its code, without a parameter.
+_TOO: dict[str, Any] = {"vf_loss": "mse", "lr_schedule": None, "sgd_minibatch_size": None}
+_TOO |= {"normalize_observations": False, "normalize_rewards": False}
+
+_PPO: dict[str, Any] = {
+    "optimizer_config": {"lr": 1e-4},
+    "gamma": 0.99,
+    "num_sgd_iters": 4,
+    "clip_param": 0.2,
+    "test_every": 1000,
+    "max_grad_norm": 0.5,
+    "entropy_coeff": 0.01,
+    "vf_coeff": 0.5,
+    "num_test_episodes": 5,
+    "use_clipped_value_loss": True,
+    **_TOO,
+}
+
+#: Defaults of its constructors, by what its factories call the algorithm.
+PYTORCHRL_DEFAULTS: dict[str, dict[str, Any]] = {
+    "PPO": _PPO,
+    "RND_PPO": {**_PPO, "max_grad_norm": 2.0, "use_clipped_value_loss": False},
+    "A2C": {
+        "optimizer_config": {"lr_pi": 1e-4, "lr_v": 1e-4},
+        "gamma": 0.99,
+        "test_every": 5000,
+        "max_grad_norm": 0.5,
+        "num_test_episodes": 5,
+        "vf_coeff": 2.0,  # of half the squared error
+        "vf_clip_param": None,
+        **_TOO,
+    },
 }

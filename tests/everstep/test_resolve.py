@@ -1,5 +1,7 @@
 """Values of `"auto"`: rl8's defaults without episodes, measured ones where episodes end."""
 
+from typing import Any
+
 import gymnasium as gym
 import pytest
 import torch
@@ -13,6 +15,7 @@ from everstep import (
     factory,
     wrap,
 )
+from everstep.errors import ConfigError
 from everstep.resolve import build_env
 from tests.toys import RecordedEnv
 
@@ -232,6 +235,35 @@ def test_without_a_budget_the_learning_rate_stays() -> None:
         for _ in range(3):
             run.step()
         assert run.algorithm.optimizer.param_groups[0]["lr"] == 1e-3
+
+
+@pytest.mark.usefixtures("float64")
+def test_clip_param_falls_to_zero_over_the_budget() -> None:
+    env = wrap(gym.make_vec("CartPole-v1", 4), horizon=8)
+    options: dict[str, Any] = {"clip_param_schedule": "linear", "sgd_minibatch_size": 32}
+    with Trainer(env, seed=0, clip_param=0.4, run_dir=None, **options) as run:
+        stats = run.run(total_env_steps=256)
+        done = run.algorithm.state.env_steps
+        collected = int(stats["env/steps"])
+        assert float(run.algorithm.objective.clip_param) == pytest.approx(  # type: ignore[attr-defined]
+            max(0.4 * (1 - done / 256), 0.0)
+        )
+        assert 0 < stats["coefficients/clip_param"] < 0.4
+        assert collected >= 256
+        # Values of now count from the same beginning.
+        run.algorithm.update_algorithm_parameter("gamma", 0.9)
+        assert run.algorithm.clip_scheduler.step(128) == pytest.approx(0.2)
+
+
+def test_an_objective_without_clip_param_refuses_a_schedule() -> None:
+    class Own:
+        entropy_coeff = torch.tensor(0.0)
+
+        def __init__(self, config: Any, *, entropy_coeff: torch.Tensor) -> None: ...
+
+    config = AlgorithmConfig(objective=Own, clip_param_schedule=[(0, 0.1)], num_envs=2)
+    with pytest.raises(ConfigError, match="got Own"):
+        config.build(DiscreteDummyEnv)
 
 
 def test_another_hyperparameter_leaves_the_annealing_alone() -> None:

@@ -5,6 +5,7 @@ import torch
 from torch import nn, optim
 
 from everstep.schedulers import (
+    ClipScheduler,
     ConstantScheduler,
     EntropyScheduler,
     InterpScheduler,
@@ -137,3 +138,22 @@ def test_a_learning_rate_that_is_a_tensor_is_filled_and_stays_where_it_is() -> N
     scheduler = LRScheduler(optimizer, schedule=POINTS)
     assert scheduler.step(10) == float(lr) == 0.5
     assert optimizer.param_groups[0]["lr"] is lr
+
+
+# ---- clip_param -------------------------------------------------------------------------------
+
+
+def test_clip_param_follows_its_points() -> None:
+    assert ClipScheduler(0.2).step(100) == 0.2
+    assert ClipScheduler(0.2, schedule=POINTS, kind="interp").step(5) == pytest.approx(0.75)
+
+
+def test_a_linear_clip_param_ends_with_the_budget() -> None:
+    """After n of N transitions it is ε·(1 - n/N); it is constant without a budget."""
+    scheduler = ClipScheduler(0.2, schedule="linear")
+    assert scheduler.step(50) == 0.2
+    scheduler.anneal(100)
+    assert [scheduler.step(n) for n in (0, 25, 100, 200)] == pytest.approx([0.2, 0.15, 0.0, 0.0])
+    another = ClipScheduler(0.4, schedule="linear")
+    another.continue_from(scheduler)
+    assert another.step(25) == pytest.approx(0.3)

@@ -1,9 +1,9 @@
 """Algorithms: `collect` experience, then `step` the policy with it."""
 
+from ..hyperparameters import LIVE
 from .algorithm import Algorithm, OnPolicyAlgorithm, RecurrentAlgorithm
 from .config import AlgorithmConfig, RecurrentAlgorithmConfig
 from .operations import WorkerOperations
-from .pytorchrl import LIVE
 
 #: rl8's name of the base of algorithms.
 GenericAlgorithmBase = OnPolicyAlgorithm

@@ -298,13 +298,8 @@ class OnPolicyAlgorithm(
                     "No minibatch of this update had finite gradients, so the weights are as "
                     "before. Lower the learning rate, or bound rewards and observations."
                 )
-        coefficients = {
-            "coefficients/entropy": self.entropy_scheduler.coeff,
-            "coefficients/vf": self.config.vf_coeff,
-            "coefficients/lr": float(self.optimizer.param_groups[0]["lr"]),
-        }
+        found = estimates.coefficients(self.parts) | update_statistics(stats)
         self._end_update()
-        found = coefficients | update_statistics(stats)
         return cast(StepStats, {**found, "profiling/step_ms": elapsed_ms()})
 
     def _take_rollout(self, caller: str) -> None:
@@ -326,9 +321,12 @@ class OnPolicyAlgorithm(
         self.follow_schedules()
 
     def follow_schedules(self) -> None:
-        """Set learning rate and entropy weight to their values after the transitions so far."""
+        """Set what schedules set to its value after the transitions so far."""
         self.lr_scheduler.step(self.state.env_steps)
         self.objective.entropy_coeff.fill_(self.entropy_scheduler.step(self.state.env_steps))
+        if self.config.clip_param_schedule is not None:
+            clip_param = self.clip_scheduler.step(self.state.env_steps)
+            cast(Any, self.objective).clip_param.fill_(clip_param)
 
     # ---- checks and state ---------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from ..objectives import Objective, find_objective
 from ..policies import GenericPolicyBase, check_history, make_policy
 from ..resolve import resolve_graphs, resolve_sequences, resolve_update
 from ..rollouts import Rollout, episode_keys_of
-from ..schedulers import EntropyScheduler, LRScheduler
+from ..schedulers import ClipScheduler, EntropyScheduler, LRScheduler
 from ..specs import Structure
 from ..updates import Updater, parameter_groups
 
@@ -63,6 +63,8 @@ class Parts:
     lr_scheduler: LRScheduler
     #: Weight of the entropy bonus, over environment transitions learned from.
     entropy_scheduler: EntropyScheduler
+    #: `clip_param`, over environment transitions learned from.
+    clip_scheduler: ClipScheduler
     #: Sequences of a forward pass in an update; None for a whole minibatch.
     chunk_size: None | int
     #: Sequences a minibatch.
@@ -121,7 +123,8 @@ def build_parts(
     for add_on in config.policy_loss_addons:
         if hasattr(add_on, "setup"):
             add_on.setup(policy)
-    objective, lr_scheduler, entropy_scheduler = make_objective(config, updater.optimizer, device)
+    lr_scheduler, entropy_scheduler, clip_scheduler = make_schedules(config, updater.optimizer)
+    objective = make_objective(config, device, entropy_scheduler.coeff, clip_scheduler.coeff)
     return Parts(
         config=config,
         hparams=hparams_cls(config, num_minibatches=sequences // size),
@@ -138,6 +141,7 @@ def build_parts(
         objective=objective,
         lr_scheduler=lr_scheduler,
         entropy_scheduler=entropy_scheduler,
+        clip_scheduler=clip_scheduler,
         chunk_size=_chunk_size(config, policy, objective, bonuses, device),
         minibatch_size=size,
         sequences_per_rollout=sequences,
@@ -188,10 +192,13 @@ def changed_parts(parts: Parts, config: Resolved, *, rates: bool) -> Parts:
     for group, new in zip(updater.optimizer.param_groups, groups, strict=False):
         group["lr"] = new.get("lr", options.get("lr", updater.optimizer.defaults["lr"]))
     updater.max_grad_norm = config.max_grad_norm
-    made = make_objective(config, updater.optimizer, rollout.device)
-    objective, lr_scheduler, entropy_scheduler = made
+    lr_scheduler, entropy_scheduler, clip_scheduler = make_schedules(config, updater.optimizer)
+    if config.clip_param_schedule == "linear":
+        clip_scheduler.continue_from(parts.clip_scheduler)
     if config.lr_schedule == "linear":
         lr_scheduler.continue_from(parts.lr_scheduler, keep_rate=not rates)
+    coefficients = entropy_scheduler.coeff, clip_scheduler.coeff
+    objective = make_objective(config, rollout.device, *coefficients)
     size = cast(int, config.sgd_minibatch_size)
     num_minibatches = parts.sequences_per_rollout // size
     return replace(
@@ -203,22 +210,40 @@ def changed_parts(parts: Parts, config: Resolved, *, rates: bool) -> Parts:
         objective=objective,
         lr_scheduler=lr_scheduler,
         entropy_scheduler=entropy_scheduler,
+        clip_scheduler=clip_scheduler,
     )
 
 
 def make_objective(
-    config: Resolved, optimizer: optim.Optimizer, device: torch.device
-) -> tuple[Objective, LRScheduler, EntropyScheduler]:
-    """The loss, and the schedules of learning rate and entropy weight."""
+    config: Resolved, device: torch.device, entropy_coeff: float, clip_param: float
+) -> Objective:
+    """The loss; schedules fill its coefficients, which begin with these."""
+    coeff = torch.tensor(entropy_coeff, device=device)
+    objective: Any = find_objective(config.objective)(config, entropy_coeff=coeff)
+    if config.clip_param_schedule is not None:
+        if not isinstance(getattr(objective, "clip_param", None), torch.Tensor):
+            raise ConfigError(
+                "`clip_param_schedule` is for objectives derived from "
+                f"`everstep.objectives.ActorCritic`; got {type(objective).__name__}. Drop one."
+            )
+        objective.clip_param.fill_(clip_param)
+    return cast(Objective, objective)
+
+
+def make_schedules(
+    config: Resolved, optimizer: optim.Optimizer
+) -> tuple[LRScheduler, EntropyScheduler, ClipScheduler]:
+    """The schedules of learning rate, entropy weight and `clip_param`."""
     lr_scheduler = LRScheduler(optimizer, schedule=config.lr_schedule, kind=config.lr_schedule_kind)
     entropy_scheduler = EntropyScheduler(
         config.entropy_coeff,
         schedule=config.entropy_coeff_schedule,
         kind=config.entropy_coeff_schedule_kind,
     )
-    coeff = torch.tensor(entropy_scheduler.coeff, device=device)
-    objective = find_objective(config.objective)(config, entropy_coeff=coeff)
-    return objective, lr_scheduler, entropy_scheduler
+    clip_scheduler = ClipScheduler(
+        config.clip_param, schedule=config.clip_param_schedule, kind=config.clip_param_schedule_kind
+    )
+    return lr_scheduler, entropy_scheduler, clip_scheduler
 
 
 def _buffer_spec(rollout: Rollout, env: Env) -> Composite:

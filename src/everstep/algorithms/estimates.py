@@ -181,7 +181,7 @@ def estimate_advantages(
     rollout.returns[:-1] = advantages + values
     weights = _filled([stream.weight for stream in streams], rollout.values)
     combined = (advantages * weights).sum(-1, keepdim=True)
-    if config.normalize_advantages:
+    if config.normalize_advantages is True:  # "minibatch" is of `Sequences`
         combined = standardize(combined, learnable)
     rollout.advantages[:-1] = combined
     _, error = masked_moments(advantages[..., :1], learnable)
@@ -273,6 +273,16 @@ def stopwatch() -> Callable[[], float]:
 def statistic(term: str) -> str:
     """Name under which a term of the loss is reported: `losses/vf`."""
     return f"{'monitors' if term in _MONITORS else 'losses'}/{term}"
+
+
+def coefficients(parts: Parts) -> dict[str, float | int]:
+    """Coefficients of an update, before schedules move on."""
+    return {
+        "coefficients/clip_param": parts.clip_scheduler.coeff,
+        "coefficients/entropy": parts.entropy_scheduler.coeff,
+        "coefficients/vf": parts.config.vf_coeff,
+        "coefficients/lr": float(parts.optimizer.param_groups[0]["lr"]),
+    }
 
 
 def update_statistics(stats: dict[str, float]) -> dict[str, float | int]:

@@ -25,7 +25,7 @@ from ..normalizers import RunningMoments
 from ..objectives import PPO, Objective
 from ..policies import GenericPolicyBase, model_mode
 from ..rollouts import Minibatch, Rollout
-from ..schedulers import EntropyScheduler, LRScheduler
+from ..schedulers import ClipScheduler, EntropyScheduler, LRScheduler
 from ..updates import Updater
 from .estimates import statistic
 from .pytorchrl import PytorchrlOperations
@@ -67,6 +67,7 @@ class WorkerOperations(PytorchrlOperations, ABC, Generic[_Hparams, _State, _Poli
     buffer: TensorDict = _part("buffer")
     buffer_spec: Composite = _part("buffer_spec")
     chunk_size: None | int = _part("chunk_size")
+    clip_scheduler: ClipScheduler = _part("clip_scheduler")
     config: Resolved = _part("config")
     discounted_returns: RunningMoments = _part("discounted_returns")
     entropy_scheduler: EntropyScheduler = _part("entropy_scheduler")
@@ -162,7 +163,7 @@ class WorkerOperations(PytorchrlOperations, ABC, Generic[_Hparams, _State, _Poli
     def minibatches(self) -> Iterator[Minibatch]:
         """The minibatches of an update, epoch by epoch, in the order of `step`.
 
-        Advantages are estimated when the first one is asked for, and normalised over the rollout.
+        Advantages are estimated when the first one is asked for.
         When the iterator ends, also if a loop is left early, the update does: transitions are
         counted, schedules and statistics move on. `target_kl_div` is not applied.
 

@@ -12,80 +12,34 @@ from typing_extensions import Self
 from ..bonuses import make_bonuses
 from ..data import DataKeys, Device
 from ..errors import ConfigError
-from ..hyperparameters import Hyperparameters
+from ..hyperparameters import LIVE, Hyperparameters
 from ..policies import GenericPolicyBase, model_mode
 from ..registry import EnvSource
 from ..resolve import build_env, closed_on_error, divisors_of, sequences_of
 from ..specs import Leaves, leaf_specs
+from ..synonyms import PYTORCHRL_DEFAULTS, PYTORCHRL_FIELDS, PYTORCHRL_NAMES, PYTORCHRL_OPTIONS
 from ..validation import unknown_name
 from .build import Parts, changed_parts
 
 #: Model or policy to train; None for a default model.
 Actor = None | nn.Module | GenericPolicyBase[Any]
 
-#: Its names of fields.
-_FIELDS = {
-    "num_epochs": "num_sgd_iters",
-    "entropy_coef": "entropy_coeff",
-    "value_loss_coef": "vf_coeff",
-}
-
-#: Options of the optimizer.
-OPTIONS = ("lr", "lr_pi", "lr_v", "eps")
-
-#: All names that are not fields.
-NAMES = (*_FIELDS, *OPTIONS, "num_mini_batch", "use_clipped_value_loss")
-
-# Fixed in its code, without a parameter.
-_TOO: dict[str, Any] = {"vf_loss": "mse", "lr_schedule": None, "sgd_minibatch_size": None}
-_TOO |= {"normalize_observations": False, "normalize_rewards": False}
-
-_PPO: dict[str, Any] = {
-    "optimizer_config": {"lr": 1e-4},
-    "gamma": 0.99,
-    "num_sgd_iters": 4,
-    "clip_param": 0.2,
-    "test_every": 1000,
-    "max_grad_norm": 0.5,
-    "entropy_coeff": 0.01,
-    "vf_coeff": 0.5,
-    "num_test_episodes": 5,
-    "use_clipped_value_loss": True,
-    **_TOO,
-}
-
-#: Defaults of its constructors, by what its factories call the algorithm.
-DEFAULTS: dict[str, dict[str, Any]] = {
-    "PPO": _PPO,
-    "RND_PPO": {**_PPO, "max_grad_norm": 2.0, "use_clipped_value_loss": False},
-    "A2C": {
-        "optimizer_config": {"lr_pi": 1e-4, "lr_v": 1e-4},
-        "gamma": 0.99,
-        "test_every": 5000,
-        "max_grad_norm": 0.5,
-        "num_test_episodes": 5,
-        "vf_coeff": 2.0,  # of half the squared error
-        "vf_clip_param": None,
-        **_TOO,
-    },
-}
-
 
 def _renamed(hyperparameters: Mapping[str, Any]) -> dict[str, Any]:
     """The hyperparameters by names of fields, if only the name differs."""
-    return {_FIELDS.get(name, name): value for name, value in hyperparameters.items()}
+    return {PYTORCHRL_FIELDS.get(name, name): value for name, value in hyperparameters.items()}
 
 
 def _as_fields(hyperparameters: Mapping[str, Any], config: Hyperparameters) -> dict[str, Any]:
     """Fields of a config; and `num_mini_batch`, if it is given.
 
     Args:
-        hyperparameters: By the names of fields, and `NAMES`.
+        hyperparameters: By the names of fields, and `PYTORCHRL_NAMES`.
         config: Everything else.
 
     """
     named = _renamed(hyperparameters)
-    options = {x: named.pop(x) for x in OPTIONS[config.lr is not None :] if x in named}
+    options = {x: named.pop(x) for x in PYTORCHRL_OPTIONS[config.lr is not None :] if x in named}
     if options:
         before = named.get("optimizer_config", config.optimizer_config)
         default = {"lr": 1e-3} if config.lr is None else {}
@@ -118,39 +72,12 @@ def _minibatch_size(num_mini_batch: int, config: Hyperparameters) -> int:
     return sequences // num_mini_batch
 
 
-#: Fields that can change while an algorithm trains; everything else is built in.
-LIVE = frozenset(
-    {
-        "accumulate_grads",
-        "clip_param",
-        "dual_clip_param",
-        "entropy_coeff",
-        "entropy_coeff_schedule",
-        "entropy_coeff_schedule_kind",
-        "gae_lambda",
-        "gamma",
-        "lr_schedule",
-        "lr_schedule_kind",
-        "max_grad_norm",
-        "normalize_advantages",
-        "num_sgd_iters",
-        "num_test_episodes",
-        "on_missing_final",
-        "sgd_minibatch_size",
-        "shuffle_minibatches",
-        "target_kl_div",
-        "test_every",
-        "vf_clip_param",
-        "vf_coeff",
-        "vf_loss",
-    }
-)
-
 #: Learning rates, which optimizers read in every step.
-_RATES = tuple(name for name in OPTIONS if name.startswith("lr"))
+_RATES = tuple(name for name in PYTORCHRL_OPTIONS if name.startswith("lr"))
 
 #: Schedules that set a value in place of the value itself.
-_SCHEDULES = {"entropy_coeff": "entropy_coeff_schedule"} | dict.fromkeys(_RATES, "lr_schedule")
+_SCHEDULES = {"entropy_coeff": "entropy_coeff_schedule", "clip_param": "clip_param_schedule"}
+_SCHEDULES |= dict.fromkeys(_RATES, "lr_schedule")
 
 
 class PytorchrlOperations:
@@ -254,6 +181,14 @@ class PytorchrlOperations:
 
     # ---- hyperparameters ----------------------------------------------------------------------
 
+    def anneal(self, total: int) -> None:
+        """Let schedules that are "linear" end in 0 at `total` transitions, and follow them."""
+        if self.parts.config.lr_schedule == "linear":
+            self.parts.lr_scheduler.anneal(total)
+        if self.parts.config.clip_param_schedule == "linear":
+            self.parts.clip_scheduler.anneal(total)
+        self.follow_schedules()
+
     def update_algorithm_parameter(self, parameter_name: str, new_parameter_value: Any) -> None:
         """Change a hyperparameter; the next loss, rollout or optimizer step has the new value.
 
@@ -281,7 +216,7 @@ class PytorchrlOperations:
     def _check_change(self, name: str, field: str) -> None:
         """Raise an error if the hyperparameter is unknown, or cannot be changed."""
         config = self.parts.config
-        names = [*(field.name for field in fields(config)), *NAMES]
+        names = [*(field.name for field in fields(config)), *PYTORCHRL_NAMES]
         if name not in names:
             raise ConfigError(f"`{name}`: {unknown_name('hyperparameter', name, names)}.")
         if field not in LIVE and name not in _RATES:
@@ -313,7 +248,7 @@ class PytorchrlOperations:
             ConfigError: Lists every name that is unknown.
 
         """
-        names = [*(field.name for field in fields(cls.config_cls)), *NAMES]
+        names = [*(field.name for field in fields(cls.config_cls)), *PYTORCHRL_NAMES]
         unknown = [name for name in hyperparameters if name not in names]
         if unknown:
             what = "hyperparameter"
@@ -347,7 +282,7 @@ def _algorithm_name(hyperparameters: dict[str, Any]) -> str:
 
 
 def _with_defaults(name: str, hyperparameters: dict[str, Any]) -> dict[str, Any]:
-    defaults = dict(DEFAULTS.get(name) or DEFAULTS.get(name.split("_")[-1], {}))
+    defaults = dict(PYTORCHRL_DEFAULTS.get(name) or PYTORCHRL_DEFAULTS.get(name.split("_")[-1], {}))
     if {"lr", "lr_schedule"} & hyperparameters.keys():  # one learning rate, not two
         defaults.pop("optimizer_config", None)
     return {**defaults, **_renamed(hyperparameters)}

@@ -231,7 +231,9 @@ class Executor:
 def sequences_of(parts: Parts) -> Sequences:
     """The rollout as sequences, with the data of bonuses."""
     cache = {bonus.name: bonus.cache for bonus in parts.bonuses} or None
-    sequences: Sequences = parts.policy.sequences(parts.rollout, cache=cache)
+    sequences: Sequences = parts.policy.sequences(
+        parts.rollout, cache=cache, standardized=parts.config.normalize_advantages == "minibatch"
+    )
     return sequences
 
 

@@ -78,7 +78,7 @@ def loss_and_derivatives(
     if isinstance(objective, PPO):
         ratio = log_ratio.exp()
         gain, by_logp = clipped_surrogate_and_derivative(
-            ratio, minibatch.advantages, config.clip_param, config.dual_clip_param
+            ratio, minibatch.advantages, objective.clip_param, config.dual_clip_param
         )
         by_logp.mul_(ratio)  # dρ/d log π = ρ
     else:
@@ -87,7 +87,7 @@ def loss_and_derivatives(
     errors, by_values = value_errors_and_derivative(
         values, minibatch.returns, minibatch.values, config.vf_loss, config.vf_clip_param
     )
-    clipped = (moved.abs() > config.clip_param).to(logp.dtype)
+    clipped = (moved.abs() > objective.clip_param).to(logp.dtype)
     rows = [gain, moved.sub_(log_ratio), clipped, errors.mT.reshape(-1, 1)]
     rows = rows if entropy is None else [*rows, entropy]
     # One product computes all weighted sums.

@@ -18,7 +18,7 @@ from ..errors import ConfigError
 from ..formats import EnvFormat
 from ..models import GenericModelBase
 from ..normalizers import ObservationNormalizer
-from ..rollouts import Caches, Minibatch, Rollout, Sequences
+from ..rollouts import Minibatch, Rollout, Sequences
 from ..specs import EMPTY, Leaves, Structure
 from ..validation import unknown_name
 
@@ -231,15 +231,15 @@ class PolicyCore(ABC, Generic[_Model]):
         """Rows that enter the losses, bool `[T, N, 1]`."""
         return rollout.known & rollout.valid
 
-    def sequences(self, rollout: Rollout, *, cache: None | Caches = None) -> Sequences:
+    def sequences(self, rollout: Rollout, **options: Any) -> Sequences:
         """The rollout cut into the sequences that minibatches are gathered from.
 
         Args:
             rollout: Complete rollout, with advantages.
-            cache: Data that bonuses stored for each row; see `Sequences`.
+            **options: See `Sequences`.
 
         """
-        return Sequences(rollout, self.learnable(rollout), cache=cache)
+        return Sequences(rollout, self.learnable(rollout), **options)
 
     @abstractmethod
     def evaluate(self, minibatch: Minibatch) -> tuple[Distribution, torch.Tensor]:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
+from ..advantages import centre_and_scale, standardize
 from ..data import DataKeys
 from ..specs import Leaves
 from ._rollout import Rollout, before_reset
@@ -102,6 +103,7 @@ class Sequences:
         learnable: Rows that enter the losses, bool `[T, N, 1]`.
         cache: Data that bonuses stored for each row, `[T, N, …]`, by their names; minibatches then
             hold it, and the observations after the actions. None without bonuses.
+        standardized: Whether to standardise advantages over each minibatch.
 
     """
 
@@ -109,8 +111,14 @@ class Sequences:
     count: int
 
     def __init__(
-        self, rollout: Rollout, learnable: torch.Tensor, *, cache: None | Caches = None
+        self,
+        rollout: Rollout,
+        learnable: torch.Tensor,
+        *,
+        cache: None | Caches = None,
+        standardized: bool = False,
     ) -> None:
+        self.standardized = standardized
         self.length = rollout.seq_len
         self.num_envs = rollout.num_envs
         self.count = rollout.horizon // rollout.seq_len * rollout.num_envs
@@ -211,6 +219,10 @@ class Sequences:
         """All sequences, weighted for minibatches of `size` of them."""
         weight = whole.weight if joint else whole.weight.view(-1, size * self.length)
         total = weight.sum(-2 if joint else -1, keepdim=True)
+        if self.standardized:
+            rows = whole.advantages.view(-1, size * self.length)
+            rows = standardize(rows, whole.weight.view_as(rows) > 0, dim=(1,))
+            whole = replace(whole, advantages=rows.view_as(whole.advantages))
         return replace(whole, weight=(weight / total.clamp(min=1)).view_as(whole.weight))
 
     def step(self, indices: list[Index], chunk: None | int, *, joint: bool) -> Iterator[Minibatch]:
@@ -238,8 +250,16 @@ class Sequences:
             if shared is None and len(pieces) > 1:
                 (mask,) = self._fields["mask"]
                 shared = self._take(mask, index).sum()
+            scale = self._centre_and_scale(index) if self.standardized else None
             for piece in pieces:
-                yield self.select(piece, shared)
+                minibatch = self.select(piece, shared)
+                yield minibatch if scale is None else _standardized(minibatch, *scale)
+
+    def _centre_and_scale(self, index: Index) -> tuple[torch.Tensor, torch.Tensor]:
+        """Mean and divisor that standardise the advantages of a minibatch, 0-d each."""
+        _, _, advantages, _ = self._fields["rows"]
+        (mask,) = self._fields["mask"]
+        return centre_and_scale(self._take(advantages, index), self._take(mask, index))
 
     def select(self, index: Index, total: None | torch.Tensor = None) -> Minibatch:
         """The sequences at `index` (s·N + n), or all of them.
@@ -301,6 +321,12 @@ def _select(x: Any, index: torch.Tensor) -> Any:
         # Several times faster without the dimensions of 1.
         return x.view(-1).index_select(0, index).view(-1, *x.shape[1:])
     return x.index_select(0, index) if isinstance(x, torch.Tensor) else x[index]
+
+
+def _standardized(minibatch: Minibatch, mean: torch.Tensor, scale: torch.Tensor) -> Minibatch:
+    """A minibatch with standardised advantages, 0 in excluded rows."""
+    centred = (minibatch.advantages - mean).masked_fill(minibatch.weight == 0, 0.0)
+    return replace(minibatch, advantages=centred / scale)
 
 
 def _split(index: Index, size: int, count: int) -> list[Index]:

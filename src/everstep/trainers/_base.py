@@ -266,9 +266,8 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
         never_reset = self.eval_env is None and self.algorithm.horizons_per_env_reset < 0
         config = eval_env_config or (None if never_reset else env_config)
         budget = math.inf if total_env_steps is None else total_env_steps
-        if self.algorithm.hparams.lr_schedule == "linear" and math.isfinite(budget):
-            self.algorithm.lr_scheduler.anneal(int(budget))
-            self.algorithm.follow_schedules()
+        if math.isfinite(budget):
+            self.algorithm.anneal(int(budget))
         stats = cast(TrainStats, {})
         while not signals.wants_stop():
             self._eval_if_due(steps_per_eval, config)

@@ -34,6 +34,14 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
         DISCRETE,
         {"entropy_coeff_schedule": [(0, 0.1), (60, 0.0)], "entropy_coeff_schedule_kind": "interp"},
     ),
+    "clip schedule": (
+        NUMBERS,
+        {"clip_param_schedule": [(0, 0.02), (120, 0.005)], "clip_param_schedule_kind": "interp"},
+    ),
+    "advantages of minibatches": (
+        DISCRETE,
+        {"normalize_advantages": "minibatch", "sgd_minibatch_size": 15},
+    ),
     "a2c": (DISCRETE, {"objective": "a2c"}),
     "a2c numbers": (NUMBERS, {"objective": "a2c", "entropy_coeff": 0.1}),
     "dual clip": (DISCRETE, {"dual_clip_param": 1.5, "clip_param": 0.01}),

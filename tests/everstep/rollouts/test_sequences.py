@@ -194,3 +194,32 @@ def test_invalid_rows_keep_the_mask_of_what_was_allowed() -> None:
     obs = dict(zip(rollout.observation.paths, minibatch.obs, strict=True))
     assert obs[("action_mask",)].all()
     assert obs[("seen",)].flatten().tolist() == [1.0] * 5 + [0.0]
+
+
+@pytest.mark.parametrize("chunk", [None, 2])
+@pytest.mark.parametrize("joint", [False, True])
+@pytest.mark.parametrize("copied", [False, True])
+@pytest.mark.parametrize("seq_len", [1, 2])
+def test_advantages_are_standardised_over_each_minibatch(
+    seq_len: int, copied: bool, joint: bool, chunk: None | int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As CleanRL and stable-baselines3 do: (A - mean) / (std + 1e-8) over the rows that count."""
+    monkeypatch.setattr("everstep.rollouts._sequences.GATHERED_BYTES", 10**9 if copied else 0)
+    rollout = coded(seq_len, invalid=True)
+    rollout.advantages.copy_(torch.randn_like(rollout.advantages))
+    options = {"shuffle": True, "joint": joint, "permute": torch.randperm}
+    sequences = Sequences(rollout, rollout.valid, standardized=True)
+    size = 6 // seq_len
+    found = [list(step) for step in sequences.steps(size, chunk=chunk, **options)]
+    pieces = [piece for step in found for piece in step]
+    per = -(-size // (chunk or size))
+    groups = [pieces[i : i + per] for i in range(0, len(pieces), per)]
+    assert len(groups) == ALL // 6
+    for group in groups:
+        rows = [row for piece in group for row in rows_of(piece)]
+        given = torch.cat([piece.advantages for piece in group]).flatten()
+        counts = torch.cat([piece.weight for piece in group]).flatten() > 0
+        stored = rollout.advantages[:-1].flatten()[torch.tensor(rows)][counts]
+        expected = (stored - stored.mean()) / (stored.std() + 1e-8)
+        torch.testing.assert_close(given[counts], expected, rtol=0, atol=1e-12)
+        assert not given[~counts].any()

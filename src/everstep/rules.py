@@ -1,0 +1,113 @@
+"""Rules of hyperparameters that types cannot say: of devices, optimizers and schedules.
+
+Each function returns the problems that it has found, one message each.
+"""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn, optim
+
+
+def device_problems(name: torch.device | str, *, needs_graphs: bool) -> list[str]:
+    """A device that is unknown or not available, or cannot record CUDA graphs if it must."""
+    if name == "auto":
+        return []
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        return [f"`device` expected 'auto' or a device such as 'cpu' or 'cuda:0'; got {name!r}."]
+    if needs_graphs and device.type != "cuda":
+        return [no_graphs_on(device)]
+    count = torch.cuda.device_count()
+    if device.type == "cuda":
+        missing = (device.index or 0) >= count
+        message = f"`device` {device} is not available: PyTorch sees {count} CUDA devices."
+        return [message] if missing else []
+    try:
+        torch.empty(0, device=device)
+    except Exception as error:  # each backend raises its own
+        reason = str(error).splitlines()[0].split(". ")[0].removesuffix(".")
+        return [f"`device` {device} cannot be used: {reason}. Try 'cpu' or 'auto'."]
+    return []
+
+
+def no_graphs_on(device: torch.device) -> str:
+    """Message for CUDA graphs on another device."""
+    return f"`cuda_graphs` True needs a CUDA device; got `device` {device}. Set it to 'auto'."
+
+
+def optimizer_problems(
+    optimizer_cls: type[optim.Optimizer],
+    options: dict[str, Any],
+    rates: dict[str, float],
+    *,
+    has_schedule: bool,
+) -> list[str]:
+    """Options that the optimizer refuses; an optimizer of a single number costs nothing.
+
+    Args:
+        optimizer_cls: Optimizer class.
+        options: Its keyword arguments.
+        rates: Learning rates `lr_pi` and `lr_v`.
+        has_schedule: Whether a schedule sets the learning rate.
+
+    """
+    problems = _number_problems(optimizer_cls, {**options, **rates})
+    if problems:
+        return problems
+    if rates and has_schedule:
+        problems.append(
+            f"`optimizer_config` has {' and '.join(rates)}, and `lr_schedule` sets one "
+            "learning rate for all parameters: drop one of them."
+        )
+    for rate in (options.get("lr"), *rates.values()):
+        chosen = options if rate is None else {**options, "lr": rate}
+        try:
+            optimizer_cls([nn.Parameter(torch.zeros(1))], **chosen)
+        except (TypeError, ValueError) as error:
+            name = optimizer_cls.__name__
+            return [*problems, f"`optimizer_config`: invalid option for {name}: {error}."]
+    return problems
+
+
+def _number_problems(optimizer_cls: Callable[..., Any], options: dict[str, Any]) -> list[str]:
+    """Options that must be numbers, because their defaults are, and are not."""
+    defaults = {k: p.default for k, p in inspect.signature(optimizer_cls).parameters.items()}
+    rate = defaults.get("lr") if _is_number(defaults.get("lr")) else 1e-3
+    defaults |= {"lr": rate, "lr_pi": rate, "lr_v": rate}
+    problems = []
+    for name, value in options.items():
+        default = defaults.get(name)
+        if _is_number(default):
+            expected, fits = "a number", _is_number(value)
+        elif isinstance(default, tuple) and all(map(_is_number, default)):
+            default, expected = list(default), f"a list of {len(default)} numbers"
+            fits = isinstance(value, list | tuple) and len(value) == len(default)
+            fits = fits and all(map(_is_number, value))
+        else:
+            continue
+        if not fits and (value is not None or name in ("lr", "lr_pi", "lr_v")):
+            problems.append(
+                f"`optimizer_config` {name} must be {expected}; got {value!r}. Try {default}."
+            )
+    return problems
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | torch.Tensor) and not isinstance(value, bool)
+
+
+def schedule_problems(name: str, schedule: None | str | list[tuple[int, float]]) -> list[str]:
+    """Points that do not start at 0, do not count upwards, or have negative values."""
+    if schedule is None or isinstance(schedule, str):
+        return []
+    counts = [count for count, _ in schedule]
+    broken = {
+        f"start at 0 transitions; got {schedule!r}": counts[:1] != [0],
+        f"count transitions upwards; got {counts}": counts != sorted(set(counts)),
+        f"not be negative; got {schedule!r}": any(value < 0 for _, value in schedule),
+    }
+    return [f"`{name}` must {rule}." for rule, is_broken in broken.items() if is_broken]
