@@ -22,7 +22,7 @@ FLOORS = [
     "graphs models rollouts policies objectives bonuses fused updates resolve",
     "algorithms evaluation",
     "conditions config callbacks loggers live progress trainers adapters",
-    "testing benchmarks visualization",
+    "testing benchmarks visualization recipes",
     "cli __main__",
 ]
 ORDER = {

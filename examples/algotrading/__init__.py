@@ -1,5 +1,5 @@
 """The world AlgoTrading; see `README.md`."""
 
-from .env import AlgoTrading
+from everstep.recipes.envs import AlgoTrading
 
 __all__ = ["AlgoTrading"]

@@ -1,5 +1,5 @@
 """The world CartPole; see `README.md`."""
 
-from .env import CartPole
+from everstep.recipes.envs import CartPole
 
 __all__ = ["CartPole"]

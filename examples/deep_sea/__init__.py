@@ -1,5 +1,5 @@
 """A task that cannot be done without exploring."""
 
-from .env import DeepSea
+from everstep.recipes.envs import DeepSea
 
 __all__ = ["DeepSea"]

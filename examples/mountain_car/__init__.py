@@ -1,5 +1,5 @@
 """The world MountainCar; see `README.md`."""
 
-from .env import MountainCar
+from everstep.recipes.envs import MountainCar
 
 __all__ = ["MountainCar"]

@@ -1,5 +1,5 @@
 """The world Pendulum; see `README.md`."""
 
-from .env import Pendulum
+from everstep.recipes.envs import Pendulum
 
 __all__ = ["Pendulum"]

@@ -41,4 +41,4 @@ def test_files_train(name: str) -> None:
     trainer = config.build(run_dir=None)
     stats = trainer.step()
     assert ("losses/rnd" in stats) == (name == "rnd")
-    assert "examples.deep_sea.env" in sys.modules
+    assert "examples.deep_sea" in sys.modules

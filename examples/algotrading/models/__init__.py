@@ -1,7 +1,8 @@
 """Three ways to see the price's history; see `../README.md`."""
 
+from everstep.recipes.envs import ViewsModel
+
 from .lstm import LSTMModel
 from .transformer import TransformerModel
-from .views import ViewsModel
 
 __all__ = ["LSTMModel", "TransformerModel", "ViewsModel"]

@@ -8,10 +8,8 @@ from torchrl.data import TensorSpec
 from everstep.data import DataKeys
 from everstep.models import Model
 from everstep.nn import PositionalEmbedding, SelfAttention, SelfAttentionStack
+from everstep.recipes.envs.algotrading import CHANGE, POSITION, SCALE, Heads, position
 from everstep.views import ViewRequirement
-
-from ..env import CHANGE
-from ._parts import POSITION, SCALE, Heads, position
 
 
 class TransformerModel(Model):

@@ -10,6 +10,7 @@ COMMANDS = (
     "train",
     "resume",
     "init",
+    "recipes",
     "eval",
     "watch",
     "plot",

@@ -113,11 +113,16 @@ def env_document(env: str, overrides: Sequence[str]) -> "Document":
 def take_env(arguments: argparse.Namespace) -> None | str:
     """Remove the environment, the word without "=", from the assignments, and return it.
 
+    The name of a recipe, such as `recipe:mujoco/Ant-v4`, becomes `file`.
+
     Raises:
         ConfigError: If there are several, or a file as well, or neither.
 
     """
     words = [word for word in arguments.overrides if "=" not in word]
+    if words and words[0].startswith("recipe:") and getattr(arguments, "file", None) is None:
+        arguments.file = words.pop(0)
+        arguments.overrides = [word for word in arguments.overrides if word != arguments.file]
     file = getattr(arguments, "file", None)
     if file is not None and words:
         raise ConfigError(

@@ -18,6 +18,7 @@ from ._arguments import (
 )
 
 if TYPE_CHECKING:
+    from ..config import Document
     from ..trainers import TrainConfig
 
 HELP = "print a configuration file"
@@ -56,9 +57,10 @@ def run(arguments: argparse.Namespace) -> int:
     """
     from ..trainers import TrainConfig
 
-    env = str(take_env(arguments))
+    arguments.file = None
+    env = take_env(arguments) or arguments.file
     overrides = flag_overrides(arguments, _KEYS)
-    document = env_document(env, overrides)
+    document = _document(env, overrides)
     if not document.values.keys() & {"total_env_steps", "stop"}:
         document.values["total_env_steps"] = DEFAULT_ENV_STEPS
     config = TrainConfig.from_document(document)
@@ -67,6 +69,15 @@ def run(arguments: argparse.Namespace) -> int:
     print("# To train: everstep train -f train.yaml")
     print(render(config), end="")
     return 0
+
+
+def _document(env: str, overrides: list[str]) -> "Document":
+    """The document of an environment, or of a recipe."""
+    from ..config import PREFIX, apply_overrides, load
+
+    if env.startswith(PREFIX):
+        return apply_overrides(load(env), overrides)
+    return env_document(env, overrides)
 
 
 def render(config: "TrainConfig") -> str:

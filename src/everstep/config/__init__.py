@@ -9,11 +9,14 @@ from ._document import COMMAND_LINE, Document, KeyPath, Place
 from ._loader import MAX_VALUES, load
 from ._names import dotted_name, import_name
 from ._overrides import apply_overrides
+from ._recipes import PREFIX, RECIPES, recipe_names, recipe_path
 from ._writer import dump, plain
 
 __all__ = [
     "COMMAND_LINE",
     "MAX_VALUES",
+    "PREFIX",
+    "RECIPES",
     "Document",
     "KeyPath",
     "Place",
@@ -23,4 +26,6 @@ __all__ = [
     "import_name",
     "load",
     "plain",
+    "recipe_names",
+    "recipe_path",
 ]

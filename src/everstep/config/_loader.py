@@ -13,6 +13,7 @@ import yaml
 from ..errors import ConfigError
 from ..validation import Problem
 from ._document import Document, KeyPath, Place
+from ._recipes import PREFIX, recipe_path
 
 #: Largest number of values in a file: with aliases, a small file could fill the memory.
 MAX_VALUES = 100_000
@@ -137,17 +138,19 @@ class Values:
 
 
 def load(path: str | os.PathLike[str]) -> Document:
-    """The document in a `.yaml`, `.yml` or `.json` file.
+    """The document in a `.yaml`, `.yml` or `.json` file, or of a recipe: `recipe:mujoco/Ant-v4`.
 
     Raises:
         ConfigError: If the file cannot be read as a mapping. Problems of single values are raised
             by `Document.check`, all at once.
 
     """
-    name, suffix = str(path), Path(path).suffix.lower()
+    name = str(path)
+    path = recipe_path(name) if name.startswith(PREFIX) else Path(path)
+    suffix = path.suffix.lower()
     if suffix not in (".yaml", ".yml", ".json"):
         raise ConfigError(f"{name}: expected a .yaml, .yml or .json file.")
-    text = _read(Path(path), name)
+    text = _read(path, name)
     root = compose(_checked_json(text, name) if suffix == ".json" else text, name)
     if not isinstance(root, yaml.MappingNode):
         kinds = {yaml.SequenceNode: "a list", yaml.ScalarNode: "a single value"}

@@ -65,6 +65,10 @@ class RunOptions:
     """Statistic, such as `eval/episodes/return_mean`, that saves the policy to `best/` whenever it
     is larger than before. None: no such policy."""
 
+    recipe: dict[str, Any] | None = None
+    """Description of a recipe: task, source, published result. Training does not read it; see
+    [Reproducing](../reproducing.md)."""
+
     callbacks: list[Any] | None = None
     """Objects that are called while training runs. In a file, dotted names of their classes, or
     mappings such as `{my_module.EarlyStop: {patience: 10}}`."""

@@ -8,8 +8,8 @@ import torch
 from tensordict import TensorDict
 from torchrl.data import Unbounded
 
-from everstep.data import DataKeys, Device
-from everstep.env import Env
+from ...data import DataKeys, Device
+from ...env import Env
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Pendulum(Env):
         self.state[:, 1].uniform_(-1.0, 1.0)
         return self._observe()
 
-    def step(self, action: torch.Tensor) -> TensorDict:  # type: ignore[override]  # never nested
+    def step(self, action: torch.Tensor) -> TensorDict:
         """Turn for one time step."""
         config = self.config
         angle, rate = self.state.unbind(-1)  # views

@@ -9,8 +9,8 @@ import torch
 from tensordict import TensorDict
 from torchrl.data import Categorical, Composite, Unbounded
 
-from everstep.data import DataKeys, Device
-from everstep.env import Env
+from ....data import DataKeys, Device
+from ....env import Env
 
 #: Keys of the observation, beside `"action_mask"` and `"invested"`.
 CHANGE, GAIN = "LOG_CHANGE(price)", "LOG_CHANGE(price, position)"
@@ -89,7 +89,7 @@ class AlgoTrading(Env):
         self._show_actions(self.obs["invested"])
         return self.obs
 
-    def step(self, action: torch.Tensor) -> TensorDict:  # type: ignore[override]  # never nested
+    def step(self, action: torch.Tensor) -> TensorDict:
         """Trade at the present price, which then changes."""
         owned = self.obs["invested"].bool()
         change, gain = self.obs[CHANGE], self.obs[GAIN]

@@ -1,17 +1,15 @@
 """Tasks that cannot be done without remembering."""
 
+from collections.abc import Sequence
 from typing import Any
 
-import gymnasium
-import numpy as np
 import torch
 import torch.nn.functional as F
-from gymnasium.vector import AutoresetMode
 from tensordict import TensorDict
 from torchrl.data import Categorical, Unbounded
 
-import everstep
-from everstep.env import Env
+from ...env import Env
+from ...registry import wrap
 
 
 class RepeatFirst(Env):
@@ -29,7 +27,8 @@ class RepeatFirst(Env):
     def __init__(
         self, num_envs: int, /, horizon: None | int = None, *, device: Any = "cpu"
     ) -> None:
-        super().__init__(num_envs, horizon or self.default_horizon, device=device)
+        self.length = horizon or self.default_horizon
+        super().__init__(num_envs, self.length, device=device)
         self.observation_spec = Unbounded(3, device=torch.device(device))
         self.action_spec = Categorical(2, shape=torch.Size([1]), device=torch.device(device))
 
@@ -41,11 +40,13 @@ class RepeatFirst(Env):
         return torch.cat([F.one_hot(cue, 2).float(), flag], -1)
 
     def reset(self, *, config: None | dict[str, Any] = None) -> torch.Tensor:
+        """First cues."""
         self.counts = False
         return self._show(is_first=True)
 
     def step(self, action: torch.Tensor) -> TensorDict:
-        right = (action == self.cue).float() / (self.horizon - 1)
+        """Random cues, and rewards for actions that name the first ones."""
+        right = (action == self.cue).float() / (self.length - 1)
         rewards = right if self.counts else torch.zeros_like(right)
         self.counts = True
         return TensorDict(
@@ -53,27 +54,42 @@ class RepeatFirst(Env):
         )
 
 
-class Positions(gymnasium.ObservationWrapper):
-    """CartPole without its velocities: position and angle are all there is to see."""
-
-    def __init__(self, env: gymnasium.Env) -> None:
-        super().__init__(env)
-        space = env.observation_space
-        self.observation_space = gymnasium.spaces.Box(
-            space.low[[0, 2]], space.high[[0, 2]], dtype=np.float32
-        )
-
-    def observation(self, observation: np.ndarray) -> np.ndarray:
-        return observation[[0, 2]]
-
-
 def cartpole_positions(num_envs: int, /, horizon: None | int = None, *, device: Any = "cpu") -> Env:
     """CartPole-v1 whose policy must find out by itself how fast things move."""
+    return _without("CartPole-v1", [0, 2], num_envs, horizon, device)
+
+
+def pendulum_positions(num_envs: int, /, horizon: None | int = None, *, device: Any = "cpu") -> Env:
+    """Pendulum-v1 whose policy must find out by itself how fast the pendulum turns."""
+    return _without("Pendulum-v1", [0, 1], num_envs, horizon, device)
+
+
+def _without(
+    name: str, kept: Sequence[int], num_envs: int, horizon: None | int, device: Any
+) -> Env:
+    """An environment of Gymnasium that shows some elements of its observations only."""
+    import gymnasium
+    from gymnasium.vector import AutoresetMode
+
+    class Positions(gymnasium.ObservationWrapper[Any, Any, Any]):
+        """The environment without its velocities."""
+
+        def __init__(self, env: "gymnasium.Env[Any, Any]") -> None:
+            super().__init__(env)
+            space: Any = env.observation_space
+            self.observation_space = gymnasium.spaces.Box(
+                space.low[kept], space.high[kept], dtype=space.dtype
+            )
+
+        def observation(self, observation: Any) -> Any:
+            """Position and angle."""
+            return observation[kept]
+
     env = gymnasium.make_vec(
-        "CartPole-v1",
+        name,
         num_envs,
         vectorization_mode="sync",
         wrappers=[Positions],
         vector_kwargs={"autoreset_mode": AutoresetMode.SAME_STEP},
     )
-    return everstep.wrap(env, horizon=horizon, device=device)
+    return wrap(env, horizon=horizon, device=device)

@@ -4,12 +4,11 @@ import torch
 from tensordict import TensorDict
 from torchrl.data import TensorSpec
 
-from everstep.data import DataKeys
-from everstep.models import Model
-from everstep.views import ViewRequirement
-
-from ..env import CHANGE
-from ._parts import POSITION, SCALE, Heads, position
+from ....data import DataKeys
+from ....models import Model
+from ....views import ViewRequirement
+from .env import CHANGE
+from .parts import POSITION, SCALE, Heads, position
 
 
 class ViewsModel(Model):
@@ -45,6 +44,7 @@ class ViewsModel(Model):
         changes = SCALE * window[DataKeys.INPUTS].squeeze(-1)  # [B, past + 1]
         padding = window[DataKeys.PADDING_MASK].float()
         x = torch.cat([position(obs), changes, padding], -1)
+        features: dict[str, torch.Tensor]
         features, self._values = self.heads(x, obs["action_mask"])
         return features
 

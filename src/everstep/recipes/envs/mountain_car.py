@@ -7,8 +7,8 @@ import torch
 from tensordict import TensorDict
 from torchrl.data import Categorical, Unbounded
 
-from everstep.data import DataKeys, Device
-from everstep.env import Env
+from ...data import DataKeys, Device
+from ...env import Env
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class MountainCar(Env):
         self.state[:, 0] -= 0.5
         return self.state
 
-    def step(self, action: torch.Tensor) -> TensorDict:  # type: ignore[override]  # never nested
+    def step(self, action: torch.Tensor) -> TensorDict:
         """Accelerate for one env step."""
         config = self.config
         position, velocity = self.state.unbind(-1)  # views

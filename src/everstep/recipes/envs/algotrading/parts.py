@@ -4,9 +4,8 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
-from everstep.nn import MLP
-
-from ..env import GAIN
+from ....nn import MLP
+from .env import GAIN
 
 #: Changes of the price are a few percent; networks learn faster from numbers near 1.
 SCALE = 20.0
@@ -33,8 +32,10 @@ class Heads(nn.Module):
         super().__init__()
         self.actions = MLP(width, (hidden, hidden, 3), activation_fn="tanh")
         self.value = MLP(width, (hidden, hidden, 1), activation_fn="tanh")
-        nn.init.zeros_(self.actions[-1].weight)  # training starts at the uniform policy
-        nn.init.zeros_(self.actions[-1].bias)
+        last = self.actions[-1]
+        assert isinstance(last, nn.Linear)
+        nn.init.zeros_(last.weight)  # training starts at the uniform policy
+        nn.init.zeros_(last.bias)
 
     def forward(
         self, x: torch.Tensor, action_mask: torch.Tensor

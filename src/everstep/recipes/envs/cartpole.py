@@ -7,8 +7,8 @@ import torch
 from tensordict import TensorDict
 from torchrl.data import Categorical, Unbounded
 
-from everstep.data import DataKeys, Device
-from everstep.env import Env
+from ...data import DataKeys, Device
+from ...env import Env
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class CartPole(Env):
         self.state.normal_(0, 0.01)
         return self._observe()
 
-    def step(self, action: torch.Tensor) -> TensorDict:  # type: ignore[override]  # never nested
+    def step(self, action: torch.Tensor) -> TensorDict:
         """Push for one time step."""
         push = self.config.force * (action.flatten() - 1)
         rates = self.state[:, 1::2]  # views: of the velocities, and of what they move

@@ -6,8 +6,8 @@ import torch
 from tensordict import TensorDict
 from torchrl.data import Bounded, Categorical
 
-from everstep.data import DataKeys, Device
-from everstep.env import Env
+from ...data import DataKeys, Device
+from ...env import Env
 
 
 class DeepSea(Env):
@@ -61,7 +61,7 @@ class DeepSea(Env):
         self.column.zero_()
         return self._observe()
 
-    def step(self, action: torch.Tensor) -> TensorDict:  # type: ignore[override]  # never nested
+    def step(self, action: torch.Tensor) -> TensorDict:
         """One row down; at the bottom the next dive begins."""
         right = action.flatten() == self.rightwards[self.row, self.column]
         self.row += 1
