@@ -42,6 +42,8 @@ SYNONYMS: dict[str, str] = {
     "normalize_advantage": "normalize_advantages",
     "target_kl": "target_kl_div",
     "policy_kwargs": "model_config",
+    "ortho_init": "model_config.ortho_init",
+    "log_std_init": "model_config.log_std_init",
     "net_arch": "model_config.hiddens",
     "features_extractor_class": "model_cls",
     "policy": "model_cls",
@@ -79,7 +81,8 @@ SYNONYMS: dict[str, str] = {
     "lam": "gae_lambda",
     "empirical_normalization": "normalize_observations",
     "actor_hidden_dims": "model_config.hiddens",
-    "critic_hidden_dims": "model_config.hiddens",
+    "critic_hidden_dims": "model_config.vf_hiddens",
+    "obs_groups": "model_config.actor_obs and model_config.critic_obs: lists of keys",
     "activation": _ACTIVATION,
     # skrl and others
     "rollouts": "horizon",

@@ -116,8 +116,8 @@ def _against_policy(policy: GenericPolicyBase[Any]) -> Iterator[str]:
         return
     if not policy._action.is_plain or policy._action.dtypes[0] is torch.bfloat16:
         yield "actions are a mapping, or in bfloat16"
-    if model.encoder is not None or model.has_mask:
-        yield "observations are encoded or masked"
+    if model.encoder is not None or model.has_mask or model.trunk is not None:
+        yield "observations are encoded, masked, or go through a shared trunk"
     if type(model.outputs) not in (Logits, Gaussian):
         yield f"{type(model.outputs).__name__} is an output layer of its own"
     for network in (model.policy, model.vf_model):

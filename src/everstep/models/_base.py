@@ -8,6 +8,8 @@ from torch import nn
 from torchrl.data import TensorSpec
 from typing_extensions import Self
 
+from ..specs import Path
+
 ObservationSpec = TypeVar("ObservationSpec", bound=TensorSpec)
 ActionSpec = TypeVar("ActionSpec", bound=TensorSpec)
 _P = ParamSpec("_P")
@@ -28,6 +30,10 @@ class GenericModelBase(nn.Module, Generic[_P, _T]):
 
     #: Spec of one action.
     action_spec: TensorSpec
+
+    #: Paths of the observation's leaves that actions depend on; None for all of them. `predict` and
+    #: exported policies do without the others.
+    actor_paths: None | tuple[Path, ...] = None
 
     #: `model_config` of the algorithm.
     config: dict[str, Any]

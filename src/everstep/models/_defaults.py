@@ -10,11 +10,12 @@ from torch import nn
 from torchrl.data import Binary, Bounded, Categorical, MultiCategorical, TensorSpec, Unbounded
 
 from ..data import DataKeys
-from ..nn import MLP, Head, get_activation
-from ..specs import leaf_specs, options
+from ..nn import Head
+from ..specs import Path, leaf_specs, options
 from ._base import GenericModelBase
 from ._encoders import ACTION_MASK, ObservationEncoder, encoder_of, image_layout
 from ._feedforward import Model
+from ._layers import HIDDEN_GAIN, check_widths, gains_of, listed, paths_of, perceptron, seen_by
 
 _Cls = TypeVar("_Cls", bound=type[GenericModelBase[..., Any]])
 
@@ -172,28 +173,69 @@ def choose_default(action_spec: TensorSpec, discrete: _Cls, continuous: _Cls) ->
     )
 
 
-class DefaultModel(KeepsValues, Model):
+class SeesParts(nn.Module):
+    """A model whose policy and values may see different parts of the observation."""
+
+    actor_paths: None | tuple[Path, ...]
+    encoder: None | ObservationEncoder
+    critic_encoder: None | ObservationEncoder
+    has_mask: bool
+    observation_spec: TensorSpec
+
+    def _make_encoders(
+        self, actor_obs: None | Sequence[str], critic_obs: None | Sequence[str]
+    ) -> tuple[int, int]:
+        """Make the encoders; the widths of the vectors of policy and values."""
+        actor = seen_by("actor_obs", actor_obs, self.observation_spec)
+        critic = seen_by("critic_obs", critic_obs, self.observation_spec)
+        if actor_obs is not None:
+            mask = [(ACTION_MASK,)] if self.has_mask else []
+            self.actor_paths = tuple(dict.fromkeys([*paths_of(actor), *mask]))
+        self.encoder, width = encoder_of(actor)
+        self.critic_encoder = None
+        if paths_of(actor) == paths_of(critic):
+            return width, width
+        self.critic_encoder, vf_width = encoder_of(critic)
+        return width, vf_width
+
+
+class DefaultModel(KeepsValues, SeesParts, Model):
     """Separate perceptrons for policy and values, behind one encoder of the observation.
 
     Numbers are flattened, choices one-hot encoded (embedded where there are more than 1,024
     options), images go through convolutions, and of a mapping each leaf is encoded by itself; a
-    leaf `"action_mask"` excludes options instead. Weights are orthogonal with gain √2, the policy's
-    head with gain 0.01 so that training starts near the uniform (or zero-mean) policy, the value
-    head with gain 1; biases are zero.
+    leaf `"action_mask"` excludes options instead. If `actor_obs` and `critic_obs` differ, policy
+    and values have an encoder each. Weights are orthogonal with gain √2, the policy's head with
+    gain 0.01 so that training starts near the uniform (or zero-mean) policy, the value head with
+    gain 1; biases are zero.
 
     Args:
         observation_spec: Spec of one observation, any shape and dtype.
         action_spec: Spec of one action.
         outputs: Maps the policy network's outputs to features of the action distribution.
         hiddens: Widths of the hidden layers; None for (256, 256), or for none behind an image.
+        vf_hiddens: Those of the values' perceptron; None for `hiddens`.
         activation_fn: Name of their activation.
         bias: Whether hidden layers have biases.
+        shared: Whether policy and values share the hidden layers: one perceptron, two heads.
+        ortho_init: Whether weights are orthogonal; else PyTorch initialises them.
+        hidden_gain: Gain of hidden layers.
+        policy_gain: Gain of the policy's head.
+        value_gain: Gain of the value head.
+        actor_obs: Keys of the observation that the policy sees; None for all.
+        critic_obs: Keys of the observation that the values see; None for all.
         num_values: Value columns, one a reward stream.
 
     """
 
-    #: From observations to vectors; None if they are vectors of numbers already.
+    #: From observations to the policy's vectors; None if they are vectors of numbers already.
     encoder: None | ObservationEncoder
+
+    #: From observations to the values' vectors; None if these are the policy's.
+    critic_encoder: None | ObservationEncoder
+
+    #: From vectors `[B, D]` to those of both heads; None if nothing is shared.
+    trunk: None | nn.Sequential
 
     #: From vectors `[B, D]` to what the action distribution needs.
     policy: nn.Sequential
@@ -209,38 +251,59 @@ class DefaultModel(KeepsValues, Model):
         *,
         outputs: Outputs,
         hiddens: None | Sequence[int] = None,
+        vf_hiddens: None | Sequence[int] = None,
         activation_fn: str = "relu",
         bias: bool = True,
+        shared: bool = False,
+        ortho_init: bool = True,
+        hidden_gain: float = HIDDEN_GAIN,
+        policy_gain: float = 0.01,
+        value_gain: float = 1.0,
+        actor_obs: None | Sequence[str] = None,
+        critic_obs: None | Sequence[str] = None,
         num_values: int = 1,
     ) -> None:
         if hiddens is None:
             hiddens = () if image_layout(observation_spec) else (256, 256)
         check_widths("hiddens", hiddens)
+        check_widths("vf_hiddens", hiddens if vf_hiddens is None else vf_hiddens)
+        gains = {"hidden_gain": hidden_gain, "policy_gain": policy_gain, "value_gain": value_gain}
+        hidden, policy, value = gains_of(ortho_init=ortho_init, **gains)
         super().__init__(
             observation_spec,
             action_spec,
-            hiddens=list(hiddens),
+            **listed(hiddens=hiddens, vf_hiddens=vf_hiddens),
             activation_fn=activation_fn,
             bias=bias,
+            shared=shared,
+            ortho_init=ortho_init,
+            **gains,
+            **listed(actor_obs=actor_obs, critic_obs=critic_obs),
             num_values=num_values,
             **outputs.config,
         )
         self.has_mask = has_mask(observation_spec, action_spec, outputs)
-        self.encoder, width = encoder_of(observation_spec)
-
-        def perceptron(columns: int, gain: float) -> nn.Sequential:
-            hidden: list[nn.Module] = []
-            if hiddens:
-                perceptron = MLP(width, hiddens, activation_fn=activation_fn, bias=bias)
-                hidden = [*perceptron, get_activation(activation_fn)]
-                initialize(perceptron, 2**0.5)
-            head = Head(hiddens[-1] if hiddens else width, columns)
-            initialize(head, gain)
-            # One flat Sequential: every nested call costs a microsecond an env step.
-            return nn.Sequential(*hidden, head)
-
-        self.policy = perceptron(outputs.width, gain=0.01)
-        self.vf_model = perceptron(num_values, gain=1.0)
+        width, vf_width = self._make_encoders(actor_obs, critic_obs)
+        layers: dict[str, Any] = {"activation_fn": activation_fn, "bias": bias}
+        self.trunk = None
+        if shared:
+            if vf_hiddens is not None or self.critic_encoder is not None:
+                raise ValueError(
+                    "`shared` needs policy and values to have the same layers and observations; "
+                    "got `vf_hiddens`, or different `actor_obs` and `critic_obs`. Drop one"
+                )
+            trunk = perceptron(width, hiddens, 0, **layers, gains=(hidden, None))
+            self.trunk = nn.Sequential(*trunk)
+            width = vf_width = hiddens[-1] if hiddens else width
+            hiddens = ()
+        below = hiddens if vf_hiddens is None else vf_hiddens
+        # Flat Sequentials: every nested call costs a microsecond an env step.
+        self.policy = nn.Sequential(
+            *perceptron(width, hiddens, outputs.width, **layers, gains=(hidden, policy))
+        )
+        self.vf_model = nn.Sequential(
+            *perceptron(vf_width, below, num_values, **layers, gains=(hidden, value))
+        )
         outputs.prepare(self.policy)
         self.outputs = outputs
 
@@ -250,7 +313,10 @@ class DefaultModel(KeepsValues, Model):
         obs = batch[DataKeys.OBS]
         x = obs.flatten(1) if self.encoder is None else self.encoder(obs)
         x = x.to(self.vf_model[-1].weight.dtype)
-        self._values = self.vf_model(x)
+        if self.trunk is not None:
+            x = self.trunk(x)
+        seen = x if self.critic_encoder is None else self.critic_encoder(obs).to(x.dtype)
+        self._values = self.vf_model(seen)
         features: dict[str, torch.Tensor] = self.outputs(self.policy(x))
         if self.has_mask:
             features[ACTION_MASK] = obs[ACTION_MASK]
@@ -311,17 +377,6 @@ class DefaultContinuousModel(ContinuousActions, DefaultModel):
     """
 
 
-def check_widths(name: str, widths: Any) -> None:
-    """Raise if widths of hidden layers are not a sequence of positive integers."""
-    is_list = isinstance(widths, Sequence) and not isinstance(widths, str)
-    if not is_list or not all(type(width) is int and width > 0 for width in widths):
-        example = [widths, widths] if type(widths) is int and widths > 0 else [64, 64]
-        raise ValueError(
-            f"`{name}` expected a list of int > 0, the widths of hidden layers; got {widths!r}. "
-            f"Try {example}"
-        )
-
-
 def has_mask(observation_spec: TensorSpec, action_spec: TensorSpec, outputs: Outputs) -> bool:
     """Whether observations have a mask of the allowed options of an action.
 
@@ -338,12 +393,3 @@ def has_mask(observation_spec: TensorSpec, action_spec: TensorSpec, outputs: Out
             "shape, or set `model_cls`"
         )
     return mask is not None
-
-
-def initialize(module: nn.Module, gain: float) -> None:
-    """Orthogonal weights and zero biases."""
-    for layer in module.modules():
-        if isinstance(layer, nn.Linear):
-            nn.init.orthogonal_(layer.weight, gain)
-            if layer.bias is not None:
-                nn.init.zeros_(layer.bias)

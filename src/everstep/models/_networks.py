@@ -9,8 +9,8 @@ from torchrl.data import TensorSpec
 
 from ..nn import Head, get_activation
 from ..specs import Leaves, Structure
-from ._defaults import initialize
 from ._encoders import ObservationEncoder
+from ._layers import initialize
 
 
 class ObservationNetwork(nn.Module):

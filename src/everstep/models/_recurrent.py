@@ -30,6 +30,9 @@ class RecurrentModel(GenericModelBase[[TensorDict, TensorDict], tuple[_Tensors, 
     #: Default model for an observation spec and an action spec; a TypeError if there is none.
     default_model_cls: ClassVar[Callable[[TensorSpec, TensorSpec], type["RecurrentModel"]]]
 
+    #: Keys of recurrent states that only values depend on; exported policies do without them.
+    critic_states: tuple[str, ...] = ()
+
     #: Spec of one environment's recurrent state.
     state_spec: Composite
 

@@ -66,7 +66,8 @@ class GenericPolicyBase(PolicyCore[_Model], Generic[_Model]):
 
         Args:
             obs: One observation `[…]` or a batch `[N, …]`, told apart by their shapes: an array, a
-                tensor, numbers, or a (nested) mapping of them.
+                tensor, numbers, or a (nested) mapping of them. Keys that values alone depend on
+                (`critic_obs`) may be missing.
             state: What the last call returned; None where all episodes begin.
             episode_start: Whether an episode begins with each observation, bool `[N]` or one for
                 all: states are reset there. None for no new episodes.
@@ -106,7 +107,8 @@ class GenericPolicyBase(PolicyCore[_Model], Generic[_Model]):
         one for each recurrent state, such as `"hidden_states"`. Observations are
         `[B, history + 1, …]` where the model sees past ones. Outputs are `"actions"` as an
         environment executes them, the distribution's mode; `"logp"`, `"values"`, and the recurrent
-        states for the next env step.
+        states for the next env step. Observations and states that values alone depend on are no
+        inputs, and then there are no `"values"`.
 
         Args:
             path: Directory to create.

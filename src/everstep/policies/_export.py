@@ -10,6 +10,8 @@ import copy
 import os
 import tempfile
 import warnings
+from collections.abc import Sequence
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +23,9 @@ from torch import nn
 from .._version import __version__
 from ..data import DataKeys
 from ..errors import ExportError
-from ..specs import Structure
+from ..specs import Leaves, Structure
 from ._core import PolicyCore
-from ._predict import env_actions
+from ._predict import acted_on, env_actions
 
 #: Rows while tracing; a prime, so that no width equals it by accident.
 _TRACED_ROWS = 11
@@ -76,9 +78,14 @@ class Step(nn.Module):
         self.policy = policy
         self.model = policy.model  # registered, so that the program holds its weights
         self.normalizer = policy.normalizer
-        self.obs = _names(DataKeys.OBS, policy._observation)
-        self.memory = _names("", policy.memory)
-        self.actions = _names(DataKeys.ACTIONS, policy._action)
+        # The others are for values alone, which are left out then.
+        of_values = getattr(policy.model, "critic_states", ())
+        self.is_seen = acted_on(policy)
+        self.is_kept = tuple(path[-1] not in of_values for path in policy.memory.paths)
+        self.obs = _names(DataKeys.OBS, policy._observation, self.is_seen)
+        self.memory = _names("", policy.memory, self.is_kept)
+        self.has_values = all((*self.is_seen, *self.is_kept))
+        self.actions = _names(DataKeys.ACTIONS, policy._action, [True] * len(policy._action.paths))
 
     @property
     def label(self) -> str:
@@ -87,18 +94,21 @@ class Step(nn.Module):
 
     def forward(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Actions, log-probabilities `[B, 1]`, values `[B, K]` and the next states."""
-        forms = self.policy.env_format.observation
-        obs = tuple(
-            form.from_zero(inputs[name]) for form, name in zip(forms, self.obs, strict=True)
-        )
-        states = tuple(inputs[name] for name in self.memory)
+        forms = compress(self.policy.env_format.observation, self.is_seen)
+        given = [form.from_zero(inputs[name]) for form, name in zip(forms, self.obs, strict=True)]
+        rows, history = given[0], self.policy.history
+        window = [history + 1] if history else []
+        obs = _filled(self.policy._observation, self.is_seen, given, rows, window)
+        memory = [inputs[name] for name in self.memory]
+        states = _filled(self.policy.memory, self.is_kept, memory, rows, [])
         sample = self.policy.act(obs, states, deterministic=True)
         actions = env_actions(self.policy, sample.actions)
+        values = {DataKeys.VALUES: sample.values} if self.has_values else {}
         return {
             **dict(zip(self.actions, actions, strict=True)),
             DataKeys.LOGP: sample.logp,
-            DataKeys.VALUES: sample.values,
-            **dict(zip(self.memory, sample.states, strict=True)),
+            **values,
+            **dict(zip(self.memory, compress(sample.states, self.is_kept), strict=True)),
         }
 
     def inputs(self, rows: int) -> dict[str, torch.Tensor]:
@@ -107,18 +117,36 @@ class Step(nn.Module):
         size = [rows, history + 1] if history else [rows]
         obs = self.policy._observation.flatten(self.policy.observation_spec.rand(size))
         states = self.policy.memory.flatten(self.policy.init_states(rows))
-        inputs = dict(zip((*self.obs, *self.memory), (*obs, *states), strict=True))
+        seen = (*compress(obs, self.is_seen), *compress(states, self.is_kept))
+        inputs = dict(zip((*self.obs, *self.memory), seen, strict=True))
         for name, leaf in inputs.items():
             if name.endswith("action_mask"):
                 leaf[..., 0] = 1  # at least one option is allowed
-        for name, form in zip(self.obs, self.policy.env_format.observation, strict=True):
+        forms = compress(self.policy.env_format.observation, self.is_seen)
+        for name, form in zip(self.obs, forms, strict=True):
             if form.start is not None:
                 inputs[name] = inputs[name] + torch.as_tensor(form.start)
         return {name: leaf.contiguous() for name, leaf in inputs.items()}
 
 
-def _names(head: str, structure: Structure) -> tuple[str, ...]:
-    return tuple(".".join((head, *path) if head else path) for path in structure.paths)
+def _names(head: str, structure: Structure, chosen: Sequence[bool]) -> tuple[str, ...]:
+    paths = compress(structure.paths, chosen)
+    return tuple(".".join((head, *path) if head else path) for path in paths)
+
+
+def _filled(
+    structure: Structure,
+    chosen: Sequence[bool],
+    given: Sequence[torch.Tensor],
+    rows: torch.Tensor,
+    window: list[int],
+) -> Leaves:
+    """The leaves that were given, and zeros with as many `rows` in place of the others."""
+    leaves, found = iter(given), []
+    for is_given, (_, shape, dtype) in zip(chosen, structure.leaves(), strict=True):
+        size = (rows.shape[0], *window, *shape)
+        found.append(next(leaves) if is_given else rows.new_zeros(size, dtype=dtype))
+    return tuple(found)
 
 
 def _portable(policy: PolicyCore[Any]) -> PolicyCore[Any]:

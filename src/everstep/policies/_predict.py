@@ -68,9 +68,12 @@ def _read(
     structure, home = policy._observation, None
     found: list[torch.Tensor] = []
     counts: dict[str, None | int] = {}
-    for form, (path, shape, dtype) in zip(
-        policy.env_format.observation, structure.leaves(), strict=True
+    for form, (path, shape, dtype), is_seen in zip(
+        policy.env_format.observation, structure.leaves(), acted_on(policy), strict=True
     ):
+        if not is_seen:
+            found.append(torch.zeros(1, *shape, dtype=dtype, device=device))
+            continue
         name = "obs" + "".join(f"[{index!r}]" for index in form.path)
         value = _pick(obs, form.path, name) if path else obs
         if isinstance(value, torch.Tensor):
@@ -87,7 +90,15 @@ def _read(
             "All entries of `obs` must be those of one observation, or of a batch of the same "
             f"size; got {listed}."
         )
+    if len(counts) < len(found):
+        found = [x.expand(max(map(len, found)), *x.shape[1:]) for x in found]
     return tuple(found), None in counts.values(), home
+
+
+def acted_on(policy: PolicyCore[Any]) -> tuple[bool, ...]:
+    """Whether actions depend on each leaf of the observation; else values alone do."""
+    paths = getattr(policy.model, "actor_paths", None)
+    return tuple(paths is None or path in paths for path in policy._observation.paths)
 
 
 def _pick(obs: Any, path: tuple[str | int, ...], name: str) -> Any:

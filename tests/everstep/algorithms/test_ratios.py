@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from torchrl.data import Categorical, Unbounded
+from torchrl.data import Categorical, Composite, Unbounded
 
 from everstep import AlgorithmConfig, RecurrentAlgorithmConfig
 from everstep.algorithms.recording import optimizer_steps
@@ -15,6 +15,7 @@ pytestmark = pytest.mark.usefixtures("float64")
 
 DISCRETE = env_of(Categorical(3, shape=(1,)))
 NUMBERS = env_of(Unbounded((2,)))
+GROUPS = env_of(Unbounded(2), Composite(actor=Unbounded(3), critic=Unbounded(4)))
 
 KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
     "fused": (AlgorithmConfig, {}),
@@ -26,6 +27,8 @@ KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
 CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "advantages of minibatches": (DISCRETE, {"normalize_advantages": "minibatch"}),
     "clip schedule": (NUMBERS, {"clip_param_schedule": [(0, 0.1), (100, 0.01)]}),
+    "two heads": (NUMBERS, {"model_config": {"shared": True, "ortho_init": False}}),
+    "asymmetric": (GROUPS, {"model_config": {"actor_obs": ["actor"], "critic_obs": ["critic"]}}),
 }
 
 
@@ -35,8 +38,8 @@ def test_the_first_minibatch_has_ratios_of_1(case: str, kind: str) -> None:
     env, options = CASES[case]
     config, others = KINDS[kind]
     model = {**others.get("model_config", {}), **options.get("model_config", {})}
-    options = {"num_envs": 6, "horizon": 8, "seed": 0, "sgd_minibatch_size": 6, **options}
-    algorithm: Any = config(**options, model_config=model).build(env)
+    small = {"num_envs": 6, "horizon": 8, "seed": 0, "sgd_minibatch_size": 6}
+    algorithm: Any = config(**small | options | {"model_config": model}).build(env)
     for _ in range(3):
         algorithm.collect()
         algorithm.step()
