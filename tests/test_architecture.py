@@ -16,7 +16,7 @@ SOURCE = Path(everstep.__file__).parent
 
 #: Floors, lowest first. A module imports from lower floors, and on its own from those to its left.
 FLOORS = [
-    "_version data errors",
+    "_torchrl _version data errors",
     "synonyms validation specs formats checkpoints advantages losses schedulers views episodes",
     "nn env distributions normalizers rules hyperparameters plugins registry",
     "graphs models rollouts policies objectives bonuses fused updates resolve",

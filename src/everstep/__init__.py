@@ -3,7 +3,10 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from ._torchrl import keep_start_method
 from ._version import __version__ as __version__
+
+keep_start_method()
 
 if TYPE_CHECKING:
     from .algorithms import (

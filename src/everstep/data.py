@@ -294,4 +294,4 @@ class MakeOptions(AdapterOptions, total=False):
     render_mode: None | str
     vector_kwargs: None | dict[str, Any]
     vectorization_mode: "None | str | VectorizeMode"
-    wrappers: None | Sequence[Callable[..., Any]]
+    wrappers: None | str | Sequence[str | Callable[..., Any] | dict[str, Any]]

@@ -4,6 +4,7 @@ A tensor from `borrow` shares the array's memory if possible. It is for reading 
 tensor has no flag for that: the array may be read-only or immutable. Copy it before returning it.
 """
 
+import contextlib
 import ctypes
 import math
 from collections.abc import Sequence
@@ -128,11 +129,19 @@ def lend(tensor: torch.Tensor, like: Any) -> Any:
 class Slot(NamedTuple):
     """One tensor of a `Slab`: the host's arrays of it, and the device's tensor."""
 
-    #: Host memory, one array a side. Write to that of `Slab.side`.
+    #: Host memory, one array a side. Write to that of `Slab.side`. Of `bfloat16`, which NumPy has
+    #: not, these are the bits, as `int16`.
     arrays: tuple[npt.NDArray[Any], ...]
 
     #: The same values on the device after `Slab.publish`.
     tensor: torch.Tensor
+
+    def write(self, side: int, values: torch.Tensor) -> None:
+        """Copy `values` into a side of the host memory."""
+        host = torch.from_numpy(self.arrays[side])
+        if self.tensor.dtype is torch.bfloat16:
+            host = host.view(torch.bfloat16)
+        host.copy_(values)
 
 
 class Slab:
@@ -176,10 +185,7 @@ class Slab:
         self._copied = [torch.cuda.Event() for _ in self._hosts] if on_cuda else []
         self.side = 0
         self.slots = tuple(
-            Slot(
-                tuple(_view(host, offset, *entry).numpy() for host in self._hosts),
-                _view(self._device, offset, *entry),
-            )
+            _make_slot([_view(block, offset, *entry) for block in (self._device, *self._hosts)])
             for offset, entry in zip(offsets, layout, strict=True)
         )
 
@@ -258,9 +264,39 @@ class Downlink:
         return host.numpy()
 
 
+def overlaps(source: torch.device, target: torch.device) -> bool:
+    """Whether a copy may go on after it was asked for.
+
+    Only between memory of accelerators, whose later writes wait for it. Memory of the host may be a
+    pinned buffer that the environment writes to again at once, and a copy to it is read at once.
+    """
+    return source.type == "cuda" and target.type == "cuda"
+
+
+def declared_device(env: Any) -> torch.device:
+    """The device that an environment says its tensors are on, as attribute `device`; else the CPU.
+
+    One that PyTorch does not know, such as JAX's, is the CPU.
+    """
+    for owner in (env, getattr(env, "unwrapped", env)):
+        found = getattr(owner, "device", None)
+        if isinstance(found, str | torch.device):
+            with contextlib.suppress(RuntimeError):
+                return torch.device(found)
+    return torch.device("cpu")
+
+
 def indexed(device: str | torch.device) -> torch.device:
     """A device with its index: "cuda" is the current one."""
     return torch.empty(0, device=device).device
+
+
+def _make_slot(views: list[torch.Tensor]) -> Slot:
+    """The slot of a tensor on the device, and those on the host."""
+    tensor, *hosts = views
+    is_unknown = tensor.dtype is torch.bfloat16
+    arrays = tuple((x.view(torch.int16) if is_unknown else x).numpy() for x in hosts)
+    return Slot(arrays, tensor)
 
 
 def _view(

@@ -12,6 +12,7 @@ from everstep.errors import AdapterError
 from everstep.formats import EnvFormat
 
 from ..common.actions import ActionBounds, ActionCheck
+from ..common.handoff import declared_device
 from ..common.libraries import (
     is_loaded_instance,
     is_loaded_kind,
@@ -21,7 +22,7 @@ from ..common.libraries import (
 from ..common.metrics import InfoMetrics, TensorMean
 from ..common.specs import compose_spec, describe_spec
 
-# All other modules of the folder import Gymnasium, so this one imports them when an environment is
+# Most modules of the folder import Gymnasium, so this one imports them when an environment is
 # wrapped.
 if TYPE_CHECKING:
     from gymnasium.vector import AutoresetMode, VectorEnv
@@ -49,7 +50,8 @@ class GymnasiumEnv(Env):
     Args:
         env: Vector environment. `close` closes it.
         horizon: Env steps between resets that it is meant for.
-        device: Device of everything that goes in and comes out.
+        device: Device of everything that goes in and comes out; `None` is the one that the
+            environment says its tensors are on, the CPU if it has no attribute `device`.
         autoreset_mode: When the environment resets itself: a member of
             `gymnasium.vector.AutoresetMode` or its name. `None` reads it from the environment.
         max_episode_steps: Env steps after which the adapter truncates an episode. Needs a
@@ -62,6 +64,8 @@ class GymnasiumEnv(Env):
             `max_episode_steps`, so that their episodes do not end together.
         step_timeout: Seconds that a worker of an `AsyncVectorEnv` may take to answer before all
             are ended and an `EnvError` is raised; `None` for no limit. No effect on Windows.
+        observation_keys: Keys of a `Dict` or `Tuple` observation that the policy observes, in this
+            order, each a key or a sequence of nested ones. `None` for all.
         metrics: Names of the infos whose means are logged as `env/<name>`; `None` for all numbers,
             an empty list for none.
 
@@ -97,12 +101,13 @@ class GymnasiumEnv(Env):
         /,
         horizon: None | int = None,
         *,
-        device: Device = "cpu",
+        device: None | Device = None,
         autoreset_mode: "None | str | AutoresetMode" = None,
         max_episode_steps: None | int = None,
         action_bounds: ActionBounds = "clip",
         random_phase: bool = False,
         step_timeout: None | float = 600.0,
+        observation_keys: None | Sequence[Any] = None,
         metrics: None | Sequence[str] = None,
     ) -> None:
         require("gymnasium.vector", "AutoresetMode", _NEEDED)
@@ -111,7 +116,8 @@ class GymnasiumEnv(Env):
         if not GymnasiumEnv.matches(env):
             received = f"`env` must be a `gymnasium.vector.VectorEnv`; got {type(env).__name__}."
             raise AdapterError(f"{received} {GymnasiumEnv.suggest(env)}".strip())
-        super().__init__(env.num_envs, horizon, device=device)
+        on_device = declared_device(env) if device is None else torch.device(device)
+        super().__init__(env.num_envs, horizon, device=str(on_device) if device is None else device)
         self.env = env
         mode, self._mode_source = modes.resolve_mode(env, autoreset_mode)
         self.autoreset_mode = mode
@@ -121,12 +127,12 @@ class GymnasiumEnv(Env):
         self._endings = endings.make_endings(env, self._calls, self.autoreset_mode, self._clock)
         self.episode_keys = self._endings.episode_keys
 
-        on_device = torch.device(device)
-        space = env.single_action_space
+        space = spaces.single_space(env, "action_space")
         self._actions = actions.make_actions(space, self.num_envs, on_device, action_bounds)
         self.action_spec = self._actions.spec
         self._check_action = ActionCheck(self.num_envs, self.action_spec)
-        self._parts = spaces.observation_parts(env.single_observation_space, on_device)
+        space = spaces.single_space(env, "observation_space")
+        self._parts = spaces.observation_parts(space, on_device, observation_keys)
         self.observation_spec = compose_spec({x.key: x.spec for x in self._parts}, on_device)
         self.env_format = EnvFormat(tuple(x.form for x in self._parts), (self._actions.form,))
         self._has_valid = DataKeys.VALID in self.episode_keys

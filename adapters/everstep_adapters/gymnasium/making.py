@@ -12,6 +12,7 @@ from everstep.errors import AdapterError
 from ..common.autoreset import parse_mode
 from ..common.libraries import creating, module_of, pop_options
 from .modes import AnyVectorEnv
+from .wrappers import load_wrappers, start_method
 
 #: Options that an environment with a vector entry point of its own does not take.
 _NEEDS_SYNC = ("autoreset_mode", "max_episode_steps", "render_mode", "wrappers", "vector_kwargs")
@@ -78,9 +79,13 @@ def _make_copies(
 def _split_options(adapter: type, kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Options of the adapter, and keyword arguments of `gymnasium.make_vec`."""
     made_with = dict(kwargs)
+    if made_with.get("wrappers"):
+        made_with["wrappers"] = load_wrappers(made_with["wrappers"])
     options = pop_options(adapter, made_with)
     mode = options.pop("autoreset_mode", None)
     vectorized = made_with.get("vectorization_mode")
+    if getattr(vectorized, "value", vectorized) == "async":
+        made_with["vector_kwargs"] = start_method() | (made_with.get("vector_kwargs") or {})
     if vectorized is None and any(kwargs.get(key) is not None for key in _NEEDS_SYNC):
         vectorized = made_with["vectorization_mode"] = "sync"
     if getattr(vectorized, "value", vectorized) in ("sync", "async"):

@@ -24,7 +24,7 @@ from ..common.rows import FLAGS
 from .final_observations import holds_another
 from .modes import AnyVectorEnv
 from .rows import BoolArray, RowMemory
-from .spaces import observation_parts
+from .spaces import observation_parts, single_space
 
 #: Most env steps until an episode ends.
 _MOST_ENV_STEPS = 1000
@@ -102,7 +102,7 @@ class _Player:
 
     def __init__(self, env: AnyVectorEnv, calls: VectorCalls) -> None:
         cpu = torch.device("cpu")
-        parts = observation_parts(env.single_observation_space, cpu)
+        parts = observation_parts(single_space(env, "observation_space"), cpu)
         self._row = RowMemory(parts, FLAGS, env.num_envs, cpu).writable()
         self._env, self._calls = env, calls
         self._done = np.zeros(env.num_envs, dtype=np.bool_)
@@ -154,7 +154,7 @@ class _Player:
 
     def _action(self, t: int, other: bool) -> Any:
         """The action of env step `t`, or one that differs from it in every row if possible."""
-        space = batch_space(self._env.single_action_space, self._env.num_envs)
+        space = batch_space(single_space(self._env, "action_space"), self._env.num_envs)
         space.seed(_SEED + t)
         action = changed = space.sample()
         for _ in range(100 if other else 0):

@@ -3,6 +3,7 @@
 A scalar gets one dimension, so every leaf is at least `[1]`.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,9 @@ _DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in _SAME}
     "uint32": torch.int64,
 }
 
+#: Spaces whose values are tensors of one size.
+_TENSORS = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+
 
 @dataclass(frozen=True)
 class Part:
@@ -39,10 +43,8 @@ class Part:
     #: Spec of one environment's value.
     spec: TensorSpec
 
-    @property
-    def key(self) -> tuple[str, ...]:
-        """Its key in a `Composite` spec and in a TensorDict."""
-        return tuple(str(index) for index in self.path)
+    #: Its key in a `Composite` spec and in a TensorDict; empty for a plain tensor.
+    key: tuple[str, ...]
 
     @property
     def start(self) -> None | npt.NDArray[Any]:
@@ -55,6 +57,14 @@ class Part:
         return ObservationFormat(self.path, tuple(self.space.shape or ()), self.start)
 
 
+def single_space(env: Any, name: str) -> Any:
+    """The space of one environment of a batch; `name` is `"observation_space"` or `"action_space"`.
+
+    Classes without Gymnasium's `single_…`, such as SuperSuit's, have it under the name itself.
+    """
+    return getattr(env, f"single_{name}" if hasattr(env, f"single_{name}") else name, None)
+
+
 def start_of(space: spaces.Space[Any]) -> None | npt.NDArray[Any]:
     """First value of a space of choices; None if it is 0."""
     start = np.asarray(getattr(space, "start", 0))
@@ -62,26 +72,66 @@ def start_of(space: spaces.Space[Any]) -> None | npt.NDArray[Any]:
 
 
 def observation_parts(
-    space: spaces.Space[Any], device: torch.device, path: tuple[Any, ...] = ()
+    space: spaces.Space[Any], device: torch.device, keys: None | Sequence[Any] = None
 ) -> list[Part]:
     """The leaves of an observation space, `Dict` and `Tuple` flattened, in the space's order.
 
+    Args:
+        space: Observation space of one environment.
+        device: Device of the specs.
+        keys: Keys to observe, in this order, each a key of the space or a sequence of nested ones.
+            A single leaf that is left is a plain tensor. `None` for all.
+
     Raises:
-        AdapterError: If a part of the space has no tensor; names the part and the reason.
+        AdapterError: If a part of the space has no tensor, or there is no such key; names the part
+            and the reason.
 
     """
+    leaves = dict(_leaf_spaces(space))
+    chosen = leaves if keys is None else _choose(leaves, keys)
+    is_plain = keys is not None and len(chosen) == 1
+    return [
+        Part(
+            path,
+            leaf,
+            _leaf_spec(leaf, device, where("observation_space", path), leaves),
+            () if is_plain else tuple(map(str, path)),
+        )
+        for path, leaf in chosen.items()
+    ]
+
+
+def _leaf_spaces(
+    space: spaces.Space[Any], path: tuple[Any, ...] = ()
+) -> Iterator[tuple[tuple[Any, ...], spaces.Space[Any]]]:
+    """The leaves of a space by path, in its order; an empty `Dict` is a leaf."""
     children: dict[Any, spaces.Space[Any]] = {}
     if isinstance(space, spaces.Dict):
         children = space.spaces
     elif isinstance(space, spaces.Tuple):
         children = dict(enumerate(space.spaces))
     if not children:
-        return [Part(path, space, _leaf_spec(space, device, where("observation_space", path)))]
-    return [
-        part
-        for index, child in children.items()
-        for part in observation_parts(child, device, (*path, index))
-    ]
+        yield path, space
+    for index, child in children.items():
+        yield from _leaf_spaces(child, (*path, index))
+
+
+def _choose(leaves: dict[Any, spaces.Space[Any]], keys: Sequence[Any]) -> dict[Any, Any]:
+    """The leaves under the keys, in the order of the keys."""
+    chosen = {}
+    for key in [keys] if isinstance(keys, str) else keys:
+        wanted = (key,) if isinstance(key, str | int) else tuple(key)
+        found = {path: leaf for path, leaf in leaves.items() if path[: len(wanted)] == wanted}
+        if not found or not wanted:
+            known = ", ".join(".".join(map(str, path)) or "none" for path in leaves)
+            raise AdapterError(
+                f"`observation_keys` must be among the keys of the observation space, {known}; "
+                f"got {key!r}."
+            )
+        chosen.update(found)
+    if not chosen:
+        raise AdapterError("`observation_keys` must have at least one key; got none.")
+    return chosen
 
 
 def where(name: str, path: tuple[Any, ...]) -> str:
@@ -89,14 +139,17 @@ def where(name: str, path: tuple[Any, ...]) -> str:
     return name + "".join(f"[{index!r}]" for index in path)
 
 
-def _leaf_spec(space: spaces.Space[Any], device: torch.device, name: str) -> TensorSpec:
+def _leaf_spec(
+    space: spaces.Space[Any], device: torch.device, name: str, siblings: dict[Any, Any]
+) -> TensorSpec:
     if isinstance(space, spaces.Box):
         return box_spec(space, device, name)
     if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
         return integer_spec(space, device)
     if isinstance(space, spaces.MultiBinary):
         return Binary(shape=torch.Size(space.shape), device=device, dtype=torch.int8)
-    raise AdapterError(f"`{name}` cannot be a tensor: {_reason(space)}.")
+    tensors = [path for path, leaf in siblings.items() if isinstance(leaf, _TENSORS)]
+    raise AdapterError(f"`{name}` cannot be a tensor: {_reason(space, tensors)}.")
 
 
 def box_spec(space: spaces.Box, device: torch.device, name: str) -> TensorSpec:
@@ -140,13 +193,26 @@ def _torch_dtype(dtype: np.dtype[Any], name: str) -> torch.dtype:
     )
 
 
-def _reason(space: object) -> str:
+def _reason(space: object, others: list[tuple[Any, ...]]) -> str:
+    """Why a space has no tensor, and the way out.
+
+    Args:
+        space: The space.
+        others: Paths of the leaves that have one.
+
+    """
     if space is None:
         return "the environment does not say what it is (None)"
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
         return f"an empty `{type(space).__name__}` holds nothing"
+    keys = [path[0] if len(path) == 1 else list(path) for path in others]
+    advice = (
+        f"Leave it out with `observation_keys={keys}`, or in a wrapper"
+        if keys
+        else ("Make it a tensor in a wrapper")
+    )
     return (
-        f"the size or the kind of a `{type(space).__name__}` value varies; got "
-        f"{space}. Give a function that makes the environment in a wrapper which leaves it out, "
-        "such as `gymnasium.wrappers.FilterObservation`"
+        f"the size or the kind of a `{type(space).__name__}` value varies; got {space}. {advice}: "
+        "`wrappers` takes classes and dotted names, such as `minigrid.wrappers.ImgObsWrapper` for "
+        "MiniGrid and BabyAI, whose images it keeps"
     )

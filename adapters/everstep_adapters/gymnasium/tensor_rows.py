@@ -12,7 +12,7 @@ from everstep.data import DataKeys
 from everstep.errors import EnvError
 from everstep.specs import Structure
 
-from ..common.handoff import borrow, lend
+from ..common.handoff import borrow, lend, overlaps
 from ..common.rows import align, fill_nan
 from ..common.specs import compose_spec
 from .actions import Actions
@@ -226,7 +226,7 @@ class TensorRows:
 def _move(
     tensor: torch.Tensor, device: torch.device, dtype: torch.dtype, name: str, *, copy: bool
 ) -> torch.Tensor:
-    """`tensor` on `device` in `dtype`. A copy to the host waits: it is read at once."""
+    """`tensor` on `device` in `dtype`."""
     if not torch.can_cast(tensor.dtype, dtype):
         raise EnvError(f"`{name}` must have a dtype that fits {dtype}; got {tensor.dtype}.")
-    return tensor.to(device, dtype, non_blocking=device.type == "cuda", copy=copy)
+    return tensor.to(device, dtype, non_blocking=overlaps(tensor.device, device), copy=copy)

@@ -282,7 +282,7 @@ class External(Endings):
 
     def _reset_done(self) -> Tree:
         """Observations after the task has reset the environments that had ended."""
-        returned = self._task.env.reset_done()
+        returned = self._task.method("reset_done")()
         if self._compute is not None:
             self._compute()
             return self._task.buffers()

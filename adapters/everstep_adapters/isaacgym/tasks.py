@@ -11,7 +11,7 @@ Three interfaces are distinguished by their members, never by names of classes:
 """
 
 from collections.abc import Mapping, Sequence
-from functools import reduce
+from functools import partial, reduce
 from operator import getitem
 from typing import Any, NamedTuple, cast
 
@@ -23,6 +23,7 @@ from everstep.env import Env
 from everstep.errors import AdapterError, EnvError
 from everstep.specs import Leaves, Path, Structure
 
+from ..common.calls import Calls
 from ..common.handoff import indexed
 from ..common.libraries import is_loaded_instance
 from ..common.specs import compose_spec
@@ -92,8 +93,17 @@ def _calls(env: Any, name: str) -> bool:
     return callable(getattr(env, name, None))
 
 
+class TaskCalls(Calls):
+    """Calls to a task; its class names it."""
+
+    @property
+    def name(self) -> str:
+        """See `Calls.name`."""
+        return type(self._env).__name__
+
+
 class Task:
-    """A task of any of the interfaces.
+    """A task of any of the interfaces. What its methods raise becomes an `EnvError`.
 
     Args:
         env: The task.
@@ -128,7 +138,9 @@ class Task:
                 "integer `num_envs`, a method `step`, and tensors `progress_buf` and `reset_buf` "
                 "of one number an environment."
             )
-        self.env, self.interface, self.name = env, interface, type(env).__name__
+        self.env, self.interface = env, interface
+        self._calls = TaskCalls(env)
+        self.name = self._calls.name
         self.num_envs = int(env.num_envs)
         self._columns = (torch.Size([self.num_envs]), torch.Size([self.num_envs, 1]))
         self.clock_name = _CLOCKS[interface]
@@ -150,12 +162,17 @@ class Task:
 
     @property
     def max_episode_length(self) -> Any:
-        """Most env steps of an episode, as the task has it: a number, a tensor `[N]`, or None."""
-        return getattr(self.env, "max_episode_length", None)
+        """Most env steps of an episode, as the task has it: a number, a tensor `[N]`, or None.
+
+        OmniIsaacGymEnvs' tasks have it with an underscore.
+        """
+        own = getattr(self.env, "_max_episode_length", None)
+        return getattr(self.env, "max_episode_length", own)
 
     def method(self, *names: str) -> Any:
         """The first method of these names that the task has; None if it has none."""
-        return next((getattr(self.env, name) for name in names if _calls(self.env, name)), None)
+        found = next((name for name in names if _calls(self.env, name)), None)
+        return None if found is None else partial(self._calls.call, found)
 
     def zero_actions(self) -> torch.Tensor:
         """Actions of 0 on the task's device, `[N, A]`.
@@ -193,7 +210,7 @@ class Task:
             EnvError: If the task returns something of another form.
 
         """
-        returned: Any = self.env.step(actions)
+        returned: Any = self._calls.call("step", actions)
         size = len(returned) if isinstance(returned, tuple | list) else 0
         if size == 4:
             obs, rewards, done, extras = returned

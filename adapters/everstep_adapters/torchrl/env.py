@@ -59,7 +59,7 @@ class TorchRLEnv(Env):
             but those that transforms write for themselves: `is_init`, `step_count`, sums of
             rewards, `_…`.
         action_key: The action that the policy chooses, if the environment has several. The others
-            are for its transforms to choose.
+            are drawn at random, unless a transform sets them.
         reward_key: The reward, if the environment has several.
         done_key: A flag of the group that ends rows, if the environment has several groups.
         terminated_key: The flag of an end by the task, if it has another name.
@@ -125,6 +125,7 @@ class TorchRLEnv(Env):
         self._actions = make_actions(
             self._key, env, layout, on_device, action_bounds, categorical_actions
         )
+        self._others = keys.other_actions(env, layout, self._key)
         self.action_spec = self._actions.spec
         self._check_action = ActionCheck(self.num_envs, self.action_spec)
         self._reward = keys.find_reward(env, layout, reward_key, on_device)
@@ -253,6 +254,8 @@ class TorchRLEnv(Env):
         if data is None:
             raise EnvError(f"{self._calls.name} must be reset before it is stepped: call `reset`.")
         data.set(self._key, self._actions.to_env(self._check_action(action)))
+        for key, draw in self._others.items():
+            data.set(key, draw())
         self._data = None  # after an env step that fails, a reset is needed
         # One sync an env step on an accelerator: TorchRL checks whether anything is done.
         stepped, self._data = self._calls.call("step_and_maybe_reset", data)
@@ -272,13 +275,16 @@ class TorchRLEnv(Env):
         if self.max_episode_steps is not None:
             limit = f"{self.max_episode_steps} env steps, by a `StepCounter` of the adapter"
         action = f"{join_keys([self._key])}: {describe_spec(self.action_spec)}"
-        is_one_hot = isinstance(self._actions, OneHotActions)
+        if isinstance(self._actions, OneHotActions):
+            action += ", sent one-hot"
+        if self._others:
+            action += f" (at random: {join_keys(list(self._others))})"
         return {
             "family": f"TorchRL {version('torchrl')}",
             "environment": self._calls.name,
             "num_envs": self._describe_rows(),
             "observation": self._describe_observation(),
-            "action": f"{action}, sent one-hot" if is_one_hot else action,
+            "action": action,
             "resets": f"in the env step that ends an episode, {self._endings.description}",
             "final observations": self._describe_final(),
             "limit": limit,

@@ -55,6 +55,6 @@ class Handoff:
         slab = self._slab
         slab.wait()
         for slot, tensor in zip(slab.slots, tensors, strict=True):
-            torch.from_numpy(slot.arrays[slab.side]).copy_(tensor)
+            slot.write(slab.side, tensor)
         slab.publish()
         return [slot.tensor for slot in slab.slots]

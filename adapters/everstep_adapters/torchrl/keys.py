@@ -1,7 +1,8 @@
 """Keys of a TorchRL environment's observations, actions and rewards, and its known wrappers."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -63,6 +64,13 @@ def find_rows(env: Any, action_key: None | NestedKey, num_envs: None | int) -> t
     return key, Layout(batch, dims)
 
 
+def other_actions(env: Any, layout: Layout, chosen: Key) -> dict[Key, Callable[[], Any]]:
+    """Functions that draw the actions which the policy does not choose, by key."""
+    size = () if env.batch_size == layout.batch else layout.batch
+    specs = leaves_of(env.full_action_spec).items()
+    return {key: partial(spec.rand, size) for key, spec in specs if key != chosen}
+
+
 def find_reward(
     env: Any, layout: Layout, reward_key: None | NestedKey, device: torch.device
 ) -> Leaf:
@@ -97,8 +105,13 @@ def _pick(kind: str, keys: list[Key], chosen: None | NestedKey, group: Key) -> K
             return candidates[0]
     raise AdapterError(
         f"A row has one {kind}; this environment has {join_keys(keys) or 'none'}. Pass "
-        f"`{kind}_key`, or make them one in a transform."
+        f"`{kind}_key={_written(keys)}`, or another of them, or make them one in a transform."
     )
+
+
+def _written(keys: list[Key]) -> str:
+    """The first key as a program writes it."""
+    return repr(keys[0][0] if len(keys[0]) == 1 else keys[0]) if keys else "…"
 
 
 def find_observed(
@@ -106,13 +119,20 @@ def find_observed(
 ) -> dict[Key, TensorSpec]:
     """The observed keys: those that were chosen, else all but those that transforms write.
 
+    Those of `state_spec`, which an env step takes, and those under `info` are left out, too, if
+    others remain.
+
     Raises:
         AdapterError: If a key that was chosen is not there.
 
     """
     specs = leaves_of(env.observation_spec)
     if keys is None:
-        return {key: spec for key, spec in specs.items() if not _is_hidden(key, env, layout)}
+        seen = {key: spec for key, spec in specs.items() if not _is_hidden(key, env, layout)}
+        # Wrappers of simulators list their inside (random keys, masses) and infos as observations.
+        states = leaves_of(env.state_spec)
+        inside = {key for key in seen if key in states or "info" in key}
+        return {key: spec for key, spec in seen.items() if key not in inside} or seen
     chosen = {}
     for wanted in map(as_key, [keys] if isinstance(keys, str) else keys):
         matching = {key: spec for key, spec in specs.items() if key[: len(wanted)] == wanted}
@@ -140,14 +160,33 @@ def _is_hidden(key: Key, env: Any, layout: Layout) -> bool:
 def resets_itself(env: Any) -> bool:
     """Whether the environment resets itself in its own step, and loses the final observation.
 
-    TorchRL replaces it by NaN, -1, 0, or the next episode's observation.
+    TorchRL replaces it by NaN, -1, 0, or the next episode's observation. An environment in a
+    process is made once more here to look at it, if its observations are integers: others hold NaN.
     """
+    from torchrl.envs import ParallelEnv, SerialEnv
+
+    layers = layers_of(env)
+    base = layers[-1]
+    if isinstance(base, SerialEnv):
+        if base.is_closed:
+            base.start()
+        layers += [layer for one in base._envs for layer in layers_of(one)]
+    elif isinstance(base, ParallelEnv) and _is_integral(env):
+        one = base.create_env_fn[0](**(base.create_env_kwargs[0] or {}))
+        layers += layers_of(one)
+        one.close()
+    return any(map(_resets_itself, layers))
+
+
+def _resets_itself(layer: Any) -> bool:
     from torchrl.envs import AutoResetEnv
 
-    return any(
-        isinstance(layer, AutoResetEnv) or vars(layer).get("_torchrl_native_autoreset", False)
-        for layer in layers_of(env)
-    )
+    is_native = vars(layer).get("_torchrl_native_autoreset", False)
+    return isinstance(layer, AutoResetEnv) or bool(is_native)
+
+
+def _is_integral(env: Any) -> bool:
+    return not any(x.dtype.is_floating_point for x in leaves_of(env.observation_spec).values())
 
 
 def own_episode_keys(env: Any) -> frozenset[str]:

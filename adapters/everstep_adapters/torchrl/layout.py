@@ -106,7 +106,8 @@ class Layout:
     def per_row(self, key: Key, bound: torch.Tensor, feature: torch.Size) -> torch.Tensor:
         """A spec's bound for each row, `[N, *feature]`, of a scalar `[N, 1]`."""
         agents = () if self.is_shared(key) else self.agents
-        return self.flatten(key, bound.expand(*self.batch, *agents, *feature), feature)
+        shape = torch.Size([*self.batch, *agents, *feature])  # may be empty
+        return self.flatten(key, bound.expand(shape), feature)
 
 
 @dataclass(frozen=True)

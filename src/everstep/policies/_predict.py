@@ -4,7 +4,7 @@ Each call runs a copy of the model's modules in eval mode, which shares paramete
 policy may be trained, or act in other threads, at the same time.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any, TypeVar
 
@@ -75,7 +75,9 @@ def _read(
             found.append(torch.zeros(1, *shape, dtype=dtype, device=device))
             continue
         name = "obs" + "".join(f"[{index!r}]" for index in form.path)
-        value = _pick(obs, form.path, name) if path else obs
+        # One leaf of several may be all that is observed: it is taken from the others, or alone.
+        is_nested = isinstance(obs, Mapping | TensorDictBase | tuple)
+        value = _pick(obs, form.path, name) if path or is_nested else obs
         if isinstance(value, torch.Tensor):
             home = value.device
             tensor = _from_torch(value, form, dtype, name)

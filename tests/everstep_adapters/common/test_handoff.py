@@ -12,7 +12,15 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
 from everstep.errors import EnvError
-from everstep_adapters.common.handoff import Downlink, Slab, borrow, lend, to_numpy
+from everstep_adapters.common.handoff import (
+    Downlink,
+    Slab,
+    borrow,
+    declared_device,
+    lend,
+    overlaps,
+    to_numpy,
+)
 from everstep_adapters.gymnasium import GymnasiumEnv
 from everstep_adapters.gymnasium.rows import RowMemory
 from everstep_adapters.gymnasium.spaces import observation_parts
@@ -262,6 +270,41 @@ def test_staged_memory_takes_turns_and_shows_what_was_published() -> None:
         assert tensor.eq(max(turn - 1, 0)).all()
         slab.publish()
         assert tensor.eq(turn).all()
+
+
+@pytest.mark.parametrize("staged", [False, True])
+def test_bfloat16_is_published(staged: bool) -> None:
+    """NumPy has no such dtype."""
+    slab = Slab([((2, 3), torch.bfloat16), ((2,), torch.float32)], CPU, staged=staged)
+    values = torch.randn(2, 3, dtype=torch.bfloat16)
+    slab.slots[0].write(slab.side, values)
+    slab.publish()
+    assert torch.equal(slab.slots[0].tensor, values)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "expected"),
+    [("cpu", "cuda", False), ("cuda:0", "cuda:1", True), ("cuda", "cpu", False)],
+)
+def test_copies_from_the_host_are_complete_when_they_return(
+    source: str, target: str, expected: bool
+) -> None:
+    """An environment may own the memory, pinned, and write to it again at once."""
+    assert overlaps(torch.device(source), torch.device(target)) is expected
+
+
+def test_the_device_is_the_one_that_an_environment_declares() -> None:
+    class Simulator:
+        device = "cuda:1"
+
+    class Wrapper:
+        unwrapped = Simulator()
+
+    class Jax:
+        device = "TFRT_CPU_0"
+
+    assert declared_device(Wrapper()) == torch.device("cuda:1")
+    assert declared_device(Jax()) == declared_device(object()) == CPU
 
 
 @pytest.mark.parametrize("mode", ["NEXT_STEP", "SAME_STEP", "DISABLED"])

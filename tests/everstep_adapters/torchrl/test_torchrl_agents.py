@@ -168,11 +168,12 @@ def groups_of_agents() -> Recorder:
 
 
 def test_of_several_groups_one_is_chosen() -> None:
-    with pytest.raises(AdapterError, match=r"has cats.action, dogs.action. Pass `action_key`"):
+    with pytest.raises(AdapterError, match=r"has cats.action, dogs.action. Pass `action_key=\("):
         TorchRLEnv(groups_of_agents())
     env = TorchRLEnv(groups_of_agents(), action_key=("dogs", "action"))
     assert env.num_envs == 6
     assert env.observation_spec == Unbounded(4)
+    assert env.describe()["action"].endswith("(at random: cats.action)")
 
 
 def test_observations_of_one_name_are_refused() -> None:
