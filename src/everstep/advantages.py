@@ -2,6 +2,8 @@
 
 import torch
 
+from .reducers import Moments
+
 
 def bootstrap_values(
     next_values: torch.Tensor,
@@ -141,11 +143,22 @@ def masked_moments(
         dim: Dimensions that they are of, which the results have as 1; () for all, and 0-d results.
 
     """
+    moments = moments_of(x, mask, dim)
+    return moments[1], deviation(moments)
+
+
+def moments_of(x: torch.Tensor, mask: torch.Tensor, dim: tuple[int, ...] = ()) -> Moments:
+    """Count, mean and sum of squared distances from it; see `masked_moments`."""
     mask, kept = mask.expand_as(x), bool(dim)
     count = mask.sum(dim, keepdim=kept)
     mean = torch.where(mask, x, 0.0).sum(dim, keepdim=kept) / count.clamp(min=1)
-    squares = torch.where(mask, x - mean, 0.0).square().sum(dim, keepdim=kept)
-    return mean, (squares / (count - 1).clamp(min=1)).sqrt()
+    return count, mean, torch.where(mask, x - mean, 0.0).square().sum(dim, keepdim=kept)
+
+
+def deviation(moments: Moments) -> torch.Tensor:
+    """Unbiased standard deviation; 0 if there are too few rows."""
+    count, _, squares = moments
+    return (squares / (count - 1).clamp(min=1)).sqrt()
 
 
 def standardize(x: torch.Tensor, mask: torch.Tensor, dim: tuple[int, ...] = ()) -> torch.Tensor:
@@ -168,9 +181,18 @@ def centre_and_scale(
     x: torch.Tensor, mask: torch.Tensor, dim: tuple[int, ...] = ()
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Mean, and the divisor that `standardize` scales by; see there."""
-    mean, std = masked_moments(x, mask, dim)
-    largest = torch.where(mask, x, 0.0).abs().amax(dim, keepdim=bool(dim))
-    return mean, torch.where(vanishes(std, largest), 1.0, std + 1e-8)
+    return scale_of(moments_of(x, mask, dim), largest_of(x, mask, dim))
+
+
+def scale_of(moments: Moments, largest: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """`centre_and_scale` of rows with these moments and this largest magnitude."""
+    std = deviation(moments)
+    return moments[1], torch.where(vanishes(std, largest), 1.0, std + 1e-8)
+
+
+def largest_of(x: torch.Tensor, mask: torch.Tensor, dim: tuple[int, ...] = ()) -> torch.Tensor:
+    """Largest magnitude of `x` where `mask`."""
+    return torch.where(mask, x, 0.0).abs().amax(dim, keepdim=bool(dim))
 
 
 def vanishes(std: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:

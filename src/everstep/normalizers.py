@@ -16,6 +16,7 @@ from torchrl.data import TensorSpec
 from typing_extensions import Self
 
 from .data import DataKeys
+from .reducers import Moments, Reducer
 from .specs import Leaves, leaf_specs
 
 #: Rows are summed in pieces: of at least so many elements, and in at most so many pieces.
@@ -44,6 +45,9 @@ class RunningMoments(nn.Module):
     #: Population variance of the rows, `shape`, float64; 1 before the first.
     var: torch.Tensor
 
+    #: The processes whose rows are counted together.
+    reducer: Reducer = Reducer()
+
     def __init__(self, *shape: int) -> None:
         super().__init__()
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
@@ -59,6 +63,12 @@ class RunningMoments(nn.Module):
             mask: True where a row counts, bool `[R]`.
 
         """
+        (moments,), _ = self.reducer.moments([self.moments_of(rows, mask)])
+        self.add(*moments)
+
+    @torch.no_grad()
+    def moments_of(self, rows: torch.Tensor, mask: torch.Tensor) -> Moments:
+        """Count, mean and sum of squared distances from it; see `update`."""
         out = ~mask.view(-1, *(1,) * self.mean.ndim)
         # A copy of all rows in float64 would be twice a rollout: two passes, piece by piece.
         size = -(-len(rows) // max(1, min(MAX_PIECES, rows.numel() // PIECE)))
@@ -66,7 +76,7 @@ class RunningMoments(nn.Module):
         n = mask.sum().double()
         mean = _sum(_doubled(x).masked_fill_(o, 0.0).sum(0) for x, o in pieces) / n.clamp(min=1)
         centred = (_doubled(x).sub_(mean).masked_fill_(o, 0.0) for x, o in pieces)
-        self._add(n, mean, _sum(x.square_().sum(0) for x in centred))
+        return n, mean, _sum(x.square_().sum(0) for x in centred)
 
     @torch.no_grad()
     def merge(self, copies: Sequence[Self]) -> None:
@@ -85,9 +95,10 @@ class RunningMoments(nn.Module):
             mean = other.mean + shift * (start.count / n.clamp(min=1))
             squares = other.var * other.count - start.var * start.count
             squares = squares - (mean - start.mean) * shift * start.count
-            self._add(n, torch.where(n > 0, mean, 0.0), squares.clamp(min=0))
+            self.add(n, torch.where(n > 0, mean, 0.0), squares.clamp(min=0))
 
-    def _add(self, n: torch.Tensor, mean: torch.Tensor, squares: torch.Tensor) -> None:
+    @torch.no_grad()
+    def add(self, n: torch.Tensor, mean: torch.Tensor, squares: torch.Tensor) -> None:
         """Add `n` rows with this mean and sum of squared distances from it."""
         total = self.count + n
         rows = total.clamp(min=1)
@@ -101,6 +112,15 @@ class RunningMoments(nn.Module):
     def std(self) -> torch.Tensor:
         """Population standard deviation, `shape`, float64."""
         return (self.var + EPSILON).sqrt()
+
+
+def update_moments(each: nn.ModuleDict, leaves: Leaves, mask: torch.Tensor) -> None:
+    """Update the moments of leaves `[R, …]`, by their indices, where `mask` `[R]`."""
+    every = [(cast(RunningMoments, moments), leaves[int(place)]) for place, moments in each.items()]
+    if every:
+        found, _ = every[0][0].reducer.moments([x.moments_of(leaf, mask) for x, leaf in every])
+        for (moments, _), new in zip(every, found, strict=True):
+            moments.add(*new)
 
 
 def _doubled(x: torch.Tensor) -> torch.Tensor:
@@ -189,8 +209,7 @@ class ObservationNormalizer(nn.Module):
             mask: True where a row counts, bool `[R]`.
 
         """
-        for place, moments in self.moments.items():
-            cast(RunningMoments, moments).update(leaves[int(place)], mask)
+        update_moments(self.moments, leaves, mask)
 
     def describe(self) -> dict[str, Any]:
         """Clip and moments, as `from_description` reads them."""

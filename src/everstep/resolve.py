@@ -17,6 +17,7 @@ from .errors import ConfigError, EnvError
 from .hyperparameters import Hyperparameters, RecurrentHyperparameters
 from .models._encoders import image_layout
 from .objectives import find_objective
+from .reducers import current_reducer
 from .registry import EnvSource, is_made, resolve
 from .rollouts import episode_keys_of
 from .rules import no_graphs_on
@@ -70,9 +71,10 @@ def _adopt(env: Env, config: C) -> tuple[Env, C]:
     check_env(env)
     device = torch.device(env.device)
     problems = []
-    if config.num_envs not in ("auto", env.num_envs):
+    num_envs = env.num_envs * current_reducer().size
+    if config.num_envs not in ("auto", num_envs):
         problems.append(
-            f"`num_envs` is {config.num_envs}, but the environment has {env.num_envs}: leave it "
+            f"`num_envs` is {config.num_envs}, but the environment has {num_envs}: leave it "
             "out, or make the environment with as many."
         )
     if config.device != "auto" and _index(torch.device(config.device)) != _index(device):
@@ -87,7 +89,7 @@ def _adopt(env: Env, config: C) -> tuple[Env, C]:
     if asked != "auto":
         horizon = asked
     horizon = _clip("horizon", horizon, getattr(env, "max_horizon", None), asked != "auto")
-    return env, replace(config, num_envs=env.num_envs, horizon=horizon, device=device)
+    return env, replace(config, num_envs=num_envs, horizon=horizon, device=device)
 
 
 def _make(factory: EnvFactory, config: C) -> tuple[Env, C]:
@@ -99,7 +101,8 @@ def _make(factory: EnvFactory, config: C) -> tuple[Env, C]:
         asked = getattr(config, name)
         size = getattr(factory, f"default_{name}", default) if asked == "auto" else asked
         sizes[name] = _clip(name, size, getattr(factory, f"max_{name}", None), asked != "auto")
-    env = factory(sizes["num_envs"], sizes["horizon"], device=device)
+    num_envs = current_reducer().share("num_envs", sizes["num_envs"])
+    env = factory(num_envs, sizes["horizon"], device=device)
     return env, replace(config, device=device, **sizes)
 
 

@@ -114,7 +114,7 @@ class OnPolicyAlgorithm(
                 )
             # NaN marks a statistic that does not exist, such as a mean without an episode.
             found = to_floats(collected.statistics) | read_metrics(self.env)
-            stats = {k: x for k, x in found.items() if x == x}
+            stats = self.reducer.statistics({k: x for k, x in found.items() if x == x})
             self._check_rollout(finite=bool(stats.pop("finite")), lost=int(stats.pop("lost")))
         self.states, self._reward_scale = collected.states, collected.reward_scale
         self._rows_to_learn = int(stats["env/steps"])
@@ -123,7 +123,7 @@ class OnPolicyAlgorithm(
         if isinstance(self.state, RecurrentAlgorithmState):
             self.state.seqs = self._first_sequence()
         self.state.buffered = self.continues = True
-        resets = self.rollout.num_envs * was_reset
+        resets = self.rollout.num_envs * self.reducer.size * was_reset
         counts: dict[str, Any] = {"env/steps": self._rows_to_learn, "env/resets": resets}
         counts |= {key: int(stats[key]) for key in ("episodes/count",) if key in stats}
         return cast(CollectStats, {**stats, **counts, "profiling/collect_ms": elapsed_ms()})
@@ -224,7 +224,7 @@ class OnPolicyAlgorithm(
         scale = self._reward_scale if reward_scale is None else reward_scale
         learnable = self.policy.learnable(self.rollout)
         return estimates.estimate_advantages(
-            self.rollout, self.config, self.streams, learnable, scale
+            self.rollout, self.config, self.streams, learnable, scale, self.reducer
         )
 
     def learn(self, steps: Iterable[Iterator[Minibatch]], control: Control) -> None:
@@ -245,6 +245,7 @@ class OnPolicyAlgorithm(
                 added = [self._add_gradients(chunk) for chunk in chunks]
             self.updater.pending = True
             terms = {name: sum_of([each[name] for each in added]) for name in added[0]}
+            terms = self.reducer.gradients(self.updater.flats, terms)
             if not control.admits(terms, self.updater):
                 break
             self.updater.step(stopped=control.stopped)
@@ -258,7 +259,7 @@ class OnPolicyAlgorithm(
         if terms["total"].requires_grad:
             self.updater.backward(terms["total"])
             terms = {name: term.detach() for name, term in terms.items()}
-        return terms
+        return self.reducer.counted(terms, minibatch.weight)
 
     def _losses(self, minibatch: Minibatch) -> dict[str, torch.Tensor]:
         """Terms of the loss, 0-d each."""

@@ -19,6 +19,7 @@ from ..hyperparameters import Hyperparameters, Resolved
 from ..normalizers import RunningMoments
 from ..objectives import Objective, find_objective
 from ..policies import GenericPolicyBase, check_history, make_policy
+from ..reducers import Reducer, current_reducer
 from ..resolve import resolve_graphs, resolve_sequences, resolve_update
 from ..rollouts import Rollout, episode_keys_of
 from ..schedulers import ClipScheduler, EntropyScheduler, LRScheduler
@@ -71,6 +72,8 @@ class Parts:
     minibatch_size: int
     #: Sequences a rollout.
     sequences_per_rollout: int
+    #: The processes that train together.
+    reducer: Reducer
     #: Returns and lengths of episodes.
     episodes: EpisodeTracker
     #: Moments of discounted sums of rewards, for `normalize_rewards="running"`.
@@ -90,14 +93,13 @@ def build_parts(
         ConfigError: If the config does not fit the environment or the model.
 
     """
-    if config.seed is not None and hasattr(env, "seed"):
-        env.seed(config.seed)
+    reducer = _seeded(env, config.seed)
     device = torch.device(config.device)
     config, seq_len = resolve_sequences(resolve_graphs(config, device), env)
-    num_envs, horizon = cast(int, config.num_envs), cast(int, config.horizon)
+    num_envs, horizon = env.num_envs, cast(int, config.horizon)
     sequences = num_envs * horizon // seq_len
-    config = resolve_update(config, env, sequences=sequences)
-    size = cast(int, config.sgd_minibatch_size)
+    config = resolve_update(config, env, sequences=sequences * reducer.size)
+    size = reducer.share("sgd_minibatch_size", cast(int, config.sgd_minibatch_size))
     bonuses = make_bonuses(config.bonuses)
     streams = streams_of(config, bonuses)
     policy = make_policy(policy_cls, env, config, device, len(streams))
@@ -123,6 +125,8 @@ def build_parts(
     for add_on in config.policy_loss_addons:
         if hasattr(add_on, "setup"):
             add_on.setup(policy)
+    discounted_returns = RunningMoments().to(device)
+    reducer.begin(policy.model, policy.normalizer, policy.critic, discounted_returns, *bonuses)
     lr_scheduler, entropy_scheduler, clip_scheduler = make_schedules(config, updater.optimizer)
     objective = make_objective(config, device, entropy_scheduler.coeff, clip_scheduler.coeff)
     return Parts(
@@ -145,9 +149,18 @@ def build_parts(
         chunk_size=_chunk_size(config, policy, objective, bonuses, device),
         minibatch_size=size,
         sequences_per_rollout=sequences,
+        reducer=reducer,
         episodes=EpisodeTracker(num_envs, device=device),
-        discounted_returns=RunningMoments().to(device),
+        discounted_returns=discounted_returns,
     )
+
+
+def _seeded(env: Env, seed: None | int) -> Reducer:
+    """The processes, whose environments are seeded as those of one process would be."""
+    reducer = current_reducer()
+    if seed is not None and hasattr(env, "seed"):
+        env.seed(seed + reducer.rank * env.num_envs)
+    return reducer
 
 
 def _make_updater(
@@ -179,7 +192,8 @@ def changed_parts(parts: Parts, config: Resolved, *, rates: bool) -> Parts:
 
     """
     updater, rollout = parts.updater, parts.rollout
-    config = resolve_update(config, parts.env, sequences=parts.sequences_per_rollout)
+    sequences = parts.sequences_per_rollout
+    config = resolve_update(config, parts.env, sequences=sequences * parts.reducer.size)
     groups: list[dict[str, Any]] = []
     if rates:
         groups = parameter_groups(parts.policy, rollout, config, parts.bonuses)
@@ -199,12 +213,11 @@ def changed_parts(parts: Parts, config: Resolved, *, rates: bool) -> Parts:
         lr_scheduler.continue_from(parts.lr_scheduler, keep_rate=not rates)
     coefficients = entropy_scheduler.coeff, clip_scheduler.coeff
     objective = make_objective(config, rollout.device, *coefficients)
-    size = cast(int, config.sgd_minibatch_size)
-    num_minibatches = parts.sequences_per_rollout // size
+    size = parts.reducer.share("sgd_minibatch_size", cast(int, config.sgd_minibatch_size))
     return replace(
         parts,
         config=config,
-        hparams=type(parts.hparams)(config, num_minibatches=num_minibatches),
+        hparams=type(parts.hparams)(config, num_minibatches=sequences // size),
         minibatch_size=size,
         streams=streams_of(config, parts.bonuses),
         objective=objective,

@@ -8,10 +8,12 @@ import torch
 
 from ..advantages import (
     bootstrap_values,
+    deviation,
     gae,
-    masked_moments,
+    largest_of,
+    moments_of,
     reversed_discounted_returns,
-    standardize,
+    scale_of,
     values_beyond,
     vanishes,
 )
@@ -21,6 +23,7 @@ from ..graphs import is_static
 from ..hyperparameters import Resolved
 from ..normalizers import RunningMoments
 from ..policies import GenericPolicyBase
+from ..reducers import Reducer
 from ..rollouts import Rollout
 from ..specs import Leaves
 from .build import Parts
@@ -140,22 +143,28 @@ def _finite_rows(leaves: Leaves, count: int, device: torch.device) -> torch.Tens
 # ---- advantages and returns -------------------------------------------------------------------
 
 
-def scale_rewards(rollout: Rollout, running: None | RunningMoments) -> torch.Tensor:
+def scale_rewards(
+    rollout: Rollout, running: None | RunningMoments, reducer: Reducer
+) -> torch.Tensor:
     """Standard deviation of discounted sums of rewards, 0-d: the scale of rewards.
 
     Args:
         rollout: Rollout whose `reversed_returns` are filled in.
         running: Moments of all rollouts' sums, which this one's are added to; None for the
             deviation within this rollout.
+        reducer: The processes, whose rollouts have one scale.
 
     """
     returns, valid = rollout.reversed_returns[1:], rollout.valid
+    rows = returns.flatten(), valid.flatten()
+    own = moments_of(*rows) if running is None else running.moments_of(*rows)
+    (moments,), (largest,) = reducer.moments([own], [returns.abs().max()])
     if running is None:
-        _, scale = masked_moments(returns, valid)
+        scale = deviation(moments)
     else:
-        running.update(returns.flatten(), valid.flatten())
+        running.add(*moments)
         scale = running.std.to(returns.dtype)
-    return torch.where(vanishes(scale, returns.abs().max()), 1.0, scale)
+    return torch.where(vanishes(scale, largest), 1.0, scale)
 
 
 @torch.no_grad()
@@ -165,6 +174,7 @@ def estimate_advantages(
     streams: Sequence[Stream],
     learnable: torch.Tensor,
     reward_scale: None | torch.Tensor,
+    reducer: Reducer,
 ) -> torch.Tensor:
     """Fill in advantages and returns; the values' explained variance of the returns, 0-d.
 
@@ -174,6 +184,7 @@ def estimate_advantages(
         streams: Columns of rewards and values.
         learnable: Rows that enter the losses, bool `[T, N, 1]`.
         reward_scale: Divisor of the environment's rewards, 0-d; None for none.
+        reducer: The processes whose rows are standardised together.
 
     """
     values = rollout.values[:-1]
@@ -181,12 +192,15 @@ def estimate_advantages(
     rollout.returns[:-1] = advantages + values
     weights = _filled([stream.weight for stream in streams], rollout.values)
     combined = (advantages * weights).sum(-1, keepdim=True)
-    if config.normalize_advantages is True:  # "minibatch" is of `Sequences`
-        combined = standardize(combined, learnable)
+    standardized = [combined] if config.normalize_advantages is True else []  # else `Sequences`
+    rows = [advantages[..., :1], rollout.returns[:-1, :, :1], *standardized]
+    (errors, targets, *moments), largest = reducer.moments(
+        [moments_of(x, learnable) for x in rows], [largest_of(x, learnable) for x in standardized]
+    )
+    for mean, scale in map(scale_of, moments, largest):
+        combined = torch.where(learnable, combined - mean, 0.0) / scale
     rollout.advantages[:-1] = combined
-    _, error = masked_moments(advantages[..., :1], learnable)
-    _, spread = masked_moments(rollout.returns[:-1, :, :1], learnable)
-    return 1 - error.square() / spread.square().clamp(min=1e-12)
+    return 1 - deviation(errors).square() / deviation(targets).square().clamp(min=1e-12)
 
 
 def _filled(numbers: list[float], like: torch.Tensor) -> torch.Tensor:
@@ -257,7 +271,7 @@ def complete(
         rewards, rollout.reversed_returns[0], rollout.done, gamma=config.gamma
     )
     running = parts.discounted_returns if config.normalize_rewards == "running" else None
-    scale = scale_rewards(rollout, running)
+    scale = scale_rewards(rollout, running, parts.reducer)
     return {**statistics, "reward_scale": scale}, scale
 
 

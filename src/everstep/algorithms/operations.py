@@ -24,6 +24,7 @@ from ..hyperparameters import Hyperparameters, RecurrentHyperparameters, Resolve
 from ..normalizers import RunningMoments
 from ..objectives import PPO, Objective
 from ..policies import GenericPolicyBase, model_mode
+from ..reducers import Reducer
 from ..rollouts import Minibatch, Rollout
 from ..schedulers import ClipScheduler, EntropyScheduler, LRScheduler
 from ..updates import Updater
@@ -80,6 +81,7 @@ class WorkerOperations(PytorchrlOperations, ABC, Generic[_Hparams, _State, _Poli
     objective: Objective = _part("objective")
     optimizer: optim.Optimizer = _part("optimizer")
     policy: _Policy = _part("policy")
+    reducer: Reducer = _part("reducer")
     rollout: Rollout = _part("rollout")
     streams: tuple[Stream, ...] = _part("streams")
     updater: Updater = _part("updater")

@@ -11,7 +11,7 @@ from ..advantages import recurrence
 from ..env import Env
 from ..errors import ConfigError
 from ..models import ObservationNetwork, is_image
-from ..normalizers import RunningMoments
+from ..normalizers import RunningMoments, update_moments
 from ..rollouts import Minibatch, Rollout
 from ..specs import Leaves, Structure, leaf_specs
 from ._base import Bonus, Stream
@@ -229,8 +229,7 @@ class RandomNetworkDistillation(Bonus):
             self._observe(rollout.next_obs(start, end), known[start:end].flatten())
 
     def _observe(self, leaves: Leaves, mask: torch.Tensor) -> None:
-        for place, moments in self.moments.items():
-            cast(RunningMoments, moments).update(leaves[int(place)], mask)
+        update_moments(self.moments, leaves, mask)
 
 
 def _pieces(rollout: Rollout) -> Iterator[tuple[int, int]]:

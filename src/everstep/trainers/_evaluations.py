@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from ._reduction import reduce_stats
+from ..reducers import reduce_stats
 
 if TYPE_CHECKING:  # they import TorchRL and TensorDict, which takes two seconds
     from ..algorithms import GenericAlgorithmBase

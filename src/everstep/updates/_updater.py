@@ -79,7 +79,7 @@ class Updater:
         # 0-d tensors: an operation with a Python number takes three times as long on a CPU.
         constants = (0.0, 1.0, 1e-6)
         self._constants = [torch.tensor(x, device=device) for x in constants]
-        self._flats, self._views = _flat_gradients(self._parameters)
+        self.flats, self._views = _flat_gradients(self._parameters)
         self._rates: list[torch.Tensor] = []
         self._quick_step: None | AdamStep = None
         self._found_inf = torch.zeros((), dtype=torch.float32, device=device)
@@ -106,7 +106,7 @@ class Updater:
         `optimizer.zero_grad()` removes them.
         """
         if not all(_fits(p, view) for p, view in zip(self._parameters, self._views, strict=True)):
-            self._flats, self._views = _flat_gradients(self._parameters)
+            self.flats, self._views = _flat_gradients(self._parameters)
             _match_moments(self.optimizer)
         for p, view in zip(self._parameters, self._views, strict=True):
             p.grad = view.tensor if p.requires_grad else None
@@ -234,7 +234,7 @@ class Updater:
         self.grad_norm += norm.nan_to_num(0.0, 0.0, 0.0)
         if self.max_grad_norm is not None:
             scale = torch.minimum((norm + tiny).reciprocal_().mul_(self.max_grad_norm), one)
-            for flat in self._flats:
+            for flat in self.flats:
                 flat.mul_(scale)
         if self.grad_scaler.is_enabled():
             self.grad_scaler.step(self.optimizer)  # looks for infinities itself
@@ -255,7 +255,7 @@ class Updater:
     def zero_grad(self) -> None:
         """Set all gradients to 0."""
         self.pending = False
-        for flat in self._flats:
+        for flat in self.flats:
             flat.zero_()
 
     def _find_quick_step(self) -> None | AdamStep:
@@ -269,7 +269,7 @@ class Updater:
         return AdamStep(self.optimizer, self._quick_step) if is_eligible else None
 
     def _norm(self) -> torch.Tensor:
-        norms = [torch.linalg.vector_norm(flat) for flat in self._flats]
+        norms = [torch.linalg.vector_norm(flat) for flat in self.flats]
         norm: torch.Tensor = norms[0]
         return norm if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
 

@@ -155,7 +155,7 @@ def test_training_goes_on_in_a_model_that_was_converted_and_back(
         found, expected = one.step(), twin.step()
         assert found["monitors/grad_norm"] == expected["monitors/grad_norm"] > 0
         assert all(map(torch.equal, one.policy.model.parameters(), twin.policy.model.parameters()))
-    flat = one.updater._flats[0].untyped_storage().data_ptr()
+    flat = one.updater.flats[0].untyped_storage().data_ptr()
     parameters = list(one.policy.model.parameters())
     assert all(p.grad.untyped_storage().data_ptr() == flat for p in parameters)
 

@@ -19,7 +19,7 @@ from everstep import (
 from everstep.conditions import HitsUpperBound
 from everstep.errors import ConfigError
 from everstep.loggers import read_metrics
-from everstep.trainers._reduction import reduce_stats
+from everstep.reducers import reduce_stats
 from everstep_adapters.gymnasium import GymnasiumEnv
 from tests.toys import TERMINATED, ConstantEnv, Episode, Script, scripted_vector_env
 

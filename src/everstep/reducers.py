@@ -1,0 +1,260 @@
+"""Sums, moments and statistics of all processes of one training.
+
+Each process, a rank, steps its own environments and holds its own rows; weights and everything
+that is computed from all rows are the same on every rank. `Reducer` is of one process, which has
+everything already; `GroupReducer` is of those that `torch.distributed` has connected.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from .errors import ConfigError, NonFiniteError
+
+#: Count, mean and sum of squared distances from the mean, each of any shape.
+Moments = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+#: Name of the number of rows among the terms of a loss.
+_ROWS = "rows"
+
+#: Bytes in which the statistics of a rollout are sent; longer ones take a second collective.
+_BYTES = 8192
+
+
+class Reducer:
+    """The reducer of a single process."""
+
+    #: Number of this process.
+    rank: int = 0
+
+    #: Number of processes.
+    size: int = 1
+
+    def __deepcopy__(self, memo: Any) -> "Reducer":
+        return self
+
+    def share(self, name: str, total: int) -> int:
+        """Share of this process in a size of the whole training.
+
+        Raises:
+            ConfigError: If the processes cannot have equal shares.
+
+        """
+        if total % self.size:
+            near = [total // self.size * self.size, -(-total // self.size) * self.size]
+            raise ConfigError(
+                f"`{name}` is of all processes together, and must be a multiple of their number "
+                f"({self.size}); got {total}. Try {' or '.join(str(n) for n in near if n)}."
+            )
+        return total // self.size
+
+    def moments(
+        self, each: Sequence[Moments], largest: Sequence[torch.Tensor] = ()
+    ) -> tuple[Sequence[Moments], Sequence[torch.Tensor]]:
+        """Moments and largest numbers of the rows of all processes; one collective.
+
+        Args:
+            each: Moments of this process's rows.
+            largest: Largest numbers of its rows, 0-d each.
+
+        """
+        return each, largest
+
+    def counted(
+        self, terms: dict[str, torch.Tensor], weight: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
+        """Terms of a loss, with the number of rows that have a weight, of `[B, 1]`."""
+        return terms
+
+    def gradients(
+        self, flats: Sequence[torch.Tensor], terms: dict[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        """Make gradients, in place, and terms of a loss those of the rows of all processes.
+
+        Args:
+            flats: Gradients of the mean over this process's rows.
+            terms: Means over this process's rows, 0-d each, from `counted`.
+
+        """
+        return terms
+
+    def statistics(self, stats: dict[str, float]) -> dict[str, float]:
+        """Statistics of a rollout, of all processes.
+
+        Raises:
+            NonFiniteError: If another process's rollout is not finite; this one's is refused, too.
+
+        """
+        return stats
+
+    def begin(self, *modules: None | nn.Module) -> None:
+        """Begin a training: weights and buffers are those of rank 0, noise is a rank's own."""
+
+    def agree(self, *flags: bool) -> tuple[bool, ...]:
+        """Whether any process says yes, for each flag.
+
+        The answer of several processes is that of the call before the last `statistics`, which
+        carries the flags; it is the same on all of them.
+        """
+        return flags
+
+    def gather(self, value: Any) -> list[Any]:
+        """The value of each process, on rank 0; an empty list on the others."""
+        return [value]
+
+
+class GroupReducer(Reducer):
+    """The reducer of the processes that `torch.distributed` has connected."""
+
+    def __init__(self) -> None:
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        #: Collectives that were started so far.
+        self.collectives = 0
+        self._asked: list[bool] = []
+        self._agreed: list[bool] = []
+
+    def moments(
+        self, each: Sequence[Moments], largest: Sequence[torch.Tensor] = ()
+    ) -> tuple[Sequence[Moments], Sequence[torch.Tensor]]:
+        """See `Reducer.moments`. Merged in the order of the ranks, so equal on all of them.
+
+        Source: parallel variance, Chan, Golub and LeVeque 1979.
+        """
+        own = [*(x for moments in each for x in moments), *largest]
+        flat = [x.double().reshape(-1) for x in own]
+        sizes = [len(x) for x in flat]
+        parts = [x.split(sizes) for x in self._all_gather(torch.cat(flat))]
+        merged: list[Any] = []
+        for i, moments in enumerate(each):
+            n, mean, squares = parts[0][3 * i : 3 * i + 3]
+            for part in parts[1:]:
+                m, other, more = part[3 * i : 3 * i + 3]
+                total, shift = (n + m).clamp(min=1), other - mean
+                squares = squares + more + shift.square() * (n * m / total)
+                mean = mean + shift * (m / total)
+                n = n + m
+            found = zip((n, mean, squares), moments, strict=True)
+            merged.append(tuple(x.view_as(y).to(y.dtype) for x, y in found))
+        rest = zip(*(part[3 * len(each) :] for part in parts), strict=True)
+        most = [torch.stack(x).amax(0).view_as(y) for x, y in zip(rest, largest, strict=True)]
+        return merged, [x.to(y.dtype) for x, y in zip(most, largest, strict=True)]
+
+    def counted(
+        self, terms: dict[str, torch.Tensor], weight: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
+        """See `Reducer.counted`."""
+        return {**terms, _ROWS: weight.count_nonzero().to(weight.dtype)}
+
+    def gradients(
+        self, flats: Sequence[torch.Tensor], terms: dict[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        """See `Reducer.gradients`; one collective of gradients, terms and the number of rows."""
+        rows = terms.pop(_ROWS)
+        packed = [*flats, torch.stack(list(terms.values())), torch.ones_like(flats[0][:1])]
+        sums = torch.cat(packed).mul_(rows)
+        self.collectives += 1
+        dist.all_reduce(sums)
+        *found, values, count = sums.split([len(x) for x in packed])
+        count = count.clamp(min=1)
+        for flat, total in zip(flats, found, strict=True):
+            flat.copy_(total.div_(count))
+        return dict(zip(terms, (values / count).unbind(), strict=True))
+
+    def statistics(self, stats: dict[str, float]) -> dict[str, float]:
+        """See `Reducer.statistics`."""
+        found = self._exchange({"asked": self._asked, "stats": stats})
+        self._agreed = [any(flags) for flags in zip(*(x["asked"] for x in found), strict=True)]
+        ranks = [x["stats"] for x in found]
+        refused = [rank for rank, each in enumerate(ranks) if not each.get("finite", 1.0)]
+        if refused and self.rank not in refused:
+            raise NonFiniteError(
+                f"The environments of rank {refused[0]} returned NaN or infinity; its own message "
+                "has the place. The policy was not changed."
+            )
+        own = {key: stats[key] for key in ("finite", "reward_scale") if key in stats}
+        recent = [x["episodes/return_mean_100"] for x in ranks if "episodes/return_mean_100" in x]
+        mean = {"episodes/return_mean_100": sum(recent) / len(recent)} if recent else {}
+        return reduce_stats(ranks) | own | mean
+
+    def begin(self, *modules: None | nn.Module) -> None:
+        """See `Reducer.begin`."""
+        for module in filter(None, modules):
+            for tensor in (*module.parameters(), *module.buffers()):
+                dist.broadcast(tensor.detach(), src=0)
+            for part in module.modules():
+                if hasattr(part, "reducer"):
+                    part.reducer = self  # type: ignore[assignment]
+        torch.manual_seed(torch.initial_seed() + self.rank)
+
+    def agree(self, *flags: bool) -> tuple[bool, ...]:
+        """See `Reducer.agree`."""
+        self._asked = list(flags)
+        return tuple(self._agreed) or (False,) * len(flags)
+
+    def gather(self, value: Any) -> list[Any]:
+        """See `Reducer.gather`."""
+        values: list[Any] = [None] * self.size if self.rank == 0 else []
+        self.collectives += 1
+        dist.gather_object(value, values if self.rank == 0 else None)
+        return values
+
+    def _all_gather(self, x: torch.Tensor) -> list[torch.Tensor]:
+        parts = [torch.empty_like(x) for _ in range(self.size)]
+        self.collectives += 1
+        dist.all_gather(parts, x)
+        return parts
+
+    def _exchange(self, value: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """The value of every rank, as text of a fixed length; a longer one is sent again."""
+        text, size = json.dumps(value).encode(), _BYTES
+        while True:
+            padded = text[:size].ljust(size) + len(text).to_bytes(8, "little")
+            sent = torch.frombuffer(bytearray(padded), dtype=torch.uint8).to(self._device())
+            texts = [bytes(x.cpu().numpy()) for x in self._all_gather(sent)]
+            longest = max(int.from_bytes(x[size:], "little") for x in texts)
+            if longest <= size:
+                return [json.loads(x[:size]) for x in texts]
+            size = longest
+
+    def _device(self) -> str:
+        return "cuda" if dist.get_backend() == "nccl" else "cpu"
+
+
+def current_reducer() -> Reducer:
+    """The reducer of this process: of a group, if `torch.distributed` is initialised."""
+    is_group = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    return GroupReducer() if is_group else Reducer()
+
+
+def reduce_stats(rollouts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Statistics over rollouts of equal length; a key may be absent from some of them.
+
+    Minima and maxima are reduced by min and max. Means are averaged and standard deviations are
+    the root of the mean square, weighted by the number of episodes for `episodes/*`. The
+    environment's own metrics are averaged. Everything else is a sum.
+    """
+    keys = dict.fromkeys(key for stats in rollouts for key in stats)
+    return {key: _reduce(key, [stats for stats in rollouts if key in stats]) for key in keys}
+
+
+def _reduce(key: str, rollouts: Sequence[Mapping[str, float]]) -> float:
+    values = [stats[key] for stats in rollouts]
+    kind = key.split("/")[-1].split("_")[-1]
+    if kind == "100":  # a moving window over episodes: the newest value
+        return values[-1]
+    about_episodes = key.startswith("episodes/")
+    weights = [stats["episodes/count"] if about_episodes else 1.0 for stats in rollouts]
+    is_own = key.startswith("env/") and key not in ("env/steps", "env/resets")
+    if kind in ("min", "max") and not is_own:
+        return min(values) if kind == "min" else max(values)
+    if kind == "mean" or is_own:
+        return sum(v * w for v, w in zip(values, weights, strict=True)) / sum(weights)
+    if kind == "std":
+        squares = sum(v * v * w for v, w in zip(values, weights, strict=True))
+        return math.sqrt(squares / sum(weights))
+    return sum(values)

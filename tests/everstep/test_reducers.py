@@ -1,0 +1,185 @@
+"""Several processes compute what one process computes."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from tensordict import TensorDict
+from torchrl.data import Categorical, Unbounded
+
+from everstep import AlgorithmConfig, Env, RecurrentAlgorithmConfig
+from everstep.errors import ConfigError
+from everstep.reducers import Reducer, current_reducer
+from tests.ranks import run_ranks
+
+NUM_ENVS, HORIZON = 8, 8
+
+
+class Walks(Env):
+    """Walks whose steps and ends depend on the number of the row among all processes.
+
+    A row after an end is not valid: the environment resets in it, as Gymnasium's next-step mode.
+    """
+
+    episode_keys = frozenset({"terminated", "truncated", "first", "valid"})
+
+    def __init__(self, num_envs: int, horizon: Any = None, *, device: Any = "cpu") -> None:
+        super().__init__(num_envs, horizon, device=device)
+        self.observation_spec = Unbounded(3, dtype=torch.float64)
+        self.action_spec = Categorical(2, shape=[1])
+        start = current_reducer().rank * num_envs
+        self.row = torch.arange(start, start + num_envs, dtype=torch.float64).view(-1, 1)
+
+    def reset(self, *, config: Any = None) -> torch.Tensor:
+        self.t = torch.zeros(self.num_envs, 1, dtype=torch.float64)
+        self.ended = torch.zeros(self.num_envs, 1, dtype=torch.bool)
+        return self._obs()
+
+    def step(self, action: Any) -> TensorDict:
+        resets = self.ended
+        self.t = torch.where(resets, 0.0, self.t + 1)
+        limit = 2 + self.row.remainder(5)
+        terminated = (self.t >= limit) & (self.row.remainder(2) == 0) & ~resets
+        truncated = (self.t >= limit) & (self.row.remainder(2) == 1) & ~resets
+        self.ended = terminated | truncated
+        rewards = (self.row + 1).sin() + self.t * 0.1 + action.double() * 0.3
+        return TensorDict(
+            {
+                "obs": self._obs(),
+                "rewards": torch.where(resets, 0.0, rewards),
+                "terminated": terminated,
+                "truncated": truncated,
+                "first": resets,
+                "valid": ~resets,
+            },
+            batch_size=self.num_envs,
+        )
+
+    def _obs(self) -> torch.Tensor:
+        return torch.cat([self.t, (self.row + self.t).cos(), self.row * 0.1], -1)
+
+
+#: Options of the algorithms that are compared.
+CASES: dict[str, dict[str, Any]] = {
+    "feedforward": {},
+    "minibatches": {"sgd_minibatch_size": 2 * NUM_ENVS, "shuffle_minibatches": False},
+    "accumulation": {
+        "sgd_minibatch_size": 2 * NUM_ENVS,
+        "shuffle_minibatches": False,
+        "accumulate_grads": True,
+    },
+    "general": {"model_config": {"activation_fn": "gelu"}},
+    "everything normalised": {"normalize_rewards": "running", "normalize_observations": True},
+    "rewards of a rollout": {"normalize_rewards": True, "normalize_advantages": False},
+    "a2c": {"objective": "a2c"},
+    "rnd": {"bonuses": [{"rnd": {}}]},
+    "adaptive rate": {"lr_schedule_kind": "adaptive", "target_kl_div": 0.01},
+    "early stop": {"target_kl_div": 1e-4},
+    "lstm": {"recurrent": True},
+}
+
+
+def trained(options: dict[str, Any]) -> dict[str, Any]:
+    """Parameters, statistics and collectives of three updates with deterministic actions."""
+    torch.set_default_dtype(torch.float64)
+    options = dict(options)
+    config_cls: Any = RecurrentAlgorithmConfig if options.pop("recurrent", 0) else AlgorithmConfig
+    config = config_cls(
+        **{
+            "num_envs": NUM_ENVS,
+            "horizon": HORIZON,
+            "seed": 3,
+            "device": "cpu",
+            "sgd_minibatch_size": None,
+            "num_sgd_iters": 3,
+            "lr": 1e-2,
+            **options,
+        }
+    )
+    algorithm = config.build(Walks)
+    reducer = algorithm.parts.reducer
+    for _ in range(3):
+        before = getattr(reducer, "collectives", 0)
+        collected = algorithm.collect(deterministic=True)
+        stats = algorithm.step()
+        collectives = getattr(reducer, "collectives", 0) - before
+    parameters = [*algorithm.policy.model.parameters()]
+    parameters += [p for bonus in algorithm.bonuses for p in bonus.parameters()]
+    return {
+        "parameters": torch.cat([p.detach().flatten() for p in parameters]),
+        "stats": {**collected, **stats},
+        "collectives": collectives,
+        "env_steps": algorithm.state.env_steps,
+    }
+
+
+def trained_in_all_cases() -> dict[str, Any]:
+    return {name: trained(options) for name, options in CASES.items()}
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Any]:
+    """Results of each rank, of 1, 2 and 4."""
+    directory = tmp_path_factory.mktemp("ranks")
+    return {
+        size: run_ranks(size, trained_in_all_cases, directory / str(size)) for size in (1, 2, 4)
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("case", CASES)
+def test_several_processes_compute_what_one_computes(
+    results: dict[int, Any], case: str, size: int
+) -> None:
+    """Rows that are not valid and episodes are not equally many on the ranks."""
+    [one] = results[1]
+    for rank in results[size]:
+        error = (rank[case]["parameters"] - one[case]["parameters"]).abs().max()
+        assert float(error) <= 1e-12
+        assert rank[case]["env_steps"] == one[case]["env_steps"]
+        for key, value in one[case]["stats"].items():
+            if key.split("/")[0] in ("losses", "monitors", "coefficients") or key == "env/steps":
+                assert rank[case]["stats"][key] == pytest.approx(value, rel=1e-9, abs=1e-12), key
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_the_parameters_of_all_ranks_are_equal(results: dict[int, Any], case: str) -> None:
+    for size in (2, 4):
+        first, *others = (rank[case]["parameters"] for rank in results[size])
+        assert all(torch.equal(first, other) for other in others)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_collectives_are_few(results: dict[int, Any], case: str) -> None:
+    """One an optimizer step, and at most six an update beside it."""
+    options = CASES[case]
+    joint = options.get("accumulate_grads", False)
+    minibatches = 1 if joint else NUM_ENVS * HORIZON // options.get("sgd_minibatch_size", 64)
+    for rank in results[2]:
+        steps = 1 if case == "early stop" else 3 * minibatches
+        assert steps <= rank[case]["collectives"] <= steps + 6
+
+
+def test_one_process_is_a_reducer_that_changes_nothing() -> None:
+    assert type(current_reducer()) is Reducer
+    assert not dist.is_initialized()
+    assert Reducer().share("num_envs", 7) == 7
+    assert Reducer().agree(True, False) == (True, False)
+
+
+def test_sizes_that_do_not_divide_are_refused() -> None:
+    reducer = Reducer()
+    reducer.size = 4
+    assert reducer.share("num_envs", 8) == 2
+    with pytest.raises(ConfigError, match=r"`num_envs`.*\(4\); got 10. Try 8 or 12"):
+        reducer.share("num_envs", 10)
+
+
+if __name__ == "__main__":
+    for name, found in run_ranks(2, trained_in_all_cases, Path("/tmp/ranks-test"))[0].items():
+        print(name, found["collectives"], found["stats"])
