@@ -8,9 +8,7 @@ the wrappers, and the environment itself. One's own is known if it has `state_di
 A state is checked as a whole before any of it is set.
 """
 
-import copy
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -18,6 +16,7 @@ import numpy as np
 
 from everstep.errors import CheckpointError
 
+from ..common.states import Changes, fitting
 from .endings import EpisodeClock
 from .modes import AnyVectorEnv
 from .rows import BoolArray
@@ -84,7 +83,7 @@ def load_state(
         CheckpointError: If it does not fit; nothing is changed then.
 
     """
-    with _fitting(env):
+    with fitting(env):
         seed, was_reset = state["seed"], state["was_reset"]
         if not (seed is None or isinstance(seed, int)) or not isinstance(was_reset, bool):
             raise CheckpointError(f"`seed` and `was_reset` are {seed!r} and {was_reset!r}")
@@ -95,16 +94,6 @@ def load_state(
             changes.assign(partial(np.copyto, pending, waiting))
     changes.make()
     return seed, was_reset
-
-
-@contextmanager
-def _fitting(env: Any) -> Iterator[None]:
-    """Name the environment in errors of a state that is not of it."""
-    try:
-        yield
-    except Exception as error:  # a file may hold anything
-        reason = f"it has no {error}" if isinstance(error, KeyError) else error
-        raise CheckpointError(f"The state is not of {env}: {reason}.") from error
 
 
 # ---- layers -----------------------------------------------------------------------------------
@@ -128,39 +117,9 @@ def write(env: Any, state: dict[str, Any]) -> None:
         CheckpointError: If it does not fit; nothing is changed then.
 
     """
-    with _fitting(env):
+    with fitting(env):
         changes = changes_to(env, state)
     changes.make()
-
-
-class Changes:
-    """A state that fits, to be set as a whole."""
-
-    def __init__(self) -> None:
-        self._own: list[tuple[Any, Any]] = []
-        self._assignments: list[Callable[[], None]] = []
-
-    def load(self, layer: Any, state: Any) -> None:
-        """Give a layer with `load_state_dict` a state. It may refuse, so `make` begins with it."""
-        self._own.append((layer, state))
-
-    def assign(self, assignment: Callable[[], None]) -> None:
-        """Make an assignment, which cannot fail."""
-        self._assignments.append(assignment)
-
-    def make(self) -> None:
-        """Make the changes; if a layer refuses its state, those before it get theirs back."""
-        before = []
-        try:
-            for layer, state in self._own:
-                before.append((layer, copy.deepcopy(layer.state_dict())))
-                layer.load_state_dict(state)
-        except BaseException:
-            for layer, state in before:
-                layer.load_state_dict(state)
-            raise
-        for assignment in self._assignments:
-            assignment()
 
 
 def changes_to(env: Any, state: dict[str, Any]) -> Changes:

@@ -66,6 +66,9 @@ class Endings(ABC):
     #: Source of final observations, for `describe`.
     final_obs: str
 
+    #: Rows bool `[N, 1]` that the task resets in the next env step, in styles that have them.
+    pending: None | torch.Tensor = None
+
     #: The task's `extras` of the last env step.
     extras: Mapping[str, Any]
 
@@ -122,20 +125,21 @@ class NextStep(Endings):
 
     def __init__(self, task: Task, time_outs: TimeOuts, observations: Observations) -> None:
         super().__init__(task, time_outs, observations)
-        self._pending = torch.zeros(task.num_envs, 1, dtype=torch.bool, device=task.device)
+        self.pending = torch.zeros(task.num_envs, 1, dtype=torch.bool, device=task.device)
 
     def reset(self) -> Tree:
         """See `Endings.reset`."""
         self._task.env.reset_buf.fill_(1)
         outcome = self._task.step(self._task.zero_actions())
-        self._pending = outcome.done  # an environment may fail in its first state
+        self.pending = outcome.done  # an environment may fail in its first state
         return outcome.obs
 
     def _step(self, actions: torch.Tensor) -> dict[str, Any]:
-        first = self._pending
+        first = self.pending
+        assert first is not None
         actions.masked_fill_(align(first.to(actions.device), actions), 0.0)
         outcome, row = self._outcome(actions, first)
-        self._pending = outcome.done
+        self.pending = outcome.done
         row[DataKeys.REWARDS].masked_fill_(first, 0.0)
         row[DataKeys.OBS] = self._observations.read(outcome.obs)
         return row | {DataKeys.FIRST: first, DataKeys.VALID: ~first}

@@ -18,6 +18,7 @@ from ..common.specs import describe_spec
 from .actions import Actions
 from .endings import Endings, External, NextStep, SameStep, describe_style
 from .probe import study
+from .states import has_state, load_state
 from .tasks import Observations, Task, interface_of
 from .time_outs import make_time_outs
 
@@ -251,6 +252,21 @@ class IsaacGymEnv(Env):
         A task reports them when it resets environments; they are weighted by how many those were.
         """
         return self._metrics.take()
+
+    def state_dict(self) -> None | dict[str, Any]:
+        """The task's `state_dict`; None if it has none, or no `load_state_dict`."""
+        if not has_state(self.task):
+            return None
+        return {"task": self.task.state_dict(), "pending": self._endings.pending}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict`.
+
+        Raises:
+            CheckpointError: If it is of another number of environments.
+
+        """
+        load_state(self.task, self._reader.name, self._endings, state)
 
     def render(self) -> Any:
         """The result of the task's `render`."""

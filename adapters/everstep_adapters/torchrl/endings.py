@@ -1,5 +1,6 @@
 """Ends of episodes in the rows of a TorchRL environment."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any, Literal, NamedTuple
@@ -8,7 +9,7 @@ import torch
 from tensordict import TensorDictBase
 
 from everstep.data import DataKeys
-from everstep.errors import AdapterError
+from everstep.errors import AdapterError, CheckpointError
 
 from ..common.rows import FLAGS
 from .calls import name_of
@@ -180,6 +181,27 @@ class Endings:
     def start(self) -> None:
         """Start the episodes of all rows, after a reset."""
         self._absent = self._elapsed = None
+
+    def state_dict(self) -> dict[str, None | torch.Tensor]:
+        """Agents that are done, and counts of env steps, where there are some."""
+        return {"absent": self._absent, "elapsed": self._elapsed}
+
+    def checked(self, state: dict[str, None | torch.Tensor]) -> Callable[[], None]:
+        """Assignment of a state of `state_dict`, which was checked.
+
+        Raises:
+            CheckpointError: If it is of another number of rows.
+
+        """
+        absent, elapsed = state["absent"], state["elapsed"]
+        shapes = [x.shape for x in (absent, elapsed) if x is not None]
+        if any(shape != (self._layout.num_rows, 1) for shape in shapes):
+            raise CheckpointError(f"flags must be [{self._layout.num_rows}, 1]; got {shapes}")
+
+        def assign() -> None:
+            self._absent, self._elapsed = absent, elapsed
+
+        return assign
 
     def read(self, outcome: TensorDictBase, following: TensorDictBase) -> dict[str, torch.Tensor]:
         """The episode keys `[N, 1]` of an env step.

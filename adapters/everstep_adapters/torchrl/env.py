@@ -23,7 +23,8 @@ from ..common.libraries import (
 )
 from ..common.metrics import AT_ENDS, TensorMean
 from ..common.specs import compose_spec, describe_spec
-from . import keys
+from ..common.states import Changes, fitting
+from . import keys, states
 from .actions import OneHotActions, make_actions
 from .calls import TorchRLCalls
 from .endings import DoneIs, Endings
@@ -265,8 +266,40 @@ class TorchRLEnv(Env):
         """Means of the keys in the option `metrics` since the last call, 0-d each."""
         return {"/".join(key): mean.take() for key, (_, mean) in self._metrics.items()}
 
+    def state_dict(self) -> None | dict[str, Any]:
+        """The state of the environment, from which it continues; None if it cannot be read.
+
+        It can be read if all layers are in `everstep_adapters.torchrl.states.ATTRIBUTES`, or have
+        `state_dict` and `load_state_dict` of their own.
+        """
+        held = None if self._data is None else states.read(self.env)
+        data = None if self._data is None else states.encode_data(self._data)
+        if held is None or data is None:
+            return None
+        phases = self._phases.get_state()
+        return {"env": held, "data": data, "ends": self._endings.state_dict(), "phases": phases}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict`.
+
+        Raises:
+            CheckpointError: If it does not fit the environment; nothing is changed then.
+
+        """
+        changes = Changes()
+        with fitting(self._calls.name):
+            data = states.decode_data(self.env, self._layout, state["data"])
+            self._read(data)
+            states.collect(changes, self.env, state["env"])
+            changes.assign(self._endings.checked(state["ends"]))
+            torch.Generator().set_state(state["phases"])
+        changes.make()
+        self._phases.set_state(state["phases"])
+        self._data = data
+
     def close(self) -> None:
         """Close the wrapped environment."""
+        self._data = None
         self._calls.close()
 
     def describe(self) -> dict[str, str]:

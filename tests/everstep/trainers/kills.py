@@ -58,12 +58,17 @@ class Training:
         self.log = directory / "output.txt"
         self.size = self._size()
         command = ["train", *words, *COMMAND]
+        self.process: None | subprocess.Popen[bytes] = None
         if real:
             with open(self.log, "ab") as log:
-                self.pid = subprocess.Popen(
+                self.process = subprocess.Popen(
                     [sys.executable, "-m", "everstep", *command],
-                    **{"cwd": directory, "stdout": log, "stderr": log, "start_new_session": True},
-                ).pid
+                    cwd=directory,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
+            self.pid = self.process.pid
         else:
             self.pid = os.fork()
             if self.pid == 0:
@@ -96,8 +101,11 @@ class Training:
     def poll(self) -> None | int:
         """The exit code, as `subprocess` has it; None while it runs."""
         if self.status is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            self.status = os.waitstatus_to_exitcode(status) if pid else None
+            if self.process is not None:
+                self.status = self.process.poll()
+            else:
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+                self.status = os.waitstatus_to_exitcode(status) if pid else None
         return self.status
 
     def _has_members(self) -> bool:
@@ -156,7 +164,7 @@ def end_often(
     """
     rng, seconds = random.Random(seed), list[float]()
     while len(seconds) < times:
-        words = ENVIRONMENTS[len(seconds) // per_run % len(ENVIRONMENTS)]
+        words: Sequence[str] = ENVIRONMENTS[len(seconds) // per_run % len(ENVIRONMENTS)]
         if len(seconds) < workers:
             words = WORKERS
         with tempfile.TemporaryDirectory() as place:
@@ -176,7 +184,7 @@ def end_often(
                 _check(directory / "run", exact_end=number != signal.SIGKILL)
                 if len(seconds) % 50 == 0:
                     print(f"{len(seconds)} of {times}", flush=True)
-            training = Training(directory, words, real=False)  # the last one goes on, too
+            training = Training(directory, words, real=len(seconds) <= real)  # the last, too
             training.wait_for_a_line()
             assert training.poll() is None, training.log.read_text()[-3000:]
             training.end(signal.SIGKILL)
