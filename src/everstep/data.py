@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import FrozenInstanceError, dataclass, fields
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from typing_extensions import NotRequired, TypedDict
@@ -245,6 +245,20 @@ LRScheduleKind = Literal["interp", "step", "adaptive"]
 
 #: How a schedule interpolates between its points: linearly, or as a step function.
 ScheduleKind = Literal["interp", "step"]
+
+#: Format of an exported policy: MLflow's directory, an ONNX file, or one of `torch.export`.
+ExportFormat = Literal["mlflow", "onnx", "torch-export"]
+
+
+class Parity(NamedTuple):
+    """Comparison of a policy with its exported program."""
+
+    #: Observations that both were given.
+    observations: int
+
+    #: Largest absolute difference between outputs.
+    difference: float
+
 
 #: Key of an entry of a TensorDict.
 NestedKey = str | Sequence[str]

@@ -1,4 +1,4 @@
-"""`everstep export`: the policy of a run as a model for servers without Everstep."""
+"""`everstep export`: the policy of a run as a program that needs no Everstep."""
 
 import argparse
 from pathlib import Path
@@ -7,11 +7,18 @@ from typing import Any
 from ..errors import ConfigError
 from ._arguments import add_overrides, check_run_dir
 
-HELP = "write the policy of a run as a model that needs only PyTorch and MLflow"
+HELP = "write the policy of a run as a program that needs no Everstep"
 DESCRIPTION = (
-    "Write the policy of a run as an MLflow model that can be served where Everstep is not "
-    "installed."
+    "Write the policy of a run as a program that runs where Everstep is not installed: an MLflow "
+    "model, an ONNX file, or a file of torch.export. Program and policy are compared first."
 )
+
+#: Path in the run's directory, if none is named, and how to go on, by format.
+_FORMATS = {
+    "mlflow": ("model", "Serve   mlflow models serve -m {} --env-manager local"),
+    "onnx": ("policy.onnx", "Run     onnxruntime.InferenceSession({!r})"),
+    "torch-export": ("policy.pt2", "Run     torch.export.load({!r}).module()"),
+}
 
 #: Keys of a run's configuration that name classes the policy's file does not hold.
 _CLASSES = ("model_cls", "distribution_cls")
@@ -20,28 +27,45 @@ _CLASSES = ("model_cls", "distribution_cls")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("run_dir", metavar="RUN_DIR", help="directory of the run")
-    parser.add_argument("model_dir", metavar="MODEL_DIR", help="directory to write")
+    parser.add_argument(
+        "out",
+        metavar="OUT",
+        nargs="?",
+        help="path to write (default: model, policy.onnx or policy.pt2 in the run's directory)",
+    )
+    parser.add_argument(
+        "--format", choices=list(_FORMATS), default="mlflow", help="(default: %(default)s)"
+    )
     add_overrides(parser, "model_cls=my_module.MyModel")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the model and print how to serve it; the exit code is 0.
+    """Write the program and print how to run it; the exit code is 0.
 
     Raises:
         ConfigError: If this is not the directory of a run, or a class cannot be imported.
         CheckpointError: If the policy cannot be read.
+        EverstepError: If a library is missing that the format needs.
         ExportError: If it cannot be exported.
-        FileExistsError: If the model's directory exists already.
+        FileExistsError: If the path exists already.
 
     """
     from ..policies import load_policy
 
     run_dir = Path(arguments.run_dir)
+    if "=" in (arguments.out or ""):  # the path was left out
+        arguments.overrides.insert(0, arguments.out)
+        arguments.out = None
     check_run_dir(run_dir)
     classes = _classes(run_dir, arguments.overrides)
-    load_policy(run_dir / "policy", **classes).export(arguments.model_dir)
-    print(f"Model   {arguments.model_dir}")
-    print(f"Serve   mlflow models serve -m {arguments.model_dir} --env-manager local")
+    name, next_step = _FORMATS[arguments.format]
+    out = str(arguments.out or run_dir / name)
+    found = load_policy(run_dir / "policy", **classes).export(out, format=arguments.format)
+    print(f"Model   {out}")
+    print(
+        f"Parity  largest difference {found.difference:.1e} on {found.observations:,} observations"
+    )
+    print(next_step.format(out))
     return 0
 
 

@@ -3,13 +3,26 @@
 from .base import Logger, LoggerGroup, RunStatus, create_run_dir
 from .jsonl import JsonlLogger, read_metrics
 from .mlflow_logger import MlflowLogger
+from .queued import QueuedLogger, TrackedRun
+from .tensorboard_logger import TensorBoardLogger
+from .trackers import TRACKERS, chosen, is_entry, open_trackers, tracker_of
+from .wandb_logger import WandbLogger
 
 __all__ = [
+    "TRACKERS",
     "JsonlLogger",
     "Logger",
     "LoggerGroup",
     "MlflowLogger",
+    "QueuedLogger",
     "RunStatus",
+    "TensorBoardLogger",
+    "TrackedRun",
+    "WandbLogger",
+    "chosen",
     "create_run_dir",
+    "is_entry",
+    "open_trackers",
     "read_metrics",
+    "tracker_of",
 ]

@@ -55,6 +55,14 @@ class LoggerGroup:
         """Record statistics after `step` env steps."""
         self._each(lambda logger: logger.log_metrics(metrics, step=step))
 
+    def log_histogram(self, name: str, values: Any, *, step: int) -> None:
+        """Record the distribution of values, where a member shows histograms."""
+        self._each(lambda logger: _optional(logger, "log_histogram")(name, values, step=step))
+
+    def log_video(self, name: str, path: Path, *, step: int) -> None:
+        """Record a video's file, where a member takes videos."""
+        self._each(lambda logger: _optional(logger, "log_video")(name, path, step=step))
+
     def close(self, status: RunStatus = "FINISHED") -> None:
         """Close every member, also those that were left out: they may hold files and threads."""
         self._each(lambda logger: logger.close(status))
@@ -75,6 +83,11 @@ class LoggerGroup:
                     type(error).__name__,
                     error,
                 )
+
+
+def _optional(logger: Logger, name: str) -> Callable[..., Any]:
+    """A method that a logger need not have; one that does nothing if it has not."""
+    return getattr(logger, name, lambda *arguments, **options: None)
 
 
 def writing_problem(directory: str | os.PathLike[str]) -> str:

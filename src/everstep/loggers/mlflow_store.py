@@ -27,9 +27,6 @@ _MAX_PARAM = 500
 
 DEFAULT_EXPERIMENT = "everstep"
 
-#: Statistics whose charts would be straight lines, and the first that MLflow shows.
-TOTALS = frozenset(("env/steps", "algorithm/collects", "algorithm/steps"))
-
 #: Installs MLflow with its page; the package `mlflow-skinny` has none.
 _INSTALL = f'{shlex.quote(sys.executable)} -m pip install "everstep[ui]"'
 
@@ -205,11 +202,6 @@ def ui_command(target: Target, experiment_id: None | str, run_id: None | str) ->
         return command if has_page else f"{_INSTALL} && {command}"
     page = f"{target.uri.rstrip('/')}/#/experiments"
     return f"{page}/{experiment_id}/runs/{run_id}" if run_id else page
-
-
-def redacted(text: str) -> str:
-    """The text without the user and password of any URI in it."""
-    return re.sub(r"://[^/\s@]+@", "://***@", text)
 
 
 @functools.lru_cache(maxsize=10_000)  # a run logs the same names over and over

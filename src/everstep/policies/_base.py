@@ -8,7 +8,7 @@ from torch import nn
 from torchrl.data import Composite
 from typing_extensions import Self
 
-from ..data import Device
+from ..data import Device, ExportFormat, Parity
 from ..distributions import Distribution
 from ..models import GenericModelBase
 from ..specs import Leaves
@@ -100,28 +100,36 @@ class GenericPolicyBase(PolicyCore[_Model], Generic[_Model]):
 
         return python_model(self)
 
-    def export(self, path: str | os.PathLike[str], /) -> None:
-        """Write a directory that `mlflow models serve` serves where Everstep is not installed.
+    def export(self, path: str | os.PathLike[str], /, *, format: ExportFormat = "mlflow") -> Parity:
+        """Write one env step of the policy as a program that runs without Everstep.
 
         Inputs are arrays `[B, …]`: `"obs"`, or one `"obs.<key>"` for each tensor of a mapping, and
         one for each recurrent state, such as `"hidden_states"`. Observations are
         `[B, history + 1, …]` where the model sees past ones. Outputs are `"actions"` as an
-        environment executes them, the distribution's mode; `"logp"`, `"values"`, and the recurrent
-        states for the next env step. Observations and states that values alone depend on are no
-        inputs, and then there are no `"values"`.
+        environment executes them, the distribution's mode; `"logp"`, `"values"`, the recurrent
+        states for the next env step, and the parameters of the distribution, such as
+        `"distribution.logits"`. Observations and states that values alone depend on are no inputs,
+        and then there are no `"values"`.
 
         Args:
-            path: Directory to create.
+            path: Directory of the MLflow model, or file, to create.
+            format: `"mlflow"`, a directory that `mlflow models serve` serves; `"onnx"`, a file for
+                onnxruntime and others; or `"torch-export"`, a file for `torch.export.load`.
+
+        Returns:
+            The comparison of program and policy, on more than 1,000 random observations.
 
         Raises:
+            EverstepError: If a library is missing that the format needs.
             FileExistsError: If `path` exists.
             ExportError: If the model or the distribution cannot be exported, or the program
                 does not do what the policy does.
+            ValueError: If there is no such format.
 
         """
         from ._export import export  # takes PyTorch's exporter along
 
-        export(self, path)
+        return export(self, path, format)
 
     @classmethod
     def load(

@@ -1,9 +1,9 @@
-"""Export of policies to MLflow models that need PyTorch and MLflow, but not Everstep.
+"""Export of policies to programs that run where Everstep is not installed.
 
-The exported program, made by `torch.export`, is one env step: observations and states in; the most
-likely actions as the environment takes them, log-probabilities, values and the next states out. It
-holds the weights and the observation normaliser. MLflow adds a signature, an example, requirements
-and the file that runs it.
+The program, made by `torch.export`, is one env step: observations and states in; the most likely
+actions as the environment takes them, their log-probabilities, the parameters of the distribution,
+values and the next states out. It holds the weights and the observation normaliser. A format writes
+it; then the written program is compared with the policy.
 """
 
 import copy
@@ -13,30 +13,29 @@ import warnings
 from collections.abc import Sequence
 from itertools import compress
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-import numpy as np
 import torch
-from packaging.version import Version
 from torch import nn
 
-from .._version import __version__
-from ..data import DataKeys
+from ..data import DataKeys, ExportFormat, Parity
 from ..errors import ExportError
 from ..specs import Leaves, Structure
 from ._core import PolicyCore
+from ._export_formats import WRITERS, Run, Tensors
 from ._predict import acted_on, env_actions
 
 #: Rows while tracing; a prime, so that no width equals it by accident.
 _TRACED_ROWS = 11
 
-#: Rows of the batches that program and policy are compared on.
-_COMPARED_ROWS = (1, 2, 64)
+#: Rows of the batches that program and policy are compared on: above 1,000 observations.
+_COMPARED_ROWS = (1, 2, *(64,) * 16)
 
-#: Env steps of the comparison if the policy has a state.
+#: Env steps of each batch if the policy has a state.
 _COMPARED_STEPS = 3
 
-_SERVED_POLICY = Path(__file__).with_name("_served_policy.py")
+#: Differences that are accepted, of a number and of the largest: libraries sum in other orders.
+_RTOL, _ATOL = 1e-4, 1e-5
 
 _WAY_OUT = (
     "A model can be exported if `forward` and `value_function` use PyTorch operations on tensors "
@@ -46,23 +45,33 @@ _WAY_OUT = (
 )
 
 
-def export(policy: PolicyCore[Any], path: str | os.PathLike[str]) -> None:
-    """Write the policy as an MLflow model; see `Policy.export`."""
+def export(
+    policy: PolicyCore[Any], path: str | os.PathLike[str], format: ExportFormat = "mlflow"
+) -> Parity:
+    """Write the policy in a format; see `Policy.export`."""
+    if format not in WRITERS:
+        formats = ", ".join(get_args(ExportFormat))
+        raise ValueError(f"`format` must be one of {formats}; got {format!r}.")
     path = Path(path)
     if path.exists():
-        raise FileExistsError(f"{path} exists already: export to another directory, or remove it.")
+        raise FileExistsError(f"{path} exists already: export to another place, or remove it.")
     step = Step(_portable(policy))
     # A fixed seed for the observations that are compared; the caller's generators are restored.
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)  # the CPU's alone, unlike `torch.manual_seed`
         program = _program(step)
+        example = step.inputs(1)
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as directory:
-            file = Path(directory) / "policy.pt2"
-            torch.export.save(program, file)
-            _compare(step, torch.export.load(file).module())
-            _save_model(step, file, Path(directory) / "model")
-            (Path(directory) / "model").rename(path)
+            written = Path(directory) / "exported"
+            try:
+                with torch.no_grad():
+                    run = WRITERS[format](program, example, step(example), step.facts, written)
+            except ExportError as error:
+                raise _refusal(step.label, str(error)) from error.__cause__
+            parity = _compare(step, run)
+            written.rename(path)
+    return parity
 
 
 class Step(nn.Module):
@@ -86,6 +95,11 @@ class Step(nn.Module):
         self.memory = _names("", policy.memory, self.is_kept)
         self.has_values = all((*self.is_seen, *self.is_kept))
         self.actions = _names(DataKeys.ACTIONS, policy._action, [True] * len(policy._action.paths))
+        self.facts = {
+            "policy": type(policy).__name__,
+            "model": type(policy.model).__name__,
+            "distribution": policy.distribution_cls.__name__,
+        }
 
     @property
     def label(self) -> str:
@@ -93,7 +107,9 @@ class Step(nn.Module):
         return f"{type(self.model).__name__} with {self.policy.distribution_cls.__name__}"
 
     def forward(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Actions, log-probabilities `[B, 1]`, values `[B, K]` and the next states."""
+        """Actions, their log-probabilities `[B, 1]`, values `[B, K]`, the next states, and the
+        parameters of the distribution.
+        """
         forms = compress(self.policy.env_format.observation, self.is_seen)
         given = [form.from_zero(inputs[name]) for form, name in zip(forms, self.obs, strict=True)]
         rows, history = given[0], self.policy.history
@@ -101,14 +117,20 @@ class Step(nn.Module):
         obs = _filled(self.policy._observation, self.is_seen, given, rows, window)
         memory = [inputs[name] for name in self.memory]
         states = _filled(self.policy.memory, self.is_kept, memory, rows, [])
-        sample = self.policy.act(obs, states, deterministic=True)
-        actions = env_actions(self.policy, sample.actions)
-        values = {DataKeys.VALUES: sample.values} if self.has_values else {}
+        distribution, values, states = self.policy._respond(obs, states)
+        latents = distribution.latents(deterministic=True)
+        chosen = self.policy._action.flatten(distribution.actions(latents))
+        parameters = {
+            f"distribution.{name}": x.clone()  # an output of its own, also where it is the action
+            for name, x in distribution.features.items()
+            if isinstance(x, torch.Tensor) and name != DataKeys.ACTION_MASK
+        }
         return {
-            **dict(zip(self.actions, actions, strict=True)),
-            DataKeys.LOGP: sample.logp,
-            **values,
-            **dict(zip(self.memory, compress(sample.states, self.is_kept), strict=True)),
+            **dict(zip(self.actions, env_actions(self.policy, chosen), strict=True)),
+            DataKeys.LOGP: distribution.latents_logp(latents),
+            **({DataKeys.VALUES: values} if self.has_values else {}),
+            **dict(zip(self.memory, compress(states, self.is_kept), strict=True)),
+            **parameters,
         }
 
     def inputs(self, rows: int) -> dict[str, torch.Tensor]:
@@ -189,21 +211,42 @@ def _program(step: Step) -> torch.export.ExportedProgram:
         raise _refusal(step.label, f"{type(error).__name__}: {_head(str(error))}") from error
 
 
-def _compare(step: Step, program: nn.Module) -> None:
+def _compare(step: Step, run: Run) -> Parity:
     """Check that policy and program return the same for the same observations."""
     steps = _COMPARED_STEPS if step.memory else 1
+    observations, largest = 0, 0.0
     with torch.no_grad():
         for rows in _COMPARED_ROWS:
             inputs = step.inputs(rows)
             for _ in range(steps):
-                expected, found = step(inputs), program(inputs)
-                for name, tensor in expected.items():
-                    try:
-                        torch.testing.assert_close(found[name], tensor, equal_nan=True)
-                    except AssertionError as error:
-                        reason = f"the program's {name} differ from the policy's: "
-                        raise _refusal(step.label, reason + _head(str(error))) from None
+                expected = step(inputs)
+                largest = max(largest, _difference(step, expected, run(inputs)))
+                observations += rows
                 inputs = step.inputs(rows) | {name: expected[name] for name in step.memory}
+    return Parity(observations, largest)
+
+
+def _difference(step: Step, expected: Tensors, found: Tensors) -> float:
+    """The largest difference of an output.
+
+    Raises:
+        ExportError: If one is too large, or has another shape or dtype.
+
+    """
+    largest = 0.0
+    for name, tensor in expected.items():
+        rtol = atol = 0.0
+        if tensor.is_floating_point():
+            scale = float(tensor.abs().nan_to_num(0.0, posinf=0.0).max()) if tensor.numel() else 0.0
+            rtol, atol = _RTOL, _ATOL * max(1.0, scale)
+        try:
+            torch.testing.assert_close(found[name], tensor, rtol=rtol, atol=atol, equal_nan=True)
+        except AssertionError as error:
+            reason = f"the program's {name} differ from the policy's: "
+            raise _refusal(step.label, reason + _head(str(error))) from None
+        gap = (found[name].double() - tensor.double()).abs()
+        largest = max(largest, float(gap.nan_to_num(0.0).max()) if gap.numel() else 0.0)
+    return largest
 
 
 def _refusal(label: str, reason: str) -> ExportError:
@@ -214,38 +257,3 @@ def _head(text: str) -> str:
     """The first lines of a message."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return " ".join(lines[:3])[:400]
-
-
-def _save_model(step: Step, program: Path, path: Path) -> None:
-    """Write MLflow's directory: program, signature, example, requirements, code."""
-    from ._mlflow import mlflow  # slow import
-
-    inputs = step.inputs(1)
-    with torch.no_grad():
-        outputs = step(inputs)
-    mlflow.pyfunc.save_model(
-        str(path),
-        python_model=str(_SERVED_POLICY),
-        artifacts={"program": str(program)},
-        signature=mlflow.models.ModelSignature(_schema(inputs), _schema(outputs)),
-        input_example={name: leaf.numpy() for name, leaf in inputs.items()},
-        pip_requirements=[
-            f"torch=={Version(torch.__version__).public}",
-            f"numpy=={np.__version__}",
-            f"mlflow=={mlflow.__version__}",
-        ],
-        metadata={
-            "everstep": __version__,
-            "policy": type(step.policy).__name__,
-            "model": type(step.model).__name__,
-            "distribution": step.policy.distribution_cls.__name__,
-        },
-    )
-
-
-def _schema(leaves: dict[str, torch.Tensor]) -> Any:
-    """MLflow's schema of leaves `[B, …]`: names, dtypes and shapes."""
-    from mlflow.types import Schema, TensorSpec
-
-    named = leaves.items()
-    return Schema([TensorSpec(x.numpy().dtype, (-1, *x.shape[1:]), name) for name, x in named])

@@ -14,7 +14,17 @@ from ..conditions import Condition, check_stopping
 from ..config import dotted_name, plain
 from ..data import EvalCollectStats, TrainStats
 from ..errors import ConfigError
-from ..loggers import Logger, LoggerGroup, MlflowLogger, RunStatus, create_run_dir
+from ..loggers import (
+    Logger,
+    LoggerGroup,
+    MlflowLogger,
+    RunStatus,
+    TrackedRun,
+    chosen,
+    create_run_dir,
+    is_entry,
+    open_trackers,
+)
 from ..synonyms import METHODS
 from ..validation import keywords_only
 from ._evaluations import NEEDS_EVAL_ENV, check_evaluations, evaluate_apart, evaluate_shared
@@ -49,10 +59,11 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
         run_dir: Directory of this run's record: `config.yaml`, `metrics.jsonl`, the policy and a
             checkpoint. `"auto"` makes a new one under `runs/`; None writes nothing anywhere.
         run_name: Name of the run, and of the directory that `"auto"` makes.
-        experiment_name: MLflow experiment. None: the one that MLflow is configured to use, else
-            one named after the environment.
+        experiment_name: MLflow experiment, and project of Weights & Biases. None: the one that
+            MLflow is configured to use, else one named after the environment.
         track: Whether there is an MLflow run: the caller's if one is active, else a new one.
-        loggers: Further loggers of parameters and statistics.
+        loggers: Further loggers of parameters and statistics. Names of trackers, `"mlflow"`,
+            `"tensorboard"` and `"wandb"`, or mappings of one to its options, replace MLflow.
         eval_env: Environment of `eval`. None: evaluations share the training environment, and can
             only start when it is due for a reset.
         eval_episodes: Complete episodes per evaluation on `eval_env`.
@@ -93,7 +104,7 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
         run_name: None | str = None,
         experiment_name: None | str = None,
         track: bool = True,
-        loggers: Sequence[Logger] = (),
+        loggers: Sequence[Logger | str | Mapping[str, Any]] = (),
         eval_env: "None | Env" = None,
         eval_episodes: int = 100,
         record: None | Mapping[str, Any] = None,
@@ -113,6 +124,7 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
         self.eval_episodes = eval_episodes
         self.state = {"algorithm/collects": 0, "algorithm/steps": 0, "env/steps": 0}
         check_run_dir(run_dir, resume=resume)
+        named_trackers = chosen(loggers, track=track)
         self._record = {**describe_env(algorithm.env), **(record or {})}
         if eval_env is not None:
             self._record = {"eval_episodes": eval_episodes, **self._record}
@@ -125,37 +137,36 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
             run_dir = create_run_dir(RUNS, name)
         self.run_dir = None if run_dir is None else Path(run_dir)
         self.callbacks = Callbacks(callbacks)
-        self._record |= saving_keys(checkpoint_every, keep_last, best, callbacks)
-        sinks = list(loggers)
+        self._record |= saving_keys(checkpoint_every, keep_last, best, callbacks, loggers)
+        sinks = [x for x in loggers if not is_entry(x)]
         if self.run_dir is not None:
             self._files = RunFiles(self.run_dir, checkpoint_every, keep_last, best)
-            continued = self._continue(self._files) if resume else None
-            sinks.insert(0, self._files.metrics)
-            if track:
-                self.mlflow = MlflowLogger(
-                    self.run_dir.parent,
-                    experiment_name=experiment_name,
-                    default_experiment=name,
-                    run_name=run_name or self.run_dir.name,
-                    record=self._files.metrics.path,
-                    continued=continued,
-                )
-                sinks.append(self.mlflow)
-        self.logger = LoggerGroup(sinks)
+            continued = self._continue(self._files) if resume else {}
+            run = TrackedRun(
+                self.run_dir,
+                run_name or self.run_dir.name,
+                name,
+                experiment_name,
+                step=self.state["env/steps"] if resume else None,
+            )
+            self.trackers = open_trackers(named_trackers, run, continued)
+            self.mlflow = cast(None | MlflowLogger, self.trackers.get("mlflow"))
+            sinks = [self._files.metrics, *sinks, *self.trackers.values()]
+        self.logger = LoggerGroup(cast(Sequence[Logger], sinks))
         self.view = ProgressView(progress)
         self.logger.log_params(params_of(algorithm, env_cls))
         self._write_record({k: v for k, v in self._record.items() if v is not None})
 
     def _write_record(self, keys: Mapping[str, Any]) -> None:
-        """Write `config.yaml`, and send it and `keys` of it to MLflow."""
+        """Write `config.yaml`, and send it and `keys` of it to the trackers."""
         if self.run_dir is None:
             return
         text = config_text(self.algorithm, self._record)
         (self.run_dir / "config.yaml").write_text(text, encoding="utf-8")
-        if self.mlflow is not None:
-            self.mlflow.log_tags(made_with(self.algorithm))
-            self.mlflow.log_params(plain(keys))
-            self.mlflow.log_text("config.yaml", text)
+        for tracker in self.trackers.values():
+            tracker.log_tags(made_with(self.algorithm))
+            tracker.log_params(plain(keys))
+            tracker.log_text("config.yaml", text)
 
     if not TYPE_CHECKING:  # type checkers know the attributes
 
@@ -366,7 +377,7 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
             self._files.note(stats, self.state, self.algorithm.policy)
 
     def close(self, status: RunStatus = "FINISHED") -> None:
-        """Flush and close the loggers, and end the MLflow run if it is this trainer's own."""
+        """Flush and close the loggers, and end trackers' runs that are this trainer's own."""
         if self._files is not None:
             self._files.wait()
         self.logger.close(status)

@@ -12,6 +12,7 @@ from ..config import import_name
 from ..data import TrainStats
 from ..errors import AdapterError, ConfigError
 from ..hyperparameters import Hyperparameters
+from ..loggers import is_entry, tracker_of
 from ..loggers.base import writing_problem
 from ..registry import EXPECTED, check_callable, factory, is_made, takes_sizes
 from ..validation import InvalidError, Problem, check_fields, signature_of, unknown_name
@@ -220,15 +221,21 @@ def run_dir_problems(run_dir: Any) -> Iterator[Problem]:
 
 
 def saving_problems(options: Mapping[str, Any]) -> Iterator[Problem]:
-    """Problems of the interval of checkpoints, the statistic of the best policy, and callbacks."""
+    """Problems of the interval of checkpoints, of callbacks and of loggers."""
     try:
         Interval(options.get("checkpoint_every") or "end")
     except ConfigError as error:
         yield sentence_problem(str(error))
-    for i, entry in enumerate(options.get("callbacks") or []):
-        try:
-            callback_from_config(entry)
-        except ConfigError as error:
-            yield Problem(
-                ("callbacks", i), str(error).removeprefix("`callbacks`: ").removesuffix(".")
-            )
+    for key, check in (("callbacks", callback_from_config), ("loggers", _check_logger)):
+        for i, entry in enumerate(options.get(key) or []):
+            try:
+                check(entry)
+            except ConfigError as error:
+                message = str(error).removeprefix(f"`{key}`: ").removesuffix(".")
+                yield Problem((key, i), message)
+
+
+def _check_logger(entry: Any) -> None:
+    """Check a tracker's name and options; objects of a program are not checked."""
+    if is_entry(entry) or not hasattr(entry, "log_metrics"):
+        tracker_of(entry)

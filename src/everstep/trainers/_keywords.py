@@ -31,7 +31,7 @@ class TrainerArguments:
     run_name: None | str = None
     experiment_name: None | str = None
     track: bool = True
-    loggers: Sequence[Logger] = ()
+    loggers: Sequence[Logger | str | Mapping[str, Any]] = ()
     eval_env: "None | Env" = None
     eval_episodes: int = 100
     record: None | Mapping[str, Any] = None

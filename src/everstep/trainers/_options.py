@@ -9,8 +9,8 @@ from pydantic import Field, SkipValidation
 from ..registry import EnvSource
 from ..validation import STRICT, PositiveInt
 
-#: Keys of checkpoints and callbacks, which are arguments of trainers too.
-SAVING = ("checkpoint_every", "keep_last", "best", "callbacks")
+#: Keys of checkpoints, callbacks and loggers, which are arguments of trainers too.
+SAVING = ("checkpoint_every", "keep_last", "best", "callbacks", "loggers")
 
 
 @dataclass(kw_only=True)
@@ -52,7 +52,7 @@ class RunOptions:
     """Directory of the run's record. None: a new one under `runs/`."""
 
     experiment_name: Annotated[str, Field(min_length=1)] | None = None
-    """MLflow experiment. None: the environment's name."""
+    """MLflow experiment, and project of Weights & Biases. None: the environment's name."""
 
     checkpoint_every: PositiveInt | str | None = None
     """Train steps between checkpoints; seconds, minutes or hours, such as `"30s"`, `"10m"` or
@@ -72,6 +72,10 @@ class RunOptions:
     callbacks: list[Any] | None = None
     """Objects that are called while training runs. In a file, dotted names of their classes, or
     mappings such as `{my_module.EarlyStop: {patience: 10}}`."""
+
+    loggers: Annotated[list[Any], Field(min_length=1)] | None = None
+    """Trackers: `mlflow`, `tensorboard`, `wandb`, or mappings of one to its options, such as
+    `{wandb: {project: cartpole}}`. None: MLflow."""
 
     algorithm_config: dict[str, Any] = field(default_factory=dict)
     """Hyperparameters that were given."""

@@ -113,17 +113,22 @@ def run_keys(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def saving_keys(
-    checkpoint_every: int | str, keep_last: int, best: None | str, callbacks: Sequence[Any]
+    checkpoint_every: int | str,
+    keep_last: int,
+    best: None | str,
+    callbacks: Sequence[Any],
+    loggers: Sequence[Any],
 ) -> dict[str, Any]:
     """Keys of a configuration file for those arguments of a trainer that are not the default.
 
-    Callbacks that are objects of the program are left out: a file cannot make them.
+    Callbacks and loggers that are objects of the program are left out: a file cannot make them.
     """
     given = {"checkpoint_every": checkpoint_every, "keep_last": keep_last, "best": best}
     default = {"checkpoint_every": "1m", "keep_last": 2, "best": None}
-    named = [entry for entry in callbacks if isinstance(entry, str | Mapping)]
+    lists = {"callbacks": callbacks, "loggers": loggers}
+    named = {k: [x for x in v if isinstance(x, str | Mapping)] for k, v in lists.items()}
     keys = {key: value for key, value in given.items() if value != default[key]}
-    return keys | ({"callbacks": named} if named else {})
+    return keys | {key: entries for key, entries in named.items() if entries}
 
 
 def config_text(algorithm: "GenericAlgorithmBase[Any, Any, Any]", record: Mapping[str, Any]) -> str:

@@ -3,13 +3,15 @@
 import contextlib
 import logging
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from ..callbacks import Callbacks
 from ..checkpoints import load_state, save_state
 from ..data import TrainerState
-from ..loggers import MlflowLogger
+from ..loggers import MlflowLogger, QueuedLogger
 from ._files import RunFiles
 
 if TYPE_CHECKING:  # they import TorchRL and TensorDict, which takes two seconds
@@ -35,6 +37,9 @@ class SavedTrainer(Generic[_Algorithm]):
 
     #: The MLflow logger, if there is one.
     mlflow: None | MlflowLogger = None
+
+    #: Loggers of trackers by name; `mlflow` is one of them.
+    trackers: Mapping[str, QueuedLogger] = MappingProxyType({})
 
     #: Directory of this run's record, if there is one: None only if the argument is None, so type
     #: checkers do not ask every program to test it.
@@ -130,11 +135,11 @@ class SavedTrainer(Generic[_Algorithm]):
         self.callbacks.load_state_dict(state.get("callbacks", ()))
 
     def _run_state(self) -> dict[str, Any]:
-        run_id = None if self.mlflow is None else self.mlflow.run_id
-        return {**self.state_dict(), "mlflow_run_id": run_id}
+        ids = {name: tracker.run_id for name, tracker in self.trackers.items()}
+        return {**self.state_dict(), "mlflow_run_id": ids.pop("mlflow", None), "trackers": ids}
 
-    def _continue(self, files: RunFiles) -> None | str:
-        """Continue from the newest checkpoint of the run; the id of its MLflow run."""
+    def _continue(self, files: RunFiles) -> dict[str, None | str]:
+        """Continue from the newest checkpoint of the run; the ids of its trackers' runs."""
         path, state = files.load()
         self.load_state_dict(state)
         if not self.algorithm.continues:
@@ -144,8 +149,7 @@ class SavedTrainer(Generic[_Algorithm]):
                 path,
             )
         files.continue_from(path, state, self.state)
-        run_id: None | str = state.get("mlflow_run_id")
-        return run_id
+        return {"mlflow": state.get("mlflow_run_id"), **state.get("trackers", {})}
 
     def _save_in_background(self, files: RunFiles) -> None:
         path = files.save_in_background(self.state, self._run_state(), self.algorithm.policy)

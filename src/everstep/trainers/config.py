@@ -211,7 +211,8 @@ class TrainConfig(RunOptions):
         }
         given = {name: getattr(self, name) for name in ("eval_episodes", *SAVING)}
         arguments |= {name: value for name, value in given.items() if value is not None}
-        arguments |= trainer_arguments
+        more = trainer_arguments.pop("loggers", ())
+        arguments |= {**trainer_arguments, "loggers": [*arguments.get("loggers", ()), *more]}
         self._check_evaluations(algorithm, shared=arguments["eval_env"] is None)
         if arguments.get("run_dir", "auto") == "auto":
             arguments["run_dir"] = self.run_dir or create_run_dir(RUNS, self._env_name())

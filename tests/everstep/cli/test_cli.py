@@ -769,10 +769,10 @@ def test_a_run_is_exported(run_export, my_run, here):
 
     code, out, err = run_export(my_run, "served/it")
     assert code == 0, err
-    assert out.splitlines() == [
-        "Model   served/it",
-        "Serve   mlflow models serve -m served/it --env-manager local",
-    ]
+    model, parity, serve = out.splitlines()
+    assert model == "Model   served/it"
+    assert re.fullmatch(r"Parity  largest difference \S+ on 1,027 observations", parity)
+    assert serve == "Serve   mlflow models serve -m served/it --env-manager local"
     model = mlflow.pyfunc.load_model("served/it")
     policy = Policy.load(my_run / "policy", model_cls=sys.modules["my_env"].MyModel)
     obs = policy.observation_spec.rand([3])

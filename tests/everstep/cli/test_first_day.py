@@ -197,7 +197,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "eval early": ("early: no policy in it", "before its first one was saved"),
     "export nowhere model": ("nowhere: not the directory of a run",),
     "export run run": ("run exists already", "another directory"),
-    "export run": ("required", "MODEL_DIR"),
+    "export run --format onxx": ("--format", "onnx", "torch-export"),
     "export run model gamma=0.9": ("gamma=0.9: unknown key", "model_cls"),
     "export scripted model": ("model_cls", "'MyModel'", "my_script.MyModel", "__name__"),
     "check gymnasium:Nope-v1": ("'Nope-v1'", "doesn't exist"),

@@ -20,13 +20,8 @@ from types import SimpleNamespace
 import pytest
 
 from everstep.loggers import JsonlLogger, LoggerGroup, MlflowLogger, read_metrics
-from everstep.loggers.mlflow_store import (
-    Target,
-    accepted_name,
-    flat_params,
-    redacted,
-    ui_command,
-)
+from everstep.loggers.delivery import redacted
+from everstep.loggers.mlflow_store import Target, accepted_name, flat_params, ui_command
 
 mlflow = pytest.importorskip("mlflow")
 
@@ -475,8 +470,8 @@ def test_a_healthy_server(tmp_path, caplog):
 
 def test_an_outage_loses_nothing(tmp_path, caplog, monkeypatch):
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    monkeypatch.setattr("everstep.loggers.mlflow_delivery._PERIOD", 0.01)
-    monkeypatch.setattr("everstep.loggers.mlflow_delivery._LONGEST_PAUSE", 0.02)
+    monkeypatch.setattr("everstep.loggers.delivery._PERIOD", 0.01)
+    monkeypatch.setattr("everstep.loggers.delivery._LONGEST_PAUSE", 0.02)
     with tracker("ok") as server:
         logger = MlflowLogger(tmp_path, tracking_uri=server.uri, patience=30.0)
         for phase, mode in enumerate(["ok", "500", "ok", "500", "ok"]):

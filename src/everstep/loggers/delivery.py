@@ -1,0 +1,324 @@
+"""A bounded queue, and the thread that delivers what is in it to a tracker."""
+
+import contextlib
+import logging
+import re
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from .base import RunStatus
+
+_log = logging.getLogger(__name__)
+
+#: Seconds between two deliveries, and the longest pause after a failed one.
+_PERIOD = 1.0
+_LONGEST_PAUSE = 30.0
+#: Seconds between attempts while the logger is being closed.
+_CLOSING_PAUSE = 0.2
+#: Histograms and videos that wait at most; beyond it the oldest are dropped.
+_MEDIA = 100
+
+#: Statistics whose charts would be straight lines, and the first that trackers show.
+TOTALS = frozenset(("env/steps", "algorithm/collects", "algorithm/steps"))
+
+
+class Point(NamedTuple):
+    """One value of one metric."""
+
+    name: str
+    value: float
+    milliseconds: int
+    step: int
+
+
+class Media(NamedTuple):
+    """A histogram's values or a video's file."""
+
+    name: str
+    content: npt.NDArray[Any] | Path
+    milliseconds: int
+    step: int
+
+
+class Delivery(ABC):
+    """A bounded queue and the daemon thread that empties it; only this thread contacts the tracker.
+
+    The tracker may be slow, absent or failing. Points that it does not accept wait in the queue;
+    when the queue is full the oldest are dropped, since the end of a run matters most. However
+    often the tracker fails, one warning is logged.
+
+    Args:
+        place: Where the tracker is, for warnings.
+        queue_size: Largest number of waiting points.
+        record: Path of the complete record, to be named in warnings; empty if there is none.
+
+    """
+
+    #: Name of the tracker in warnings.
+    tracker: ClassVar[str]
+
+    #: Top-level loggers of its libraries whose messages are suppressed in the thread.
+    libraries: ClassVar[tuple[str, ...]] = ()
+
+    #: Set once the tracker has answered or has failed for the first time.
+    settled: threading.Event
+
+    #: Points that were dropped or refused.
+    lost: int = 0
+
+    def __init__(self, place: str, *, queue_size: int, record: str) -> None:
+        self.settled = threading.Event()
+        self._place = place
+        self._record = record
+        self._lock = threading.Lock()
+        self._points: deque[Point] = deque(maxlen=queue_size)
+        self._queue_size = queue_size
+        self._in_flight: list[Point] = []
+        self._media: deque[Media] = deque(maxlen=_MEDIA)
+        self._params: dict[str, Any] = {}
+        self._tags: dict[str, str] = {}
+        self._texts: dict[str, str] = {}
+        self._is_open = False
+        self._progress = 0  # requests that the tracker has answered
+        self._warned = False
+        self._outage = False
+        self._status: None | RunStatus = None
+        self._closing = threading.Event()
+        self._abandoned = threading.Event()
+        self._finished = threading.Event()
+        name = f"everstep-{self.tracker.lower()}"
+        self._thread = threading.Thread(target=self._main, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    @property
+    def waiting(self) -> int:
+        """Number of points that the tracker has not accepted yet."""
+        return len(self._points) + len(self._in_flight)
+
+    def put_metrics(self, metrics: Mapping[str, float], step: int) -> None:
+        """Queue statistics without waiting for the tracker; totals are left out."""
+        now = int(time.time() * 1000)
+        points = [
+            Point(name, float(value), now, int(step))
+            for name, value in metrics.items()
+            if name not in TOTALS
+        ]
+        with self._lock:
+            self.lost += max(0, len(self._points) + len(points) - self._queue_size)
+            self._points.extend(points)  # drops the oldest
+
+    def put_params(self, params: Mapping[str, Any]) -> None:
+        """Queue parameters without waiting for the tracker."""
+        with self._lock:
+            self._params.update(params)
+
+    def put_tags(self, tags: Mapping[str, str]) -> None:
+        """Queue tags without waiting for the tracker; the last value of each counts."""
+        with self._lock:
+            self._tags.update(tags)
+
+    def put_text(self, name: str, text: str) -> None:
+        """Queue a text without waiting for the tracker; the last one of each name counts."""
+        with self._lock:
+            self._texts[name] = text
+
+    def put_media(self, name: str, content: npt.NDArray[Any] | Path, step: int) -> None:
+        """Queue the values of a histogram, or the file of a video."""
+        with self._lock:
+            self._media.append(Media(name, content, int(time.time() * 1000), int(step)))
+
+    def close(self, status: None | RunStatus, *, patience: float, limit: float) -> None:
+        """Deliver what waits and end the run with `status`; None leaves the run open.
+
+        Gives up after `patience` seconds without an answer of the tracker, and after `limit`
+        seconds in any case.
+        """
+        self._status = status
+        self._closing.set()
+        start = moved = time.monotonic()
+        progress = self._progress
+        while not self._finished.wait(0.02) and self._thread.is_alive():
+            now = time.monotonic()
+            if self._progress != progress:
+                progress, moved = self._progress, now
+            if now - moved > patience or now - start > limit:
+                break
+        self._abandoned.set()
+        if not self._is_open and self.waiting:
+            self.warn("has not answered")
+        self._report_losses()
+
+    def warn(self, what: str) -> None:
+        """Log a failure of the tracker, the first time only.
+
+        Not with `warnings.warn`: the caller's code is not the cause, it may come from a thread, and
+        it must not stop training if warnings are errors.
+        """
+        with self._lock:
+            self._outage = True
+            first, self._warned = not self._warned, True
+        if first:
+            record = f" {self._record} has every statistic." if self._record else ""
+            _log.warning(
+                "%s at %s %s. Training continues.%s",
+                self.tracker,
+                redacted(self._place),
+                redacted(what),
+                record,
+            )
+
+    # ---- what a tracker does, in the thread --------------------------------------------------
+
+    @abstractmethod
+    def _connect(self) -> None:
+        """Open the run, or continue it. What is raised is logged once, and it is called again."""
+
+    @abstractmethod
+    def _send_head(self) -> None:
+        """Send parameters and tags that are new."""
+
+    @abstractmethod
+    def _send_points(self, points: list[Point]) -> None:
+        """Send points; what is raised lets them be sent again."""
+
+    @abstractmethod
+    def _send_text(self, name: str, text: str) -> None:
+        """Send a text."""
+
+    @abstractmethod
+    def _send_media(self, media: Media) -> None:
+        """Send a histogram or a video; one that the tracker does not take is left out."""
+
+    @abstractmethod
+    def _flush(self) -> None:
+        """Let what was sent arrive."""
+
+    @abstractmethod
+    def _end(self, status: RunStatus) -> None:
+        """End the run."""
+
+    #: Points that are sent at once.
+    _batch: ClassVar[int] = 1000
+
+    # ---- the thread ---------------------------------------------------------------------------
+
+    def _main(self) -> None:
+        with _quiet_thread(self.libraries):
+            pause = _PERIOD
+            while not self._finished.is_set() and not self._abandoned.is_set():
+                try:
+                    self._deliver()
+                    pause = _PERIOD
+                except Exception as error:
+                    self.warn(f"failed with {type(error).__name__}: {error}")
+                    pause = min(2 * pause, _LONGEST_PAUSE)
+                self.settled.set()
+                self._pause(pause)
+
+    def _pause(self, seconds: float) -> None:
+        if self._closing.is_set():
+            self._abandoned.wait(0 if self._finished.is_set() else _CLOSING_PAUSE)
+        else:
+            self._closing.wait(seconds)
+
+    def _deliver(self) -> None:
+        """One round: open the run if there is none, send everything, end the run if closing."""
+        closing = self._closing.is_set()  # before the queue is emptied: nothing is queued after it
+        if not self._is_open:
+            self._connect()
+            self._is_open = True
+            self._answered()
+            self.settled.set()
+        self._send_head()
+        while self.waiting and not self._abandoned.is_set():
+            self._send_next_points()
+        self._send_rest()
+        self._flush()
+        if closing and not self._abandoned.is_set():
+            if self._status is not None:
+                self._end(self._status)
+            self._finished.set()
+
+    def _answered(self) -> None:
+        self._progress += 1
+        self._outage = False
+
+    def _send_next_points(self) -> None:
+        """Send the next points; those of a failed request are sent again."""
+        if not self._in_flight:
+            with self._lock:
+                count = min(len(self._points), self._batch)
+                self._in_flight = [self._points.popleft() for _ in range(count)]
+        self._send_points(self._in_flight)
+        self._in_flight = []
+
+    def _send_rest(self) -> None:
+        """Send texts and media, once: a run may lack the rights or libraries that they need."""
+        with self._lock:
+            texts, self._texts = self._texts, {}
+            media = list(self._media)
+            self._media.clear()
+        for name, text in texts.items():
+            self._try(name, lambda name=name, text=text: self._send_text(name, text))
+        for each in media:
+            self._try(each.name, lambda each=each: self._send_media(each))
+
+    def _try(self, name: str, send: Any) -> None:
+        try:
+            send()
+        except Exception as error:  # of any library that artifacts are stored with
+            self.warn(f"does not store {name}: {type(error).__name__}: {error}")
+        self._progress += 1
+
+    def _report_losses(self) -> None:
+        lost = self.lost + self.waiting
+        if lost:
+            level = logging.INFO if self._outage else logging.WARNING
+            record = f" {self._record} has them." if self._record else ""
+            _log.log(level, "%d points were not delivered to %s.%s", lost, self.tracker, record)
+
+
+def redacted(text: str) -> str:
+    """The text without the user and password of any URI in it."""
+    return re.sub(r"://[^/\s@]+@", "://***@", text)
+
+
+def array_of(values: Any) -> npt.NDArray[Any]:
+    """A copy of the values of a histogram, float32 `[n]`."""
+    if hasattr(values, "detach"):
+        values = values.detach().float().cpu().numpy()
+    return np.array(values, np.float32).ravel()
+
+
+@contextlib.contextmanager
+def _quiet_thread(libraries: tuple[str, ...]) -> Iterator[None]:
+    """Suppress log messages of libraries and of urllib3 from this thread.
+
+    They report created tables and repeated requests; failures come back as exceptions.
+    """
+    thread = threading.get_ident()
+    quiet = {*libraries, "urllib3"}
+
+    def passes(record: logging.LogRecord) -> bool:
+        library = record.name.partition(".")[0]  # a handler may be shared with other loggers
+        return record.thread != thread or library not in quiet
+
+    places: list[logging.Handler | logging.Logger] = [logging.getLogger("urllib3.connectionpool")]
+    for name in libraries:
+        places += logging.getLogger(name).handlers
+    with contextlib.ExitStack() as stack:
+        for place in places:
+            place.addFilter(passes)
+            stack.callback(place.removeFilter, passes)
+        yield

@@ -1,0 +1,46 @@
+"""The soak script: it runs, and its verdict follows the samples."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from examples.benchmarks.soak import verdict
+
+SCRIPT = Path(__file__).parents[2] / "examples" / "benchmarks" / "soak.py"
+
+
+def samples(**growth: float) -> list[dict[str, float]]:
+    """A minute apart, each value growing by an amount a sample."""
+    start = {"memory MiB": 500.0, "descriptors": 20.0, "threads": 7.0, "env steps/work": 600.0}
+    return [
+        {"seconds": 60.0 * i} | {name: x + i * growth.get(name, 0.0) for name, x in start.items()}
+        for i in range(60)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("growth", "failed"),
+    [
+        ({}, set()),
+        ({"memory MiB": 0.1}, set()),  # 6 MiB an hour
+        ({"memory MiB": 0.5}, {"memory"}),
+        ({"descriptors": 0.1}, {"descriptors"}),
+        ({"threads": 1.0}, {"threads"}),
+        ({"env steps/work": -1.0}, {"rate"}),
+        ({"env steps/work": 1.0}, set()),
+    ],
+)
+def test_the_verdict_follows_the_samples(growth: dict[str, float], failed: set[str]) -> None:
+    lines, is_ok = verdict(samples(**growth))
+    assert {line.split()[1] for line in lines if line.startswith("FAIL")} == failed
+    assert is_ok is (not failed)
+
+
+@pytest.mark.slow
+def test_it_runs(tmp_path: Path) -> None:
+    command = [sys.executable, str(SCRIPT), "--minutes", "0.1", "--samples", "6"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode in (0, 1), done.stderr
+    assert "env steps/s" in done.stdout
+    assert "points not delivered" in done.stdout
