@@ -77,5 +77,8 @@ class RunOptions:
     """Trackers: `mlflow`, `tensorboard`, `wandb`, or mappings of one to its options, such as
     `{wandb: {project: cartpole}}`. None: MLflow."""
 
+    video_every: PositiveInt | None = None
+    """Train steps between videos of the policy, in `videos/`. None: no videos."""
+
     algorithm_config: dict[str, Any] = field(default_factory=dict)
     """Hyperparameters that were given."""

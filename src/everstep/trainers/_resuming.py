@@ -25,7 +25,7 @@ _RATES = ("lr", "lr_pi", "lr_v")
 CHANGEABLE = frozenset(
     {
         *("total_env_steps", "stop", "steps_per_eval", "eval_episodes", "eval_env_config"),
-        *("env_config", "experiment_name", *SAVING, *LIVE, *_RATES),
+        *("env_config", "experiment_name", "video_every", *SAVING, *LIVE, *_RATES),
     }
 )
 

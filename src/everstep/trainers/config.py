@@ -14,7 +14,7 @@ from ..algorithms import (
     RecurrentAlgorithmConfig,
 )
 from ..conditions import condition_from_config
-from ..config import Document, apply_overrides, dotted_name, load, plain
+from ..config import Document, apply_overrides, dotted_name, import_name, load, plain
 from ..env import Env, EnvFactory
 from ..errors import AdapterError, ConfigError
 from ..hyperparameters import RecurrentHyperparameters
@@ -211,6 +211,9 @@ class TrainConfig(RunOptions):
         }
         given = {name: getattr(self, name) for name in ("eval_episodes", *SAVING)}
         arguments |= {name: value for name, value in given.items() if value is not None}
+        if self.video_every is not None:  # visualization imports this module
+            record = import_name("everstep.visualization.recording.RecordVideos")
+            arguments["callbacks"] = [*arguments.get("callbacks", ()), record(self.video_every)]
         more = trainer_arguments.pop("loggers", ())
         arguments |= {**trainer_arguments, "loggers": [*arguments.get("loggers", ()), *more]}
         self._check_evaluations(algorithm, shared=arguments["eval_env"] is None)
