@@ -34,9 +34,11 @@ Auto = Literal["auto"]
 LIVE = frozenset(
     {
         "accumulate_grads",
+        "bounds_loss_coeff",
         "clip_param",
         "clip_param_schedule",
         "clip_param_schedule_kind",
+        "clip_rewards",
         "dual_clip_param",
         "entropy_coeff",
         "entropy_coeff_schedule",
@@ -50,6 +52,7 @@ LIVE = frozenset(
         "num_sgd_iters",
         "num_test_episodes",
         "on_missing_final",
+        "reward_scale",
         "sgd_minibatch_size",
         "shuffle_minibatches",
         "target_kl_div",
@@ -189,6 +192,10 @@ class Hyperparameters:
     vf_coeff: PositiveFloat = 1.0
     """Weight of the value loss."""
 
+    bounds_loss_coeff: NonNegativeFloat = 0.0
+    """Weight of the loss Σ max(|μ| − 1.1, 0)² on means μ of normal distributions of actions, whose
+    bounds count as ±1; unbounded actions are taken as if they were bounded by ±1."""
+
     target_kl_div: None | PositiveFloat = None
     """Approximate KL divergence above which an update stops early. With `lr_schedule_kind` set to
     `"adaptive"`, the target of the learning rate; updates do not stop early then. None: never."""
@@ -204,6 +211,19 @@ class Hyperparameters:
     """Whether to divide rewards by the standard deviation of their discounted sums within episodes
     (arXiv 2005.12729): over this rollout, or with `"running"` over all rollouts. `"auto"`: over
     this rollout; over all."""
+
+    reward_scale: PositiveFloat = 1.0
+    """Factor of the environment's rewards in advantages and returns, after `normalize_rewards`."""
+
+    clip_rewards: None | PositiveFloat = None
+    """Largest absolute value of a reward in advantages and returns, after `normalize_rewards` and
+    `reward_scale`. None: not clipped."""
+
+    normalize_values: bool = False
+    """Whether the model's values are returns minus their mean, divided by their standard deviation.
+    The moments of all returns so far are part of the policy and change after updates only.
+    Advantages are computed in units of rewards, `vf_loss` and `vf_clip_param` are in units of the
+    standard deviation."""
 
     normalize_observations: bool | Auto = "auto"
     """Whether to centre observations and scale them to unit variance, by statistics of all

@@ -123,6 +123,31 @@ def update_moments(each: nn.ModuleDict, leaves: Leaves, mask: torch.Tensor) -> N
             moments.add(*new)
 
 
+class ValueNormalizer(RunningMoments):
+    """Running moments of returns, `[K]`: the model's values are in units of them."""
+
+    #: Added to variances before the square root: constant returns are not scaled up without bound.
+    epsilon = 1e-5
+
+    @property
+    def scale(self) -> torch.Tensor:
+        """Standard deviations `[K]`, float64."""
+        return (self.var + self.epsilon).sqrt()
+
+    def denormalize(self, values: torch.Tensor) -> torch.Tensor:
+        """Values `[B, K]` in units of rewards; of the first streams if there are fewer columns."""
+        columns = values.shape[-1]
+        scale, mean = self.scale[:columns].to(values), self.mean[:columns].to(values)
+        return torch.addcmul(mean, values, scale)
+
+    def in_deviations(self, x: torch.Tensor) -> torch.Tensor:
+        """Values or returns `[B, K]` divided by their standard deviations.
+
+        Losses depend on differences, in which the mean cancels.
+        """
+        return x / self.scale.to(x)
+
+
 def _doubled(x: torch.Tensor) -> torch.Tensor:
     """A copy of `x` in float64."""
     return x.to(torch.float64, copy=True)

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
-from .distributions import Distribution
+from .distributions import Distribution, Normal
 from .errors import ConfigError
 from .hyperparameters import Resolved
 from .losses import (
@@ -121,6 +121,11 @@ class ActorCritic(ABC):
             weighted_sum(errors, weight),
             self._entropy(distribution, weight),
         )
+        if config.bounds_loss_coeff:
+            assert isinstance(distribution, Normal)  # checked when the policy was made
+            bounds = weighted_sum(distribution.beyond_bounds(), weight)
+            terms["bounds"] = bounds.detach()
+            terms["total"] = terms["total"] + config.bounds_loss_coeff * bounds
         return terms | self._monitors(logp, minibatch)
 
     def _entropy(self, distribution: Distribution, weight: torch.Tensor) -> None | torch.Tensor:

@@ -264,6 +264,7 @@ class OnPolicyAlgorithm(
     def _losses(self, minibatch: Minibatch) -> dict[str, torch.Tensor]:
         """Terms of the loss, 0-d each."""
         distribution, values = self.policy.evaluate(minibatch)
+        minibatch, values = self.policy.in_deviations(minibatch, values)
         terms = self.objective(minibatch, distribution, values)
         terms = add_ons(self.config.policy_loss_addons, minibatch, distribution, values, terms)
         return self._add_bonuses(minibatch, terms)
@@ -312,12 +313,9 @@ class OnPolicyAlgorithm(
 
     def _end_update(self) -> None:
         """Update statistics of observations and bonuses, count transitions, move schedules on."""
-        rollout = self.rollout
-        if self.policy.normalizer is not None:
-            obs = tuple(leaf[:-1].flatten(0, 1) for leaf in rollout.obs)
-            self.policy.normalizer.update(obs, rollout.valid.flatten())
+        self.policy.update_statistics(self.rollout)
         for bonus in self.bonuses:
-            bonus.update(rollout)
+            bonus.update(self.rollout)
         self.state.env_steps += self._rows_to_learn
         self.follow_schedules()
 

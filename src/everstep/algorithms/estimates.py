@@ -188,7 +188,7 @@ def estimate_advantages(
 
     """
     values = rollout.values[:-1]
-    advantages = _advantages(rollout, config, streams, _scaled(rollout, reward_scale))
+    advantages = _advantages(rollout, config, streams, _scaled(rollout, config, reward_scale))
     rollout.returns[:-1] = advantages + values
     weights = _filled([stream.weight for stream in streams], rollout.values)
     combined = (advantages * weights).sum(-1, keepdim=True)
@@ -208,12 +208,18 @@ def _filled(numbers: list[float], like: torch.Tensor) -> torch.Tensor:
     return torch.cat([like.new_full((1,), number) for number in numbers])
 
 
-def _scaled(rollout: Rollout, scale: None | torch.Tensor) -> torch.Tensor:
-    """Rewards `[T, N, K]`, the environment's divided by `scale`."""
+def _scaled(rollout: Rollout, config: Resolved, scale: None | torch.Tensor) -> torch.Tensor:
+    """Rewards `[T, N, K]`; the environment's are divided by `scale`, scaled and clipped."""
     rewards = rollout.rewards[:-1]
-    if scale is None:
+    if scale is None and config.reward_scale == 1 and config.clip_rewards is None:
         return rewards
-    scaled = rewards[..., :1] / (scale + 1e-8)
+    scaled = rewards[..., :1]
+    if scale is not None:
+        scaled = scaled / (scale + 1e-8)
+    if config.reward_scale != 1:
+        scaled = scaled * config.reward_scale
+    if config.clip_rewards is not None:
+        scaled = scaled.clamp(-config.clip_rewards, config.clip_rewards)
     return scaled if rewards.shape[-1] == 1 else torch.cat([scaled, rewards[..., 1:]], -1)
 
 

@@ -293,6 +293,7 @@ def _trained(actor: Actor) -> dict[str, Any]:
     if not isinstance(actor, GenericPolicyBase):
         return {} if actor is None else {"model": actor}
     found: dict[str, Any] = {"model": actor.model, "distribution_cls": actor.distribution_cls}
+    found["normalize_values"] = actor.value_normalizer is not None
     if actor.normalizer is not None:
         found |= {"normalize_observations": True, "clip_observations": actor.normalizer.clip}
     return found

@@ -259,6 +259,7 @@ def moments_of(parts: Parts) -> dict[str, RunningMoments]:
     """Running moments that observations, rewards and bonuses are normalised by, by name."""
     owners: dict[str, None | nn.Module] = {
         "observations": parts.policy.normalizer,
+        "values": parts.policy.value_normalizer,
         "rewards": parts.discounted_returns,
         **{f"bonuses.{bonus.name}": bonus for bonus in parts.bonuses},
     }

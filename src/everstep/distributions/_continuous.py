@@ -7,13 +7,16 @@ from typing import Any, TypeAlias
 import torch
 import torch.nn.functional as F
 from tensordict import TensorDict
-from torchrl.data import Bounded
+from torchrl.data import Bounded, TensorSpec
 
 from ._base import Distribution, action_dtype, as_dtype, cached, sum_rows
 
 #: ½·log 2π.
 HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
 _LOG_TWO = math.log(2)
+
+#: Means beyond this part of their range are penalised.
+SOFT_BOUND = 1.1
 
 
 class Normal(Distribution):
@@ -38,6 +41,17 @@ class Normal(Distribution):
     def dist(self) -> torch.distributions.Normal:
         """The same distribution in `torch.distributions`, a new object each time."""
         return torch.distributions.Normal(self.mean, self.std)
+
+    def beyond_bounds(self) -> torch.Tensor:
+        """Squared distances of the means from 1.1 times the actions' range, summed, `[B, 1]`.
+
+        The range is scaled to ±1; without bounds it is ±1.
+
+        Source: rl_games, `bound_loss` with its soft bound.
+        """
+        centre, half = cached(self.model, _range, self.mean.device, self.mean.dtype)
+        beyond = ((self.mean - centre) / half).abs() - SOFT_BOUND
+        return sum_rows(beyond.clamp(min=0).square())
 
     def deterministic_sample(self) -> torch.Tensor:
         """The means, `[B, …]`."""
@@ -198,6 +212,20 @@ def _squash(spec: Bounded, device: torch.device, dtype: torch.dtype) -> _Squash:
     some_have_one = bool((_is_bound(low) ^ _is_bound(high)).any())
     squash = _Softplus if some_have_one else _Tanh
     return squash(as_dtype(low, dtype), as_dtype(high, dtype))
+
+
+def _range(
+    spec: TensorSpec, device: torch.device, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Centre and half width `[…]` of actions; 0 and 1 where they have less than two bounds."""
+    if not isinstance(spec, Bounded):
+        zero = torch.zeros((), dtype=dtype, device=device)
+        return zero, torch.ones_like(zero)
+    low, high = _bounds(spec, device)
+    unbounded = ~(_is_bound(low) & _is_bound(high) & (low < high))
+    low, high = as_dtype(low, dtype), as_dtype(high, dtype)
+    half = ((high - low) / 2).masked_fill(unbounded, 1.0)
+    return ((high + low) / 2).masked_fill(unbounded, 0.0), half
 
 
 def _is_bound(end: torch.Tensor) -> torch.Tensor:

@@ -107,8 +107,8 @@ def _against_policy(policy: GenericPolicyBase[Any]) -> Iterator[str]:
     model = policy.model
     if policy.memory.paths:
         yield "the policy sees windows of past observations"
-    if policy.critic is not None:
-        yield "a bonus has a critic of its own"
+    if policy.critic is not None or policy.value_normalizer is not None:
+        yield "a bonus has a critic of its own, or values are normalised"
     if policy.is_autocast:
         yield "`enable_amp` runs the model in half precision"
     if not isinstance(model, DefaultModel):
@@ -180,8 +180,8 @@ def _against_gradients(policy: GenericPolicyBase[Any], objective: Any) -> Iterat
     if kind is Categorical:
         if outputs.logits[-1] != outputs.width:
             yield "actions are several choices"
-    elif kind is not Normal:
-        yield f"the gradients of {kind.__name__} are not written out"
+    elif kind is not Normal or objective.config.bounds_loss_coeff:
+        yield f"the gradients of {kind.__name__}, or of its bounds loss, are not written out"
     elif outputs.log_std is None:
         yield "the standard deviation depends on the observation"
 

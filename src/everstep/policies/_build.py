@@ -5,6 +5,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 
+from ..distributions import Normal, SquashedNormal
 from ..env import Env
 from ..errors import ConfigError
 from ..formats import EnvFormat
@@ -45,9 +46,22 @@ def make_policy(
         autocast=torch.autocast(device.type, dtype=dtype) if config.enable_amp else None,
         env_format=_format_of(env),
     )
+    if config.normalize_values:
+        policy.normalize_values(num_values)
+    if config.bounds_loss_coeff:
+        _check_means(policy)
     if config.compile:
         policy.model.compile(**({} if config.compile is True else {"backend": config.compile}))
     return policy
+
+
+def _check_means(policy: PolicyCore[Any]) -> None:
+    kind = policy.distribution_cls
+    if not issubclass(kind, Normal) or issubclass(kind, SquashedNormal):
+        raise ConfigError(
+            "`bounds_loss_coeff` is for the distribution Normal, whose means may leave the bounds; "
+            f"got {kind.__name__}. Drop it."
+        )
 
 
 def _format_of(env: Env) -> None | EnvFormat:

@@ -1,9 +1,9 @@
 """Core of policies: acting in rollouts and evaluating minibatches."""
 
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
@@ -17,10 +17,10 @@ from ..distributions import Distribution
 from ..errors import ConfigError
 from ..formats import EnvFormat
 from ..models import GenericModelBase
-from ..normalizers import ObservationNormalizer
+from ..normalizers import ObservationNormalizer, ValueNormalizer
 from ..rollouts import Minibatch, Rollout, Sequences
 from ..specs import EMPTY, Leaves, Structure
-from ..validation import unknown_name
+from ._models import make_model
 
 _Model = TypeVar("_Model", bound=GenericModelBase[..., Any])
 
@@ -94,7 +94,10 @@ class PolicyCore(ABC, Generic[_Model]):
     #: Normalises observations before the model sees them.
     normalizer: None | ObservationNormalizer
 
-    #: Its function in `keep_casts`.
+    #: Moments of returns that the model's values are in units of; a module of the model.
+    value_normalizer: None | ValueNormalizer
+
+    #: The normaliser's function in `keep_casts`.
     _frozen: None | Callable[[Leaves], Leaves] = None
 
     def __init__(
@@ -123,13 +126,14 @@ class PolicyCore(ABC, Generic[_Model]):
                 distribution_cls = distribution_cls or Distribution.default_dist_cls(action_spec)
             except TypeError as error:
                 raise ConfigError(str(error)) from None
-            model = _make_model(model_cls, observation_spec, action_spec, self.model_config)
+            model = make_model(model_cls, observation_spec, action_spec, self.model_config)
         if not any(True for _ in model.parameters()):
             raise ConfigError(
                 f"{type(model).__name__} has no parameters, so there is nothing to train: give the "
                 "model at least one."
             )
         self.model = model.to(device)  # type: ignore[assignment]
+        self.value_normalizer = getattr(self.model, "value_normalizer", None)
         self.dtype = torch.get_default_dtype()
         self.distribution_cls = distribution_cls or Distribution.default_dist_cls(action_spec)
         self.normalizer = None if normalizer is None else normalizer.to(device)
@@ -163,6 +167,12 @@ class PolicyCore(ABC, Generic[_Model]):
     def is_autocast(self) -> bool:
         """Whether the model runs in half precision."""
         return isinstance(self._autocast, torch.autocast)
+
+    def normalize_values(self, columns: int) -> None:
+        """Let the model's values `[B, K]` be in units of returns, as far as they are known."""
+        if self.value_normalizer is None:
+            self.value_normalizer = ValueNormalizer(columns).to(self.device)
+            self.model.value_normalizer = self.value_normalizer
 
     @property
     def observation_spec(self) -> TensorSpec:
@@ -227,6 +237,25 @@ class PolicyCore(ABC, Generic[_Model]):
 
     # ---- learning -----------------------------------------------------------------------------
 
+    def update_statistics(self, rollout: Rollout) -> None:
+        """Update the moments of observations and returns with a rollout, after an update."""
+        if self.normalizer is not None:
+            obs = tuple(leaf[:-1].flatten(0, 1) for leaf in rollout.obs)
+            self.normalizer.update(obs, rollout.valid.flatten())
+        if self.value_normalizer is not None:
+            rows = self.learnable(rollout).flatten()
+            self.value_normalizer.update(rollout.returns[:-1].flatten(0, 1), rows)
+
+    def in_deviations(
+        self, minibatch: Minibatch, values: torch.Tensor
+    ) -> tuple[Minibatch, torch.Tensor]:
+        """Minibatch and values `[B, K]` as losses have them, if values are normalised."""
+        if self.value_normalizer is None:
+            return minibatch, values
+        convert = self.value_normalizer.in_deviations
+        returns, previous = convert(minibatch.returns), convert(minibatch.values)
+        return replace(minibatch, returns=returns, values=previous), convert(values)
+
     def learnable(self, rollout: Rollout) -> torch.Tensor:
         """Rows that enter the losses, bool `[T, N, 1]`."""
         return rollout.known & rollout.valid
@@ -282,7 +311,9 @@ class PolicyCore(ABC, Generic[_Model]):
 
         """
         values = in_full({"": values})[""]
-        return values if self.critic is None else torch.cat([values, self.critic(obs)], -1)
+        values = values if self.critic is None else torch.cat([values, self.critic(obs)], -1)
+        normalizer = self.value_normalizer
+        return values if normalizer is None else normalizer.denormalize(values)
 
     def _distribution(self, features: Any) -> Distribution:
         return self.distribution_cls(in_full(features), self.model)
@@ -300,7 +331,10 @@ class PolicyCore(ABC, Generic[_Model]):
         """`out`, with what `sample` was asked for; `features` are the model's last ones."""
         out[DataKeys.FEATURES] = TensorDict(dict(features.items()), batch_size=out.batch_size)
         if return_values:
-            out[DataKeys.VALUES] = in_full({"": self.model.value_function()})[""]
+            values = in_full({"": self.model.value_function()})[""]
+            normalizer = self.value_normalizer
+            values = values if normalizer is None else normalizer.denormalize(values)
+            out[DataKeys.VALUES] = values
         if return_actions:
             distribution = self._distribution(features)
             latents = distribution.latents(deterministic=deterministic)
@@ -341,43 +375,6 @@ class Actor:
         """Store the values of the last observations, given the recurrent states before them."""
         rollout = self.rollout
         rollout.values[-1].copy_(self.policy.values(rollout.obs_at(rollout.horizon), states))
-
-
-def _make_model(
-    model_cls: Any, observation_spec: TensorSpec, action_spec: TensorSpec, config: dict[str, Any]
-) -> Any:
-    try:
-        return model_cls(observation_spec, action_spec, **config)
-    except (TypeError, ValueError, IndexError, RuntimeError) as error:
-        name = getattr(model_cls, "__name__", type(model_cls).__name__)
-        for option in config:
-            if str(error).startswith(own := f"`{option}` "):
-                rest = str(error).removeprefix(own).removesuffix(".")
-                raise ConfigError(f"`model_config.{option}` {rest}.") from error
-            if f"unexpected keyword argument '{option}'" in str(error):
-                known = _options_of(model_cls)
-                unknown = unknown_name("option", option, known)
-                raise ConfigError(
-                    f"`model_config.{option}`: {unknown} of {name}, which takes "
-                    f"{', '.join(known) or 'none'}."
-                ) from error
-        reason = str(error).splitlines()[0]
-        if isinstance(error, TypeError):
-            reason += ". A model class takes (observation_spec, action_spec, **model_config)"
-        raise ConfigError(f"`model_config` {config} does not suit {name}: {reason}") from error
-
-
-def _options_of(model_cls: Any) -> list[str]:
-    """Keyword arguments of a model class and of those that it passes the rest of them on to."""
-    own = [cls.__init__ for cls in getattr(model_cls, "__mro__", ()) if "__init__" in vars(cls)]
-    names: list[str] = []
-    for function in own or [model_cls]:
-        parameters = inspect.signature(function).parameters.values()
-        optional = [p for p in parameters if p.kind is p.KEYWORD_ONLY or p.default is not p.empty]
-        names += [p.name for p in optional if p.name != "outputs"]
-        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
-            break
-    return names
 
 
 def in_full(features: TensorDict | Mapping[str, torch.Tensor]) -> Any:

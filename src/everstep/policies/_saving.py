@@ -86,6 +86,8 @@ def load(
         normalizer=described and ObservationNormalizer.from_description(specs[0], described),
         env_format=form and EnvFormat.from_description(form),
     )
+    if (mean := state["weights"].get("value_normalizer.mean")) is not None:
+        policy.normalize_values(*mean.shape)
     try:
         policy.model.load_state_dict(state["weights"])
     except RuntimeError as error:

@@ -27,6 +27,9 @@ KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
 CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "advantages of minibatches": (DISCRETE, {"normalize_advantages": "minibatch"}),
     "clip schedule": (NUMBERS, {"clip_param_schedule": [(0, 0.1), (100, 0.01)]}),
+    "rewards": (NUMBERS, {"reward_scale": 0.1, "clip_rewards": 1.0}),
+    "normalised values": (DISCRETE, {"normalize_values": True}),
+    "bounds": (NUMBERS, {"bounds_loss_coeff": 0.01}),
     "two heads": (NUMBERS, {"model_config": {"shared": True, "ortho_init": False}}),
     "asymmetric": (GROUPS, {"model_config": {"actor_obs": ["actor"], "critic_obs": ["critic"]}}),
 }
