@@ -205,7 +205,7 @@ class Hyperparameters:
 
     normalize_advantages: bool | Literal["minibatch"] = True
     """Whether to centre advantages and scale them to unit standard deviation: over the rollout, or
-    with `"minibatch"` over each minibatch."""
+    with `"minibatch"` over each minibatch (of several processes, over the part of each)."""
 
     normalize_rewards: bool | Literal["running", "auto"] = "auto"
     """Whether to divide rewards by the standard deviation of their discounted sums within episodes

@@ -227,7 +227,7 @@ def test_means_outside_of_the_bounds_come_back(config: Any) -> None:
         for _ in range(5):
             algorithm.collect()
             stats = algorithm.step()
-        found[weight] = float(algorithm.policy.model.policy[-1].bias.mean())
+        found[weight] = float(algorithm.policy.model.policy[-1].bias.detach().mean())
         assert ("losses/bounds" in stats) is (weight > 0)
     assert found[10.0] < found[0.0] - 0.1
     assert (algorithm.general_way is None) is False

@@ -34,7 +34,7 @@ from .build import build_parts
 from .estimates import stopwatch, update_statistics
 from .operations import WorkerOperations
 from .recording import Collected, Executor
-from .snapshot import matmul_precision, undone_on_error
+from .snapshot import undone_on_error
 
 _Hparams = TypeVar("_Hparams", bound=AlgorithmHparams)
 _State = TypeVar("_State", bound=AlgorithmState)
@@ -101,8 +101,9 @@ class OnPolicyAlgorithm(
         """
         elapsed_ms = stopwatch()
         self._prepare()
-        with undone_on_error(self.parts), matmul_precision(self.config.matmul_precision):
-            mode = model_mode(self.policy.model, training=not deterministic)
+        precision = self.config.matmul_precision
+        with undone_on_error(self.parts):
+            mode = model_mode(self.policy.model, training=not deterministic, precision=precision)
             with torch.no_grad(), mode:
                 was_reset = self._begin(env_config)
                 collected = self.executor.collect(
@@ -287,9 +288,9 @@ class OnPolicyAlgorithm(
         """
         elapsed_ms = stopwatch()
         self._take_rollout("step")
-        mode = model_mode(self.policy.model, training=True)
-        precision = matmul_precision(self.config.matmul_precision)
-        with undone_on_error(self.parts, "model"), torch.enable_grad(), mode, precision:
+        precision = self.config.matmul_precision
+        mode = model_mode(self.policy.model, training=True, precision=precision)
+        with undone_on_error(self.parts, "model"), torch.enable_grad(), mode:
             sums, counts = self.executor.learn(
                 self.parts, self.estimate, self.learn, self._reward_scale
             )

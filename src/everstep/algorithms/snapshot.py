@@ -67,20 +67,6 @@ def undone_on_error(parts: Parts, owner: None | str = None) -> Iterator[None]:
         raise
 
 
-@contextmanager
-def matmul_precision(precision: None | str) -> Iterator[None]:
-    """Multiply float32 matrices with this precision in the block; None changes nothing."""
-    if precision is None:
-        yield  # PyTorch 2.9 warns of a look at it
-        return
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(precision)
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
 # ---- checkpoints ------------------------------------------------------------------------------
 
 

@@ -22,8 +22,9 @@ SOFT_BOUND = 1.1
 class Normal(Distribution):
     """Independent normals: `features["mean"]` and `features["log_std"]` are `[B, …]`.
 
-    Samples of bounded actions may lie outside their bounds. The environment clips them, and
-    training uses the unclipped samples.
+    An optional `features["noise"]` of the same shape is added to the means in place of noise that
+    is drawn for each sample. Samples of bounded actions may lie outside their bounds. The
+    environment clips them, and training uses the unclipped samples.
     """
 
     def __init__(self, features: Mapping[str, torch.Tensor] | TensorDict, model: Any, /) -> None:
@@ -69,7 +70,9 @@ class Normal(Distribution):
 
     def sample(self) -> torch.Tensor:
         """Random actions, `[B, …]`."""
-        return as_dtype(self.mean + self.std * torch.randn_like(self.mean), self._dtype)
+        noise = self.features.get("noise", None)  # of state-dependent exploration
+        noise = self.std * torch.randn_like(self.mean) if noise is None else noise
+        return as_dtype(self.mean + noise, self._dtype)
 
 
 class SquashedNormal(Normal):

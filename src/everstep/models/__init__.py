@@ -21,6 +21,7 @@ from ._defaults import (
 from ._encoders import is_image
 from ._feedforward import GenericModel, Model, ModelFactory
 from ._networks import ObservationNetwork
+from ._outputs import Exploration, StateDependentNoise
 from ._recurrent import GenericRecurrentModel, RecurrentModel, RecurrentModelFactory
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "DefaultDiscreteRecurrentModel",
     "DefaultModel",
     "DefaultRecurrentModel",
+    "Exploration",
     "GenericModel",
     "GenericModelBase",
     "GenericRecurrentModel",
@@ -38,6 +40,7 @@ __all__ = [
     "ObservationNetwork",
     "RecurrentModel",
     "RecurrentModelFactory",
+    "StateDependentNoise",
     "is_image",
 ]
 

@@ -9,6 +9,7 @@ from torchrl.data import TensorSpec
 from typing_extensions import Self
 
 from ..specs import Path
+from ._outputs import Exploration
 
 ObservationSpec = TypeVar("ObservationSpec", bound=TensorSpec)
 ActionSpec = TypeVar("ActionSpec", bound=TensorSpec)
@@ -37,6 +38,9 @@ class GenericModelBase(nn.Module, Generic[_P, _T]):
 
     #: `model_config` of the algorithm.
     config: dict[str, Any]
+
+    #: Noise that lasts for several env steps of a rollout; None for none.
+    exploration: None | Exploration = None
 
     #: Spec of one observation.
     observation_spec: TensorSpec

@@ -13,13 +13,13 @@ from ._defaults import (
     ContinuousActions,
     DiscreteActions,
     KeepsValues,
-    Outputs,
     SeesParts,
     choose_default,
     has_mask,
 )
 from ._encoders import ACTION_MASK, ObservationEncoder
 from ._layers import HIDDEN_GAIN, check_widths, gains_of, initialize, listed, perceptron
+from ._outputs import Outputs
 from ._recurrent import RecurrentModel
 
 #: Keys of the states of the LSTM, and of that of the values if they have one of their own.
@@ -236,6 +236,9 @@ class DefaultContinuousRecurrentModel(ContinuousActions, DefaultRecurrentModel):
         action_spec: Spec of one action.
         log_std_init: Natural logarithm of the initial standard deviation.
         state_dependent_std: Whether the standard deviation depends on the observations.
+        use_sde: Whether noise is a function of the state (gSDE, arXiv 2005.05719).
+        sde_sample_freq: Env steps between draws of that function; -1 for once a rollout.
+        full_std: Whether the weights of gSDE have a standard deviation for each action.
         **config: See `DefaultRecurrentModel`.
 
     """

@@ -1,8 +1,7 @@
 """Default feedforward models, for the specs that environments have."""
 
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from tensordict import TensorDict
@@ -16,6 +15,7 @@ from ._base import GenericModelBase
 from ._encoders import ACTION_MASK, ObservationEncoder, encoder_of, image_layout
 from ._feedforward import Model
 from ._layers import HIDDEN_GAIN, check_widths, gains_of, listed, paths_of, perceptron, seen_by
+from ._outputs import Exploration, NoisyHead, Outputs, StateDependentNoise
 
 _Cls = TypeVar("_Cls", bound=type[GenericModelBase[..., Any]])
 
@@ -41,41 +41,6 @@ class KeepsValues(nn.Module):
         """Values `[B, K]` of the observations of the last `forward`."""
         assert self._values is not None, "call `forward` before `value_function`"
         return self._values
-
-
-class Outputs(nn.Module):
-    """Base: outputs `[B, width]` of the policy's network to features of the distribution.
-
-    Args:
-        action_spec: Spec of one action.
-        width: Outputs that the network has.
-
-    """
-
-    #: Options that the model reports in its own `config`.
-    config: dict[str, Any]
-
-    #: Outputs that the network has.
-    width: int
-
-    #: Whether features are views of the outputs.
-    are_views: bool = True
-
-    #: Elements of an action mask; 0 if actions cannot be masked.
-    maskable: int = 0
-
-    def __init__(self, action_spec: TensorSpec, width: int) -> None:
-        super().__init__()
-        self.width = width
-        self.config: dict[str, Any] = {}
-        self.shape = action_spec.shape
-
-    @abstractmethod
-    def forward(self, outputs: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Features `[B, …]`, of outputs `[B, width]`."""
-
-    def prepare(self, network: nn.Sequential) -> None:
-        """Change the network's last layer after its initialisation."""
 
 
 class Logits(Outputs):
@@ -335,6 +300,9 @@ class DiscreteActions(nn.Module):
 class ContinuousActions(nn.Module):
     """Mixin of default models that gives them the outputs of continuous actions."""
 
+    exploration: None | Exploration
+    policy: nn.Sequential
+
     def __init__(
         self,
         observation_spec: TensorSpec,
@@ -343,10 +311,22 @@ class ContinuousActions(nn.Module):
         *,
         log_std_init: float = 0.0,
         state_dependent_std: bool = False,
+        use_sde: bool = False,
+        sde_sample_freq: int = -1,
+        full_std: bool = True,
         **config: Any,
     ) -> None:
-        outputs = Gaussian(action_spec, log_std_init, state_dependent_std=state_dependent_std)
+        if use_sde and state_dependent_std:
+            raise ValueError("`use_sde` excludes `state_dependent_std`: drop one of them")
+        outputs: Outputs = Gaussian(
+            action_spec, log_std_init, state_dependent_std=state_dependent_std
+        )
+        if use_sde:
+            options: Any = {"sde_sample_freq": sde_sample_freq, "full_std": full_std}
+            outputs = StateDependentNoise(action_spec, log_std_init, **options)
         super().__init__(observation_spec, action_spec, outputs=outputs, **config)
+        if isinstance(outputs, StateDependentNoise):
+            self.exploration = Exploration(cast(NoisyHead, self.policy[-1]), sde_sample_freq)
 
 
 class DefaultDiscreteModel(DiscreteActions, DefaultModel):
@@ -372,6 +352,9 @@ class DefaultContinuousModel(ContinuousActions, DefaultModel):
         action_spec: Spec of one action.
         log_std_init: Natural logarithm of the initial standard deviation.
         state_dependent_std: Whether the standard deviation depends on the observation.
+        use_sde: Whether noise is a function of the state (gSDE, arXiv 2005.05719).
+        sde_sample_freq: Env steps between draws of that function; -1 for once a rollout.
+        full_std: Whether the weights of gSDE have a standard deviation for each action.
         **config: See `DefaultModel`.
 
     """

@@ -16,7 +16,7 @@ from ..data import DataKeys, Device
 from ..distributions import Distribution
 from ..errors import ConfigError
 from ..formats import EnvFormat
-from ..models import GenericModelBase
+from ..models import Exploration, GenericModelBase
 from ..normalizers import ObservationNormalizer, ValueNormalizer
 from ..rollouts import Minibatch, Rollout, Sequences
 from ..specs import EMPTY, Leaves, Structure
@@ -356,6 +356,7 @@ class Actor:
 
     def __init__(self, policy: PolicyCore[Any], rollout: Rollout, *, deterministic: bool) -> None:
         self.policy, self.rollout, self.deterministic = policy, rollout, deterministic
+        self._noise: None | Exploration = getattr(policy.model, "exploration", None)
 
     def act(self, t: int, states: Leaves) -> tuple[Leaves, Leaves]:
         """Actions of env step `t` for the environment, and the recurrent states after it.
@@ -365,6 +366,8 @@ class Actor:
             states: Recurrent states before it, `[N, …]`.
 
         """
+        if self._noise is not None:
+            self._noise.begin_step(t, self.rollout.num_envs)
         obs = self.rollout.obs_at(t)
         sample = self.policy.act(obs, states, deterministic=self.deterministic)
         # Stored before the environment sees them: it may work in place.
@@ -374,6 +377,8 @@ class Actor:
     def finish(self, states: Leaves) -> None:
         """Store the values of the last observations, given the recurrent states before them."""
         rollout = self.rollout
+        if self._noise is not None:
+            self._noise.end()
         rollout.values[-1].copy_(self.policy.values(rollout.obs_at(rollout.horizon), states))
 
 
@@ -388,14 +393,28 @@ def in_full(features: TensorDict | Mapping[str, torch.Tensor]) -> Any:
 
 
 @contextmanager
-def model_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
-    """Put a model into train or eval mode, and back into what it was, whatever happens."""
+def model_mode(model: nn.Module, *, training: bool, precision: None | str = None) -> Iterator[None]:
+    """Put a model into train or eval mode, and back into what it was, whatever happens.
+
+    Float32 matrix products have that precision meanwhile; None changes nothing.
+    """
     before = {module: module.training for module in model.modules()}
     if not training or not all(before.values()):  # else 50 microseconds for nothing
         model.train(training)
     try:
-        yield
+        with nullcontext() if precision is None else _matmul_precision(precision):
+            yield
     finally:
         for module, was_training in before.items():
             if module.training is not was_training:
                 module.training = was_training
+
+
+@contextmanager
+def _matmul_precision(precision: str) -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)

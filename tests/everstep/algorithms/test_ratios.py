@@ -29,6 +29,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "clip schedule": (NUMBERS, {"clip_param_schedule": [(0, 0.1), (100, 0.01)]}),
     "rewards": (NUMBERS, {"reward_scale": 0.1, "clip_rewards": 1.0}),
     "normalised values": (DISCRETE, {"normalize_values": True}),
+    "gSDE": (NUMBERS, {"model_config": {"use_sde": True, "sde_sample_freq": 3}}),
     "bounds": (NUMBERS, {"bounds_loss_coeff": 0.01}),
     "two heads": (NUMBERS, {"model_config": {"shared": True, "ortho_init": False}}),
     "asymmetric": (GROUPS, {"model_config": {"actor_obs": ["actor"], "critic_obs": ["critic"]}}),

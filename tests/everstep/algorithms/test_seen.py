@@ -161,7 +161,7 @@ def test_a_critic_of_a_bonus_is_called() -> None:
     bonuses = [{"rnd": {"pre_normalization_steps": 0}}]
     algorithm: Any = AlgorithmConfig(model=model, bonuses=bonuses, seed=0).build(env)
     assert algorithm.policy.critic is not None
-    assert eligible(algorithm.policy) == "a bonus has a critic of its own"
+    assert "a bonus has a critic of its own" in str(eligible(algorithm.policy))
     before = [p.detach().clone() for p in algorithm.policy.critic.parameters()]
     algorithm.collect()
     algorithm.step()
