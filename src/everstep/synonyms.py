@@ -44,6 +44,8 @@ SYNONYMS: dict[str, str] = {
     "policy_kwargs": "model_config",
     "ortho_init": "model_config.ortho_init",
     "log_std_init": "model_config.log_std_init",
+    "use_sde": "model_config.use_sde",
+    "sde_sample_freq": "model_config.sde_sample_freq",
     "net_arch": "model_config.hiddens",
     "features_extractor_class": "model_cls",
     "policy": "model_cls",
