@@ -35,6 +35,8 @@ _DOCUMENT = "state.json"
 _ARCHIVE = re.compile(r"tensors-[0-9a-f]{16}\.npz")
 #: Integers with the same bits, by size in bytes, for dtypes that NumPy lacks.
 _SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+#: Dtypes by name: PyTorch imports modules when some other names are looked up.
+_DTYPES = {str(x).removeprefix("torch."): x for x in vars(torch).values() if type(x) is torch.dtype}
 #: Key that marks values which JSON cannot represent; a dict that has it is marked itself.
 _TAG = "$"
 
@@ -290,18 +292,17 @@ def _decode_body(body: dict[str, Any], archive: zipfile.ZipFile, map_location: D
 def _check_sizes(archive: zipfile.ZipFile, size: int) -> None:
     """Refuse an archive that would grow when read: no compressed or overlapping members."""
     members = archive.infolist()
-    if any(member.compress_type != zipfile.ZIP_STORED for member in members):
+    if any(x.compress_type or x.compress_size != x.file_size for x in members):  # 0 is stored
         raise CheckpointError("it contains compressed members, which a saved state never does")
     if sum(member.file_size for member in members) > size:
         raise CheckpointError(f"its members claim to be larger than the file ({size} bytes)")
 
 
 def _read_tensor(archive: zipfile.ZipFile, name: str, declared: _Tensor) -> torch.Tensor:
-    dtype = getattr(torch, declared.dtype)
-    if not isinstance(dtype, torch.dtype):
+    dtype = _DTYPES.get(declared.dtype)
+    if dtype is None:
         raise CheckpointError(f"{name} has an unknown dtype, {declared.dtype!r}")
-    stored = _stored_dtype(dtype)
-    expected = torch.empty(0, dtype=stored).numpy().dtype
+    expected = torch.empty(0, dtype=_stored_dtype(dtype)).numpy().dtype
     try:
         content = archive.read(name)
     except KeyError:

@@ -25,6 +25,7 @@ from ..objectives import ENTROPY_EVERY, ActorCritic, add_ons
 from ..policies import Actor, GenericPolicyBase, Policy, RecurrentPolicy, check_policy, model_mode
 from ..registry import EnvSource
 from ..resolve import build_env, closed_on_error
+from ..restoring import restored_on_error
 from ..rollouts import Minibatch
 from ..specs import Leaves
 from ..updates import Control, sum_of
@@ -369,22 +370,20 @@ class OnPolicyAlgorithm(
         return snapshots.state_of(self.parts, self.state, self.states, continues=self.continues)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict`; exactly, if the environment's state is in it.
-
-        Otherwise the next `collect` resets the environments.
+        """Continue from `state_dict`; environments whose state is not in it are reset.
 
         Raises:
             CheckpointError: If the state does not fit; nothing is changed then.
 
         """
-        snapshots.check_state(self.parts, self.state, state)
-        snapshots.load_state(self.parts, state)
-        memory, device = state["memory"], self.rollout.device
-        self.state = type(self.state)(**{**state["counters"], "buffered": False})
-        self.states = None if memory is None else tuple(x.to(device) for x in memory)
-        self.continues = state["continues"] and state["env"] is not None
-        self.is_prepared = True
-        self.follow_schedules()
+        with restored_on_error(self, lambda: snapshots.check_state(self.parts, self.state, state)):
+            snapshots.load_state(self.parts, state)
+            memory, device = state["memory"], self.rollout.device
+            self.state = type(self.state)(**{**state["counters"], "buffered": False})
+            self.states = None if memory is None else tuple(x.to(device) for x in memory)
+            self.continues = state["continues"] and state["env"] is not None
+            self.is_prepared = True
+            self.follow_schedules()
 
 
 class Algorithm(OnPolicyAlgorithm[AlgorithmHparams, AlgorithmState, Policy]):

@@ -1,17 +1,20 @@
 """Saving and loading of policies, without pickle."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
+import torch
 from torch import nn
 
 from .. import distributions, models
 from ..checkpoints import load_file, save_file
 from ..data import Device
 from ..distributions import Distribution
-from ..errors import CheckpointError
+from ..errors import CheckpointError, EverstepError
 from ..formats import EnvFormat
 from ..normalizers import ObservationNormalizer
 from ..specs import spec_from_dict, spec_to_dict
@@ -69,13 +72,45 @@ def load(
     device: Device,
 ) -> P:
     """The policy of a file; see `Policy.load`."""
-    state = _read(path, cls.__name__)
+    with _naming(path):
+        state = _read(path, cls.__name__)
+        if model is None and model_cls is None:
+            model_cls = _default(state, "model_cls", models, path)
+        if distribution_cls is None:
+            distribution_cls = _default(state, "distribution_cls", distributions, path)
+        return _build(cls, state, model, model_cls, distribution_cls, device)
+
+
+@contextmanager
+def _naming(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Name the file in every error: one of unknown origin can fail in any way."""
+    try:
+        yield
+    except CheckpointError as error:
+        if str(error).startswith(str(path)):
+            raise
+        raise CheckpointError(f"{path}: {error}") from error.__cause__
+    except EverstepError:
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"[:300]
+        raise CheckpointError(f"{path}: no policy can be built from it ({reason}).") from error
+
+
+def _build(
+    cls: type[P],
+    state: dict[str, Any],
+    model: None | nn.Module,
+    model_cls: Any,
+    distribution_cls: Any,
+    device: Device,
+) -> P:
     specs = [spec_from_dict(state[key]) for key in ("observation_spec", "action_spec")]
-    if model is None and model_cls is None:
-        model_cls = _default(state, "model_cls", models, path)
-    if distribution_cls is None:
-        distribution_cls = _default(state, "distribution_cls", distributions, path)
     described, form = state.get("normalizer"), state.get("env_format")  # not in older files
+    if form and not EnvFormat.from_description(form).fits(*specs):
+        raise CheckpointError("its `env_format` is of other specs.")
+    if model is None:
+        _check_sizes(model_cls, specs, state)
     policy = cls(
         *specs,
         model=model,
@@ -92,9 +127,25 @@ def load(
         policy.model.load_state_dict(state["weights"])
     except RuntimeError as error:
         raise CheckpointError(
-            f"{path}: the weights do not fit {type(policy.model).__name__}. {error}"
+            f"the weights do not fit {type(policy.model).__name__}. {error}"
         ) from None
     return policy
+
+
+def _check_sizes(model_cls: Any, specs: list[Any], state: dict[str, Any]) -> None:
+    """Refuse a file whose configuration is of a larger model than its weights, before it is made.
+
+    Raises:
+        CheckpointError: If that is so.
+
+    """
+    if not _is_within(model_cls.__module__, models):
+        return  # it may need more than its constructor
+    with torch.device("meta"):
+        model = model_cls(*specs, **state["model_config"])
+    shapes = {name: x.shape for name, x in model.state_dict().items()}
+    if shapes != {name: x.shape for name, x in state["weights"].items()}:
+        raise CheckpointError(f"the weights do not fit {model_cls.__name__} of its configuration.")
 
 
 def kind_of(path: str | os.PathLike[str]) -> str:

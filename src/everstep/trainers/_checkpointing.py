@@ -18,10 +18,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from ..checkpoints import load_state, save_file, save_state, sync_directory
 from ..errors import CheckpointError, ConfigError
+from ..restoring import copied
 
 #: Train steps of a checkpoint, and how many with the same number are older.
 _NAME = re.compile(r"(\d{10,})(?:-(\d+))?")
@@ -215,18 +214,6 @@ class Checkpoints:
                 error,
             )
         self._warned = True
-
-
-def copied(value: Any) -> Any:
-    """A copy of a state, with its tensors on the CPU."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().to("cpu", copy=True)
-    if isinstance(value, dict):
-        return {key: copied(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        items = [copied(item) for item in value]
-        return items if isinstance(value, list) else tuple(items)
-    return value
 
 
 def _remove(checkpoint: Path) -> None:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from ..checkpoints import save_file
 from ..data import TrainerState
 from ..loggers import JsonlLogger
-from ._checkpointing import Checkpoints, Interval, copied, load_newest, set_aside
+from ..restoring import copied
+from ._checkpointing import Checkpoints, Interval, load_newest, set_aside
 from ._signals import Signals
 
 if TYPE_CHECKING:  # imports TorchRL and TensorDict, which takes two seconds

@@ -12,6 +12,7 @@ from ..callbacks import Callbacks
 from ..checkpoints import load_state, save_state
 from ..data import TrainerState
 from ..loggers import MlflowLogger, QueuedLogger
+from ..restoring import restored_on_error
 from ._files import RunFiles
 
 if TYPE_CHECKING:  # they import TorchRL and TensorDict, which takes two seconds
@@ -126,13 +127,20 @@ class SavedTrainer(Generic[_Algorithm]):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict`."""
-        self.algorithm.load_state_dict(state["algorithm"])
-        self.state = cast(TrainerState, dict(state["trainer"]))
-        self._evaluated = state.get("evaluated", self.state["algorithm/steps"])
-        if state.get("eval_env") is not None and hasattr(self.eval_env, "load_state_dict"):
-            cast(Any, self.eval_env).load_state_dict(state["eval_env"])
-        self.callbacks.load_state_dict(state.get("callbacks", ()))
+        """Continue from `state_dict`.
+
+        Raises:
+            CheckpointError: If the state does not fit; nothing is changed then.
+
+        """
+        with restored_on_error(self):
+            self.algorithm.load_state_dict(state["algorithm"])
+            totals = {key: int(state["trainer"][key]) for key in self.state}
+            self.state = cast(TrainerState, totals)
+            self._evaluated = int(state.get("evaluated", totals["algorithm/steps"]))
+            if state.get("eval_env") is not None and hasattr(self.eval_env, "load_state_dict"):
+                cast(Any, self.eval_env).load_state_dict(state["eval_env"])
+            self.callbacks.load_state_dict(state.get("callbacks", ()))
 
     def _run_state(self) -> dict[str, Any]:
         ids = {name: tracker.run_id for name, tracker in self.trackers.items()}

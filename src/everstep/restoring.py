@@ -1,0 +1,68 @@
+"""Loading of states into objects, all of it or nothing."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from .errors import CheckpointError, EverstepError
+
+#: Objects that `restored_on_error` is restoring, by `id`.
+_RESTORED: set[int] = set()
+
+
+@contextlib.contextmanager
+def restored_on_error(owner: Any, check: Callable[[], object] = lambda: None) -> Iterator[None]:
+    """Context of loading a state into an object; if anything is raised, it gets its own back.
+
+    Args:
+        owner: Has `state_dict` and `load_state_dict`.
+        check: Called first; refuses a state without changing anything.
+
+    Raises:
+        CheckpointError: If anything is raised that is no error of Everstep's.
+
+    """
+    if id(owner) in _RESTORED:  # its own state is being put back
+        yield
+        return
+    with _refusing():
+        check()
+        before = None
+        with contextlib.suppress(Exception):  # one that has not begun may have none
+            before = copied(owner.state_dict())
+        try:
+            yield
+        except BaseException:
+            if before is None:
+                raise
+            _RESTORED.add(id(owner))
+            try:
+                owner.load_state_dict(before)
+            finally:
+                _RESTORED.remove(id(owner))
+            raise
+
+
+@contextlib.contextmanager
+def _refusing() -> Iterator[None]:
+    try:
+        yield
+    except EverstepError:
+        raise
+    except Exception as error:  # a file may hold anything
+        reason = f"{type(error).__name__}: {error}"[:200]
+        raise CheckpointError(f"The checkpoint does not fit ({reason}).") from error
+
+
+def copied(value: Any) -> Any:
+    """A copy of a state, with its tensors on the CPU."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, dict):
+        return {key: copied(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        items = [copied(item) for item in value]
+        return items if isinstance(value, list) else tuple(items)
+    return value
