@@ -66,6 +66,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error(f"unrecognized arguments: {' '.join(rest)}{_advice(arguments, rest)}")
     if rest:  # argparse takes positional arguments in one piece; these stood behind an option
         arguments.overrides = [*arguments.overrides, *rest]
+    arguments.words = list(sys.argv[1:] if argv is None else argv)
     return arguments
 
 

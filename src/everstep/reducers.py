@@ -7,14 +7,16 @@ everything already; `GroupReducer` is of those that `torch.distributed` has conn
 
 import json
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from .errors import ConfigError, NonFiniteError
+
+T = TypeVar("T")
 
 #: Count, mean and sum of squared distances from the mean, each of any shape.
 Moments = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -106,6 +108,10 @@ class Reducer:
     def gather(self, value: Any) -> list[Any]:
         """The value of each process, on rank 0; an empty list on the others."""
         return [value]
+
+    def from_first(self, make: Callable[[], T]) -> T:
+        """The result of a function that rank 0 calls, on all processes; so is an error of it."""
+        return make()
 
 
 class GroupReducer(Reducer):
@@ -202,6 +208,20 @@ class GroupReducer(Reducer):
         self.collectives += 1
         dist.gather_object(value, values if self.rank == 0 else None)
         return values
+
+    def from_first(self, make: Callable[[], T]) -> T:
+        """See `Reducer.from_first`."""
+        sent: list[Any] = [None, None]
+        if self.rank == 0:
+            try:
+                sent[0] = make()
+            except Exception as error:
+                sent[1] = error
+        self.collectives += 1
+        dist.broadcast_object_list(sent, src=0)
+        if sent[1] is not None:
+            raise sent[1]
+        return cast(T, sent[0])
 
     def _all_gather(self, x: torch.Tensor) -> list[torch.Tensor]:
         parts = [torch.empty_like(x) for _ in range(self.size)]

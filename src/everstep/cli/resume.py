@@ -4,7 +4,8 @@ import argparse
 from pathlib import Path
 
 from ._arguments import add_env_steps, add_overrides, flag_overrides
-from .train import add_outputs, resume_run
+from ._processes import connected, is_started, start
+from .train import add_outputs, add_processes, resume_run
 
 HELP = "continue a run"
 DESCRIPTION = (
@@ -18,6 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_dir", metavar="RUN_DIR", help="directory of the run")
     add_overrides(parser, "lr=1e-4; those that may change are in the documentation")
     add_env_steps(parser)
+    add_processes(parser)
     add_outputs(parser)
 
 
@@ -30,4 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     """
     assignments = flag_overrides(arguments, {"steps": "total_env_steps"})
-    return resume_run(arguments, Path(arguments.run_dir), assignments, finished=2)
+    if (arguments.processes or 1) > 1 and not is_started():
+        return start(arguments.processes, arguments.words)
+    with connected():
+        return resume_run(arguments, Path(arguments.run_dir), assignments, finished=2)

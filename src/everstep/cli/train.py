@@ -23,6 +23,7 @@ from ._arguments import (
     flag_overrides,
     take_env,
 )
+from ._processes import connected, is_started, start
 
 if TYPE_CHECKING:
     from ..policies import GenericPolicyBase
@@ -69,7 +70,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=["auto"],
         help="continue the run in --run-dir if there is one, else begin it",
     )
+    add_processes(parser)
     add_outputs(parser)
+
+
+def add_processes(parser: argparse.ArgumentParser) -> None:
+    """Declare `--processes`."""
+    add_number(
+        parser,
+        "--processes",
+        "train in N processes of this machine, each with its share of the environments (torchrun)",
+    )
 
 
 def add_outputs(parser: argparse.ArgumentParser) -> None:
@@ -88,6 +99,13 @@ def run(arguments: argparse.Namespace) -> int:
         KeyboardInterrupt: If training was interrupted, after it has been saved.
 
     """
+    if (arguments.processes or 1) > 1 and not is_started():
+        return start(arguments.processes, arguments.words)
+    with connected():
+        return _train_or_resume(arguments)
+
+
+def _train_or_resume(arguments: argparse.Namespace) -> int:
     from ..conditions import HitsUpperBound
 
     if arguments.resume is not None and (run_dir := _run_to_continue(arguments)) is not None:
@@ -173,6 +191,7 @@ def _check_save(save: None | str) -> None:
 def _run_to_continue(arguments: argparse.Namespace) -> None | Path:
     """The run in `--run-dir`; None if there is none, or none that can go on."""
     from ..loggers import JsonlLogger
+    from ..reducers import current_reducer
     from ..trainers._checkpointing import checkpoints_of
 
     if arguments.run_dir is None:
@@ -181,13 +200,17 @@ def _run_to_continue(arguments: argparse.Namespace) -> None | Path:
             "command continues it."
         )
     run_dir = Path(arguments.run_dir)
-    if checkpoints_of(run_dir):
-        return run_dir
-    metrics = run_dir / "metrics.jsonl"
-    if metrics.exists():  # it ended before its first checkpoint, and begins anew
-        JsonlLogger(metrics).close()  # unless another process is training there
-        metrics.unlink()
-    return None
+
+    def find() -> None | Path:
+        if checkpoints_of(run_dir):
+            return run_dir
+        metrics = run_dir / "metrics.jsonl"
+        if metrics.exists():  # it ended before its first checkpoint, and begins anew
+            JsonlLogger(metrics).close()  # unless another process is training there
+            metrics.unlink()
+        return None
+
+    return current_reducer().from_first(find)
 
 
 def _assignments(arguments: argparse.Namespace) -> list[str]:
@@ -251,7 +274,7 @@ def _train(
     try:
         with trainer:
             trainer.run(**run_arguments)
-            if save is not None:
+            if save is not None and not trainer.algorithm.reducer.rank:
                 _save(trainer.algorithm.policy, Path(save))
     except KeyboardInterrupt:
         with suppress(OSError):  # the terminal may be gone

@@ -123,7 +123,11 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
         self.eval_env = eval_env
         self.eval_episodes = eval_episodes
         self.state = {"algorithm/collects": 0, "algorithm/steps": 0, "env/steps": 0}
-        check_run_dir(run_dir, resume=resume)
+        self._is_recorded = run_dir is not None
+        if algorithm.reducer.rank:  # the first of several processes keeps the record
+            run_dir, loggers, progress = None, (), False
+        else:
+            check_run_dir(run_dir, resume=resume)
         named_trackers = chosen(loggers, track=track)
         self._record = {**describe_env(algorithm.env), **(record or {})}
         if eval_env is not None:
@@ -141,7 +145,8 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
         sinks = [x for x in loggers if not is_entry(x)]
         if self.run_dir is not None:
             self._files = RunFiles(self.run_dir, checkpoint_every, keep_last, best)
-            continued = self._continue(self._files) if resume else {}
+        continued = self._continue() if resume else {}
+        if self.run_dir is not None and self._files is not None:
             run = TrackedRun(
                 self.run_dir,
                 run_name or self.run_dir.name,
@@ -238,7 +243,7 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
             raise ConfigError(_NO_BUDGET)
         self._record |= (keys := run_keys(arguments))
         self._write_record(keys)
-        with Signals(is_active=self.run_dir is not None) as signals:
+        with Signals(is_active=self._is_recorded) as signals:
             try:
                 self.callbacks.call("on_start", self)
                 with (
@@ -280,16 +285,19 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
         if math.isfinite(budget):
             self.algorithm.anneal(int(budget))
         stats = cast(TrainStats, {})
-        while not signals.wants_stop():
-            self._eval_if_due(steps_per_eval, config)
-            if self._files is not None and self._files.is_due(self.state, signals):
-                self._save_in_background(self._files)
-            if signals.wants_stop():
+        while True:
+            due = self._files is not None and self._files.is_due(self.state, signals)
+            stop, due = signals.agree(self.algorithm.reducer, self._is_stopping, due)
+            if stop:
                 break
+            self._eval_if_due(steps_per_eval, config)
+            if due:
+                self._save_in_background()
             stats = self.step(env_config=env_config)
             # Every condition sees every train step: some of them count.
             met = [condition(stats) for condition in stop_conditions]
-            if any(met) or self._is_stopping or self.state["env/steps"] >= budget:
+            self._is_stopping |= any(met)
+            if self.state["env/steps"] >= budget:
                 break
         return stats
 
@@ -347,13 +355,15 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
                 `episodes` is given and there is no `eval_env`.
 
         """
-        if self.eval_env is not None:
-            result = evaluate_apart(
-                self.algorithm,
-                self.eval_env,
-                episodes=self.eval_episodes if episodes is None else episodes,
-                deterministic=deterministic,
-                env_config=env_config,
+        if (env := self.eval_env) is not None:
+            result = self.algorithm.reducer.from_first(
+                lambda: evaluate_apart(
+                    self.algorithm,
+                    env,
+                    episodes=self.eval_episodes if episodes is None else episodes,
+                    deterministic=deterministic,
+                    env_config=env_config,
+                )
             )
         elif episodes is not None:
             raise ValueError(f"`episodes` {NEEDS_EVAL_ENV}")

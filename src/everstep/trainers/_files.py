@@ -3,7 +3,7 @@
 import json
 import math
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,14 +75,14 @@ class RunFiles:
     def save(
         self,
         state: TrainerState,
-        full_state: Callable[[], dict[str, Any]],
+        full_state: dict[str, Any],
         policy: "GenericPolicyBase[Any]",
     ) -> None | Path:
         """Write a checkpoint and the policy; the checkpoint's directory, None if it exists.
 
         Args:
             state: Totals of the trainer.
-            full_state: Makes the state.
+            full_state: The state.
             policy: The policy.
 
         """
@@ -92,7 +92,7 @@ class RunFiles:
         steps = state["algorithm/steps"]
         if steps == self.saved and self._checkpoints.is_complete():
             return None
-        content = self._with_record(full_state())
+        content = self._with_record(full_state)
         self._write_best(self._best, self._best_policy)
         path = self._checkpoints.write(steps, content, policy_state(policy))
         self.saved, self._best_policy = steps, None

@@ -17,6 +17,7 @@ from ..conditions import condition_from_config
 from ..config import dotted_name, dump, load, plain
 from ..errors import ConfigError
 from ..loggers.base import writing_problem
+from ..reducers import current_reducer
 from ._checkpointing import checkpoints_of
 
 if TYPE_CHECKING:  # they import TorchRL and TensorDict, which takes two seconds
@@ -73,12 +74,14 @@ def choose_seed(run_dir: Any, *, resume: bool) -> None | int:
 
     It is drawn from PyTorch's generator: another one each time, unless the program has seeded it.
     """
-    if run_dir is None:
-        return None
-    if resume and (config := Path(run_dir) / "config.yaml").exists():
-        seed = load(config).values.get("seed")
-        return seed if isinstance(seed, int) else None
-    return int(torch.randint(2**31, ()))
+
+    def choose() -> None | int:
+        if resume and (config := Path(run_dir) / "config.yaml").exists():
+            seed = load(config).values.get("seed")
+            return seed if isinstance(seed, int) else None
+        return int(torch.randint(2**31, ()))
+
+    return None if run_dir is None else current_reducer().from_first(choose)
 
 
 def describe_env(source: "EnvSource") -> dict[str, Any]:

@@ -14,6 +14,7 @@ from ..data import TrainerState
 from ..loggers import MlflowLogger, QueuedLogger
 from ..restoring import restored_on_error
 from ._files import RunFiles
+from ._ranks import for_rank, own_part
 
 if TYPE_CHECKING:  # they import TorchRL and TensorDict, which takes two seconds
     from ..algorithms import GenericAlgorithmBase
@@ -74,8 +75,9 @@ class SavedTrainer(Generic[_Algorithm]):
             OSError: Names what could not be written; earlier checkpoints are unchanged.
 
         """
+        state = self._run_state()  # of all processes
         if self._files is not None:
-            path = self._files.save(self.state, self._run_state, self.algorithm.policy)
+            path = self._files.save(self.state, state, self.algorithm.policy)
             if path is not None:
                 self._called.call("on_checkpoint", path)
 
@@ -90,7 +92,9 @@ class SavedTrainer(Generic[_Algorithm]):
 
         """
         if path is not None:
-            save_state(Path(path), self.state_dict())
+            state = self.state_dict()
+            if not self.algorithm.reducer.rank:
+                save_state(Path(path), state)
         elif self._files is None:
             raise ValueError(_NO_DIRECTORY)
         else:
@@ -116,10 +120,15 @@ class SavedTrainer(Generic[_Algorithm]):
             self.load_state_dict(self._files.load()[1])
 
     def state_dict(self) -> dict[str, Any]:
-        """State of algorithm, trainer, evaluations and callbacks, for training to continue from."""
+        """State of algorithm, trainer, evaluations and callbacks, for training to continue from.
+
+        Of several processes, all must call it, and that of rank 0 is to be saved.
+        """
         env: Any = self.eval_env
+        algorithm = self.algorithm.state_dict()
         return {
-            "algorithm": self.algorithm.state_dict(),
+            "algorithm": algorithm,
+            "ranks": self.algorithm.reducer.gather(own_part(algorithm))[1:],
             "trainer": dict(self.state),
             "evaluated": self._evaluated,
             "eval_env": env.state_dict() if hasattr(env, "state_dict") else None,
@@ -127,14 +136,14 @@ class SavedTrainer(Generic[_Algorithm]):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict`.
+        """Continue from `state_dict`, also of another number of processes.
 
         Raises:
             CheckpointError: If the state does not fit; nothing is changed then.
 
         """
         with restored_on_error(self):
-            self.algorithm.load_state_dict(state["algorithm"])
+            self.algorithm.load_state_dict(for_rank(state, self.algorithm))
             totals = {key: int(state["trainer"][key]) for key in self.state}
             self.state = cast(TrainerState, totals)
             self._evaluated = int(state.get("evaluated", totals["algorithm/steps"]))
@@ -146,9 +155,9 @@ class SavedTrainer(Generic[_Algorithm]):
         ids = {name: tracker.run_id for name, tracker in self.trackers.items()}
         return {**self.state_dict(), "mlflow_run_id": ids.pop("mlflow", None), "trackers": ids}
 
-    def _continue(self, files: RunFiles) -> dict[str, None | str]:
+    def _continue(self) -> dict[str, None | str]:
         """Continue from the newest checkpoint of the run; the ids of its trackers' runs."""
-        path, state = files.load()
+        path, state = self.algorithm.reducer.from_first(lambda: cast(RunFiles, self._files).load())
         self.load_state_dict(state)
         if not self.algorithm.continues:
             _log.warning(
@@ -156,17 +165,24 @@ class SavedTrainer(Generic[_Algorithm]):
                 "episodes that were open are left out.",
                 path,
             )
-        files.continue_from(path, state, self.state)
+        if self._files is not None:
+            self._files.continue_from(path, state, self.state)
         return {"mlflow": state.get("mlflow_run_id"), **state.get("trackers", {})}
 
-    def _save_in_background(self, files: RunFiles) -> None:
-        path = files.save_in_background(self.state, self._run_state(), self.algorithm.policy)
-        self._called.call("on_checkpoint", path)
+    def _save_in_background(self) -> None:
+        state = self._run_state()  # of all processes
+        if self._files is not None:
+            path = self._files.save_in_background(self.state, state, self.algorithm.policy)
+            self._called.call("on_checkpoint", path)
 
     def _save_after(self, error: BaseException) -> None:
-        """Save what there is after an error, which is the one to report."""
-        with contextlib.suppress(OSError):
-            self.save()
+        """Save what there is after an error, which is the one to report.
+
+        Of several processes, the others do not know of it: their last checkpoint remains.
+        """
+        if self.algorithm.reducer.size == 1:
+            with contextlib.suppress(OSError):
+                self.save()
         if self._called.members:  # `on_end` was not reached
             self._called.call("on_end", "FAILED" if isinstance(error, Exception) else "KILLED")
 

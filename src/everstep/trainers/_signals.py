@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+from ..reducers import Reducer
+
 #: Seconds that a train step may take to end after a stop was asked for.
 PATIENCE = 10.0
 
@@ -86,6 +88,20 @@ class Signals:
     def wants_stop(self) -> bool:
         """Whether a stop was asked for."""
         return self.stop is not None
+
+    def agree(self, reducer: Reducer, stop: bool, due: bool) -> tuple[bool, bool]:
+        """Whether to stop, and to write a checkpoint, as any process asks; see `Reducer.agree`.
+
+        Args:
+            reducer: The processes.
+            stop: Whether this one asks for a stop, beside its signals.
+            due: Whether it asks for a checkpoint.
+
+        """
+        stop, due, *signals = reducer.agree(stop, due, *(self.stop == x for x in _STOPS))
+        if any(signals):
+            self.stop = _STOPS[signals.index(True)]
+        return stop or any(signals), due
 
     def take_checkpoint_request(self) -> bool:
         """Whether a checkpoint was asked for since the last call."""

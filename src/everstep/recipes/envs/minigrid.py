@@ -47,7 +47,8 @@ class MiniGrid(Env):
         num_threads: int = 1,
     ) -> None:
         super().__init__(num_envs, horizon, device=device)
-        self.pool: Any = make(f"envpool:{task}", num_envs, device=device, num_threads=num_threads)
+        options = {"num_threads": num_threads}
+        self.pool: Any = make(f"envpool:{task}", num_envs, device=device, env_kwargs=options)
         self.episode_keys = self.pool.episode_keys
         self.action_spec = self.pool.action_spec
         choices = [KINDS, COLOURS, STATES] * CELLS + [DIRECTIONS]

@@ -1,0 +1,126 @@
+"""`everstep train --processes N`, and what `torchrun` starts: one run of several processes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from everstep.trainers._checkpointing import checkpoints_of
+
+pytestmark = pytest.mark.slow
+
+EVERSTEP = [sys.executable, "-m", "everstep"]
+
+FAILING = """
+import os
+from everstep import DiscreteDummyEnv
+
+
+class Failing(DiscreteDummyEnv):
+    steps = 0
+
+    def step(self, action):
+        self.steps += 1
+        if os.environ.get("RANK") == "1" and self.steps == 40:
+            {failure}
+        return super().step(action)
+"""
+
+
+def everstep(directory: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*EVERSTEP, *words],
+        cwd=directory,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+
+
+def environment() -> dict[str, str]:
+    root = str(Path(__file__).parents[3])
+    paths = [x for x in os.environ.get("PYTHONPATH", "").split(os.pathsep) if x not in ("", ".")]
+    absolute = [str(Path(x) if os.path.isabs(x) else Path(root) / x) for x in paths]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(absolute)}
+
+
+def lines(run_dir: Path) -> list[dict[str, Any]]:
+    return [json.loads(x) for x in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_processes_train_one_run_and_it_is_resumed(tmp_path: Path) -> None:
+    """Sizes and totals are those of the whole; one process more or less goes on, too."""
+    words = ["train", "CartPole-v1", "--processes", "2", "--run-dir", "run", "--no-mlflow"]
+    keys = ["seed=1", "num_envs=4", "horizon=32", "num_sgd_iters=1"]
+    trained = everstep(tmp_path, *words, "--steps", "1k", *keys)
+    assert trained.returncode == 0, trained.stderr
+    run_dir = tmp_path / "run"
+    assert trained.stdout.count("Run     run") == 1
+    records = lines(run_dir)
+    assert all(x["env/steps"] <= 128 * (i + 1) for i, x in enumerate(records))
+    assert records[-1]["env/steps"] >= 1000
+    assert "num_envs: 4" in (run_dir / "config.yaml").read_text()
+    for processes, steps in (("2", "1500"), ("1", "2000")):
+        words = ["resume", "run", "--no-mlflow", "--processes", processes, "--steps", steps]
+        resumed = everstep(tmp_path, *words)
+        assert resumed.returncode == 0, resumed.stderr
+        totals = [x["env/steps"] for x in lines(run_dir)]
+        assert totals == sorted(set(totals))
+        assert totals[-1] >= int(steps)
+
+
+def test_sigterm_saves_once_and_ends_all(tmp_path: Path) -> None:
+    words = ["train", "CartPole-v1", "--processes", "2", "--run-dir", "run", "--no-mlflow"]
+    keys = ["seed=1", "num_envs=4", "horizon=32", "num_sgd_iters=1"]
+    process = subprocess.Popen(
+        [*EVERSTEP, *words, "--steps", "1e9", *keys],
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    run_dir = tmp_path / "run"
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and process.poll() is None:
+        if (run_dir / "metrics.jsonl").exists() and (run_dir / "metrics.jsonl").stat().st_size:
+            break
+        time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 143, errors
+    assert len(checkpoints_of(run_dir)) >= 1
+    assert (run_dir / "policy").exists()
+
+
+@pytest.mark.parametrize(
+    ("failure", "message"),
+    [
+        ("raise RuntimeError('the simulator has crashed')", "the simulator has crashed"),
+        ("os._exit(7)", "exitcode"),
+    ],
+)
+def test_a_rank_that_fails_ends_all_with_its_message(
+    tmp_path: Path, failure: str, message: str
+) -> None:
+    (tmp_path / "failing.py").write_text(FAILING.format(failure=failure), encoding="utf-8")
+    words = ["train", "failing.Failing", "--processes", "2", "--run-dir", "run", "--no-mlflow"]
+    ended = everstep(tmp_path, *words, "--steps", "1e9", "num_envs=4", "horizon=8")
+    assert ended.returncode not in (0, 2)
+    assert message in ended.stderr
+
+
+def test_sizes_that_do_not_divide_are_refused_before_anything_starts(tmp_path: Path) -> None:
+    words = ["train", "CartPole-v1", "--processes", "2", "--run-dir", "run", "--no-mlflow"]
+    refused = everstep(tmp_path, *words, "--steps", "1k", "num_envs=5")
+    assert refused.returncode == 2
+    assert "num_envs=5: is of all processes together" in refused.stderr
+    assert "multiple of their number (2); got 5. Try 4 or 6." in refused.stderr
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
