@@ -122,5 +122,5 @@ def test_sizes_that_do_not_divide_are_refused_before_anything_starts(tmp_path: P
     refused = everstep(tmp_path, *words, "--steps", "1k", "num_envs=5")
     assert refused.returncode == 2
     assert "num_envs=5: is of all processes together" in refused.stderr
-    assert "multiple of their number (2); got 5. Try 4 or 6." in refused.stderr
+    assert "multiple of their number (2); got 5. Try 4 or 6" in refused.stderr
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
