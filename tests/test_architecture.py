@@ -22,7 +22,7 @@ FLOORS = [
     "nn env distributions normalizers rules hyperparameters plugins registry",
     "graphs models rollouts policies objectives bonuses fused updates resolve",
     "algorithms evaluation",
-    "conditions config callbacks loggers live progress trainers adapters",
+    "conditions config callbacks loggers live usage progress trainers adapters",
     "testing benchmarks visualization recipes",
     "cli __main__",
 ]

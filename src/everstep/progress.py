@@ -19,6 +19,7 @@ from rich.text import Text
 
 from .live import LiveView
 from .loggers import RunStatus
+from .usage import Usage
 
 #: Statistics that stand for the return of episodes, best first: recent ones, this rollout's.
 _RETURN_KEYS = ("episodes/return_mean_100", "episodes/return_mean")
@@ -27,6 +28,16 @@ _NO_EPISODE = "no episode has ended yet"
 #: Seconds between two redraws of the live view, and over which speed is averaged.
 _REDRAW = 0.25
 _SPEED_WINDOW = 30.0
+#: Times of the parts of a train step, milliseconds.
+_PARTS = ("profiling/collect_ms", "profiling/step_ms")
+#: Statistics of an update, with their names and formats in the live view.
+_UPDATE = {
+    "monitors/kl_div": ("KL", ".4f"),
+    "monitors/clip_fraction": ("clipped", ".0%"),
+    "monitors/explained_variance": ("explained variance", ".2f"),
+    "losses/entropy": ("entropy", ".3g"),
+    "coefficients/lr": ("lr", ".2g"),
+}
 _BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -38,8 +49,10 @@ class _Moment(NamedTuple):
 class ConsoleProgress:
     """A logger that shows a run's progress.
 
-    On a terminal and in a notebook: a progress bar, the return with its course so far, KL, speed,
-    the shares of collection and update, and the time left. Elsewhere (a file, a pipe, CI,
+    On a terminal and in a notebook: a progress bar, the return with its course so far, how the
+    updates go, speed now and on average, the shares of collection, update and everything else
+    (evaluations, trackers, checkpoints), processor and memory of the process, elapsed time and the
+    time left. Elsewhere (a file, a pipe, CI,
     `TERM=dumb`): one plain line every `interval` seconds and one at the end. A statistic that was
     never logged is not shown; one that is absent for a while keeps its last value.
 
@@ -52,6 +65,7 @@ class ConsoleProgress:
         console: Output; standard error by default, which leaves standard output to results.
         interval: Seconds between two plain lines.
         clock: Seconds from any origin.
+        pid: Process that trains, to be shown with its use of the machine; None shows none.
 
     """
 
@@ -71,7 +85,11 @@ class ConsoleProgress:
         console: None | Console = None,
         interval: float = 10.0,
         clock: Callable[[], float] = time.monotonic,
+        pid: None | int = None,
     ) -> None:
+        self._usage = None if pid is None else Usage(pid)
+        self._first: None | _Moment = None
+        self._busy: deque[float] = deque()  # milliseconds in train steps, beside the moments
         self.total_env_steps = total_env_steps
         self._console = Console(stderr=True) if console is None else console
         self._interval = interval
@@ -99,10 +117,13 @@ class ConsoleProgress:
         self._shown = False
         if not any(name.startswith("eval/") for name in metrics):
             self._moments.append(_Moment(self._clock(), int(step)))
+            self._first = self._first or self._moments[0]
+            self._busy.append(sum(metrics.get(name, 0.0) for name in _PARTS))
             while len(self._moments) > 2 and (
                 self._moments[-1].seconds - self._moments[0].seconds > _SPEED_WINDOW
             ):
                 self._moments.popleft()
+                self._busy.popleft()
             label, value = _score(metrics, self.episodic)
             if label != self._course_label and value is not None:  # the first episode has ended
                 self._course, self._course_label = Course(), label
@@ -125,13 +146,19 @@ class ConsoleProgress:
         """Env steps of the run so far."""
         return self._moments[-1].env_steps if self._moments else 0
 
-    def _speed(self) -> None | float:
-        """Recent env steps per second; None before there are two moments to compare."""
+    def _speed(self, first: None | _Moment = None) -> None | float:
+        """Env steps per second, recent or since a moment; None without two moments."""
         if len(self._moments) < 2:
             return None
-        first, last = self._moments[0], self._moments[-1]
+        first, last = first or self._moments[0], self._moments[-1]
         seconds = last.seconds - first.seconds
         return (last.env_steps - first.env_steps) / seconds if seconds > 0 else None
+
+    def _elapsed(self) -> str:
+        """Time since the first train step that was shown."""
+        if self._first is None or len(self._moments) < 2:
+            return ""
+        return duration(self._moments[-1].seconds - self._first.seconds)
 
     def _show(self) -> None:
         self._shown_at = self._clock()
@@ -196,9 +223,12 @@ class ConsoleProgress:
             "return": _NO_EPISODE if self._awaits_episode() else "",
             **({label: f"{score} {self._course}".strip()} if label else {}),
             "episode length": texts["len"],
-            "KL": texts["kl"],
             **_shown_evaluation(self.metrics, self.episodic, "evaluation"),
-            "speed": texts["speed"] and f"{texts['speed']} env steps/s{self._shares()}",
+            "update": _joined(self.metrics, _UPDATE),
+            "speed": texts["speed"] and f"{texts['speed']} env steps/s{self._mean_speed()}",
+            "time": self._shares(),
+            "machine": "" if self._usage is None else str(self._usage),
+            "elapsed": self._elapsed(),
             "time left": texts["left"],
         }
         table = Table.grid(padding=(0, 2))
@@ -209,13 +239,21 @@ class ConsoleProgress:
                 table.add_row(Text(label, style="dim"), value)
         return table
 
+    def _mean_speed(self) -> str:
+        mean = self._speed(self._first)
+        return "" if mean is None else f", {mean:,.0f} on average"
+
     def _shares(self) -> str:
-        collect = self.metrics.get("profiling/collect_ms")
-        step = self.metrics.get("profiling/step_ms")
-        if collect is None or step is None or not collect + step > 0:
+        """Shares of the time in collection, update, and what is between train steps."""
+        collect, step = (self.metrics.get(name, 0.0) for name in _PARTS)
+        if not collect + step > 0:
             return ""
-        share = 100 * collect / (collect + step)
-        return f" ({share:.0f} % collecting, {100 - share:.0f} % updating)"
+        seconds = self._moments[-1].seconds - self._moments[0].seconds if self._moments else 0.0
+        busy = (sum(self._busy) - self._busy[0]) / 1000 if self._busy else 0.0
+        other = max(0.0, 1 - busy / seconds) if seconds > 0 else 0.0
+        share = 100 * (1 - other) / (collect + step)
+        texts = [f"{share * collect:.0f} % collecting", f"{share * step:.0f} % updating"]
+        return ", ".join([*texts, f"{100 * other:.0f} % other"])
 
 
 class Course:
@@ -323,6 +361,15 @@ def _shown_evaluation(
         name if label == "return" else f"{name} {label}": text
         for label, text in _shown_score(own, episodic).items()
     }
+
+
+def _joined(metrics: Mapping[str, float], shown: Mapping[str, tuple[str, str]]) -> str:
+    """Statistics with their names, those that are known."""
+    return "  ".join(
+        f"{label} {format(metrics[name], form)}"
+        for name, (label, form) in shown.items()
+        if name in metrics
+    )
 
 
 def _format(value: None | float, form: str) -> str:

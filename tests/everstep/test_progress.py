@@ -1,7 +1,9 @@
 """The progress view of a run, with rich's own console."""
 
 import math
+import os
 import re
+import subprocess
 import sys
 from io import StringIO
 
@@ -11,6 +13,7 @@ from rich.console import Console
 from everstep import DiscreteDummyEnv, Trainer
 from everstep.adapters import GymnasiumEnv
 from everstep.progress import ConsoleProgress, Course, duration, summary
+from everstep.usage import Usage
 
 STATISTICS = {
     "episodes/return_mean": 99.0,
@@ -233,15 +236,40 @@ def test_the_live_view(clock):
         "50,000 of 100,000",
         "123.4 ▁",
         "0.0081",
-        "1,000 env steps/s (75 % collecting, 25 % updating)",
+        "1,000 env steps/s, 1,000 on average",
+        "3 % collecting, 1 % updating, 96 % other",  # 40 ms of train steps a second
         "0:50",
         "━",
     ):
         assert text in shown
-    last = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown).splitlines()[-7:]
-    labels = ["progress", "env steps", "return", "episode length", "KL", "speed", "time left"]
+    last = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown).splitlines()[-9:]
+    labels = ["progress", "env steps", "return", "episode length", "update", "speed", "time"]
+    labels += ["elapsed", "time left"]
     assert all(line.rpartition(label)[1] for line, label in zip(last, labels, strict=True))
     assert shown.count("\x1b[?25l") == shown.count("\x1b[?25h") == 1  # the cursor is given back
+
+
+def test_the_live_view_says_how_updates_go_and_what_the_process_uses(clock):
+    console = Console(file=StringIO(), force_terminal=True, width=120)
+    progress = ConsoleProgress(console=console, clock=clock, pid=os.getpid())
+    update = {
+        "monitors/clip_fraction": 0.125,
+        "monitors/explained_variance": 0.75,
+        "losses/entropy": 1.5,
+        "coefficients/lr": 3e-4,
+    }
+    log(progress, clock, [1000, 2000], STATISTICS | update)
+    progress.close()
+    shown = console.file.getvalue()
+    assert "KL 0.0081  clipped 12%  explained variance 0.75  entropy 1.5  lr 0.0003" in shown
+    assert re.search(r"processor \d+ %, memory \d+ MiB", shown)
+
+
+def test_a_process_that_has_ended_uses_nothing():
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    usage = Usage(process.pid)
+    process.wait()
+    assert str(usage) == ""
 
 
 def test_the_live_view_without_a_budget_or_statistics(clock):

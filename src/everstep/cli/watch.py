@@ -1,6 +1,7 @@
 """`everstep watch`: the progress of a run that trains elsewhere, from its files."""
 
 import argparse
+import shlex
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -14,11 +15,14 @@ if TYPE_CHECKING:
 HELP = "show the progress of a run that trains elsewhere"
 DESCRIPTION = (
     "Show the progress of a run from its files, as `everstep train` shows its own, until Ctrl-C or "
-    "until the run has had its budget."
+    "until the run has ended."
 )
 
 #: Seconds between two looks at the files.
 _INTERVAL = 1.0
+
+#: Seconds after which a run that no process trains has ended, rather than is going on.
+_QUIET = 3.0
 
 #: Records of the past that are shown: the course of a long run is thinned out.
 _HISTORY = 100
@@ -34,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Show the run until it has had its budget; the exit code is 0.
+    """Show the run until it has ended; the exit code is 0.
 
     Raises:
         ConfigError: If this is not the directory of a run.
@@ -42,21 +46,39 @@ def run(arguments: argparse.Namespace) -> int:
         KeyboardInterrupt: On Ctrl-C, which ends watching and not the run.
 
     """
+    from ..loggers import writer_of
+    from ..progress import duration
     from ..visualization import find_runs
 
     [run_dir, *_] = find_runs([arguments.run_dir])
     if not arguments.once:
         _wait_for_records(run_dir / "metrics.jsonl")
     record, pause = _read(run_dir)
-    watched = _Watched(record)
+    metrics = run_dir / "metrics.jsonl"
+    watched = _Watched(record, writer_of(metrics))
+    has_ended = False
     try:
-        while not (arguments.once or watched.is_over):
+        while not (arguments.once or watched.is_over or has_ended):
             time.sleep(pause)
+            has_ended = _has_ended(metrics)  # first: its last records are read then
             record, pause = _read(run_dir)
             watched.update(record)
     finally:
         watched.progress.close()
+    if has_ended and not watched.is_over:
+        ago = duration(max(0.0, time.time() - record.records[-1]["time"]))
+        print(
+            f"No process trains in {run_dir}: it ended {ago} ago, after {record.env_steps:,} env "
+            f"steps. To go on: everstep resume {shlex.quote(str(run_dir))}"
+        )
     return 0
+
+
+def _has_ended(metrics: "Path") -> bool:
+    """Whether no process has the file open to write, and none has written for some seconds."""
+    from ..loggers import writer_of
+
+    return writer_of(metrics) == 0 and time.time() - metrics.stat().st_mtime > _QUIET
 
 
 def _wait_for_records(path: "Path") -> None:
@@ -82,13 +104,13 @@ class _Watched:
     #: The view.
     progress: "ConsoleProgress"
 
-    def __init__(self, record: "RunRecord") -> None:
+    def __init__(self, record: "RunRecord", pid: None | int) -> None:
         from ..progress import ConsoleProgress
 
         self._now = record.records[0]["time"]
         budget = record.config.get("total_env_steps")
         self._budget = budget if isinstance(budget, int) else None
-        self.progress = ConsoleProgress(self._budget, clock=lambda: self._now)
+        self.progress = ConsoleProgress(self._budget, clock=lambda: self._now, pid=pid or None)
         is_episodic = any(key.startswith("episodes/") for key in record.keys)
         self.progress.log_params({"episodic": is_episodic or None})
         self._shown = 0

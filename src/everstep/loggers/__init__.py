@@ -1,7 +1,7 @@
 """Loggers: a file with every statistic of a run, and trackers that may fail without stopping it."""
 
 from .base import Logger, LoggerGroup, RunStatus, create_run_dir
-from .jsonl import JsonlLogger, read_metrics
+from .jsonl import JsonlLogger, read_metrics, writer_of
 from .mlflow_logger import MlflowLogger
 from .queued import QueuedLogger, TrackedRun
 from .tensorboard_logger import TensorBoardLogger
@@ -25,4 +25,5 @@ __all__ = [
     "open_trackers",
     "read_metrics",
     "tracker_of",
+    "writer_of",
 ]

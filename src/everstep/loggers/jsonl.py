@@ -9,6 +9,7 @@ import errno
 import json
 import math
 import os
+import struct
 import sys
 import time
 from collections.abc import Mapping
@@ -126,6 +127,24 @@ def _lock(descriptor: int, path: Path) -> None:
                 f"`run_dir`: another process is training in {path.parent}. Stop it first, or name "
                 "another directory."
             ) from None
+
+
+def writer_of(path: str | Path) -> None | int:
+    """The process that writes to a file with a `JsonlLogger`; 0 if none does.
+
+    None if that cannot be found out: on systems other than Linux, or on another machine.
+    """
+    if sys.platform != "linux":
+        return None
+    import fcntl
+
+    asked = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    try:
+        with open(path, "rb") as file:
+            kind, _, _, _, pid = struct.unpack("hhqqi", fcntl.fcntl(file, fcntl.F_GETLK, asked))
+    except OSError:  # no locks on this file system
+        return None
+    return 0 if kind == fcntl.F_UNLCK else pid
 
 
 def read_metrics(path: str | Path, *, skipped: None | list[str] = None) -> list[dict[str, Any]]:

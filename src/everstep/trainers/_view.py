@@ -1,6 +1,7 @@
 """The progress that a trainer shows while `run` lasts."""
 
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -42,7 +43,7 @@ class ProgressView:
         from ..progress import ConsoleProgress
 
         if self._is_wanted and not any(isinstance(x, ConsoleProgress) for x in loggers):
-            self.progress = ConsoleProgress(_budget(params, arguments))
+            self.progress = ConsoleProgress(_budget(params, arguments), pid=os.getpid())
             self._group = LoggerGroup([self.progress])
             self._group.log_params(params)
         try:

@@ -76,7 +76,7 @@ class RecordVideos(Callback):
         if self._failed or self.trainer.run_dir is None:
             return None
         step = self.trainer.state["env/steps"]
-        path = self.trainer.run_dir / "videos" / f"step-{step:09d}{self.suffix}"
+        path = Path(self.trainer.run_dir) / "videos" / f"step-{step:09d}{self.suffix}"
         try:
             with _own_random_numbers():
                 self._record(path)
