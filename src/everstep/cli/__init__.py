@@ -19,6 +19,7 @@ COMMANDS = (
     "play",
     "report",
     "export",
+    "publish",
     "check",
     "bench",
     "doctor",

@@ -1,0 +1,159 @@
+"""A folder for the Hugging Face hub: policy, configuration, curves, video and model card."""
+
+import json
+import logging
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from .._version import __version__
+from ..errors import ConfigError
+from ._comparison import result_of, shown
+from ._plot import plot_runs
+from ._records import RunRecord, read_run
+
+__all__ = ["publish_run"]
+
+_log = logging.getLogger(__name__)
+
+#: Names of objectives in model cards.
+_ALGORITHMS = {"ppo": "PPO", "a2c": "A2C"}
+
+_USE = """## Use
+
+```sh
+pip install everstep
+```
+
+```python
+import everstep
+
+policy = everstep.{kind}.load("policy")
+action, state = policy.predict(obs)  # obs as the environment returns it
+```
+
+`everstep eval .` plays complete episodes in the folder, `everstep video .` records them, and
+`everstep train -f config.yaml` trains it again.
+"""
+
+
+def publish_run(run_dir: str | Path, out: str | Path) -> Path:
+    """Write a folder that can be uploaded to the Hugging Face hub, and return the model card.
+
+    It has the policy (the best one, if the run has kept it), `config.yaml`, `metrics.jsonl`,
+    `results.json`, `curves.png` if matplotlib is installed, the video of the run if there is one,
+    and `README.md`, a model card with the results. Nothing is sent anywhere.
+
+    Args:
+        run_dir: The run's directory.
+        out: Folder to create.
+
+    Raises:
+        ConfigError: If this is not the directory of a run with a policy, or `out` exists.
+        EverstepError: If the run has no records.
+
+    """
+    run, out = read_run(run_dir), Path(out)
+    if not (run.run_dir / "policy").is_file():
+        raise ConfigError(f"{run.run_dir}: no policy in it: the run ended before its first one.")
+    if out.exists():
+        raise ConfigError(f"{out} exists already: name another folder, or remove it.")
+    out.mkdir(parents=True)
+    best = run.run_dir / "best"
+    is_best = (best / "policy").is_file()
+    shutil.copyfile((best if is_best else run.run_dir) / "policy", out / "policy")
+    for name in ("config.yaml", "metrics.jsonl"):
+        shutil.copyfile(run.run_dir / name, out / name)
+    results = _results(run, best if is_best else None)
+    text = json.dumps(results, indent=1)
+    (out / "results.json").write_text(text + "\n", encoding="utf-8")
+    pictures = [*_curves(run, out), *_video(run, out)]
+    card = out / "README.md"
+    card.write_text(_card(run, results, pictures, is_best=is_best), encoding="utf-8")
+    return card
+
+
+def _results(run: RunRecord, best: None | Path) -> dict[str, Any]:
+    """Results of the run, and of the best policy under `best`."""
+    found: dict[str, Any] = dict(result_of(run))
+    if best is not None and (best / "best.json").is_file():
+        found["best"] = json.loads((best / "best.json").read_text(encoding="utf-8"))
+    return found
+
+
+def _curves(run: RunRecord, out: Path) -> list[str]:
+    try:
+        plot_runs([run.run_dir], out / "curves.png")
+    except Exception as error:  # matplotlib is missing, or broken
+        _log.warning("The folder has no curves: %s", error)
+        return []
+    return ["## Curves", "", "![Statistics over env steps](curves.png)", ""]
+
+
+def _video(run: RunRecord, out: Path) -> list[str]:
+    """Copy the newest video, under the name that the hub plays."""
+    made = [path for name in ("play.mp4", "play.gif") if (path := run.run_dir / name).is_file()]
+    made += sorted((run.run_dir / "videos").glob("*.mp4"), reverse=True)
+    if not made:
+        return []
+    name = f"replay{made[0].suffix}"
+    shutil.copyfile(made[0], out / name)
+    if made[0].suffix == ".gif":
+        return ["## Video", "", f"![The policy, playing]({name})", ""]
+    return ["## Video", "", f'<video controls src="{name}"></video>', ""]
+
+
+def _card(run: RunRecord, results: Mapping[str, Any], pictures: list[str], *, is_best: bool) -> str:
+    """The model card: what the hub reads between two lines of dashes, and a page."""
+    env = str(run.config.get("env_cls") or "custom").partition(":")[2] or "custom"
+    algorithm = _ALGORITHMS.get(str(run.config.get("objective")), "custom")
+    title = f"{algorithm} in {env}"
+    head = yaml.safe_dump(_head(results, env, algorithm), sort_keys=False, allow_unicode=True)
+    which = "the best policy of the run" if is_best else "the policy at the end of the run"
+    rows = [
+        f"| {key} | {shown(value)} |"
+        for key, value in results.items()
+        if not isinstance(value, dict)
+    ]
+    kind = "RecurrentPolicy" if run.config.get("recurrent") else "Policy"
+    lines = [
+        f"---\n{head}---\n",
+        f"# {title}\n",
+        f"Trained with [Everstep](https://pypi.org/project/everstep) {__version__} for "
+        f"{run.env_steps:,} env steps; `policy` is {which}.\n",
+        "## Results\n",
+        "| statistic | value |",
+        "|---|---|",
+        *rows,
+        "",
+        *pictures,
+        _USE.format(kind=kind),
+        "## Made with\n",
+        *(f"    {comment}" for comment in run.comments),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _head(results: Mapping[str, Any], env: str, algorithm: str) -> dict[str, Any]:
+    """Front matter as the hub reads it: the index of results has the mean return."""
+    keys = ("eval/episodes/return_mean", "episodes/return_mean_100", "episodes/return_mean")
+    value = next((results[key] for key in keys if key in results), None)
+    best = results.get("best", {})
+    if str(best.get("key", "")).removeprefix("eval/").startswith("episodes/return_mean"):
+        value = best["value"]  # of the policy that is in the folder
+    metric = {"type": "mean_reward", "name": "mean_reward", "value": value, "verified": False}
+    result = {
+        "task": {"type": "reinforcement-learning", "name": "reinforcement-learning"},
+        "dataset": {"type": env, "name": env},
+        "metrics": [metric],
+    }
+    return {
+        "library_name": "everstep",
+        "pipeline_tag": "reinforcement-learning",
+        "tags": ["reinforcement-learning", "deep-reinforcement-learning", "everstep", env],
+        "model-index": [{"name": algorithm, "results": [] if value is None else [result]}],
+    }
