@@ -13,13 +13,25 @@ if TYPE_CHECKING:
     from .export import to_torchrl as to_torchrl
     from .gymnasium import GymnasiumEnv as GymnasiumEnv
     from .isaacgym import IsaacGymEnv as IsaacGymEnv
+    from .jax import BraxEnv as BraxEnv
+    from .jax import CraftaxEnv as CraftaxEnv
+    from .jax import GymnaxEnv as GymnaxEnv
+    from .jax import JaxEnv as JaxEnv
+    from .jax import JumanjiEnv as JumanjiEnv
+    from .jax import PlaygroundEnv as PlaygroundEnv
     from .torchrl import TorchRLEnv as TorchRLEnv
 
 _MODULES = {
     "ALEEnv": "ale",
+    "BraxEnv": "jax",
+    "CraftaxEnv": "jax",
     "EnvPoolEnv": "envpool",
     "GymnasiumEnv": "gymnasium",
+    "GymnaxEnv": "jax",
     "IsaacGymEnv": "isaacgym",
+    "JaxEnv": "jax",
+    "JumanjiEnv": "jax",
+    "PlaygroundEnv": "jax",
     "TorchRLEnv": "torchrl",
     "to_gymnasium": "export",
     "to_torchrl": "export",

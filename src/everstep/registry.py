@@ -173,7 +173,7 @@ def resolve(
     made = source(**_own(source, kwargs))
     adapter = adapter_of(made) or maker_of(made)
     if adapter is not None and makes(adapter, made):
-        made.close()
+        getattr(made, "close", lambda: None)()  # functions of JAX have none
         return AdapterFactory(adapter, source, kwargs)
     if not is_made(made):
         raise AdapterError(f"{_name(source)}() must return an environment; got {made!r}.")

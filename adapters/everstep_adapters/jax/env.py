@@ -1,0 +1,302 @@
+"""The environments that wrap functions of JAX."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from tensordict import TensorDict
+
+from everstep.data import DataKeys, Device
+from everstep.env import Env
+from everstep.errors import AdapterError, EnvError
+from everstep.formats import EnvFormat
+
+from ..common.actions import ActionBounds, ActionCheck
+from ..common.calls import error_text
+from ..common.libraries import (
+    creating,
+    is_loaded_instance,
+    pop_options,
+    require,
+)
+from ..common.rows import FLAGS
+from ..common.specs import describe_spec
+
+# The folder's other modules import JAX, so this one imports them when an environment is wrapped.
+if TYPE_CHECKING:
+    from .functions import Functions
+
+
+class JaxEnv(Env):
+    """A batch of environments that are functions in JAX; the module says how they reset.
+
+    Observations and flags are the program's own results, without a copy where the device is JAX's;
+    `float64` becomes PyTorch's default dtype. Observations that are trees of several arrays are a
+    `Composite`. An env step is one compiled call, and the first of each compiles it.
+
+    Args:
+        env: Environment of the library; gymnax's and Craftax's may be a pair with its parameters.
+        horizon: Env steps between resets that it is meant for.
+        num_envs: Number of parallel environments.
+        device: Device of everything that goes in and comes out; `None` is JAX's own.
+        max_episode_steps: Env steps after which the adapter truncates an episode. Limits of the
+            environment's own stay in force; that of Brax's and Playground's training is replaced.
+        action_bounds: `"clip"` sends the nearest action inside the bounds; `"rescale"` maps
+            [-1, 1] to them.
+        params: Parameters of gymnax's and Craftax's environments; `None` for their defaults.
+
+    Raises:
+        AdapterError: If the adapter cannot represent the environment, or `num_envs` is missing.
+
+    """
+
+    #: Number of environments that `num_envs="auto"` makes.
+    default_num_envs: ClassVar[int] = 64
+
+    #: Env steps that `horizon="auto"` means.
+    default_horizon: ClassVar[int] = 128
+
+    #: Name of the library in `describe`.
+    family: ClassVar[str]
+
+    #: Module of the library, and how to install it.
+    library: ClassVar[tuple[str, str]]
+
+    #: Modules and names of the classes that are wrapped.
+    kinds: ClassVar[tuple[tuple[str, str], ...]]
+
+    #: The wrapped environment: one, of which there are `num_envs`.
+    env: Any
+
+    episode_keys = FLAGS | {DataKeys.FINAL_OBS}
+
+    def __init__(
+        self,
+        env: Any,
+        /,
+        horizon: None | int = None,
+        *,
+        num_envs: None | int = None,
+        device: None | Device = None,
+        max_episode_steps: None | int = None,
+        action_bounds: ActionBounds = "clip",
+        params: Any = None,
+    ) -> None:
+        if isinstance(env, tuple):
+            env, params = env
+        if not self.matches(env):
+            raise AdapterError(
+                f"`env` must be an environment of {self.family}; got {type(env).__name__}."
+            )
+        require("jax", "jit", "JAX is needed: pip install jax")
+        import jax
+
+        from . import actions, observations, program, states
+
+        if num_envs is None:
+            raise AdapterError(
+                f"{self.family}'s environments are functions of one environment, of which there "
+                "can be any number: pass `num_envs`, as in `everstep.wrap(env, num_envs=64)`."
+            )
+        if max_episode_steps is not None and max_episode_steps < 1:
+            raise AdapterError(f"`max_episode_steps` must be at least 1; got {max_episode_steps}.")
+        self._functions = functions = self._read(env, params)
+        own = jax.devices()[0]
+        self._jax_device = torch.device("cuda" if own.platform == "gpu" else "cpu")
+        on_device = self._jax_device if device is None else torch.device(device)
+        super().__init__(num_envs, horizon, device=str(on_device))
+        self.env, self.params = env, params
+        self._limit = functions.limit if max_episode_steps is None else max_episode_steps
+        own_device = self._jax_device
+        self._actions = actions.Actions(
+            functions.action, num_envs, on_device, own_device, action_bounds
+        )
+        self.action_spec = self._actions.spec
+        self._check_action = ActionCheck(num_envs, self.action_spec)
+        self._program = program.Program(functions, num_envs, self._limit, *self._actions.ends)
+        self._states, self._jax = states, jax
+        self._shapes, observed = self._program.shapes()
+        self._observations = observations.Observations(observed, on_device, type(env).__name__)
+        self.observation_spec = self._observations.spec
+        self.env_format = EnvFormat(self._observations.forms, (self._actions.form,))
+        self._read_array = observations.read_array
+        self._reward_dtype = torch.get_default_dtype()
+        self._key: Any = None
+        self._carry: Any = None
+        self._is_closed = False
+
+    # ---- what a library says -------------------------------------------------------------------
+
+    @classmethod
+    def _read(cls, env: Any, params: Any) -> "Functions":
+        """The functions of an environment of the library."""
+        raise NotImplementedError
+
+    @classmethod
+    def _make_one(cls, name: str, **kwargs: Any) -> Any:
+        """An environment of the library by name; a pair with its parameters if it has some."""
+        raise NotImplementedError
+
+    @classmethod
+    def matches(cls, env: object, /) -> bool:
+        """Whether `env` is an environment of the library, or a pair of one and its parameters."""
+        if isinstance(env, tuple):
+            return len(env) == 2 and cls.matches(env[0])
+        return any(is_loaded_instance(env, *kind) for kind in cls.kinds)
+
+    @classmethod
+    def makes(cls, source: object, /) -> bool:
+        """Whether a function that returned this object makes environments here."""
+        return cls.matches(source)
+
+    @classmethod
+    def make(
+        cls,
+        name: str | Callable[[], Any],
+        num_envs: int,
+        /,
+        *,
+        horizon: None | int = None,
+        device: Device = "cpu",
+        **kwargs: Any,
+    ) -> "JaxEnv":
+        """New environments, made by the library and wrapped.
+
+        Args:
+            name: The library's name of it, or a function that makes one.
+            num_envs: Number of parallel environments.
+            horizon: Env steps between resets that it is meant for.
+            device: Device of everything that goes in and comes out.
+            kwargs: Options of the adapter; others go to the library's constructor.
+
+        Raises:
+            AdapterError: If it cannot be made, or the adapter cannot represent it.
+
+        """
+        options = pop_options(cls, kwargs)
+        require(cls.library[0], "__name__", cls.library[1])
+        with creating(cls.family, getattr(name, "__name__", str(name))):
+            env = name(**kwargs) if callable(name) else cls._make_one(name, **kwargs)
+        return cls(env, horizon, num_envs=num_envs, device=device, **options)
+
+    # ---- env steps -------------------------------------------------------------------------------
+
+    def seed(self, seed: int) -> None:
+        """Seed the next reset; later ones continue from its key."""
+        self._key = self._jax.random.PRNGKey(seed)
+
+    def reset(self, *, config: None | dict[str, Any] = None) -> torch.Tensor | TensorDict:
+        """Initial observations `[num_envs, …]` after resetting every environment.
+
+        Without a seed the first key is drawn from PyTorch's generator.
+
+        Args:
+            config: None, or empty: these environments take no options in a reset.
+
+        Raises:
+            AdapterError: If there are options.
+
+        """
+        if config:
+            raise AdapterError(
+                f"{self.family}'s environments take no options in a reset; got "
+                f"{', '.join(config)}. Give parameters to the environment."
+            )
+        key, self._key = self._key, None
+        if key is None and self._carry is not None:
+            key = self._carry.key
+        if key is None:
+            key = self._jax.random.PRNGKey(int(torch.randint(2**31 - 1, ())))
+        self._carry, obs = self._call("reset", self._program.start, key)
+        return self._observations.read(obs)
+
+    def step(self, action: torch.Tensor | TensorDict) -> TensorDict:
+        """The row of an env step: `obs`, `rewards` and the episode keys; see the module.
+
+        Args:
+            action: Actions `[num_envs, *action_spec.shape]`, integers or floating point as the
+                spec has it. Never written to.
+
+        Raises:
+            AdapterError: If the action has another shape or kind of dtype.
+            EnvError: If it was not reset, or the environment fails.
+
+        """
+        if self._carry is None:
+            raise EnvError(f"{type(self.env).__name__} was not reset: call `reset` before `step`.")
+        sent = self._actions.send(self._check_action(action))
+        self._carry, outcome = self._call("step", self._program.advance, self._carry, sent)
+        device = torch.device(self.device)
+        flags = self._read_array(outcome.flags, device, torch.bool)
+        row = {
+            DataKeys.OBS: self._observations.read(outcome.obs),
+            DataKeys.FINAL_OBS: self._observations.read(outcome.final_obs),
+            DataKeys.REWARDS: self._read_array(outcome.rewards, device, self._reward_dtype),
+            DataKeys.TERMINATED: flags[0],
+            DataKeys.TRUNCATED: flags[1],
+            DataKeys.FIRST: flags[2],
+        }
+        return TensorDict(row, batch_size=[self.num_envs])
+
+    def _call(self, method: str, function: Any, *args: Any) -> Any:
+        if self._is_closed:
+            raise EnvError(f"{type(self.env).__name__} was closed. Make a new one.")
+        try:
+            return function(*args)
+        except Exception as error:  # the environment's code may raise anything while it is traced
+            text = f"{type(self.env).__name__} failed in `{method}`: {error_text(error)}"
+            raise EnvError(text) from error
+
+    # ---- state -----------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Keys, states and counts of the environments, from which they continue exactly."""
+        return {
+            "carry": None if self._carry is None else self._states.to_tensors(self._carry),
+            "key": None if self._key is None else self._states.to_tensors(self._key),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict`.
+
+        Raises:
+            CheckpointError: If it is that of another environment; then nothing is changed.
+
+        """
+        like = self._jax.eval_shape(self._jax.random.PRNGKey, 0)
+        read = partial(self._states.from_tensors, self._jax, name=type(self.env).__name__)
+        carry = None if state["carry"] is None else read(state["carry"], self._shapes)
+        key = None if state["key"] is None else read(state["key"], like)
+        self._carry, self._key = carry, key
+
+    # ---- the rest --------------------------------------------------------------------------------
+
+    def describe(self) -> dict[str, str]:
+        """Detected properties, one short line each."""
+        limit = "" if self._limit is None else f"; {self._limit} env steps, counted by the adapter"
+        copies = "zero-copy by DLPack"
+        if torch.device(self.device).type != self._jax_device.type:
+            copies = f"copied from {self._jax_device} to {self.device}, actions back"
+        return {
+            "family": f"{self.family}, in JAX {self._jax.__version__}",
+            "environment": type(self.env).__name__,
+            "num_envs": str(self.num_envs),
+            "observation": describe_spec(self.observation_spec),
+            "action": describe_spec(self.action_spec),
+            "resets": "in the env step that ends an episode, in the same compiled call",
+            "final observations": "what the env step returned before the reset",
+            "limit": f"the environment's own: {self._functions.clock}{limit}",
+            "hand-off": copies,
+            "seeding": "the next reset; its key is split for all that follows",
+        }
+
+    def close(self) -> None:
+        """Forget the states; later calls are errors."""
+        self._carry, self._is_closed = None, True
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({type(self.env).__name__}, num_envs={self.num_envs}, "
+            f"horizon={self.horizon}, device={str(self.device)!r})"
+        )

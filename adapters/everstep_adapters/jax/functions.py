@@ -1,0 +1,172 @@
+"""One environment of each library as a pair of functions."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from everstep.errors import AdapterError
+
+#: A pytree of arrays.
+Tree = Any
+
+#: Parameters that are the clock of an environment, in gymnax and in Craftax.
+_CLOCKS = ("max_steps_in_episode", "max_timesteps")
+
+#: Env steps of an episode for a clock that never ends one.
+_NEVER = 2**31 - 2
+
+#: Brax's own number of env steps of an episode, which it keeps in its training wrapper.
+_BRAX_EPISODE = 1000
+
+
+class Stepped(NamedTuple):
+    """Results of an env step of one environment."""
+
+    state: Tree
+    obs: Tree
+    reward: jax.Array
+
+    #: The task ended the episode.
+    terminated: jax.Array
+
+    #: The episode ended, for any reason.
+    ended: jax.Array
+
+
+@dataclass(frozen=True)
+class Choices:
+    """Actions of whole numbers."""
+
+    #: Options of each; an array of none or one dimension.
+    counts: np.ndarray[Any, Any]
+
+    dtype: Any
+
+
+@dataclass(frozen=True)
+class Reals:
+    """Actions of real numbers."""
+
+    #: Bounds, of the action's shape.
+    low: np.ndarray[Any, Any]
+    high: np.ndarray[Any, Any]
+
+    dtype: Any
+
+
+@dataclass(frozen=True)
+class Functions:
+    """One environment as functions without side effects."""
+
+    #: State and observation of a new episode, from a key.
+    reset: Callable[[jax.Array], tuple[Tree, Tree]]
+
+    #: An env step, from a key, a state and an action.
+    step: Callable[[jax.Array, Tree, jax.Array], Stepped]
+
+    #: Actions that `step` takes.
+    action: Choices | Reals
+
+    #: Env steps after which the adapter truncates an episode unless it is told; None for none.
+    limit: None | int
+
+    #: The environment's own time limit, for `describe`.
+    clock: str
+
+
+def of_gymnax(env: Any, params: Any) -> Functions:
+    """Gymnax's and Craftax's environments: `step_env`, `reset_env` and parameters.
+
+    With the clock in the parameters, an env step is computed twice: what the clock does not touch
+    is the same computation, which the compiler does once.
+    """
+    params = env.default_params if params is None else params
+    clock = next((name for name in _CLOCKS if hasattr(params, name)), None)
+    endless = params if clock is None else params.replace(**{clock: _NEVER})
+
+    def reset(key: jax.Array) -> tuple[Tree, Tree]:
+        obs, state = env.reset_env(key, params)
+        return state, obs
+
+    def step(key: jax.Array, state: Tree, action: jax.Array) -> Stepped:
+        obs, following, reward, ended, _ = env.step_env(key, state, action, params)
+        terminated = ended
+        if clock is not None:
+            terminated = env.step_env(key, state, action, endless)[3] & ended
+        return Stepped(following, obs, reward, terminated, ended)
+
+    own = "none" if clock is None else f"{getattr(params, clock)} env steps, its `{clock}`"
+    return Functions(reset, step, _gymnax_action(env.action_space(params)), None, own)
+
+
+def _gymnax_action(space: Any) -> Choices | Reals:
+    if hasattr(space, "n"):
+        return Choices(np.asarray(space.n), jnp.int32)
+    if hasattr(space, "low"):
+        low, high = (np.broadcast_to(x, space.shape).astype(float) for x in (space.low, space.high))
+        return Reals(low, high, space.dtype)
+    raise AdapterError(f"Actions must be `Discrete` or a `Box`; got a {type(space).__name__}.")
+
+
+def of_brax(env: Any) -> Functions:
+    """Brax's and MuJoCo Playground's environments: a state that holds what it returns.
+
+    Brax's training wrappers are taken off; the length of an episode is read from them.
+    """
+    limit = getattr(getattr(env, "_config", None), "episode_length", None)
+    while type(env).__name__ in ("AutoResetWrapper", "VmapWrapper", "EpisodeWrapper"):
+        limit = getattr(env, "episode_length", limit)
+        if vars(env).get("action_repeat", 1) != 1:
+            raise AdapterError(
+                "`action_repeat` of an `EpisodeWrapper` must be 1; got "
+                f"{env.action_repeat}. Repeat actions in a wrapper of the environment's own."
+            )
+        env = env.env
+
+    def reset(key: jax.Array) -> tuple[Tree, Tree]:
+        state = env.reset(key)
+        return state, state.obs
+
+    def step(key: jax.Array, state: Tree, action: jax.Array) -> Stepped:
+        following = env.step(state, action)
+        terminated = following.done > 0.5
+        return Stepped(following, following.obs, following.reward, terminated, terminated)
+
+    ones = np.ones(env.action_size)
+    limit = _BRAX_EPISODE if limit is None else int(limit)
+    return Functions(reset, step, Reals(-ones, ones, jnp.float32), limit, "none")
+
+
+def of_jumanji(env: Any) -> Functions:
+    """Jumanji's environments: time steps with a discount, 0 where the task ended."""
+    if env.reward_spec.shape:
+        raise AdapterError(
+            f"A reward must be one number; {type(env).__name__} has {list(env.reward_spec.shape)}. "
+            "Add them up with `jumanji.wrappers.MultiToSingleWrapper`."
+        )
+
+    def reset(key: jax.Array) -> tuple[Tree, Tree]:
+        state, timestep = env.reset(key)
+        return state, timestep.observation
+
+    def step(key: jax.Array, state: Tree, action: jax.Array) -> Stepped:
+        following, timestep = env.step(state, action)
+        ended = timestep.last()
+        terminated = ended & (timestep.discount == 0)
+        return Stepped(following, timestep.observation, timestep.reward, terminated, ended)
+
+    return Functions(reset, step, _jumanji_action(env.action_spec), None, "the task's")
+
+
+def _jumanji_action(spec: Any) -> Choices | Reals:
+    if hasattr(spec, "num_values"):
+        return Choices(np.asarray(spec.num_values), spec.dtype)
+    if hasattr(spec, "minimum"):
+        ends = (np.broadcast_to(x, spec.shape).astype(float) for x in (spec.minimum, spec.maximum))
+        low, high = ends
+        return Reals(low, high, spec.dtype)
+    raise AdapterError(f"Actions must be discrete or bounded; got {spec}.")

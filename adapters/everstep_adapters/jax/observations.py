@@ -1,0 +1,95 @@
+"""Observations that are trees of arrays, as tensors."""
+
+from typing import Any
+
+import jax
+import torch
+from tensordict import TensorDict
+from torchrl.data import Bounded, Categorical, TensorSpec, Unbounded
+
+from everstep.errors import AdapterError
+from everstep.formats import ObservationFormat
+from everstep.specs import Structure
+
+from ..common.handoff import borrow
+from ..common.specs import compose_spec
+
+#: Dtypes of which PyTorch has few operations.
+_WIDER = {torch.uint16: torch.int32, torch.uint32: torch.int64}
+
+
+class Observations:
+    """Reader of observations; `float64` becomes PyTorch's default dtype.
+
+    Args:
+        shapes: Tree of the shapes and dtypes of a batch of observations.
+        device: Device of the tensors.
+        name: Name of the environment in errors.
+
+    Raises:
+        AdapterError: If there is nothing to observe.
+
+    """
+
+    #: Spec of one environment's observation: plain if there is one array, else `Composite`.
+    spec: TensorSpec
+
+    #: The leaves as the environment has them.
+    forms: tuple[ObservationFormat, ...]
+
+    def __init__(self, shapes: Any, device: torch.device, name: str) -> None:
+        found = jax.tree_util.tree_flatten_with_path(shapes)[0]
+        if not found:
+            raise AdapterError(f"{name} observes nothing.")
+        self._device = device
+        paths = [tuple(map(_name_of, path)) for path, _ in found]
+        names: list[Any] = [()] if len(paths) == 1 else [tuple(map(str, path)) for path in paths]
+        shapes_of = [x.shape[1:] or (1,) for _, x in found]
+        dtypes = [_dtype_of(x.dtype.name) for _, x in found]
+        columns = list(zip(names, shapes_of, dtypes, strict=True))
+        leaves = {key: _leaf_spec(shape, dtype, device) for key, shape, dtype in columns}
+        self.spec = compose_spec(leaves, device)
+        self._structure = Structure.of(self.spec)
+        order = [names.index(path) for path in self._structure.paths]
+        rows = found[0][1].shape[0]
+        self._rows = rows
+        self._columns = [(i, (rows, *shapes_of[i]), dtypes[i]) for i in order]
+        self.forms = tuple(ObservationFormat(paths[i], tuple(found[i][1].shape[1:])) for i in order)
+
+    def read(self, obs: Any) -> torch.Tensor | TensorDict:
+        """A batch of observations `[N, …]`; the program's own memory where it is on the device."""
+        arrays = jax.tree_util.tree_leaves(obs)
+        leaves = tuple(
+            read_array(arrays[i], self._device, dtype).view(shape)
+            for i, shape, dtype in self._columns
+        )
+        return self._structure.unflatten(leaves, [self._rows])
+
+
+def read_array(array: Any, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    """A result of a program on a device."""
+    return borrow(array).to(device, dtype)
+
+
+def _name_of(entry: Any) -> Any:
+    """Name of an entry of a path in a tree: a key, an attribute or an index."""
+    for attribute in ("name", "key", "idx"):
+        if hasattr(entry, attribute):
+            return getattr(entry, attribute)
+    return str(entry)
+
+
+def _dtype_of(name: str) -> torch.dtype:
+    if name == "float64":
+        return torch.get_default_dtype()
+    dtype: torch.dtype = getattr(torch, name)
+    return _WIDER.get(dtype, dtype)
+
+
+def _leaf_spec(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> TensorSpec:
+    kind: dict[str, Any] = {"shape": torch.Size(shape), "device": device, "dtype": dtype}
+    if dtype is torch.uint8:
+        return Bounded(0, 255, **kind)
+    if dtype is torch.bool:
+        return Categorical(2, **kind)
+    return Unbounded(**kind)

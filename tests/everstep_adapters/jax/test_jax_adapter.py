@@ -1,0 +1,239 @@
+"""Environments that are functions in JAX: every row, resets, states, and refusals."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import everstep
+from everstep import AlgorithmConfig
+from everstep.errors import AdapterError, CheckpointError, EnvError
+from everstep.testing import EnvConformance
+from tests.toys import KnownValue
+
+jax = pytest.importorskip("jax")
+
+from tests.everstep_adapters.jax.jax_toys import (  # noqa: E402
+    Counter,
+    CounterEnv,
+    Row,
+    reset,
+    rows_of,
+    step,
+)
+
+STEPS = 40
+
+
+def counters(num_envs: int = 5, limit: None | int = None, seed: int = 0) -> CounterEnv:
+    env = CounterEnv(Counter(), num_envs=num_envs, max_episode_steps=limit)
+    env.seed(seed)
+    return env
+
+
+def play(env: Any, steps: int = STEPS) -> tuple[Any, torch.Tensor, list[Any]]:
+    """First observations, actions, and copies of the rows."""
+    obs = env.reset().clone()
+    size = torch.Size([env.num_envs])
+    actions = torch.stack([env.action_spec.rand(size) for _ in range(steps)])
+    return obs, actions, [env.step(action).clone() for action in actions]
+
+
+# ---- the law: rows are those of functions called by hand --------------------
+
+
+@pytest.mark.parametrize("num_envs", [1, 5, 70])
+@pytest.mark.parametrize("limit", [None, 3])
+def test_rows_are_those_of_episodes_worked_out_by_hand(num_envs: int, limit: None | int) -> None:
+    obs, actions, rows = play(counters(num_envs, limit))
+    ends = 0
+    for n in range(num_envs):
+        # Which episode follows is random; all else follows from its first observation.
+        firsts = [row["obs"][n].tolist() for row in rows if row["first"][n].item()]
+        chosen = actions[:, n, 0].tolist()
+        want = rows_of(obs[n].tolist(), firsts, chosen, limit or math.inf)
+        found = [Row(*(row[key][n].squeeze().tolist() for key in Row._fields)) for row in rows]
+        assert found == want
+        ends += len(firsts)
+    assert ends > num_envs
+
+
+def test_keys_are_those_of_functions_called_one_by_one() -> None:
+    """Without `vmap`, without `jit`, one row after the other."""
+    env = counters(3, seed=7)
+    obs, actions, rows = play(env, 12)
+    key, following = jax.random.split(jax.random.PRNGKey(7))
+    states = []
+    for n, one in enumerate(jax.random.split(key, 3)):
+        state, seen = reset(one)
+        states.append(state)
+        assert obs[n].tolist() == seen.tolist()
+    for row, action in zip(rows, actions, strict=True):
+        following, stepping, resetting = jax.random.split(following, 3)
+        for n, one in enumerate(jax.random.split(stepping, 3)):
+            stepped = step(one, states[n], int(action[n]))
+            states[n] = stepped.state
+            assert row["final_obs"][n].tolist() == stepped.obs.tolist()
+            assert row["rewards"][n].item() == float(stepped.reward)
+            if stepped.ended:
+                states[n], seen = reset(jax.random.fold_in(resetting, n))
+                assert row["obs"][n].tolist() == seen.tolist()
+
+
+HORIZON, GAMMA, LAMBDA = 6, 0.9, 0.8
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("limit", [None, 3])
+def test_advantages_equal_the_oracle(limit: None | int) -> None:
+    wide = jax.enable_x64(True) if hasattr(jax, "enable_x64") else jax.experimental.enable_x64()
+    with wide:
+        check_advantages(limit)
+
+
+def check_advantages(limit: None | int) -> None:
+    env = counters(4, limit)
+    env.horizon = HORIZON
+    options: dict[str, Any] = {"normalize_advantages": False, "normalize_rewards": False}
+    config = AlgorithmConfig(model_cls=KnownValue, gamma=GAMMA, gae_lambda=LAMBDA, **options)
+    algorithm = config.build(env)
+    value = lambda obs: float(KnownValue.value_of(torch.tensor([obs], dtype=torch.float64)))  # noqa: E731
+    for _ in range(5):
+        algorithm.collect()
+        algorithm.estimate()
+        buffer = algorithm.buffer
+        for n in range(4):
+            obs = buffer["obs"][n].tolist()
+            choices = buffer["actions"][n, :-1, 0].tolist()
+            # An episode is new where the count of env steps is 0.
+            firsts = [seen for seen in obs[1:] if seen[2] == 0]
+            rows = rows_of(obs[0], firsts, choices, limit or math.inf)
+            assert [row.obs for row in rows] == obs[1:]
+            expected = []
+            for t in range(HORIZON):
+                total, weight = 0.0, 1.0
+                for k in range(t, HORIZON):  # the definition, to the end of the episode
+                    row = rows[k]
+                    following = 0.0 if row.terminated else value(row.final_obs)
+                    total += weight * (row.rewards + GAMMA * following - value(obs[k]))
+                    weight *= GAMMA * LAMBDA
+                    if row.first:
+                        break
+                expected.append(total)
+            found = buffer["advantages"][n, :-1, 0]
+            want = torch.tensor(expected, dtype=torch.float64)
+            torch.testing.assert_close(found, want, rtol=0, atol=1e-12)
+
+
+# ---- state --------------------
+
+
+def test_a_state_that_was_saved_continues_exactly(tmp_path: Path) -> None:
+    env = counters(5, 4)
+    play(env, 9)
+    torch.save(env.state_dict(), tmp_path / "state.pt")
+    actions = [torch.randint(2, (5, 1)) for _ in range(20)]
+    want = [env.step(action).clone() for action in actions]
+    other = counters(5, 4, seed=99)
+    other.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    for action, row in zip(actions, want, strict=True):
+        found = other.step(action)
+        assert all(torch.equal(found[key], row[key]) for key in row.keys())  # noqa: SIM118
+    other.load_state_dict(counters(5, 4, seed=3).state_dict())  # of one that was not reset
+    assert torch.equal(other.reset(), counters(5, 4, seed=3).reset())
+
+
+def test_a_state_of_another_environment_changes_nothing() -> None:
+    env = counters(5)
+    env.reset()
+    before = env.state_dict()["carry"]
+    other = counters(4)
+    other.reset()
+    with pytest.raises(CheckpointError, match=r"not one of this Counter.*`num_envs`"):
+        env.load_state_dict(other.state_dict())
+    assert all(map(torch.equal, env.state_dict()["carry"], before))
+
+
+def test_seeds_fix_the_stream_and_later_resets_draw_new_states() -> None:
+    one, other = counters(seed=3), counters(seed=3)
+    assert torch.equal(one.reset(), other.reset())
+    assert not torch.equal(one.reset(), counters(seed=3).reset())
+    unseeded = CounterEnv(Counter(), num_envs=5)
+    again = CounterEnv(Counter(), num_envs=5)
+    assert not torch.equal(unseeded.reset(), again.reset())
+
+
+def test_what_is_returned_may_be_written_to() -> None:
+    one, other = counters(), counters()
+    one.reset().fill_(-1.0)
+    other.reset()
+    action = torch.zeros(5, 1, dtype=torch.int64)
+    for _ in range(8):
+        row, want = one.step(action), other.step(action)
+        assert torch.equal(row["obs"], want["obs"])
+        row["obs"].fill_(-1.0)
+        row["final_obs"].fill_(-1.0)
+
+
+def test_an_env_step_is_compiled_once() -> None:
+    env = counters()
+    play(env)
+    play(env)
+    assert env._program.advance._cache_size() == 1
+
+
+# ---- refusals --------------------
+
+
+def test_refusals() -> None:
+    with pytest.raises(AdapterError, match=r"everstep.wrap\(env, num_envs=64\)"):
+        CounterEnv(Counter())
+    with pytest.raises(AdapterError, match="must be an environment of counters; got int"):
+        CounterEnv(3, num_envs=2)
+    with pytest.raises(AdapterError, match="`max_episode_steps` must be at least 1; got 0"):
+        CounterEnv(Counter(), num_envs=2, max_episode_steps=0)
+    env = counters()
+    with pytest.raises(EnvError, match="Counter was not reset"):
+        env.step(torch.zeros(5, 1, dtype=torch.int64))
+    with pytest.raises(AdapterError, match="take no options in a reset; got wind"):
+        env.reset(config={"wind": 3})
+    env.reset()
+    with pytest.raises(AdapterError, match="must have shape"):
+        env.step(torch.zeros(4, 1, dtype=torch.int64))
+    env.close()
+    with pytest.raises(EnvError, match="Counter was closed"):
+        env.reset()
+
+
+def test_an_environment_that_fails_is_named() -> None:
+    class Broken(CounterEnv):
+        @classmethod
+        def _read(cls, env: Any, params: Any) -> Any:
+            from dataclasses import replace
+
+            def fail(*_: Any) -> Any:
+                raise ValueError("the pole broke")
+
+            return replace(super()._read(env, params), step=fail)
+
+    env = Broken(Counter(), num_envs=2)
+    env.reset()
+    with pytest.raises(EnvError, match=r"Counter failed in `step`: ValueError: the pole broke"):
+        env.step(torch.zeros(2, 1, dtype=torch.int64))
+
+
+@pytest.mark.slow
+class TestCountersConform(EnvConformance):
+    episodes_end = True
+
+    def make_env(self, num_envs: int, horizon: int, device: Any) -> Any:
+        return CounterEnv(Counter(), horizon, num_envs=num_envs, device=device)
+
+
+def test_everything_is_described() -> None:
+    found = counters(5, 9).describe()
+    assert found["resets"] == "in the env step that ends an episode, in the same compiled call"
+    assert "9 env steps, counted by the adapter" in found["limit"]
+    assert everstep.wrap(counters()) is not None

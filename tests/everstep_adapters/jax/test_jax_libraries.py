@@ -1,0 +1,174 @@
+"""The libraries themselves: what they return, and policies that are trained on them."""
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+
+import everstep
+from everstep import Trainer, plugins
+from everstep.errors import AdapterError
+from everstep.testing import EnvConformance
+from everstep_adapters import GymnaxEnv
+
+jax = pytest.importorskip("jax")
+gymnax: Any = pytest.importorskip("gymnax")
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore"),  # of the libraries
+]
+
+
+def make(name: str, num_envs: int = 4, **options: Any) -> Any:
+    prefix = name.partition(":")[0]
+    module = {"playground": "mujoco_playground"}.get(prefix, prefix)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pytest.importorskip(module)
+        return everstep.make(name, num_envs, **options)
+
+
+@pytest.fixture(autouse=True)
+def of_this_source() -> None:
+    """Skip where the package was installed before it had these adapters."""
+    if "gymnax" not in plugins.prefixes():
+        pytest.skip("install the repository again: entry points are of an older version")
+
+
+def test_final_observations_are_those_of_an_unwrapped_run() -> None:
+    """gymnax's own `step` loses them; `step_env` has them."""
+    env, params = gymnax.make("CartPole-v1")
+    wrapped = everstep.wrap((env, params), num_envs=3)
+    wrapped.seed(5)
+    obs = wrapped.reset()
+    key, following = jax.random.split(jax.random.PRNGKey(5))
+    reset, step = jax.jit(env.reset_env), jax.jit(env.step_env)
+    states = [reset(one, params) for one in jax.random.split(key, 3)]
+    assert [x.tolist() for x, _ in states] == obs.tolist()
+    states, ends = [state for _, state in states], 0
+    for _ in range(80):
+        action = torch.randint(2, (3, 1))
+        row = wrapped.step(action)
+        following, stepping, resetting = jax.random.split(following, 3)
+        for n, one in enumerate(jax.random.split(stepping, 3)):
+            seen, states[n], reward, done, _ = step(one, states[n], int(action[n]), params)
+            torch.testing.assert_close(row["final_obs"][n], torch.tensor(seen.tolist()))
+            assert row["rewards"][n].item() == float(reward)
+            assert row["terminated"][n].item() == bool(done)
+            if done:
+                seen, states[n] = reset(jax.random.fold_in(resetting, n), params)
+                ends += 1
+            torch.testing.assert_close(row["obs"][n], torch.tensor(seen.tolist()))
+    assert ends > 5
+
+
+def test_the_clock_truncates_and_the_task_terminates() -> None:
+    env, params = gymnax.make("CartPole-v1")
+    short = everstep.wrap(env, num_envs=16, params=params.replace(max_steps_in_episode=12))
+    assert "12 env steps, its `max_steps_in_episode`" in short.describe()["limit"]
+    short.reset()
+    elapsed = torch.zeros(16, 1, dtype=torch.int64)
+    seen = {"terminated": 0, "truncated": 0}
+    for _ in range(60):
+        row = short.step(torch.randint(2, (16, 1)))
+        elapsed += 1
+        fell = (row["final_obs"][:, [0]].abs() > 2.4) | (
+            row["final_obs"][:, [2]].abs() > 0.20943951
+        )
+        assert torch.equal(row["terminated"], fell)
+        assert torch.equal(row["truncated"], (elapsed >= 12) & ~fell)
+        elapsed[row["first"]] = 0
+        for key in seen:
+            seen[key] += int(row[key].sum())
+    assert min(seen.values()) > 0
+
+
+def test_flags_that_a_state_keeps_do_not_hide_a_truncation() -> None:
+    """MinAtar's states remember `terminal`, that of the clock included."""
+    env, params = gymnax.make("Freeway-MinAtar")
+    short = everstep.wrap(env, num_envs=2, params=params.replace(max_steps_in_episode=3))
+    short.reset()
+    rows = [short.step(torch.zeros(2, 1, dtype=torch.int64)).clone() for _ in range(7)]
+    assert [int(row["truncated"].sum()) for row in rows] == [0, 0, 2, 0, 0, 2, 0]
+    assert not any(row["terminated"].any() for row in rows)
+
+
+NAMES = [
+    "gymnax:CartPole-v1",
+    "gymnax:Pendulum-v1",
+    "gymnax:Breakout-MinAtar",
+    "jumanji:Snake-v1",
+    "brax:inverted_pendulum",
+    "craftax:Craftax-Classic-Symbolic-v1",
+    "playground:CartpoleBalance",
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_environments_are_played_saved_and_continued(name: str) -> None:
+    env = make(name, max_episode_steps=9)
+    size = torch.Size([4])
+    obs = env.reset()
+    assert obs.shape[0] == 4
+    actions = [env.action_spec.rand(size) for _ in range(24)]
+    for action in actions[:12]:
+        env.step(action)
+    state = env.state_dict()
+    rows = [env.step(action).clone() for action in actions[12:]]
+    assert sum(int(row["truncated"].sum()) for row in rows) > 0
+    assert all(bool((row["first"] == (row["terminated"] | row["truncated"])).all()) for row in rows)
+    env.load_state_dict(state)
+    for action, row in zip(actions[12:], rows, strict=True):
+        again = env.step(action)
+        leaves = row.keys(True, True)
+        assert all(torch.equal(again[key], row[key]) for key in leaves)
+
+
+def test_brax_starts_every_episode_in_a_new_state() -> None:
+    """Its own wrapper starts them all in the first one."""
+    env = make("brax:inverted_pendulum", 2, max_episode_steps=2)
+    firsts = [env.reset()[0].tolist()]
+    for _ in range(6):
+        row = env.step(torch.zeros(2, 1))
+        if row["first"][0]:
+            firsts.append(row["obs"][0].tolist())
+            assert row["final_obs"][0].tolist() != firsts[-1]
+    assert len(firsts) > 2
+    assert len({tuple(x) for x in firsts}) == len(firsts)
+
+
+def test_training_wrappers_of_brax_are_taken_off() -> None:
+    envs = pytest.importorskip("brax.envs")
+    env = everstep.wrap(envs.create("fast", episode_length=7), num_envs=3)
+    assert "7 env steps, counted by the adapter" in env.describe()["limit"]
+    env.reset()
+    rows = [env.step(torch.zeros(env.action_spec.rand(torch.Size([3])).shape)) for _ in range(7)]
+    assert rows[-1]["truncated"].all()
+    with pytest.raises(AdapterError, match="`action_repeat`"):
+        everstep.wrap(envs.create("fast", action_repeat=2), num_envs=3)
+
+
+def test_functions_that_make_one_are_given_to_trainers() -> None:
+    trainer = Trainer(lambda: gymnax.make("CartPole-v1")[0], num_envs=4, horizon=8, run_dir=None)
+    assert isinstance(trainer.algorithm.env, GymnaxEnv)
+    assert trainer.step()["env/steps"] == 32
+
+
+class TestGymnaxConforms(EnvConformance):
+    episodes_end = True
+
+    def make_env(self, num_envs: int, horizon: int, device: Any) -> Any:
+        return GymnaxEnv.make("CartPole-v1", num_envs, horizon=horizon, device=device)
+
+
+@pytest.mark.learning
+def test_cartpole_of_gymnax_is_solved() -> None:
+    """500 is the most; the threshold of Gymnasium's registry is 475."""
+    trainer = Trainer("gymnax:CartPole-v1", seed=0, run_dir=None)
+    stats = trainer.run(
+        total_env_steps=500_000,
+        stop=[{"HitsUpperBound": {"key": "episodes/return_mean_100", "bound": 475}}],
+    )
+    assert stats["episodes/return_mean_100"] >= 475
