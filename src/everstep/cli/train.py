@@ -317,10 +317,30 @@ def _save(policy: "GenericPolicyBase[Any]", directory: Path) -> None:
 
 def _report_failure(error: Exception, run_dir: Path | None) -> None:
     """Print one line; the traceback goes to the run's directory."""
-    print(f"everstep: training failed: {type(error).__name__}: {error}", file=sys.stderr)
+    if isinstance(error, OSError) and error.filename and run_dir is not None:
+        print(f"everstep: {error.filename}: {error.strerror}. {_kept(run_dir)}", file=sys.stderr)
+    else:
+        print(f"everstep: training failed: {type(error).__name__}: {error}", file=sys.stderr)
     if run_dir is None:
         traceback.print_exception(error)
         return
     place = run_dir / "traceback.txt"
-    place.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
+    try:
+        place.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
+    except OSError:
+        return  # of a full disk, which the line above names
     print(f"The traceback is in {place}.", file=sys.stderr)
+
+
+def _kept(run_dir: Path) -> str:
+    """The newest checkpoint of a run that could not be saved, and how to go on from it."""
+    from ..trainers._checkpointing import checkpoints_of
+
+    found = checkpoints_of(run_dir)
+    if not found:
+        return f"There is no checkpoint in {run_dir}. Free space there, and train again."
+    place = shlex.quote(str(run_dir))
+    return (
+        f"The newest checkpoint is {found[0]}. Free space there, or make it writable, and go on "
+        f"from it with: everstep resume {place}"
+    )

@@ -7,6 +7,7 @@ epoch, then the statistics. JSON has no NaN and no infinities, so they are the s
 
 import errno
 import json
+import logging
 import math
 import os
 import struct
@@ -19,11 +20,16 @@ from typing import IO, Any
 from ..errors import ConfigError, EverstepError
 from .base import RunStatus
 
+_log = logging.getLogger(__name__)
+
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 class JsonlLogger:
     """Appends the statistics of each call to a file as one line, unbuffered.
+
+    Lines that cannot be written, as on a full disk, are kept in memory and written before the next
+    one that can; one warning names the file.
 
     An existing file is continued, after an unfinished last line of an earlier process has been
     removed. Parameters are not recorded: they are in the run's configuration file.
@@ -42,6 +48,7 @@ class JsonlLogger:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        self._pending: list[bytes] = []
         self._file = open(self.path, "a+b", buffering=0)  # noqa: SIM115  closed in `close`
         try:
             _lock(self._file.fileno(), self.path)
@@ -52,8 +59,8 @@ class JsonlLogger:
 
     @property
     def size(self) -> int:
-        """Size of the file in bytes, which `cut` takes."""
-        return os.fstat(self._file.fileno()).st_size
+        """Size of the file in bytes with the lines that are still to be written, for `cut`."""
+        return os.fstat(self._file.fileno()).st_size + sum(map(len, self._pending))
 
     def cut(self, size: int, step: int) -> None:
         """Remove the lines of a run after the checkpoint that it goes on from.
@@ -75,8 +82,14 @@ class JsonlLogger:
         os.ftruncate(self._file.fileno(), len(kept))
 
     def sync(self) -> None:
-        """Flush the file to the disk; does nothing after `close`."""
+        """Write all lines and flush the file to the disk; does nothing after `close`.
+
+        Raises:
+            OSError: If that cannot be done.
+
+        """
         if not self._file.closed:
+            self._write_pending()
             os.fsync(self._file.fileno())
 
     def log_params(self, params: Mapping[str, Any]) -> None:
@@ -87,7 +100,6 @@ class JsonlLogger:
 
         Raises:
             ValueError: If a statistic is named `step` or `time`, or the logger is closed.
-            OSError: If the line could not be written; no part of it is left in the file.
 
         """
         record: dict[str, Any] = {"step": int(step), "time": time.time()}
@@ -95,11 +107,32 @@ class JsonlLogger:
             if name in ("step", "time"):
                 raise ValueError(f"A statistic cannot be named `{name}`: the record uses the name.")
             record[name] = _to_json(value)
-        self._append(json.dumps(record, allow_nan=False).encode() + b"\n")
+        was_full = bool(self._pending)
+        self._pending.append(json.dumps(record, allow_nan=False).encode() + b"\n")
+        try:
+            self._write_pending()
+        except OSError as error:
+            if not was_full:
+                _log.warning(
+                    "%s cannot be written: %s. Its lines are kept in memory until it can be; "
+                    "training continues.",
+                    self.path,
+                    error.strerror,
+                )
 
     def close(self, status: RunStatus = "FINISHED") -> None:
-        """Close the file."""
+        """Close the file; an error is logged if lines could not be written."""
+        try:
+            self.sync()
+        except OSError as error:
+            lost = f"{len(self._pending)} lines at its end could not be written"
+            _log.error("%s: %s: %s.", self.path, lost, error.strerror)
         self._file.close()
+
+    def _write_pending(self) -> None:
+        while self._pending:
+            self._append(self._pending[0])
+            self._pending.pop(0)
 
     def _append(self, line: bytes) -> None:
         descriptor = self._file.fileno()
@@ -108,9 +141,9 @@ class JsonlLogger:
         try:
             while written < len(line):  # a nearly full disk writes a part and then fails
                 written += os.write(descriptor, line[written:])
-        except OSError:
+        except OSError as error:
             os.ftruncate(descriptor, start)
-            raise
+            raise OSError(error.errno, error.strerror, str(self.path)) from error
 
 
 def _lock(descriptor: int, path: Path) -> None:

@@ -51,10 +51,13 @@ class Interval:
                 "`checkpoint_every` must be a number of train steps, a time such as '30s', '10m' "
                 f"or '2h', or 'end'; got {every!r}."
             )
-        self._last = time.monotonic()
+        self._last = -math.inf if math.isfinite(self._seconds) else 0.0
 
     def is_over(self, steps: int) -> bool:
-        """Whether a checkpoint is due after `steps` train steps; if so, the next one begins."""
+        """Whether a checkpoint is due after `steps` train steps; if so, the next one begins.
+
+        A time is over at the first call: a run that is killed early can go on, too.
+        """
         over = steps % self._steps == 0 or time.monotonic() - self._last >= self._seconds
         if over:
             self._last = time.monotonic()
@@ -197,8 +200,11 @@ class Checkpoints:
         try:
             save_state(temporary, state)
             temporary.rename(path)
-        except BaseException:
+        except BaseException as error:
             shutil.rmtree(temporary, ignore_errors=True)
+            if isinstance(error, OSError):  # a full disk may have room for the policy alone
+                with contextlib.suppress(OSError):
+                    save_file(self._run_dir / "policy", policy)
             raise
         sync_directory(path.parent)
         save_file(self._run_dir / "policy", policy)

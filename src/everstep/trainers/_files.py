@@ -52,7 +52,7 @@ class RunFiles:
         """Whether to write a checkpoint now."""
         steps = state["algorithm/steps"]
         wanted = signals.take_checkpoint_request()
-        return ((self._interval.is_over(steps) and steps > 0) or wanted) and steps != self.saved
+        return ((steps > 0 and self._interval.is_over(steps)) or wanted) and steps != self.saved
 
     def note(
         self, stats: Mapping[str, Any], state: TrainerState, policy: "GenericPolicyBase[Any]"

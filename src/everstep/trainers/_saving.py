@@ -1,6 +1,5 @@
 """The part of a trainer that saves and restores it."""
 
-import contextlib
 import logging
 import os
 from collections.abc import Mapping
@@ -181,10 +180,15 @@ class SavedTrainer(Generic[_Algorithm]):
         Of several processes, the others do not know of it: their last checkpoint remains.
         """
         if self.algorithm.reducer.size == 1:
-            with contextlib.suppress(OSError):
+            try:
                 self.save()
+            except OSError as failure:
+                _log.error("The run could not be saved: %s.", failure)
         if self._called.members:  # `on_end` was not reached
-            self._called.call("on_end", "FAILED" if isinstance(error, Exception) else "KILLED")
+            try:
+                self._called.call("on_end", "FAILED" if isinstance(error, Exception) else "KILLED")
+            except Exception:
+                _log.exception("A callback's `on_end` failed, after the error that is raised.")
 
 
 _NO_DIRECTORY = "This trainer has no `run_dir`: name the checkpoint's directory."

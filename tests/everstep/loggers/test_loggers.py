@@ -117,15 +117,18 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 FULL_DISK = """
-import resource, sys
+import resource, signal, sys
 from everstep.loggers import JsonlLogger
-resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 logger = JsonlLogger(sys.argv[1])
-try:
-    for step in range(1000):
-        logger.log_metrics({"losses/policy": 0.125}, step=step)
-except OSError:
-    print(step)
+for step in range(100):
+    if step in (10, 60):  # full, and then not any more
+        limit = 1000 if step == 10 else resource.RLIM_INFINITY
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+    logger.log_metrics({"losses/policy": 0.125}, step=step)
+    if step == 59:
+        print(len(open(sys.argv[1]).read().splitlines()), logger.size)
+logger.close()
 """
 
 
@@ -145,12 +148,16 @@ def test_everything_logged_survives_a_kill(tmp_path):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs resource limits")
-def test_full_disk_leaves_only_complete_lines(tmp_path):
+def test_lines_of_a_full_disk_are_written_when_there_is_room(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    written = int(run_script(FULL_DISK, path).stdout)
+    done = run_script(FULL_DISK, path)
+    during, size = map(int, done.stdout.split())
+    assert 0 < during < 60
     lines = path.read_text().splitlines()
-    assert 0 < written == len(lines)
-    assert [strict(line)["step"] for line in lines] == list(range(written))
+    assert [strict(line)["step"] for line in lines] == list(range(100))
+    assert size == sum(len(line) + 1 for line in lines[:60])
+    assert done.stderr.count("cannot be written") == 1
+    assert str(path) in done.stderr
 
 
 class Recorder:

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import resource
+import shutil
 import signal
 import sys
 import time
@@ -16,6 +17,7 @@ import pytest
 import torch
 
 from everstep import DiscreteDummyEnv, Policy, RecurrentTrainer, TrainConfig, Trainer
+from everstep.callbacks import Callback
 from everstep.checkpoints import load_state, save_state
 from everstep.errors import CheckpointError, ConfigError
 from everstep.loggers import JsonlLogger, read_metrics
@@ -122,7 +124,8 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
 @pytest.mark.slow
 def test_a_checkpoint_of_an_older_version_is_read(tmp_path: Path) -> None:
     run_dir = trained(tmp_path, 2)
-    [newest] = checkpoints_of(run_dir)
+    newest, first = checkpoints_of(run_dir)
+    shutil.rmtree(first)
     newest.rename(run_dir / "checkpoint")
     go_on(run_dir, 3)
     assert [x["algorithm/steps"] for x in curve(run_dir)] == [1, 2, 3]
@@ -226,10 +229,10 @@ def test_time_passes_between_checkpoints(monkeypatch: Any) -> None:
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     interval = Interval("10m")
     found = []
-    for minutes in (9, 10, 19, 21, 22):
+    for minutes in (0, 9, 10, 19, 21, 22):
         now[0] = 100 + 60 * minutes
         found.append(interval.is_over(1))
-    assert found == [False, True, False, True, False]
+    assert found == [True, False, True, False, True, False]
 
 
 @pytest.mark.parametrize("every", ["10", "m", "10 m", "0s", 0, -1, True, 2.5, "1d"])
@@ -308,6 +311,42 @@ def test_training_goes_on_while_the_disk_is_full(tmp_path: Path, caplog: Any) ->
     load_state(first)
     trainer.save()  # there is room again
     assert int(checkpoints_of(tmp_path)[0].name) == 3
+    trainer.close()
+
+
+def test_a_run_that_is_killed_early_has_a_checkpoint(tmp_path: Path) -> None:
+    class Look:
+        def __getattr__(self, name: str) -> Any:
+            return lambda *arguments: None
+
+        def on_train_step(self, stats: dict[str, Any]) -> None:
+            found.append([path.name for path in checkpoints_of(tmp_path)])
+
+        def on_checkpoint(self, path: Path) -> None:
+            written.append(path.name)
+
+    found: list[list[str]] = []
+    written: list[str] = []
+    with Trainer(DiscreteDummyEnv, run_dir=tmp_path, callbacks=[Look()], **SMALL) as trainer:
+        trainer.run(total_env_steps=3 * STEP)
+    assert found[0] == []
+    assert written == ["0000000001"]
+
+
+def test_an_error_is_not_hidden_by_one_of_on_end(tmp_path: Path, caplog: Any) -> None:
+    class Failing(Callback):
+        def on_train_step(self, stats: dict[str, Any]) -> None:
+            raise ValueError("the error")
+
+        def on_end(self, status: str) -> None:
+            raise RuntimeError(f"another one, {status}")
+
+    trainer = Trainer(DiscreteDummyEnv, run_dir=tmp_path, callbacks=[Failing()], **SMALL)
+    with pytest.raises(ValueError, match="the error"):
+        trainer.run(total_env_steps=3 * STEP)
+    [logged] = [x for x in caplog.records if "on_end" in x.getMessage()]
+    assert logged.exc_info is not None
+    assert "another one, FAILED" in str(logged.exc_info[1])
     trainer.close()
 
 
@@ -414,7 +453,7 @@ def test_a_second_sigterm_changes_nothing_and_a_second_ctrl_c_ends_at_once(tmp_p
 
 
 def test_sigusr1_writes_a_checkpoint_and_training_goes_on(tmp_path: Path) -> None:
-    options = SMALL | {"keep_last": 9}
+    options = SMALL | {"keep_last": 9, "checkpoint_every": "end"}
     with Trainer(DiscreteDummyEnv, run_dir=tmp_path, **options) as trainer:
         trainer.run(total_env_steps=4 * STEP, stop_conditions=[sends(signal.SIGUSR1)])
     assert [int(path.name) for path in checkpoints_of(tmp_path)] == [4, 2]
