@@ -267,7 +267,7 @@ def _open_archive(directory: Path) -> tuple[dict[str, Any], IO[bytes]]:
 
 
 def _checked_body(content: bytes) -> dict[str, Any]:
-    document = json.loads(content)
+    document = json.loads(content.decode())
     if not isinstance(document, dict) or document.get("format") != _FORMAT:
         raise CheckpointError(f"it is not a saved state: `format` must be {_FORMAT!r}")
     if document["version"] != _VERSION:
