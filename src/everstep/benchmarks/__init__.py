@@ -6,7 +6,7 @@ Every side is a process of its own, trains by the same settings, and waits while
 from ._cases import Case, Cell, Learning, Measure, Row, Solving, Work, case_names, cells, load_case
 from ._errors import BenchmarkError, PeerError
 from ._intervals import Interval, bootstrap_median
-from ._machine import has_fast_bf16, machine
+from ._machine import cores, has_fast_bf16, machine
 from ._measuring import Bench, CellResult, SideResult, measure
 from ._peers import PEERS, family
 from ._report import document, solve_table, speed_table, versions
@@ -31,6 +31,7 @@ __all__ = [
     "bootstrap_median",
     "case_names",
     "cells",
+    "cores",
     "document",
     "family",
     "has_fast_bf16",

@@ -18,7 +18,7 @@ def machine(device: str) -> dict[str, Any]:
     """Processor, cores, memory, versions; and the GPU where it is used."""
     found = {
         "cpu": _cpu_model(),
-        "cores": _cores(),
+        "cores": cores(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "bf16": [name for name in _BF16 if name in _cpu_flags()],
         "system": f"{platform.system()} {platform.release()}",
@@ -40,7 +40,7 @@ def has_fast_bf16(device: str) -> bool:
     return any(name in _cpu_flags() for name in _BF16)
 
 
-def _cores() -> int:
+def cores() -> int:
     """Cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))

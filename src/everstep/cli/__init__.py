@@ -11,6 +11,7 @@ COMMANDS = (
     "resume",
     "init",
     "recipes",
+    "reproduce",
     "eval",
     "watch",
     "plot",

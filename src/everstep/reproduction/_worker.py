@@ -1,0 +1,230 @@
+"""One training of a recipe, in a process of its own: `python -m everstep.reproduction._worker`.
+
+Its argument is a JSON object: `file` of the recipe, `overrides`, `run_dir`, and the file `result`.
+It trains in `run_dir` or continues the run there, plays complete episodes, and writes the result.
+When its standard input ends, the process that started it has ended: the run is saved then, and the
+process ends, too.
+"""
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..callbacks import Callback
+from ..errors import EverstepError
+
+if TYPE_CHECKING:
+    from ..trainers import TrainConfig
+
+#: Episodes of the evaluation.
+EPISODES = 20
+
+#: Points of a curve in a result.
+POINTS = 50
+
+#: Seconds to wait for the end of a process that still trains in the run's directory.
+PATIENCE_S = 60.0
+
+
+class ProcessorClock(Callback):
+    """Appends the processor time of each process that trains to a file.
+
+    Args:
+        path: The file; a line has the number of the process's attempt, and its seconds so far.
+
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.attempt = 1 + max((attempt for attempt, _ in self._lines()), default=-1)
+        self._zero = self._written = time.process_time()
+
+    def seconds(self) -> float:
+        """Processor seconds of all attempts."""
+        return sum(dict(self._lines()).values())  # the last line of each attempt
+
+    def on_train_step(self, stats: dict[str, Any]) -> None:
+        """Write about once a second."""
+        if time.process_time() - self._written > 1.0:
+            self._write()
+
+    def on_end(self, status: str) -> None:
+        """Write the total."""
+        self._write()
+
+    def _write(self) -> None:
+        self._written = time.process_time()
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(f"{self.attempt} {self._written - self._zero:.2f}\n")
+
+    def _lines(self) -> list[tuple[int, float]]:
+        if not self.path.exists():
+            return []
+        lines = [x.split() for x in self.path.read_text(encoding="utf-8").splitlines()]
+        return [(int(line[0]), float(line[1])) for line in lines if len(line) == 2]
+
+
+def work(request: dict[str, Any]) -> dict[str, Any]:
+    """Train, evaluate, and return the result.
+
+    Args:
+        request: The recipe's `file`, `overrides`, and `run_dir`.
+
+    """
+    import torch
+
+    from ..trainers import TrainConfig
+
+    torch.set_num_threads(1)
+    run_dir = Path(request["run_dir"])
+    run_dir.mkdir(parents=True, exist_ok=True)
+    _wait_for_other(run_dir / "metrics.jsonl")
+    config = TrainConfig.from_file(request["file"], request["overrides"])
+    clock = ProcessorClock(run_dir / "processor_seconds.txt")
+    facts = _train(config, run_dir, clock)
+    evaluation = _evaluate(config, run_dir, request.get("eval_env_kwargs") or {})
+    return {**_summary(run_dir), **facts, "processor_seconds": round(clock.seconds(), 1)} | {
+        "evaluation": evaluation
+    }
+
+
+def _train(config: "TrainConfig", run_dir: Path, clock: ProcessorClock) -> dict[str, Any]:
+    """Train until the budget, and return versions."""
+    from ..trainers._checkpointing import checkpoints_of
+    from ..trainers._record import made_with
+    from ..trainers._resuming import end_of, resume
+
+    arguments: dict[str, Any] = {"track": False, "progress": False}
+    callbacks = [*(config.callbacks or []), clock]
+    if checkpoints_of(run_dir):
+        trainer = resume(run_dir, callbacks=callbacks, **arguments)
+    else:
+        (run_dir / "metrics.jsonl").unlink(missing_ok=True)
+        trainer = config.build(run_dir=run_dir, callbacks=callbacks, **arguments)
+    with trainer:
+        if not end_of(trainer, trainer.run_arguments):
+            trainer.run()
+        versions = made_with(trainer.algorithm)
+    trainer.algorithm.env.close()
+    return {"versions": {k: v for k, v in versions.items() if k not in ("device", "threads")}}
+
+
+def _evaluate(config: "TrainConfig", run_dir: Path, env_kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Returns of complete episodes with the most likely actions."""
+    import torch
+
+    from ..config import load
+    from ..evaluation import run_episodes
+    from ..policies import load_policy
+    from ..trainers.config import EVAL_NUM_ENVS, eval_seed
+
+    resolved = load(run_dir / "config.yaml").values
+    config.env_kwargs = {**(config.env_kwargs or {}), **env_kwargs} or None
+    config.validate()
+    source: Any = config.make_env_source()
+    env = source(min(EPISODES, EVAL_NUM_ENVS), resolved["horizon"], device="cpu")
+    policy = load_policy(
+        run_dir / "policy", model_cls=config.model_cls, distribution_cls=config.distribution_cls
+    )
+    seed = eval_seed(config.seed or 0)
+    torch.manual_seed(seed)
+    if hasattr(env, "seed"):
+        env.seed(seed)
+    try:
+        returns, _ = run_episodes(policy, env, episodes=EPISODES, env_config=config.env_config)
+    finally:
+        env.close()
+    return {
+        "mean": _short(float(returns.mean())),
+        "std": _short(float(returns.std(correction=0))),
+        "returns": [_short(x) for x in returns.tolist()],
+    }
+
+
+def _summary(run_dir: Path) -> dict[str, Any]:
+    """Env steps, seconds, and returns over both."""
+    import numpy as np
+
+    from ..visualization import read_run
+
+    run = read_run(run_dir)
+    key = run.return_key
+    records = [record for record in run.records if key in record]
+    parts = ("profiling/collect_ms", "profiling/step_ms")
+    took = [sum(record.get(part, 0.0) for part in parts) / 1000 for record in run.records]
+    elapsed = dict(zip((x["step"] for x in run.records), np.cumsum(took), strict=True))
+    last = records[-1][key] if key is not None and records else float("nan")
+    chosen = [records[i] for i in sorted({*np.linspace(0, len(records) - 1, POINTS).astype(int)})]
+    return {
+        "env_steps": run.env_steps,
+        "seconds": round(float(sum(took)), 1),
+        "training": _short(last),
+        "curve": {
+            "env_steps": [int(record["step"]) for record in chosen],
+            "seconds": [round(float(elapsed[record["step"]]), 1) for record in chosen],
+            "return": [_short(record[key]) for record in chosen if key is not None],
+        },
+    }
+
+
+def _short(number: float) -> float:
+    """A number with five digits, which is what curves and tables need."""
+    return float(f"{number:.5g}")
+
+
+def _wait_for_other(metrics: Path) -> None:
+    """Wait until no other process trains there; one that lost its parent ends soon."""
+    from ..errors import ConfigError
+    from ..loggers import JsonlLogger
+
+    end = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            JsonlLogger(metrics).close()
+        except ConfigError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.2)
+        else:
+            if metrics.stat().st_size == 0:
+                metrics.unlink()
+            return
+
+
+def _end_with_parent() -> None:
+    """Interrupt this process, so that it saves the run, when the parent's end of a pipe closes."""
+
+    def watch() -> None:
+        with suppress(OSError, ValueError):
+            while os.read(0, 1024):
+                pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def main() -> int:
+    """Work, write the result, and return the exit code."""
+    request = json.loads(sys.argv[1])
+    if not sys.stdin.isatty():
+        _end_with_parent()
+    try:
+        result = work(request)
+    except EverstepError as error:
+        print(" ".join(str(error).split()))
+        return 1
+    place = Path(request["result"])
+    written = place.with_suffix(".tmp")
+    written.write_text(json.dumps(result), encoding="utf-8")
+    written.replace(place)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
