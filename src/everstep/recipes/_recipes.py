@@ -17,6 +17,9 @@ HEADER = "recipe"
 #: Results of the recipes of the package; `everstep reproduce --report` writes it.
 RESULTS = RECIPES / "results.json"
 
+#: The page of results in the repository.
+OWN_PAGE = RECIPES.parents[2] / "docs" / "results.md"
+
 
 @dataclass(kw_only=True)
 class Published:

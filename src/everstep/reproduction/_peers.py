@@ -37,7 +37,8 @@ KEYS = {
     "normalize_advantages",
 }
 
-_HERE = Path(__file__).parent
+#: Folder of the package `peers`.
+_PROGRAMS = Path(__file__).parents[1] / "benchmarks"
 
 
 def check_peer(recipe: Recipe, peer: str) -> None:
@@ -51,8 +52,8 @@ def check_peer(recipe: Recipe, peer: str) -> None:
 
 def peer_command(job: Job, environment: dict[str, str]) -> list[str]:
     """The command of a peer's process."""
-    environment["PYTHONPATH"] = str(_HERE)
-    return [job.python, "-m", f"peers.{PEERS[job.side][0]}"]
+    environment["PYTHONPATH"] = str(_PROGRAMS)
+    return [job.python, "-m", f"peers.recipes.{PEERS[job.side][0]}"]
 
 
 def peer_request(job: Job, directory: Path) -> dict[str, Any]:

@@ -6,6 +6,7 @@ imported by `videos` only.
 
 from ._comparison import compare_runs, comparison_rows
 from ._display import has_display, use_headless_renderers
+from ._figures import draw_panel, require_matplotlib, save_figure
 from ._pages import write_report
 from ._plot import plot_runs
 from ._records import RunRecord, find_runs, read_run
@@ -14,10 +15,13 @@ __all__ = [
     "RunRecord",
     "compare_runs",
     "comparison_rows",
+    "draw_panel",
     "find_runs",
     "has_display",
     "plot_runs",
     "read_run",
+    "require_matplotlib",
+    "save_figure",
     "use_headless_renderers",
     "write_report",
 ]

@@ -87,7 +87,7 @@ def draw_curves(
     groups = group_runs(runs)
     scale, title = x_scale(runs, x)
     for panel, key in zip(panels, keys, strict=False):
-        _draw_panel(panel, [[run.curve(key, x) for run in group.runs] for group in groups], scale)
+        draw_panel(panel, [[run.curve(key, x) for run in group.runs] for group in groups], scale)
         panel.set_title(key, fontsize="medium")
         panel.set_xlabel(title)
         panel.set_ylabel(unit_of(key))
@@ -102,7 +102,7 @@ def draw_curves(
     return figure
 
 
-def _draw_panel(
+def draw_panel(
     panel: "Axes", groups: Sequence[Sequence[tuple[Array, Array]]], scale: float
 ) -> None:
     """Lines of all runs and means, then the bands, which do not change the axis's limits."""

@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -190,3 +192,44 @@ def test_wrong_command_lines(
 ) -> None:
     assert main(words) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("peer", ["cleanrl", "stable-baselines3"])
+def test_a_peer_trains_the_same_recipe(folder: Path, peer: str) -> None:
+    if peer == "stable-baselines3":
+        pytest.importorskip("stable_baselines3")
+    words = ["--seeds", "1", "--steps", "2048", "--jobs", "1", "--compare", peer]
+    assert main(["reproduce", "classic/CartPole-v1", *words]) == 0
+    ours, theirs = sorted(
+        lines(folder / "reproduced" / "results.jsonl"), key=lambda x: x["side"] != "everstep"
+    )
+    assert theirs["side"] == peer
+    assert (ours["recipe"], ours["digest"]) == (theirs["recipe"], theirs["digest"])
+    assert theirs["env_steps"] == 2048
+    assert len(theirs["evaluation"]["returns"]) == 20
+    assert theirs["curve"]["return"][-1] == theirs["training"]
+    assert theirs.keys() == ours.keys()
+
+
+@pytest.mark.slow
+def test_a_recipe_of_ones_own_environment_by_the_page_alone(folder: Path) -> None:
+    """The blocks of the page's section are written to their files, and its command is run."""
+    pytest.importorskip("scipy")
+    pytest.importorskip("matplotlib")
+    page = (ROOT / "docs" / "reproducing.md").read_text(encoding="utf-8")
+    section = page.split("## A recipe of your own environment\n")[1].split("\n## ")[0]
+    blocks = re.findall(r"```\{code-block\} \w+\n:caption: (\S+)\n\n(.*?)```", section, re.DOTALL)
+    assert [name for name, _ in blocks] == ["lake.py", "mine/lake.yaml"]
+    for name, text in blocks:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+    [command] = re.findall(r"```sh\neverstep (.*)\n```", section)
+    done = subprocess.run([sys.executable, "-m", "everstep", *shlex.split(command)], check=False)
+    assert done.returncode == 0
+    assert len(lines(folder / "reproduced" / "results.jsonl")) == 3
+    text = (folder / "reproduced" / "results.md").read_text()
+    [row] = [x for x in text.splitlines() if x.startswith("| `mine/lake`")]
+    assert "| 3 |" in row
+    assert "within" in row
+    assert (folder / "reproduced" / "results" / "mine_env_steps.svg").exists()

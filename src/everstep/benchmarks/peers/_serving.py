@@ -84,7 +84,7 @@ def serve(make: Callable[[dict[str, Any]], Program], packages: tuple[str, ...]) 
     torch.set_num_threads(work["threads"])
     if work["precision"] == "tf32":
         torch.set_float32_matmul_precision("high")
-    _answer(answers, {"ready": {"versions": _versions(packages)}})
+    _answer(answers, {"ready": {"versions": versions_of(packages)}})
     program: Program | None = None
     for line in iter(sys.stdin.readline, ""):
         ((request, argument),) = json.loads(line).items()
@@ -116,7 +116,8 @@ def _answer(answers: TextIO, answer: dict[str, Any]) -> None:
     answers.flush()
 
 
-def _versions(packages: tuple[str, ...]) -> dict[str, str]:
+def versions_of(packages: tuple[str, ...]) -> dict[str, str]:
+    """Versions of Python, PyTorch and some distributions."""
     versions = {name: importlib.metadata.version(name) for name in packages}
     return {"python": platform.python_version(), "torch": torch.__version__, **versions}
 

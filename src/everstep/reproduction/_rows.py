@@ -1,0 +1,97 @@
+"""Rows of the page of results: the trainings of one recipe on one side."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..recipes import Recipe
+from ._jobs import OURS, Results
+from ._statistics import Summary, summarize, verdict
+
+
+@dataclass(frozen=True)
+class Row:
+    """The trainings of one recipe on one side."""
+
+    #: The recipe.
+    recipe: Recipe
+
+    #: `everstep` or a peer.
+    side: str
+
+    #: Lines that have a result.
+    lines: tuple[dict[str, Any], ...]
+
+    #: Errors of the others.
+    errors: tuple[str, ...]
+
+    @property
+    def scores(self) -> list[float]:
+        """The score of each training."""
+        return [score_of(line, self.recipe) for line in self.lines]
+
+    @property
+    def summary(self) -> Summary:
+        """Statistics of the scores."""
+        return summarize(self.scores)
+
+    @property
+    def verdict(self) -> str:
+        """The verdict beside the published result; empty without one, or for a single seed."""
+        published, interval = self.recipe.header.published, self.summary.interval
+        if published is None or interval is None:
+            return ""
+        return verdict(interval, published.mean, published.std)
+
+    @property
+    def minutes(self) -> float:
+        """Mean processor time of a training, in minutes."""
+        return float(sum(x["processor_seconds"] for x in self.lines) / len(self.lines) / 60)
+
+
+def score_of(line: dict[str, Any], recipe: Recipe) -> float:
+    """The return that the recipe compares."""
+    found = line["training"] if recipe.header.score == "training" else line["evaluation"]["mean"]
+    return float(found)
+
+
+def rows_of(results: Results, recipes: Sequence[Recipe]) -> list[Row]:
+    """Rows of the recipes, of their present keys, ours first; those without a line are left out."""
+    rows = []
+    for recipe in recipes:
+        own = [x for x in results.lines if x["recipe"] == recipe.name]
+        digests = {x["digest"] for x in own}
+        digest = recipe.digest if recipe.digest in digests else _latest(own)
+        lines = [x for x in own if x["digest"] == digest]
+        for side in sorted({x["side"] for x in lines}, key=lambda side: (side != OURS, side)):
+            mine = [x for x in lines if x["side"] == side]
+            done = sorted((x for x in mine if "error" not in x), key=lambda x: x["seed"])
+            errors = tuple(f"seed {x['seed']}: {x['error']}" for x in mine if "error" in x)
+            rows.append(Row(recipe, side, tuple(done), errors))
+    return rows
+
+
+def _latest(lines: Sequence[dict[str, Any]]) -> str:
+    return str(lines[-1]["digest"]) if lines else ""
+
+
+def families(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Rows with results, by family."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        if row.lines:
+            found.setdefault(row.recipe.family, []).append(row)
+    return found
+
+
+def normalized(row: Row) -> list[float]:
+    """Scores of a row: 0 is the mean first return of training, 1 the published mean."""
+    published = row.recipe.header.published
+    if published is None or not row.lines:
+        return []
+    firsts = [line["curve"]["return"][0] for line in row.lines]
+    zero = math.fsum(firsts) / len(firsts)
+    if published.mean <= zero:
+        return []
+    return [(score - zero) / (published.mean - zero) for score in row.scores]
