@@ -22,13 +22,8 @@ FLOORS = [
     "nn env distributions normalizers rules hyperparameters plugins registry",
     "graphs models rollouts policies objectives bonuses fused updates resolve",
     "algorithms evaluation",
-<<<<<<< HEAD
     "conditions config callbacks loggers live usage progress trainers adapters",
-    "testing benchmarks visualization recipes",
-=======
-    "conditions config callbacks loggers live progress trainers adapters",
     "testing benchmarks visualization recipes reproduction",
->>>>>>> 323b3e3 (everstep reproduce: recipes over seeds, a process a training, resumable)
     "cli __main__",
 ]
 ORDER = {
