@@ -20,6 +20,7 @@ _KEYS = (
     "env_kwargs",
     "env_config",
     "eval_env_config",
+    "eval_env_kwargs",
     "num_envs",
     "horizon",
     "device",

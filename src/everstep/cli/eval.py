@@ -112,7 +112,7 @@ def _text(result: dict[str, Any]) -> str:
 def _make_env(config: "TrainConfig", arguments: argparse.Namespace, device: str) -> "Env":
     from ..trainers.config import EVAL_NUM_ENVS
 
-    source: Any = config.make_env_source()
+    source: Any = config.make_env_source(evaluating=True)
     trained_with = config.num_envs if isinstance(config.num_envs, int) else EVAL_NUM_ENVS
     num_envs = arguments.num_envs or min(arguments.episodes, trained_with, EVAL_NUM_ENVS)
     horizon = config.horizon if isinstance(config.horizon, int) else None

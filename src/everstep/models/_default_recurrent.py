@@ -129,7 +129,7 @@ class DefaultRecurrentModel(KeepsValues, SeesParts, RecurrentModel):
             **outputs.config,
         )
         self.has_mask = has_mask(observation_spec, action_spec, outputs)
-        width, vf_width = self._make_encoders(actor_obs, critic_obs)
+        width, vf_width = self._make_encoders(observation_spec, actor_obs, critic_obs)
         if shared and self.critic_encoder is not None:
             raise ValueError(
                 "`shared` needs policy and values to see the same; got different `actor_obs` and "

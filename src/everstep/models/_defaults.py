@@ -11,10 +11,20 @@ from torchrl.data import Binary, Bounded, Categorical, MultiCategorical, TensorS
 from ..data import DataKeys
 from ..nn import Head
 from ..specs import Path, leaf_specs, options
+from ..views import ViewRequirement
 from ._base import GenericModelBase
 from ._encoders import ACTION_MASK, ObservationEncoder, encoder_of, image_layout
 from ._feedforward import Model
-from ._layers import HIDDEN_GAIN, check_widths, gains_of, listed, paths_of, perceptron, seen_by
+from ._layers import (
+    HIDDEN_GAIN,
+    check_widths,
+    gains_of,
+    listed,
+    paths_of,
+    perceptron,
+    seen_by,
+    stacked,
+)
 from ._outputs import Exploration, NoisyHead, Outputs, StateDependentNoise
 
 _Cls = TypeVar("_Cls", bound=type[GenericModelBase[..., Any]])
@@ -145,14 +155,16 @@ class SeesParts(nn.Module):
     encoder: None | ObservationEncoder
     critic_encoder: None | ObservationEncoder
     has_mask: bool
-    observation_spec: TensorSpec
 
     def _make_encoders(
-        self, actor_obs: None | Sequence[str], critic_obs: None | Sequence[str]
+        self,
+        observation_spec: TensorSpec,
+        actor_obs: None | Sequence[str],
+        critic_obs: None | Sequence[str],
     ) -> tuple[int, int]:
         """Make the encoders; the widths of the vectors of policy and values."""
-        actor = seen_by("actor_obs", actor_obs, self.observation_spec)
-        critic = seen_by("critic_obs", critic_obs, self.observation_spec)
+        actor = seen_by("actor_obs", actor_obs, observation_spec)
+        critic = seen_by("critic_obs", critic_obs, observation_spec)
         if actor_obs is not None:
             mask = [(ACTION_MASK,)] if self.has_mask else []
             self.actor_paths = tuple(dict.fromkeys([*paths_of(actor), *mask]))
@@ -189,6 +201,8 @@ class DefaultModel(KeepsValues, SeesParts, Model):
         value_gain: Gain of the value head.
         actor_obs: Keys of the observation that the policy sees; None for all.
         critic_obs: Keys of the observation that the values see; None for all.
+        frame_stack: Observations that the model sees, the present one and those before it, zeros
+            before an episode's first. They are stored once, not once for each stack.
         num_values: Value columns, one a reward stream.
 
     """
@@ -226,10 +240,12 @@ class DefaultModel(KeepsValues, SeesParts, Model):
         value_gain: float = 1.0,
         actor_obs: None | Sequence[str] = None,
         critic_obs: None | Sequence[str] = None,
+        frame_stack: int = 1,
         num_values: int = 1,
     ) -> None:
         if hiddens is None:
             hiddens = () if image_layout(observation_spec) else (256, 256)
+        seen = stacked(observation_spec, frame_stack)
         check_widths("hiddens", hiddens)
         check_widths("vf_hiddens", hiddens if vf_hiddens is None else vf_hiddens)
         gains = {"hidden_gain": hidden_gain, "policy_gain": policy_gain, "value_gain": value_gain}
@@ -244,11 +260,14 @@ class DefaultModel(KeepsValues, SeesParts, Model):
             ortho_init=ortho_init,
             **gains,
             **listed(actor_obs=actor_obs, critic_obs=critic_obs),
+            frame_stack=frame_stack,
             num_values=num_values,
             **outputs.config,
         )
+        if frame_stack > 1:
+            self.view_requirements = {DataKeys.OBS: ViewRequirement(shift=frame_stack - 1)}
         self.has_mask = has_mask(observation_spec, action_spec, outputs)
-        width, vf_width = self._make_encoders(actor_obs, critic_obs)
+        width, vf_width = self._make_encoders(seen, actor_obs, critic_obs)
         layers: dict[str, Any] = {"activation_fn": activation_fn, "bias": bias}
         self.trunk = None
         if shared:
@@ -276,6 +295,8 @@ class DefaultModel(KeepsValues, SeesParts, Model):
         """Features `[B, …]` for the action distribution."""
         self.forget_values()
         obs = batch[DataKeys.OBS]
+        if not isinstance(obs, torch.Tensor) and self.config["frame_stack"] > 1:
+            obs = obs[DataKeys.INPUTS]
         x = obs.flatten(1) if self.encoder is None else self.encoder(obs)
         x = x.to(self.vf_model[-1].weight.dtype)
         if self.trunk is not None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
-from torchrl.data import Composite, TensorSpec
+from torchrl.data import Categorical, Composite, TensorSpec
 
 from ..nn import MLP, Head, get_activation
 from ..specs import Path, leaf_specs
@@ -119,3 +119,22 @@ def paths_of(observation_spec: TensorSpec) -> tuple[Path, ...]:
 def listed(**options: None | Sequence[Any]) -> dict[str, None | list[Any]]:
     """Sequences as lists, as files have them; None stays None."""
     return {name: None if x is None else list(x) for name, x in options.items()}
+
+
+def stacked(observation_spec: TensorSpec, frame_stack: Any) -> TensorSpec:
+    """Spec of so many observations in a row, `[frame_stack, …]`; of one if it is 1.
+
+    Raises:
+        ValueError: If it is no positive integer, or the observation a mapping or choices.
+
+    """
+    if type(frame_stack) is not int or frame_stack < 1:
+        raise ValueError(f"`frame_stack` expected int > 0; got {frame_stack!r}")
+    if frame_stack == 1:
+        return observation_spec
+    if isinstance(observation_spec, Composite | Categorical):
+        raise ValueError(
+            f"`frame_stack` is for observations of one tensor of numbers; got "
+            f"{type(observation_spec).__name__}. Leave it out"
+        )
+    return observation_spec.expand(frame_stack, *observation_spec.shape)

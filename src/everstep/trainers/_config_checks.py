@@ -132,6 +132,18 @@ def env_problems(env_cls: Any, env_kwargs: Mapping[str, Any]) -> Iterator[Proble
             yield Problem(("env_cls",), str(error).removesuffix("."))
 
 
+def eval_env_problems(options: Mapping[str, Any]) -> Iterator[Problem]:
+    """Problems of `eval_env_kwargs`, where `env_kwargs` alone have none."""
+    own, more = options.get("env_kwargs") or {}, options.get("eval_env_kwargs")
+    if not more or any(env_problems(options["env_cls"], own)):
+        return
+    for problem in env_problems(options["env_cls"], {**own, **more}):
+        key, *rest = problem.path
+        yield Problem(
+            ("eval_env_kwargs", *rest) if key == "env_kwargs" else problem.path, problem.message
+        )
+
+
 def _spec_problems(spec: str, env_kwargs: Mapping[str, Any]) -> Iterator[Problem]:
     if is_dotted(spec):
         wrong = f"a name in Python code; import the class, or write a spec such as {_SPEC}"

@@ -44,6 +44,10 @@ class RunOptions:
     eval_env_config: dict[str, Any] | None = None
     """Passed to resets in evaluations. None: `env_config`."""
 
+    eval_env_kwargs: dict[str, Any] | None = None
+    """Keyword arguments of the evaluation environment beside those of `env_kwargs`, which they
+    override, such as `{episodic_life: false}`. None: the same."""
+
     eval_episodes: PositiveInt | None = None
     """Complete episodes per evaluation, in a separate environment. None: 100 if `env_cls` is a
     spec; else evaluations share the training environment."""

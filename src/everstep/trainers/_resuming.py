@@ -25,6 +25,7 @@ _RATES = ("lr", "lr_pi", "lr_v")
 CHANGEABLE = frozenset(
     {
         *("total_env_steps", "stop", "steps_per_eval", "eval_episodes", "eval_env_config"),
+        "eval_env_kwargs",
         *("env_config", "experiment_name", "video_every", *SAVING, *LIVE, *_RATES),
     }
 )

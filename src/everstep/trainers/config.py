@@ -260,10 +260,17 @@ class TrainConfig(RunOptions):
         _raise(problems)
         self._set(values, self._source)
 
-    def make_env_source(self) -> EnvFactory | Env:
-        """Environment source for `AlgorithmConfig.build`: `env_cls` with its `env_kwargs`."""
+    def make_env_source(self, *, evaluating: bool = False) -> EnvFactory | Env:
+        """Environment source for `AlgorithmConfig.build`: `env_cls` with its `env_kwargs`.
+
+        Args:
+            evaluating: Whether `eval_env_kwargs` count, too.
+
+        """
         known = self.device not in (None, "auto")
-        return resolve(self.env_cls, self.env_kwargs, device=self.device if known else None)
+        more = self.eval_env_kwargs if evaluating else None
+        kwargs = {**(self.env_kwargs or {}), **more} if more else self.env_kwargs
+        return resolve(self.env_cls, kwargs, device=self.device if known else None)
 
     def _values(self) -> dict[str, Any]:
         options = {name: getattr(self, name) for name in _OPTIONS if name != "algorithm_config"}
@@ -311,7 +318,7 @@ class TrainConfig(RunOptions):
         wanted = given != (None, None) or (self.steps_per_eval and isinstance(self.env_cls, str))
         if is_made(self.env_cls) or not wanted:
             return None
-        env: Any = self.make_env_source()
+        env: Any = self.make_env_source(evaluating=True)
         if not is_made(env):
             num_envs = min(hparams.num_envs, EVAL_NUM_ENVS)
             env = env(num_envs, hparams.horizon, device=hparams.device)
@@ -354,6 +361,7 @@ def _check(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
     recurrent_only = [k for k in given if k in HYPERPARAMETERS and k not in names]
     problems += more + most + [Problem((name,), misplaced) for name in recurrent_only]
     problems += checks.env_problems(options["env_cls"], options.get("env_kwargs") or {})
+    problems += checks.eval_env_problems(options)
     problems += checks.stop_problems(options.get("stop"), hyperparameters)
     problems += checks.run_dir_problems(options.get("run_dir"))
     problems += checks.saving_problems(options)

@@ -31,6 +31,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "normalised values": (DISCRETE, {"normalize_values": True}),
     "gSDE": (NUMBERS, {"model_config": {"use_sde": True, "sde_sample_freq": 3}}),
     "bounds": (NUMBERS, {"bounds_loss_coeff": 0.01}),
+    "frames": (DISCRETE, {"model_config": {"frame_stack": 3}}),
     "two heads": (NUMBERS, {"model_config": {"shared": True, "ortho_init": False}}),
     "asymmetric": (GROUPS, {"model_config": {"actor_obs": ["actor"], "critic_obs": ["critic"]}}),
 }
@@ -41,6 +42,8 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
 def test_the_first_minibatch_has_ratios_of_1(case: str, kind: str) -> None:
     env, options = CASES[case]
     config, others = KINDS[kind]
+    if case == "frames" and kind == "recurrent":
+        pytest.skip("an LSTM sees the past without a stack")
     model = {**others.get("model_config", {}), **options.get("model_config", {})}
     small = {"num_envs": 6, "horizon": 8, "seed": 0, "sgd_minibatch_size": 6}
     algorithm: Any = config(**small | options | {"model_config": model}).build(env)

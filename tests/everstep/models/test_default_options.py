@@ -228,3 +228,85 @@ def test_such_models_train_in_the_general_way(case: str) -> None:
 def test_options_that_do_not_fit_are_told(spec: Any, options: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         AlgorithmConfig(num_envs=4, model_config=options).build(env_of(NUMBERS, spec))
+
+
+# ---- frames -----------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("float64")
+def test_a_stack_of_frames_is_the_last_observations_of_the_episode() -> None:
+    """Newest last, zeros before the first; what an environment that stacks itself would give."""
+    env = episodes_of_numbers()
+    options: dict[str, Any] = {"model_config": {"frame_stack": 3}, "normalize_observations": False}
+    algorithm: Any = AlgorithmConfig(**options, seed=0).build(env)
+    seen: list[torch.Tensor] = []
+    algorithm.policy.model.policy[0].register_forward_pre_hook(
+        lambda _, inputs: seen.append(inputs[0].clone())
+    )
+    algorithm.collect()
+    rollout = algorithm.rollout
+    (obs,), first = rollout.obs, rollout.first
+    assert first.any()
+    assert obs.shape == (9, 2, 3)  # every observation is stored once
+    for n in range(2):
+        frames = [torch.zeros(3)] * 3
+        for t in range(8):
+            opens = t == 0 or bool(first[t - 1, n])
+            frames = [*([torch.zeros(3)] * 2 if opens else frames[1:]), obs[t, n]]
+            torch.testing.assert_close(seen[t][n], torch.cat(frames), rtol=0, atol=0)
+    algorithm.step()
+
+
+def episodes_of_numbers() -> Any:
+    import gymnasium as gym
+
+    from everstep import wrap
+
+    class Counting(gym.Env):  # type: ignore[type-arg]
+        """Observations count up; an episode has four env steps."""
+
+        observation_space = gym.spaces.Box(-1e6, 1e6, (3,), dtype=float)
+        action_space = gym.spaces.Discrete(2)
+        count = 0
+
+        def _obs(self) -> Any:
+            self.count += 1
+            return torch.arange(3).numpy() + 10.0 * self.count
+
+        def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+            self.left = 4
+            return self._obs(), {}
+
+        def step(self, action: Any) -> Any:
+            self.left -= 1
+            return self._obs(), 1.0, self.left == 0, False, {}
+
+    vector = gym.vector.SyncVectorEnv([Counting] * 2, autoreset_mode="SameStep")
+    return wrap(vector, horizon=8)
+
+
+def test_stacked_images_go_through_convolutions_and_predict_remembers() -> None:
+    spec = Unbounded((84, 84), dtype=torch.uint8)
+    policy = Policy(spec, Categorical(3, shape=(1,)), model_config={"frame_stack": 4})
+    (encoder,) = policy.model.encoder.encoders  # type: ignore[union-attr]
+    assert encoder.layout.channels == 4
+    state, obs = None, torch.randint(0, 255, (2, 84, 84), dtype=torch.uint8).numpy()
+    for _ in range(2):
+        actions, state = policy.predict(obs, state)
+    assert actions.shape[0] == 2
+    assert state is not None
+    assert state[0].shape == (2, 3, 84, 84)
+
+
+@pytest.mark.parametrize(
+    ("spec", "value", "message"),
+    [
+        (VECTOR, 0, "expected int > 0; got 0"),
+        (GROUPS, 4, "of one tensor of numbers; got Composite"),
+    ],
+)
+def test_frames_that_do_not_fit_are_told(spec: Any, value: int, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"`model_config.frame_stack` .*{message}"):
+        AlgorithmConfig(num_envs=4, model_config={"frame_stack": value}).build(
+            env_of(NUMBERS, spec)
+        )

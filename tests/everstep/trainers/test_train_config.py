@@ -5,6 +5,7 @@ import functools
 import json
 import pickle
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -648,3 +649,25 @@ def test_a_model_config_that_does_not_suit_the_model_is_told(model_config):
     config = TrainConfig(DiscreteDummyEnv, num_envs=2, model_config=model_config)
     with pytest.raises(ConfigError, match="`model_config"):
         config.build(run_dir=None)
+
+
+def test_evaluations_may_have_other_options_of_the_environment(tmp_path: Any) -> None:
+    """They override those of `env_kwargs`, and are checked with them."""
+    file = tmp_path / "train.yaml"
+    text = (
+        "env_cls: gymnasium:CartPole-v1\nenv_kwargs: {max_episode_steps: 10}\nnum_envs: 2\n"
+        "horizon: 8\neval_episodes: 2\nmodel_config: {ortho_init: false}\n"
+    )
+    file.write_text(text + "eval_env_kwargs: {max_episode_steps: 30, sutton_barto_reward: true}\n")
+    config = TrainConfig.from_file(file)
+    trainer = config.build(run_dir=tmp_path / "run", track=False)
+    with trainer:
+        limits = [
+            env.env.spec.max_episode_steps for env in (trainer.algorithm.env, trainer.eval_env)
+        ]
+    assert limits == [10, 30]
+    again = TrainConfig.from_file(tmp_path / "run" / "config.yaml")
+    assert again.eval_env_kwargs == config.eval_env_kwargs
+    file.write_text(text + "eval_env_kwargs: {max_episode_steps: 0}\n")
+    with pytest.raises(ConfigError, match="eval_env_kwargs"):
+        TrainConfig.from_file(file)
