@@ -1,6 +1,5 @@
 """Several processes compute what one process computes."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +10,9 @@ from torchrl.data import Categorical, Unbounded
 
 from everstep import AlgorithmConfig, Env, RecurrentAlgorithmConfig
 from everstep.errors import ConfigError
+from everstep.models import Model
 from everstep.reducers import Reducer, current_reducer
+from everstep.views import ViewRequirement
 from tests.ranks import run_ranks
 
 NUM_ENVS, HORIZON = 8, 8
@@ -61,6 +62,23 @@ class Walks(Env):
         return torch.cat([self.t, (self.row + self.t).cos(), self.row * 0.1], -1)
 
 
+class Windowed(Model):
+    """Sees the mean of the last three observations."""
+
+    def __init__(self, observation_spec: Any, action_spec: Any, /) -> None:
+        super().__init__(observation_spec, action_spec)
+        self.view_requirements["obs"] = ViewRequirement(shift=2)
+        self.policy, self.value = torch.nn.Linear(3, 2), torch.nn.Linear(3, 1)
+
+    def forward(self, batch: Any, /) -> Any:
+        self.seen = batch["obs", "inputs"].mean(1)
+        return {"logits": self.policy(self.seen).unsqueeze(1)}
+
+    def value_function(self) -> torch.Tensor:
+        values: torch.Tensor = self.value(self.seen)
+        return values
+
+
 #: Options of the algorithms that are compared.
 CASES: dict[str, dict[str, Any]] = {
     "feedforward": {},
@@ -78,6 +96,8 @@ CASES: dict[str, dict[str, Any]] = {
     "adaptive rate": {"lr_schedule_kind": "adaptive", "target_kl_div": 0.01},
     "early stop": {"target_kl_div": 1e-4},
     "lstm": {"recurrent": True},
+    "windows": {"model_cls": Windowed},
+    "normalised values": {"normalize_values": True},
 }
 
 
@@ -178,8 +198,3 @@ def test_sizes_that_do_not_divide_are_refused() -> None:
     assert reducer.share("num_envs", 8) == 2
     with pytest.raises(ConfigError, match=r"`num_envs`.*\(4\); got 10. Try 8 or 12"):
         reducer.share("num_envs", 10)
-
-
-if __name__ == "__main__":
-    for name, found in run_ranks(2, trained_in_all_cases, Path("/tmp/ranks-test"))[0].items():
-        print(name, found["collectives"], found["stats"])

@@ -19,6 +19,8 @@ EVERSTEP = [sys.executable, "-m", "everstep"]
 
 FAILING = """
 import os
+import time
+
 from everstep import DiscreteDummyEnv
 
 
@@ -37,7 +39,7 @@ def everstep(directory: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*EVERSTEP, *words],
         cwd=directory,
-        env=environment(),
+        env={**environment(), "EVERSTEP_TIMEOUT": "20"},
         capture_output=True,
         text=True,
         timeout=240,
@@ -105,7 +107,10 @@ def test_sigterm_saves_once_and_ends_all(tmp_path: Path) -> None:
     [
         ("raise RuntimeError('the simulator has crashed')", "the simulator has crashed"),
         ("os._exit(7)", "exitcode"),
+        ("row = super().step(action); row['rewards'][0] = float('nan'); return row", "not finite"),
+        ("time.sleep(1e6)", "imed out"),
     ],
+    ids=["raises", "dies", "NaN", "hangs"],
 )
 def test_a_rank_that_fails_ends_all_with_its_message(
     tmp_path: Path, failure: str, message: str
