@@ -667,6 +667,6 @@ def test_evaluations_may_have_other_options_of_the_environment(tmp_path: Any) ->
     assert found == [False, True]
     again = TrainConfig.from_file(tmp_path / "run" / "config.yaml")
     assert again.eval_env_kwargs == config.eval_env_kwargs
-    file.write_text(text + "eval_env_kwargs: {max_episode_steps: 0}\n")
+    file.write_text(f"env_cls: {DUMMY}\neval_env_kwargs: {{colour: red}}\n")
     with pytest.raises(ConfigError, match="eval_env_kwargs"):
         TrainConfig.from_file(file)
