@@ -2,6 +2,8 @@
 
 from typing import Any, ClassVar
 
+import numpy as np
+
 from everstep.env import has_halves
 from everstep.errors import EnvError, EverstepError
 
@@ -95,7 +97,8 @@ class VectorCalls(Calls):
     def _parts(self, method: str, count: int, returned: Any) -> Any:
         """The result of a method, which has `count` parts."""
         if isinstance(returned, tuple | list) and len(returned) == count:
-            return returned
+            infos = returned[-1]
+            return (*returned[:-1], _of_rows(infos)) if isinstance(infos, list) else returned
         size = f" of {len(returned)}" if isinstance(returned, tuple | list) else ""
         raise EnvError(
             f"`{method}` of {self.name} must return {count} values, as Gymnasium's; got a "
@@ -125,6 +128,16 @@ class VectorCalls(Calls):
         returned = self.call(self.halves[1])
         self._has_begun = False
         return returned
+
+
+def _of_rows(infos: list[dict[str, Any]]) -> dict[str, Any]:
+    """Infos of each row, as SuperSuit's classes return them, by name: final observations alone."""
+    key = "terminal_observation"
+    if not any(key in info for info in infos):
+        return {}
+    final = np.empty(len(infos), dtype=object)
+    final[:] = [info.get(key) for info in infos]
+    return {key: final}
 
 
 def error_text(error: Exception) -> str:

@@ -9,6 +9,12 @@ from everstep.errors import AdapterError
 from ..common.autoreset import MODE_OPTION, parse_mode
 from ..common.libraries import is_loaded_instance
 
+_SUPERSUIT = (
+    ("concat_vec_env", "ConcatVecEnv"),
+    ("markov_vector_wrapper", "MarkovVectorEnv"),
+    ("multiproc_vec", "ProcConcatVec"),
+)
+
 AnyVectorEnv = VectorEnv[Any, Any, Any]
 
 
@@ -36,6 +42,7 @@ def resolve_mode(env: AnyVectorEnv, override: None | str | AutoresetMode) -> Dec
         (getattr(env.unwrapped, "autoreset_mode", None), "the attribute of what is wrapped"),
         (_from_metadata(env.unwrapped), "the metadata of what is wrapped"),
         ("NEXT_STEP" if _is_functional(env.unwrapped) else None, "its class"),
+        ("SAME_STEP" if _is_supersuit(env.unwrapped) else None, "its class"),
     ]
     for declared, source in declarations:
         if declared is not None:
@@ -81,3 +88,8 @@ def pending_survives_reset(env: AnyVectorEnv) -> bool:
 def _is_functional(env: object) -> bool:
     """Whether `env` is one of Gymnasium's in JAX, some of which lack metadata."""
     return is_loaded_instance(env, "gymnasium.envs.functional_jax_env", "FunctionalJaxVectorEnv")
+
+
+def _is_supersuit(env: object) -> bool:
+    """Whether `env` is one of SuperSuit's, which say nothing and reset where all agents ended."""
+    return any(is_loaded_instance(env, f"supersuit.vector.{x}", y) for x, y in _SUPERSUIT)

@@ -52,6 +52,8 @@ def copy_into(array: npt.NDArray[Any], value: Any, name: str) -> None:
         return
     values = to_numpy(value)
     check_shape(values.shape, array.shape, name)  # NumPy would broadcast
+    if array.dtype.kind == "b" and values.dtype == np.uint8:  # flags of SuperSuit
+        values = values != 0
     try:
         np.copyto(array, values)
     except TypeError as error:

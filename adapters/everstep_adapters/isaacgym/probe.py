@@ -66,7 +66,8 @@ def study(task: Task, reset_style: None | str, max_episode_length: Any) -> Profi
 def _look(style: str, known_from: str, limit: Any, task: Task) -> Profile:
     """The rest of the properties, for a known style."""
     outcome = task.step(task.zero_actions())
-    return Profile(style, known_from, limit, _final_key(outcome), outcome)
+    key = FINAL_OBS[0] if task.gives_final_obs else _final_key(outcome)
+    return Profile(style, known_from, limit, key, outcome)
 
 
 def _final_key(outcome: Outcome) -> None | str:

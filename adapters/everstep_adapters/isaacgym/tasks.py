@@ -6,8 +6,9 @@ Three interfaces are distinguished by their members, never by names of classes:
   `(obs_dict, rewards, resets, extras)`.
 * **legged_gym** and **rsl_rl**'s `VecEnv`: `episode_length_buf` and `get_observations`; `step`
   returns `(obs, privileged_obs, rewards, resets, extras)` or `(obs, rewards, resets, extras)`.
-* **Isaac Lab**: `episode_length_buf`, `reset_terminated` and `reset_time_outs`; `step` returns
-  `(obs, rewards, terminated, time_outs, extras)`.
+* **Isaac Lab** and **mjlab**: `episode_length_buf`, and `single_action_space` or the flags
+  `reset_terminated` and `reset_time_outs`; `step` returns `(obs, rewards, terminated, time_outs,
+  extras)`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -76,11 +77,19 @@ def interface_of(env: Any) -> None | str:
         return None
     if _has(env, "progress_buf", "reset_buf"):
         return "VecTask"
-    if _has(env, "episode_length_buf") and _calls(env, "get_observations"):
-        return "VecEnv"
-    if _has(env, "episode_length_buf", "reset_terminated", "reset_time_outs"):
-        return "Lab"
-    return None
+    if not _has(env, "episode_length_buf"):
+        return None
+    # Isaac Lab's managed environments have no flags before their first env step, and mjlab's have
+    # `get_observations`; rsl_rl's wrappers have no space of one action.
+    if hasattr(env, "single_action_space") or _has(env, "reset_terminated", "reset_time_outs"):
+        return "VecEnv" if _is_wrapper(env) else "Lab"
+    return "VecEnv" if _calls(env, "get_observations") else None
+
+
+def _is_wrapper(env: Any) -> bool:
+    """Whether this is rsl_rl's wrapper of such an environment, which may forward its members."""
+    inner = getattr(env, "unwrapped", env)
+    return inner is not env and _calls(env, "get_observations")
 
 
 def _has(env: Any, *names: str) -> bool:
@@ -168,6 +177,21 @@ class Task:
         """
         own = getattr(self.env, "_max_episode_length", None)
         return getattr(self.env, "max_episode_length", own)
+
+    @property
+    def has_finite_horizon(self) -> bool:
+        """Whether the time limit belongs to the task, as Isaac Lab's `cfg.is_finite_horizon`."""
+        return bool(self._configured("is_finite_horizon"))
+
+    @property
+    def gives_final_obs(self) -> bool:
+        """Whether `extras` have final observations where an episode ended, and only there."""
+        return bool(self._configured("compute_final_obs"))
+
+    def _configured(self, name: str) -> Any:
+        owners = (self.env, getattr(self.env, "unwrapped", None))
+        configs = (getattr(owner, "cfg", None) for owner in owners)
+        return next((getattr(x, name) for x in configs if hasattr(x, name)), None)
 
     def method(self, *names: str) -> Any:
         """The first method of these names that the task has; None if it has none."""

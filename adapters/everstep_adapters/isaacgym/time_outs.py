@@ -14,6 +14,7 @@ SOURCES = {
     "terminate": "where the task's buffer of terminations is not set",
     "reported": "where the task reports one and an episode ended",
     "flags": "as `step` returns them",
+    "never": "none, every end is a termination: the task has a finite horizon",
 }
 
 
@@ -54,6 +55,8 @@ class TimeOuts:
             ended: Where an episode ended, bool `[N, 1]`.
 
         """
+        if self._source == "never":
+            return ended.clone(), torch.zeros_like(ended)
         if self._source == "flags":
             assert outcome.flags is not None
             return outcome.flags
@@ -103,7 +106,10 @@ def make_time_outs(task: Task, outcome: Outcome, limit: Any, source: None | str)
         "terminate": terminations(task, outcome) is not None,
         "clock": limit is not None,
         "reported": time_outs(task, outcome) is not None,
+        "never": task.has_finite_horizon,
     }
+    if source is None and has["never"]:
+        source = "never"
     if source is None:
         # The clock of a VecTask is more reliable than its report; others count in different ways.
         counted = "clock" if task.interface == "VecTask" else "reported"

@@ -14,6 +14,7 @@ from everstep.formats import EnvFormat, ObservationFormat
 from everstep.specs import Leaves, Structure
 
 from ..common.actions import ActionBounds, ActionCheck
+from ..common.hints import hint
 from ..common.libraries import (
     is_loaded_instance,
     is_loaded_kind,
@@ -169,6 +170,11 @@ class TorchRLEnv(Env):
     def matches(cls, env: object, /) -> bool:
         """Whether `env` is a TorchRL environment. Imports nothing."""
         return is_loaded_instance(env, "torchrl.envs", "EnvBase")
+
+    @classmethod
+    def suggest(cls, env: object, /) -> str:
+        """Advice for an environment that one of TorchRL's wrappers takes; empty for others."""
+        return hint(env)
 
     @classmethod
     def makes(cls, source: object, /) -> bool:

@@ -108,7 +108,7 @@ NAMES = [
 
 @pytest.mark.parametrize("name", NAMES)
 def test_environments_are_played_saved_and_continued(name: str) -> None:
-    env = make(name, max_episode_steps=9)
+    env = make(name, max_episode_steps=2)
     size = torch.Size([4])
     obs = env.reset()
     assert obs.shape[0] == 4

@@ -1,0 +1,44 @@
+"""Advice for environments of libraries that another library's wrapper leads to."""
+
+from typing import Any
+
+from .libraries import is_loaded_instance
+
+_IMPORT = "from torchrl import envs"
+
+#: What an environment is, by the module and name of its class, and the line that wraps it as `env`,
+#: after the import that the line needs.
+_HINTS: tuple[tuple[str, str, str, str, str], ...] = (
+    (
+        *("dm_env._environment", "Environment", "a dm_control or dm_env environment", _IMPORT),
+        "everstep.wrap(envs.DMControlWrapper(env))",
+    ),
+    (
+        *("pettingzoo.utils.env", "ParallelEnv", "a parallel PettingZoo environment", _IMPORT),
+        "everstep.wrap(envs.PettingZooWrapper(env, "
+        "group_map=envs.MarlGroupMapType.ALL_IN_ONE_GROUP))",
+    ),
+    (
+        *("pettingzoo.utils.env", "AECEnv", "a PettingZoo environment of turns"),
+        "from torchrl import envs; from pettingzoo.utils import aec_to_parallel",
+        "everstep.wrap(envs.PettingZooWrapper(aec_to_parallel(env), "
+        "group_map=envs.MarlGroupMapType.ALL_IN_ONE_GROUP))",
+    ),
+    (
+        *("vmas.simulator.environment.environment", "Environment", "a VMAS environment", _IMPORT),
+        "everstep.wrap(envs.VmasWrapper(env), time_limit=env.max_steps)",
+    ),
+    (
+        *("gym.core", "Env", "an environment of the old gym, which Gymnasium replaces"),
+        "from shimmy import GymV26CompatibilityV0",
+        "everstep.make(lambda: GymV26CompatibilityV0(env=env), 1)",
+    ),
+)
+
+
+def hint(env: Any) -> str:
+    """The line that makes an object of a known library work; empty for others. Imports nothing."""
+    for module, name, kind, needed, line in _HINTS:
+        if is_loaded_instance(env, module, name):
+            return f"It is {kind}. This wraps it: `{needed}; {line}`."
+    return ""
