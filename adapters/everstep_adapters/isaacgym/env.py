@@ -59,9 +59,9 @@ class IsaacGymEnv(Env):
         max_episode_length: Replaces the task's attribute of this name: episodes of a `VecTask` end
             one env step before it. `None` reads the attribute. `math.inf`: no time-outs.
         time_outs: Source of time-outs: `"clock"`, `"terminate"` (a buffer of terminations, as AMP
-            tasks have it), `"reported"` (`extras["time_outs"]`, only where an episode ended) or
-            `"flags"` (Isaac Lab's), or `"never"` (for finite horizons). `None` takes the most reliable
-            that the task has.
+            tasks have it), `"reported"` (`extras["time_outs"]`, only where an episode ended),
+            `"flags"` (Isaac Lab's), or `"never"` (for finite horizons). `None` takes the most
+            reliable that the task has.
         final_obs_key: Key of final observations in `extras`, in style C. `None` looks for them.
         observation_keys: Entries of the observation to return, such as `("obs",)` to leave out
             what is meant for a critic. `None` for all.
