@@ -23,7 +23,7 @@ FLOORS = [
     "graphs models rollouts policies objectives bonuses fused updates resolve",
     "algorithms evaluation",
     "conditions config callbacks loggers live usage progress trainers adapters",
-    "testing benchmarks visualization recipes reproduction",
+    "testing benchmarks visualization recipes reproduction tuning",
     "cli __main__",
 ]
 ORDER = {

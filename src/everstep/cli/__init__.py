@@ -12,6 +12,7 @@ COMMANDS = (
     "init",
     "recipes",
     "reproduce",
+    "tune",
     "eval",
     "watch",
     "plot",

@@ -73,6 +73,10 @@ class RunOptions:
     """Description of a recipe: task, source, published result. Training does not read it; see
     [Reproducing](../reproducing.md)."""
 
+    tune: dict[str, Any] | None = None
+    """Search space of `everstep tune`, which training does not read: by key a list of choices, or
+    a range such as `{low: 1e-4, high: 1e-2, log: true}`."""
+
     callbacks: list[Any] | None = None
     """Objects that are called while training runs. In a file, dotted names of their classes, or
     mappings such as `{my_module.EarlyStop: {patience: 10}}`."""
