@@ -68,9 +68,6 @@ class Header:
     published: None | Published = None
     """Published result; None if there is none."""
 
-    eval_env_kwargs: None | dict[str, Any] = None
-    """Keyword arguments of the environment that differ in the evaluation."""
-
     differs: None | str = None
     """Differences from the source."""
 

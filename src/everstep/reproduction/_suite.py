@@ -82,7 +82,6 @@ class Process:
             "overrides": [f"seed={self.job.seed}", f"total_env_steps={recipe.env_steps}"],
             "run_dir": str(self.directory / "run"),
             "result": str(self.result),
-            "eval_env_kwargs": recipe.header.eval_env_kwargs,
         }
 
     def poll(self) -> None | dict[str, Any]:

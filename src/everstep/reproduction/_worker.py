@@ -88,7 +88,7 @@ def work(request: dict[str, Any]) -> dict[str, Any]:
     config = TrainConfig.from_file(request["file"], request["overrides"])
     clock = ProcessorClock(run_dir / "processor_seconds.txt")
     facts = _train(config, run_dir, clock)
-    evaluation = _evaluate(config, run_dir, request.get("eval_env_kwargs") or {})
+    evaluation = _evaluate(config, run_dir)
     return {**_summary(run_dir), **facts, "processor_seconds": round(clock.seconds(), 1)} | {
         "evaluation": evaluation
     }
@@ -115,7 +115,7 @@ def _train(config: "TrainConfig", run_dir: Path, clock: ProcessorClock) -> dict[
     return {"versions": {k: v for k, v in versions.items() if k not in ("device", "threads")}}
 
 
-def _evaluate(config: "TrainConfig", run_dir: Path, env_kwargs: dict[str, Any]) -> dict[str, Any]:
+def _evaluate(config: "TrainConfig", run_dir: Path) -> dict[str, Any]:
     """Returns of complete episodes with the most likely actions."""
     import torch
 
@@ -125,8 +125,7 @@ def _evaluate(config: "TrainConfig", run_dir: Path, env_kwargs: dict[str, Any]) 
     from ..trainers.config import EVAL_NUM_ENVS, eval_seed
 
     resolved = load(run_dir / "config.yaml").values
-    config.env_kwargs = {**(config.env_kwargs or {}), **env_kwargs} or None
-    config.validate()
+    config.env_kwargs = {**(config.env_kwargs or {}), **(config.eval_env_kwargs or {})} or None
     source: Any = config.make_env_source()
     env = source(min(EPISODES, EVAL_NUM_ENVS), resolved["horizon"], device="cpu")
     policy = load_policy(

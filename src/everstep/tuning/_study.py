@@ -191,6 +191,7 @@ def _evaluation(config: Any, trainer: Any, seed: int) -> float:
     from ..trainers.config import EVAL_NUM_ENVS, eval_seed
 
     algorithm = trainer.algorithm
+    config.env_kwargs = {**(config.env_kwargs or {}), **(config.eval_env_kwargs or {})} or None
     source: Any = config.make_env_source()
     env = source(min(EPISODES, EVAL_NUM_ENVS), algorithm.hparams.horizon, device="cpu")
     if hasattr(env, "seed"):

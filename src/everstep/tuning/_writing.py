@@ -22,7 +22,7 @@ def best_text(study: Any, space: Space, file: str, overrides: list[str], score: 
         "source": f"everstep tune, trial {best.number} of {len(study.trials)}",
         "score": score,
     }
-    kept = {k: given[k] for k in ("published", "eval_env_kwargs") if k in given}
+    kept = {k: given[k] for k in ("published",) if k in given}
     lines = [f"# The best of {len(study.trials)} trials: {best.value:.5g}.", ""]
     return "\n".join([*lines, dump({"recipe": header | kept, **values})])
 
