@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from .ale import ALEEnv as ALEEnv
     from .envpool import EnvPoolEnv as EnvPoolEnv
     from .export import to_gymnasium as to_gymnasium
+    from .export import to_sb3 as to_sb3
     from .export import to_torchrl as to_torchrl
     from .gymnasium import GymnasiumEnv as GymnasiumEnv
     from .isaacgym import IsaacGymEnv as IsaacGymEnv
@@ -34,6 +35,7 @@ _MODULES = {
     "PlaygroundEnv": "jax",
     "TorchRLEnv": "torchrl",
     "to_gymnasium": "export",
+    "to_sb3": "export",
     "to_torchrl": "export",
 }
 

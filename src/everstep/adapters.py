@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from everstep_adapters import PlaygroundEnv as PlaygroundEnv
     from everstep_adapters import TorchRLEnv as TorchRLEnv
     from everstep_adapters import to_gymnasium as to_gymnasium
+    from everstep_adapters import to_sb3 as to_sb3
     from everstep_adapters import to_torchrl as to_torchrl
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "PlaygroundEnv",
     "TorchRLEnv",
     "to_gymnasium",
+    "to_sb3",
     "to_torchrl",
 ]
 

@@ -15,6 +15,7 @@ final observations from `step`, stores those that open the next episodes, and re
 """
 
 from .gymnasium import to_gymnasium
+from .sb3 import to_sb3
 from .torchrl import to_torchrl
 
-__all__ = ["to_gymnasium", "to_torchrl"]
+__all__ = ["to_gymnasium", "to_sb3", "to_torchrl"]

@@ -8,6 +8,7 @@ import torch
 
 import everstep
 from everstep import Trainer, plugins
+from everstep.conditions import HitsUpperBound
 from everstep.errors import AdapterError
 from everstep.testing import EnvConformance
 from everstep_adapters import GymnaxEnv
@@ -167,8 +168,6 @@ class TestGymnaxConforms(EnvConformance):
 def test_cartpole_of_gymnax_is_solved() -> None:
     """500 is the most; the threshold of Gymnasium's registry is 475."""
     trainer = Trainer("gymnax:CartPole-v1", seed=0, run_dir=None)
-    stats = trainer.run(
-        total_env_steps=500_000,
-        stop=[{"HitsUpperBound": {"key": "episodes/return_mean_100", "bound": 475}}],
-    )
+    solved = HitsUpperBound("episodes/return_mean_100", 475.0)
+    stats = trainer.run(total_env_steps=500_000, stop_conditions=[solved])
     assert stats["episodes/return_mean_100"] >= 475

@@ -1,0 +1,60 @@
+"""Everstep environments in stable-baselines3."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import everstep
+from everstep import DiscreteDummyEnv
+from everstep.errors import AdapterError
+from everstep_adapters import to_sb3
+from tests.everstep_adapters.export.export_toys import Walk
+
+sb3: Any = pytest.importorskip("stable_baselines3")
+
+
+def test_final_observations_and_time_limits_are_in_the_infos() -> None:
+    from everstep_adapters import to_gymnasium
+
+    env, same = to_sb3(Walk(3, limit=4)), to_gymnasium(Walk(3, limit=4))
+    env.seed(0)
+    np.testing.assert_array_equal(env.reset(), same.reset(seed=0)[0])
+    ends = 0
+    for t in range(20):
+        actions = np.full(3, t % 2)
+        obs, rewards, done, infos = env.step(actions)
+        want, paid, terminated, truncated, found = same.step(actions)
+        np.testing.assert_array_equal(obs, want)
+        np.testing.assert_array_equal(rewards, paid.astype(np.float32))
+        np.testing.assert_array_equal(done, terminated | truncated)
+        for i in np.flatnonzero(done):
+            final = infos[i]["terminal_observation"]
+            np.testing.assert_array_equal(final, found["final_obs"][i])
+            assert infos[i]["TimeLimit.truncated"] == (truncated[i] and not terminated[i])
+            ends += 1
+    assert ends > 3
+
+
+def test_environments_without_episodes_have_a_horizon() -> None:
+    env = to_sb3(DiscreteDummyEnv(2), horizon=3)
+    env.reset()
+    ends = [env.step(np.zeros(2, np.int64))[2].tolist() for _ in range(6)]
+    assert ends == [[False] * 2] * 2 + [[True] * 2] + [[False] * 2] * 2 + [[True] * 2]
+
+
+def test_resets_in_the_next_env_step_are_refused_with_a_way_out() -> None:
+    with pytest.raises(AdapterError, match="autoreset_mode='SAME_STEP'"):
+        to_sb3(everstep.make("gymnasium:CartPole-v1", 2))
+    env = to_sb3(everstep.make("gymnasium:CartPole-v1", 2, autoreset_mode="SAME_STEP"))
+    assert env.reset().shape == (2, 4)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_stable_baselines3_trains() -> None:
+    env = everstep.make("gymnasium:CartPole-v1", 4, autoreset_mode="SAME_STEP")
+    vector = sb3.common.vec_env.VecMonitor(to_sb3(env))
+    model = sb3.PPO("MlpPolicy", vector, n_steps=64, batch_size=64, seed=0, device="cpu")
+    model.learn(8_000)
+    assert np.mean([x["r"] for x in model.ep_info_buffer]) > 30
