@@ -183,7 +183,8 @@ def test_an_exported_policy_needs_the_keys_of_the_policy_alone(cls: Any, tmp_pat
     inputs = {name: torch.zeros(6, 1, 256).numpy() for name in states}
     assert {x.name for x in model.metadata.signature.inputs} == {*obs, *states}
     found = model.predict({**obs, **inputs})
-    assert found.keys() == {"actions", "logp", *states}
+    outputs = {name for name in found if not name.startswith("distribution.")}
+    assert outputs == {"actions", "logp", *states}
     expected, _ = policy.predict({key.removeprefix("obs."): x for key, x in obs.items()})
     torch.testing.assert_close(torch.tensor(found["actions"]), torch.tensor(expected))
 
