@@ -26,6 +26,7 @@ from everstep.trainers._checkpointing import Interval, checkpoints_of
 from everstep.trainers._resuming import CHANGEABLE
 from everstep.trainers.config import _NAMES
 
+from . import exactness
 from .kills import end_often
 
 SMALL: dict[str, Any] = {
@@ -207,6 +208,20 @@ def test_two_processes_do_not_write_into_one_run(tmp_path: Path) -> None:
         os.close(reader)
         os.close(writer)
     Trainer.load(run_dir, track=False).close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("algorithm", "environment"),
+    [
+        ("PPO, feedforward", "TorchRL"),
+        ("PPO, LSTM", "Gymnasium CartPole"),
+        ("PPO, windowed transformer", "PyTorch"),
+        ("A2C", "IsaacGym style"),
+    ],
+)
+def test_a_new_process_continues_bit_for_bit(algorithm: str, environment: str) -> None:
+    assert exactness.cell(algorithm, environment, before=(2,), real=1) == "equal"
 
 
 # ---- checkpoints ------------------------------------------------------------------------------
