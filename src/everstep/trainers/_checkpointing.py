@@ -180,6 +180,11 @@ class Checkpoints:
             self._thread.join()
             self._thread = None
 
+    def keep_newest(self) -> None:
+        """Remove all checkpoints but the newest, to make room on a full disk."""
+        for old in checkpoints_of(self._run_dir)[1:]:
+            _remove(old)
+
     def is_complete(self) -> bool:
         """Whether the newest checkpoint stands."""
         return self.newest is None or self.newest.is_dir()

@@ -1,5 +1,6 @@
 """The files of a run that change while it lasts: statistics, checkpoints, and the best policy."""
 
+import contextlib
 import json
 import math
 import weakref
@@ -92,9 +93,18 @@ class RunFiles:
         steps = state["algorithm/steps"]
         if steps == self.saved and self._checkpoints.is_complete():
             return None
+        try:
+            return self._save(steps, full_state, policy_state(policy))
+        except OSError:  # a full disk: the policy first, where the older checkpoints were
+            self._checkpoints.keep_newest()
+            with contextlib.suppress(OSError):
+                save_file(self._run_dir / "policy", policy_state(policy))
+            return self._save(steps, full_state, policy_state(policy))
+
+    def _save(self, steps: int, full_state: dict[str, Any], policy: Any) -> Path:
         content = self._with_record(full_state)
         self._write_best(self._best, self._best_policy)
-        path = self._checkpoints.write(steps, content, policy_state(policy))
+        path = self._checkpoints.write(steps, content, policy)
         self.saved, self._best_policy = steps, None
         return path
 
