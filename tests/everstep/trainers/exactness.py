@@ -73,7 +73,7 @@ def _task() -> Any:
 
 def _torchrl() -> Any:
     name = "torchrl:torchrl.envs.custom.PendulumEnv"
-    return make(name, 3, horizon=8, max_episode_steps=20)
+    return make(name, 3, horizon=8, max_episode_steps=20, observation_keys=["th"])
 
 
 ENVIRONMENTS: dict[str, Any] = {
