@@ -165,7 +165,8 @@ def _row_text(row: Row) -> str:
         str(summary.count),
         f"**{spread(summary.mean, _std(summary))}**",
         between(summary.interval),
-        f"{rounded(summary.iqm)} ({between(summary.iqm_interval)})",
+        rounded(summary.iqm)
+        + ("" if summary.iqm_interval is None else f" ({between(summary.iqm_interval)})"),
         theirs if published is None else f"[{theirs}]({published.link})",
         row.verdict,
         f"{row.minutes:.1f} min",
