@@ -46,13 +46,22 @@ def test_the_page_has_every_step_of_a_first_day() -> None:
 def interrupted(arguments: list[str], run_dir: Path) -> None:
     """Run a training until it has begun, and press Ctrl-C."""
     command = [sys.executable, "-m", "everstep", *arguments]
-    training = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    training = subprocess.Popen(
+        command,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A shell ignores Ctrl-C for what it runs in the background, and so do its children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
     metrics = run_dir / "metrics.jsonl"
-    while not metrics.exists() or not metrics.stat().st_size:
-        assert training.poll() is None
-        time.sleep(0.05)
-    training.send_signal(signal.SIGINT)
-    _, shown = training.communicate(timeout=60)
+    try:
+        while not metrics.exists() or not metrics.stat().st_size:
+            assert training.poll() is None
+            time.sleep(0.05)
+        training.send_signal(signal.SIGINT)
+        _, shown = training.communicate(timeout=60)
+    finally:
+        training.kill()
     assert f"Go on with: everstep resume {run_dir}" in shown
 
 

@@ -22,7 +22,10 @@ from rich.text import Text
 
 from everstep.live import LiveView
 
-LABELS = ["progress", "env steps", "return", "episode length", "KL", "speed", "time left"]
+LABELS = [
+    *("progress", "env steps", "return", "episode length", "update"),
+    *("speed", "time", "elapsed", "time left"),
+]
 
 
 class Terminal:

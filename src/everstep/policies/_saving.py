@@ -144,7 +144,8 @@ def _check_sizes(model_cls: Any, specs: list[Any], state: dict[str, Any]) -> Non
     with torch.device("meta"):
         model = model_cls(*specs, **state["model_config"])
     shapes = {name: x.shape for name, x in model.state_dict().items()}
-    if shapes != {name: x.shape for name, x in state["weights"].items()}:
+    saved = {name: x.shape for name, x in state["weights"].items()}
+    if shapes != {k: x for k, x in saved.items() if not k.startswith("value_normalizer.")}:
         raise CheckpointError(f"the weights do not fit {model_cls.__name__} of its configuration.")
 
 

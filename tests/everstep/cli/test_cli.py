@@ -171,7 +171,7 @@ def test_the_module_is_the_command():
         ["train", "-f", "a.yaml", "gamma=1", "--unknown"],
         ["eval"],
         ["eval", "x", "--episodes", "0"],
-        ["export", "x"],
+        ["export"],
         ["doctor", "what"],
     ],
 )

@@ -196,7 +196,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "eval damaged": ("damaged/policy", "is damaged or not a saved state"),
     "eval early": ("early: no policy in it", "before its first one was saved"),
     "export nowhere model": ("nowhere: not the directory of a run",),
-    "export run run": ("run exists already", "another directory"),
+    "export run run": ("run exists already", "another place"),
     "export run --format onxx": ("--format", "onnx", "torch-export"),
     "export run model gamma=0.9": ("gamma=0.9: unknown key", "model_cls"),
     "export scripted model": ("model_cls", "'MyModel'", "my_script.MyModel", "__name__"),

@@ -46,6 +46,7 @@ def test_video_every_is_a_key_of_files(train: Train) -> None:
 def test_what_cannot_be_recorded_costs_one_warning(
     train: Train, caplog: pytest.LogCaptureFixture
 ) -> None:
+    pytest.importorskip("imageio_ffmpeg")
     recorded = train(env_cls="everstep.DiscreteDummyEnv", video_every=1)
     [warning] = [x for x in caplog.records if "No more videos" in x.message]
     assert "render" in warning.message

@@ -278,7 +278,9 @@ def test_what_does_not_fit_is_an_error_of_the_environment(returned: Any) -> None
 # Starting.
 
 STARTED_AT_IMPORT = """
+import multiprocessing
 import everstep
+multiprocessing.set_start_method("spawn")  # as on macOS and Windows
 everstep.make("gymnasium:CartPole-v1", 1, vectorization_mode="async")
 """
 
