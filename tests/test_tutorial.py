@@ -65,6 +65,7 @@ def interrupted(arguments: list[str], run_dir: Path) -> None:
     assert f"Go on with: everstep resume {run_dir}" in shown
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="sends SIGINT")
 @pytest.mark.filterwarnings("ignore:.*type hint:UserWarning")  # MLflow's, of its own

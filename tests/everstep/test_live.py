@@ -253,7 +253,7 @@ SCRIPT: list[Step] = [
     (100, 24, "draw draw"),
     (40, 24, "print draw log"),
     (40, 24, "draw"),
-    (23, 10, "draw"),
+    (23, 12, "draw"),
     (120, 30, "log draw print"),
     (9, 24, "draw"),
     (70, 24, "draw"),

@@ -436,6 +436,7 @@ def test_curves_are_the_same_picture_each_time(tmp_path: Path) -> None:
     assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_table_of_a_world(tmp_path: Path) -> None:
     text = (EXAMPLES / "pendulum" / "train.yaml").read_text()

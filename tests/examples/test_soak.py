@@ -37,6 +37,7 @@ def test_the_verdict_follows_the_samples(growth: dict[str, float], failed: set[s
     assert is_ok is (not failed)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_it_runs(tmp_path: Path) -> None:
     command = [sys.executable, str(SCRIPT), "--minutes", "0.1", "--samples", "6"]

@@ -78,6 +78,7 @@ def test_processes_train_one_run_and_it_is_resumed(tmp_path: Path) -> None:
         assert totals[-1] >= int(steps)
 
 
+@pytest.mark.long
 def test_sigterm_saves_once_and_ends_all(tmp_path: Path) -> None:
     words = ["train", "CartPole-v1", "--processes", "2", "--run-dir", "run", "--no-mlflow"]
     keys = ["seed=1", "num_envs=4", "horizon=32", "num_sgd_iters=1"]
@@ -106,9 +107,17 @@ def test_sigterm_saves_once_and_ends_all(tmp_path: Path) -> None:
     ("failure", "message"),
     [
         ("raise RuntimeError('the simulator has crashed')", "the simulator has crashed"),
-        ("os._exit(7)", "exitcode"),
-        ("row = super().step(action); row['rewards'][0] = float('nan'); return row", "not finite"),
-        ("time.sleep(1e6)", "imed out"),
+        *(
+            pytest.param(*each, marks=pytest.mark.long)
+            for each in (
+                ("os._exit(7)", "exitcode"),
+                (
+                    "row = super().step(action); row['rewards'][0] = float('nan'); return row",
+                    "finite",
+                ),
+                ("time.sleep(1e6)", "imed out"),
+            )
+        ),
     ],
     ids=["raises", "dies", "NaN", "hangs"],
 )

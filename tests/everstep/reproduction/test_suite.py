@@ -143,6 +143,7 @@ def test_a_suite_trains_and_failures_are_lines(
     assert "1 of 1 trainings are in" in capfd.readouterr().out
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_killed_suite_goes_on_without_repeating_and_says_the_same(folder: Path) -> None:
     """The suite's process is killed while the second training runs; its workers end with it."""
@@ -194,6 +195,7 @@ def test_wrong_command_lines(
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("peer", ["cleanrl", "stable-baselines3"])
 def test_a_peer_trains_the_same_recipe(folder: Path, peer: str) -> None:

@@ -216,8 +216,8 @@ def test_two_processes_do_not_write_into_one_run(tmp_path: Path) -> None:
     [
         ("PPO, feedforward", "TorchRL"),
         ("PPO, LSTM", "Gymnasium CartPole"),
-        ("PPO, windowed transformer", "PyTorch"),
-        ("A2C", "IsaacGym style"),
+        pytest.param("PPO, windowed transformer", "PyTorch", marks=pytest.mark.long),
+        pytest.param("A2C", "IsaacGym style", marks=pytest.mark.long),
     ],
 )
 def test_a_new_process_continues_bit_for_bit(algorithm: str, environment: str) -> None:
@@ -516,6 +516,13 @@ def test_a_train_step_that_hangs_is_interrupted(tmp_path: Path, monkeypatch: Any
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGTERM,
+        pytest.param(signal.SIGKILL, marks=pytest.mark.long),
+        pytest.param(signal.SIGHUP, marks=pytest.mark.long),
+    ],
+)
 def test_a_training_that_is_killed_at_random_moments_goes_on(number: signal.Signals) -> None:
     end_often(number, 3, real=3)
