@@ -31,7 +31,7 @@ def to_sb3(env: Env, /, *, horizon: None | int = None) -> "VecEnv":
     """
     advice = "stable-baselines3 is needed: pip install stable-baselines3"
     require("stable_baselines3.common.vec_env", "VecEnv", advice)
-    from .sb3_env import EverstepVecEnv
+    from ._sb3_env import EverstepVecEnv
 
     if not isinstance(env, Env):
         raise AdapterError(f"`env` must be an `everstep.Env`; got {type(env).__name__}.")
