@@ -7,8 +7,9 @@ from torch import nn
 from torchrl.data import TensorSpec, Unbounded
 
 from everstep.models import ObservationNetwork
+from everstep.recipes.envs.minigrid import CELLS
 
-from .env import AHEAD, CELLS, OWN, THINGS
+from .env import AHEAD, OWN, THINGS
 
 
 class ThingsInView(nn.Module):

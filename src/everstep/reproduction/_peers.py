@@ -27,6 +27,7 @@ KEYS = {
     "gamma",
     "gae_lambda",
     "clip_param",
+    "clip_rewards",
     "entropy_coeff",
     "vf_loss",
     "vf_coeff",
@@ -43,7 +44,10 @@ _PROGRAMS = Path(__file__).parents[1] / "benchmarks"
 
 def check_peer(recipe: Recipe, peer: str) -> None:
     """Raise a `ConfigError` if a peer cannot train the recipe."""
-    if unknown := sorted(recipe.values.keys() - KEYS):
+    unknown = sorted(recipe.values.keys() - KEYS)
+    if recipe.values.get("clip_rewards") and not recipe.values.get("normalize_rewards"):
+        unknown.append("clip_rewards without normalize_rewards")
+    if unknown:
         raise ConfigError(
             f"{recipe.name}: {peer} is not given {', '.join(unknown)}, so it cannot train this "
             "recipe. Choose recipes without these keys with --only."

@@ -10,7 +10,7 @@ import numpy as np
 from ..visualization import draw_panel, require_matplotlib, save_figure
 from ._rows import Row
 
-_TITLES = {"env_steps": "env steps", "seconds": "time (min)"}
+_TITLES = {"env_steps": "env steps", "processor_seconds": "processor time (min)"}
 
 
 def draw_family(rows: Sequence[Row], over: str, path: Path) -> None:
@@ -27,8 +27,8 @@ def draw_family(rows: Sequence[Row], over: str, path: Path) -> None:
     panels = figure.subplots(lines, columns, squeeze=False).flatten().tolist()
     for panel, name in zip(panels, names, strict=False):
         mine = {row.side: row for row in rows if row.recipe.name == name}
-        curves = [[_curve(x, over) for x in mine[s].lines] if s in mine else [] for s in sides]
-        draw_panel(panel, curves, 60.0 if over == "seconds" else 1.0)
+        curves = [_curves(mine[side], over) if side in mine else [] for side in sides]
+        draw_panel(panel, curves, 60.0 if over == "processor_seconds" else 1.0)
         _draw_published(panel, next(iter(mine.values())))
         panel.set_title(name.partition("/")[2], fontsize="medium")
         panel.set_xlabel(_TITLES[over])
@@ -43,9 +43,10 @@ def draw_family(rows: Sequence[Row], over: str, path: Path) -> None:
     save_figure(figure, path)
 
 
-def _curve(line: Mapping[str, Any], over: str) -> Any:
-    curve = line["curve"]
-    return np.asarray(curve[over], np.float64), np.asarray(curve["return"], np.float64)
+def _curves(row: Row, over: str) -> list[Any]:
+    """Curves of a row's trainings; older results have none over processor time."""
+    curves = [line["curve"] for line in row.lines if over in line["curve"]]
+    return [tuple(np.asarray(curve[x], np.float64) for x in (over, "return")) for curve in curves]
 
 
 def _draw_published(panel: Any, row: Row) -> None:

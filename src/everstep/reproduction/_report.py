@@ -66,7 +66,7 @@ def write_page(results: Results, page: Path, recipes: Sequence[Recipe]) -> None:
     text = page_text(rows, pictures)
     head, tail = before.split(BEGIN)[0], before.split(END)[1]
     page.write_text(f"{head}{BEGIN}\n\n{text}\n{END}{tail}", encoding="utf-8")
-    for name, kind in (("env_steps", "env_steps"), ("time", "seconds")):
+    for name, kind in (("env_steps", "env_steps"), ("time", "processor_seconds")):
         for family, members in families(rows).items():
             draw_family(members, kind, pictures / f"{family}_{name}.svg")
     if profiled := profiles(rows):
@@ -105,7 +105,7 @@ def page_text(rows: Sequence[Row], pictures: Path) -> str:
         parts += [
             f"![Returns of {family} over {over}: mean of the seeds, and its 95 % interval]"
             f"({pictures.name}/{family}_{name}.svg)"
-            for name, over in (("env_steps", "env steps"), ("time", "time"))
+            for name, over in (("env_steps", "env steps"), ("time", "processor time"))
         ]
         notes = [_note(row.recipe) for row in ours if row.recipe.header.published is not None]
         parts.append("\n".join(notes))
@@ -159,7 +159,7 @@ def _row_text(row: Row) -> str:
     published = header.published
     theirs = "" if published is None else spread(published.mean, published.std)
     cells = [
-        f"`{row.recipe.name}`",
+        f"`{row.recipe.name}`" + ("" if row.is_current else ", of other keys"),
         header.score,
         f"{row.recipe.env_steps:,}",
         str(summary.count),
@@ -222,7 +222,7 @@ def _made_with(rows: Sequence[Row]) -> str:
 
 
 def write_own_results(rows: Sequence[Row], path: Path = RESULTS) -> None:
-    """Write the results that `everstep recipes` shows."""
+    """Write the results that `everstep recipes` shows, which are of the recipes' present keys."""
     own = {
         row.recipe.name: {
             "mean": float(f"{row.summary.mean:.5g}"),
@@ -231,7 +231,7 @@ def write_own_results(rows: Sequence[Row], path: Path = RESULTS) -> None:
             "verdict": row.verdict,
         }
         for row in rows
-        if row.side == OURS and row.lines
+        if row.side == OURS and row.lines and row.is_current
     }
     path.write_text(json.dumps(own, indent=1) + "\n", encoding="utf-8")
 

@@ -27,6 +27,11 @@ class Row:
     errors: tuple[str, ...]
 
     @property
+    def is_current(self) -> bool:
+        """Whether the recipe's keys are those that were trained."""
+        return all(line["digest"] == self.recipe.digest for line in self.lines)
+
+    @property
     def scores(self) -> list[float]:
         """The score of each training."""
         return [score_of(line, self.recipe) for line in self.lines]
@@ -57,7 +62,10 @@ def score_of(line: dict[str, Any], recipe: Recipe) -> float:
 
 
 def rows_of(results: Results, recipes: Sequence[Recipe]) -> list[Row]:
-    """Rows of the recipes, of their present keys, ours first; those without a line are left out."""
+    """Rows of the recipes, ours first; those without a line are left out.
+
+    A recipe that has no line of its present keys has those of the keys that were trained last.
+    """
     rows = []
     for recipe in recipes:
         own = [x for x in results.lines if x["recipe"] == recipe.name]

@@ -12,7 +12,9 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,8 +34,12 @@ POINTS = 50
 PATIENCE_S = 60.0
 
 
+#: Statistic of a train step: the processor time of its rollout and update, in ms.
+PROCESSOR_MS = "profiling/processor_ms"
+
+
 class ProcessorClock(Callback):
-    """Appends the processor time of each process that trains to a file.
+    """Adds its processor time to each train step, and appends that of a process to a file.
 
     Args:
         path: The file; a line has the number of the process's attempt, and its seconds so far.
@@ -43,14 +49,22 @@ class ProcessorClock(Callback):
     def __init__(self, path: Path) -> None:
         self.path = path
         self.attempt = 1 + max((attempt for attempt, _ in self._lines()), default=-1)
-        self._zero = self._written = time.process_time()
+        self._zero = self._written = self._before = time.process_time()
 
     def seconds(self) -> float:
         """Processor seconds of all attempts."""
         return sum(dict(self._lines()).values())  # the last line of each attempt
 
+    def on_start(self, trainer: Any) -> None:
+        """Begin the first train step's time."""
+        super().on_start(trainer)
+        self._before = time.process_time()
+
     def on_train_step(self, stats: dict[str, Any]) -> None:
-        """Write about once a second."""
+        """Add the time since the train step before, and write about once a second."""
+        now = time.process_time()
+        stats[PROCESSOR_MS] = 1000 * (now - self._before)
+        self._before = now
         if time.process_time() - self._written > 1.0:
             self._write()
 
@@ -147,7 +161,7 @@ def _evaluate(config: "TrainConfig", run_dir: Path) -> dict[str, Any]:
 
 
 def _summary(run_dir: Path) -> dict[str, Any]:
-    """Env steps, seconds, and returns over both."""
+    """Env steps, seconds and processor time, and returns over them."""
     import numpy as np
 
     from ..visualization import read_run
@@ -155,21 +169,28 @@ def _summary(run_dir: Path) -> dict[str, Any]:
     run = read_run(run_dir)
     key = run.return_key
     records = [record for record in run.records if key in record]
-    parts = ("profiling/collect_ms", "profiling/step_ms")
-    took = [sum(record.get(part, 0.0) for part in parts) / 1000 for record in run.records]
-    elapsed = dict(zip((x["step"] for x in run.records), np.cumsum(took), strict=True))
+    seconds = _elapsed(run.records, "profiling/collect_ms", "profiling/step_ms")
+    processor = _elapsed(run.records, PROCESSOR_MS)
     last = records[-1][key] if key is not None and records else float("nan")
     chosen = [records[i] for i in sorted({*np.linspace(0, len(records) - 1, POINTS).astype(int)})]
     return {
         "env_steps": run.env_steps,
-        "seconds": round(float(sum(took)), 1),
+        "seconds": max(seconds.values(), default=0.0),
         "training": _short(last),
         "curve": {
             "env_steps": [int(record["step"]) for record in chosen],
-            "seconds": [round(float(elapsed[record["step"]]), 1) for record in chosen],
+            "seconds": [seconds[record["step"]] for record in chosen],
+            "processor_seconds": [processor[record["step"]] for record in chosen],
             "return": [_short(record[key]) for record in chosen if key is not None],
         },
     }
+
+
+def _elapsed(records: "Sequence[Mapping[str, Any]]", *parts: str) -> dict[int, float]:
+    """Seconds until the end of each train step, of statistics in ms, by the run's env steps."""
+    steps = [record["step"] for record in records]
+    took = (sum(record.get(part, 0.0) for part in parts) / 1000 for record in records)
+    return {step: round(x, 1) for step, x in zip(steps, accumulate(took), strict=True)}
 
 
 def _short(number: float) -> float:

@@ -31,6 +31,7 @@ def result(recipe: Recipe, side: str, seed: int, score: float, **more: Any) -> d
         "curve": {
             "env_steps": steps,
             "seconds": [12.0 * i for i in range(6)],
+            "processor_seconds": [24.0 * i for i in range(6)],
             "return": [score * i / 5 for i in range(6)],
         },
         "versions": {"everstep": "0.1.0", "torch": "2.13.0"},
@@ -101,6 +102,20 @@ def test_results_of_other_keys_are_left_out(out: Path) -> None:
     results.add({**result(recipe, "everstep", 7, 0.0), "digest": "0" * 12})
     row = rows_of(results, [recipe])[0]
     assert [line["seed"] for line in row.lines] == [0, 1, 2]
+    assert row.is_current
+
+
+def test_a_row_of_a_recipe_that_has_changed_says_so(out: Path) -> None:
+    results = Results(out / "results.jsonl")
+    old = read_recipe("classic/Pendulum-v1")
+    results.add({**result(old, "everstep", 0, -200.0), "digest": "0" * 12})
+    assert main(["reproduce", "--report", "--out", str(out)]) == 0
+    text = (out / "results.md").read_text()
+    assert "| `classic/Pendulum-v1`, of other keys | evaluation |" in text
+    assert "| `mujoco/Hopper-v4` | training" in text
+    rows = rows_of(results, [old, read_recipe("mujoco/Hopper-v4")])
+    write_own_results(rows, out / "own.json")
+    assert json.loads((out / "own.json").read_text()).keys() == {"mujoco/Hopper-v4"}
 
 
 def test_scores_are_shares_of_the_way_to_the_published_one(out: Path) -> None:

@@ -22,7 +22,7 @@ EPISODES, POINTS = 20, 50
 
 
 class Curve:
-    """Returns over env steps and seconds, recorded after each rollout.
+    """Returns over env steps, seconds and processor time, recorded after each rollout.
 
     Args:
         num_envs: Number of environments.
@@ -31,19 +31,21 @@ class Curve:
 
     def __init__(self, num_envs: int) -> None:
         self.returns = Returns(num_envs)
-        self.points: list[tuple[int, float, float]] = []
-        self.started: None | float = None
+        self.points: list[tuple[int, float, float, float]] = []
+        self.started: None | tuple[float, float] = None
 
     def begin(self) -> None:
         """Start the clock, when the first rollout begins."""
         if self.started is None:
-            self.started = time.perf_counter()
+            self.started = time.perf_counter(), time.process_time()
 
     def record(self, env_steps: int) -> None:
         """Add a point, if an episode has ended."""
         mean = self.returns.mean()
         if mean is not None and self.started is not None:
-            self.points.append((env_steps, time.perf_counter() - self.started, mean))
+            seconds, processor = self.started
+            took = time.perf_counter() - seconds, time.process_time() - processor
+            self.points.append((env_steps, *took, mean))
 
     def thinned(self) -> dict[str, list[float]]:
         """At most `POINTS` points by name."""
@@ -53,7 +55,8 @@ class Curve:
         return {
             "env_steps": [point[0] for point in points],
             "seconds": [round(point[1], 1) for point in points],
-            "return": [short(point[2]) for point in points],
+            "processor_seconds": [round(point[2], 1) for point in points],
+            "return": [short(point[3]) for point in points],
         }
 
 
@@ -94,7 +97,7 @@ def serve(train: Callable[[dict[str, Any], int], Trained], packages: tuple[str, 
     result = {
         "env_steps": trained.env_steps,
         "seconds": round(points[-1][1], 1),
-        "training": short(points[-1][2]),
+        "training": short(points[-1][3]),
         "curve": trained.curve.thinned(),
         "versions": versions_of(packages),
         "processor_seconds": round(took, 1),

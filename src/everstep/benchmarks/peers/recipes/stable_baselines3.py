@@ -87,9 +87,9 @@ class Trained:
         env: VecEnv = BatchEnv(batch, self.curve)
         normalized = values["normalize_observations"], bool(values["normalize_rewards"])
         if any(normalized):
-            env = VecNormalize(
-                env, norm_obs=normalized[0], norm_reward=normalized[1], gamma=values["gamma"]
-            )
+            limit = values.get("clip_rewards") or np.inf
+            options: dict[str, Any] = {"clip_reward": limit, "gamma": values["gamma"]}
+            env = VecNormalize(env, norm_obs=normalized[0], norm_reward=normalized[1], **options)
         self.env = env
         self.model = PPO("MlpPolicy", env, **settings(values), seed=seed, device="cpu")
         self.model.learn(values["total_env_steps"], callback=Recorder(self.curve))
