@@ -94,6 +94,24 @@ class VectorCalls(Calls):
         """
         return self._parts("step", 5, self.call("step", actions))
 
+    @property
+    def resets_rows(self) -> bool:
+        """Whether `reset_rows` resets no other row; others ignore the mask and reset all."""
+        return False
+
+    def reset_rows(self, rows: np.ndarray[Any, np.dtype[np.bool_]]) -> Any:
+        """Observations of all rows after resetting some; only theirs are meaningful.
+
+        Args:
+            rows: Rows to reset, bool `[num_envs]`, at least one.
+
+        Raises:
+            EnvError: As `reset`.
+
+        """
+        # New options and a copy of the mask: Gymnasium pops and keeps them.
+        return self.reset(options={"reset_mask": rows.copy()})[0]
+
     def _parts(self, method: str, count: int, returned: Any) -> Any:
         """The result of a method, which has `count` parts."""
         if isinstance(returned, tuple | list) and len(returned) == count:

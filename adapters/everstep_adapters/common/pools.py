@@ -40,6 +40,23 @@ class PoolCalls(VectorCalls):
                 self._env, seed = self.remake(seed), None
         return self._sorted(super().reset(seed=seed, options=options))
 
+    @property
+    def resets_rows(self) -> bool:
+        """See `VectorCalls.resets_rows`: of EnvPool's pools; ALE's can be made to do it itself."""
+        return self._env is self._env.unwrapped and is_envpool(self._env)
+
+    def reset_rows(self, rows: np.ndarray[Any, np.dtype[np.bool_]]) -> Any:
+        """See `VectorCalls.reset_rows`. A pool returns the rows of the ids that it is given."""
+        observation, infos = self._parts("reset", 2, self.call("reset", self._ids[rows]))
+        ids = infos["env_id"]
+
+        def spread(values: Any) -> Any:
+            full = np.zeros((len(rows), *values.shape[1:]), values.dtype)
+            full[ids] = values
+            return full
+
+        return tree_map(spread, observation)
+
     def step(self, actions: Any) -> Any:
         """See `VectorCalls.step`.
 

@@ -27,7 +27,8 @@ def to_gymnasium(
         env: Environment.
         autoreset_mode: The mode that is declared, a member of `gymnasium.vector.AutoresetMode` or
             its name. `None` takes what the episode keys imply; an environment without them has
-            `SAME_STEP`, and may have `NEXT_STEP`.
+            `SAME_STEP`, and may have `NEXT_STEP`; one of `NEXT_STEP` with `resets_rows` may have
+            `SAME_STEP`.
         horizon: Env steps after which all rows are truncated, for environments without episode
             keys; `None` for never.
         copy: Whether observations are new arrays; else, on the CPU, they share the environment's
@@ -41,11 +42,14 @@ def to_gymnasium(
 
     from ..common.autoreset import parse_mode
     from .horizon import HorizonEnv
+    from .same_step import with_same_step
     from .vector_env import EverstepVectorEnv
 
     if not isinstance(env, Env):
         raise AdapterError(f"`env` must be an `everstep.Env`; got {type(env).__name__}.")
     mode = None if autoreset_mode is None else parse_mode(autoreset_mode)
+    if mode is AutoresetMode.SAME_STEP:
+        env = with_same_step(env)
     name = _mode_of(env, None if mode is None else mode.name)
     if horizon is not None:
         env = HorizonEnv(env, horizon, next_step=name == "NEXT_STEP")

@@ -13,7 +13,36 @@ from everstep.specs import Structure
 from ..common.rows import FLAGS
 
 
-class HorizonEnv(Env):
+class OuterEnv(Env):
+    """Base: an environment around another one, with its specs, seed, frames and end.
+
+    Args:
+        env: The other environment.
+        horizon: Expected env steps between resets.
+
+    """
+
+    def __init__(self, env: Env, horizon: None | int) -> None:
+        super().__init__(env.num_envs, horizon, device=env.device)
+        self.env = env
+        self.observation_spec, self.action_spec = env.observation_spec, env.action_spec
+        self.metadata = getattr(env, "metadata", {})
+        self.render_mode = getattr(env, "render_mode", None)
+
+    def seed(self, seed: int) -> None:
+        """Seed the environment; see `seed_env`."""
+        seed_env(self.env, seed)
+
+    def render(self) -> Any:
+        """The result of the environment's `render`."""
+        return render_env(self.env)
+
+    def close(self) -> None:
+        """Close the environment."""
+        self.env.close()
+
+
+class HorizonEnv(OuterEnv):
     """An environment without episode keys whose rows are all truncated at a horizon, and reset.
 
     Args:
@@ -35,9 +64,8 @@ class HorizonEnv(Env):
             )
         if horizon < 1:
             raise AdapterError(f"`horizon` must be at least 1 env step; got {horizon}.")
-        super().__init__(env.num_envs, horizon, device=env.device)
-        self.env, self._length, self._next_step = env, horizon, next_step
-        self.observation_spec, self.action_spec = env.observation_spec, env.action_spec
+        super().__init__(env, horizon)
+        self._length, self._next_step = horizon, next_step
         self.episode_keys = FLAGS | {DataKeys.VALID if next_step else DataKeys.FINAL_OBS}
         self._observation = Structure.of(env.observation_spec)
         self._elapsed = 0
@@ -76,18 +104,6 @@ class HorizonEnv(Env):
             value = flags.get(key, key == DataKeys.VALID)
             row[key] = torch.full((self.num_envs, 1), value, device=self.device)
         return row
-
-    def seed(self, seed: int) -> None:
-        """Seed the environment; see `seed_env`."""
-        seed_env(self.env, seed)
-
-    def render(self) -> Any:
-        """The result of the environment's `render`."""
-        return render_env(self.env)
-
-    def close(self) -> None:
-        """Close the environment."""
-        self.env.close()
 
 
 def seed_env(env: Env, seed: int) -> None:

@@ -37,8 +37,9 @@ def to_torchrl(
         observation_key: Key of the observation. `None` is `"observation"`, and the root for a
             mapping: its leaves have their own keys.
         invalid_rows: Treatment of rows that no action caused, in which an environment with `valid`
-            among its episode keys resets itself. `"error"` refuses such an environment; `"keep"`
-            returns the rows, marked by False under `("next", "valid")`.
+            among its episode keys resets itself. With `"error"` ended rows are reset in the same
+            env step instead, and an environment that cannot is refused; `"keep"` returns the rows,
+            marked by False under `("next", "valid")`.
 
     Raises:
         AdapterError: If the environment cannot be represented; names a way out.
@@ -49,13 +50,16 @@ def to_torchrl(
     if invalid_rows not in ("error", "keep"):
         raise AdapterError(f"`invalid_rows` must be 'error' or 'keep'; got {invalid_rows!r}.")
     from .horizon import HorizonEnv
+    from .same_step import with_same_step
     from .torchrl_env import RESERVED, EverstepEnvBase
 
+    if invalid_rows == "error":
+        env = with_same_step(env)
     if DataKeys.VALID in env.episode_keys and invalid_rows == "error":
         raise AdapterError(
             f"{type(env).__name__} resets a row in the env step after its episode ended, and that "
-            "row is no transition, which TorchRL cannot express. Reset in the same env step, such "
-            "as with `autoreset_mode='SAME_STEP'` if the environment has a choice; or pass "
+            "row is no transition, which TorchRL cannot express; nor can its rows be reset alone. "
+            "Make it with `autoreset_mode='SAME_STEP'` if it has a choice; or pass "
             "`invalid_rows='keep'` and leave out the rows where ('next', 'valid') is False."
         )
     _check_final_obs(env)

@@ -145,14 +145,16 @@ class Endings(ABC):
     def _reset(self, row: Row, rows: BoolArray) -> Any:
         """Reset `rows` and read their observations.
 
-        What the environment returned, `None` for no rows. The options are new each time and the
-        mask is a copy: Gymnasium pops and keeps them.
+        What the environment returned, `None` for no rows.
         """
         if not np.count_nonzero(rows):
             return None
-        observation, _ = self._calls.reset(options={"reset_mask": rows.copy()})
+        observation = self._calls.reset_rows(rows)
         row.read_obs_rows(observation, rows)
         return observation
+
+    def reset_rows(self, row: Row, rows: BoolArray) -> None:  # noqa: B027  others have none
+        """Reset rows that are pending now, and read their observations."""
 
 
 class NextStepEndings(Endings):
@@ -194,6 +196,12 @@ class NextStepEndings(Endings):
         self._check_mode("NEXT_STEP", row, pending, infos)
         if self._clock.is_limited:
             self._expire(row)
+
+    def reset_rows(self, row: Row, rows: BoolArray) -> None:
+        """See `Endings.reset_rows`."""
+        self._reset(row, rows)
+        self._pending[rows] = False
+        self._clock.restart(rows)
 
     def _expire(self, row: Row) -> None:
         """Reset rows at the limit at once; the environment resets the others."""

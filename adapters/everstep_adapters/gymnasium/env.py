@@ -13,12 +13,7 @@ from everstep.formats import EnvFormat
 
 from ..common.actions import ActionBounds, ActionCheck
 from ..common.handoff import declared_device
-from ..common.libraries import (
-    is_loaded_instance,
-    is_loaded_kind,
-    require,
-    wrap_or_close,
-)
+from ..common.libraries import is_loaded_instance, is_loaded_kind, require, wrap_or_close
 from ..common.metrics import InfoMetrics, TensorMean
 from ..common.specs import compose_spec, describe_spec
 
@@ -139,6 +134,8 @@ class GymnasiumEnv(Env):
         self._metric_names = metrics
         self._metrics = InfoMetrics(self.num_envs, metrics, device=on_device)
         self._memory = rows.RowMemory(self._parts, self.episode_keys, self.num_envs, on_device)
+        self.render_mode = getattr(env, "render_mode", None)
+        self.metadata = dict(getattr(env, "metadata", None) or {})
         self._tensors: None | TensorRows = None
         self._sender: Actions | TensorActions = self._actions
         self._was_reset = self._is_stepping = False
@@ -274,6 +271,24 @@ class GymnasiumEnv(Env):
 
         """
         return self._rows(self._calls.step(self._to_env(action, "step")))
+
+    @property
+    def resets_rows(self) -> bool:
+        """Whether `reset_rows` works: in NEXT_STEP, where single rows can be reset from outside."""
+        is_waiting = self._endings.pending is not None and self._tensors is None
+        return is_waiting and self._calls.resets_rows
+
+    def reset_rows(self, rows: torch.Tensor) -> torch.Tensor | TensorDict:
+        """Observations after resetting ended rows now; the next env step resets them no more.
+
+        Args:
+            rows: Rows bool `[num_envs, 1]` whose episodes ended in the last env step. Only their
+                observations are meaningful.
+
+        """
+        row = self._memory.writable()
+        self._endings.reset_rows(row, rows.reshape(-1).numpy(force=True))
+        return cast(torch.Tensor | TensorDict, self._memory.publish()[DataKeys.OBS])
 
     @property
     def asynchronous(self) -> bool:

@@ -9,6 +9,8 @@ import struct
 from multiprocessing.connection import wait
 from typing import Any
 
+import numpy as np
+from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 from gymnasium.vector.async_vector_env import AsyncState
 
@@ -16,7 +18,8 @@ from everstep.errors import AdapterError, EnvError
 
 from ..common.calls import GONE, VectorCalls, error_text
 from ..common.pools import PoolCalls, is_ale, is_envpool
-from .modes import AnyVectorEnv
+from .modes import AnyVectorEnv, resets_single_rows
+from .rows import BoolArray
 
 #: Seconds to wait for an error that a worker has announced, and for a process to end.
 _PATIENCE = 5.0
@@ -24,7 +27,32 @@ _PATIENCE = 5.0
 _HERE = "by running it in this process, with `vectorization_mode='sync'` or `SyncVectorEnv`"
 
 
-class BufferCalls(VectorCalls):
+class MaskCalls(VectorCalls):
+    """Calls to one of Gymnasium's vector environments, perhaps in wrappers."""
+
+    @property
+    def resets_rows(self) -> bool:
+        """See `VectorCalls.resets_rows`."""
+        return resets_single_rows(self._env)
+
+
+class CartPoleCalls(VectorCalls):
+    """Calls to CartPole's own vector environment, which ignores masks of `reset`."""
+
+    resets_rows = True
+
+    def reset_rows(self, rows: BoolArray) -> Any:
+        """See `VectorCalls.reset_rows`: an env step resets the rows; the others are put back."""
+        env = self._env
+        others, waiting = ~rows, env.prev_done & ~rows
+        state, steps = env.state[:, others].copy(), env.steps[others].copy()
+        env.prev_done = rows.copy()
+        observation = self.step(np.zeros(len(rows), np.int64))[0]
+        env.state[:, others], env.steps[others], env.prev_done = state, steps, waiting
+        return observation
+
+
+class BufferCalls(MaskCalls):
     """Calls to a `SyncVectorEnv`, whose `step` returns its buffer of observations, not a copy.
 
     The caller reads what is returned before the next call. Others who step the environment get the
@@ -41,7 +69,7 @@ class BufferCalls(VectorCalls):
             env.copy = copies
 
 
-class WorkerCalls(VectorCalls):
+class WorkerCalls(MaskCalls):
     """Calls to an environment whose rows are processes; the first failure ends them all.
 
     Args:
@@ -142,7 +170,9 @@ def make_calls(env: AnyVectorEnv, step_timeout: None | float) -> VectorCalls:
         return WorkerCalls(env, step_timeout)
     if type(env) is SyncVectorEnv:
         return BufferCalls(env)
-    return PoolCalls(env) if is_envpool(env) or is_ale(env) else VectorCalls(env)
+    if type(env) is CartPoleVectorEnv:
+        return CartPoleCalls(env)
+    return PoolCalls(env) if is_envpool(env) or is_ale(env) else MaskCalls(env)
 
 
 def limit_waiting(env: AsyncVectorEnv, seconds: None | float) -> None:

@@ -43,17 +43,20 @@ def test_environments_without_episodes_have_a_horizon() -> None:
     assert ends == [[False] * 2] * 2 + [[True] * 2] + [[False] * 2] * 2 + [[True] * 2]
 
 
-def test_resets_in_the_next_env_step_are_refused_with_a_way_out() -> None:
+def test_resets_in_the_next_env_step_become_same_step_ones_or_are_refused() -> None:
     with pytest.raises(AdapterError, match="autoreset_mode='SAME_STEP'"):
-        to_sb3(everstep.make("gymnasium:CartPole-v1", 2))
-    env = to_sb3(everstep.make("gymnasium:CartPole-v1", 2, autoreset_mode="SAME_STEP"))
-    assert env.reset().shape == (2, 4)
+        to_sb3(Walk(2, ends="next step"))
+    env = to_sb3(everstep.make("gymnasium:CartPole-v1", 2))
+    env.reset()
+    found = [info for _ in range(60) for info in env.step(np.ones(2, np.int64))[3] if info]
+    assert len(found) > 4
+    assert all(abs(info["terminal_observation"][2]) > 0.2 for info in found)
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_stable_baselines3_trains() -> None:
-    env = everstep.make("gymnasium:CartPole-v1", 4, autoreset_mode="SAME_STEP")
+    env = everstep.make("gymnasium:CartPole-v1", 4)
     vector = sb3.common.vec_env.VecMonitor(to_sb3(env))
     model = sb3.PPO("MlpPolicy", vector, n_steps=64, batch_size=64, seed=0, device="cpu")
     model.learn(8_000)

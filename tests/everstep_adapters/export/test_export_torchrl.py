@@ -158,9 +158,9 @@ def test_horizons_truncate_and_reset() -> None:
 # Invalid rows.
 
 
-def test_environments_with_invalid_rows_are_refused_by_default() -> None:
+def test_environments_that_cannot_reset_single_rows_are_refused_by_default() -> None:
     with pytest.raises(AdapterError, match=r"no transition.*autoreset_mode='SAME_STEP'"):
-        to_torchrl(everstep.make("gymnasium:CartPole-v1", 2))
+        to_torchrl(Walk(2, ends="next step"))
     with pytest.raises(AdapterError, match=r"`invalid_rows` must be .* got 'drop'"):
         to_torchrl(Walk(2), invalid_rows="drop")  # type: ignore[arg-type]
 
