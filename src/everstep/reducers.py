@@ -7,14 +7,17 @@ everything already; `GroupReducer` is of those that `torch.distributed` has conn
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from .errors import ConfigError, NonFiniteError
+from . import errors
+from .errors import ConfigError, EverstepError, NonFiniteError
 
 T = TypeVar("T")
 
@@ -98,12 +101,18 @@ class Reducer:
         """Begin a training: weights and buffers are those of rank 0, noise is a rank's own."""
 
     def agree(self, *flags: bool) -> tuple[bool, ...]:
-        """Whether any process says yes, for each flag.
-
-        The answer of several processes is that of the call before the last `statistics`, which
-        carries the flags; it is the same on all of them.
-        """
+        """Whether any process says yes, for each flag; the answer is the same on all of them."""
         return flags
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Context whose errors are of all processes: if one raises in it, each does at its end.
+
+        Raises:
+            EverstepError: Of the class that another process raised, if it is one of Everstep's.
+
+        """
+        yield
 
     def gather(self, value: Any) -> list[Any]:
         """The value of each process, on rank 0; an empty list on the others."""
@@ -121,8 +130,6 @@ class GroupReducer(Reducer):
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         #: Collectives that were started so far.
         self.collectives = 0
-        self._asked: list[bool] = []
-        self._agreed: list[bool] = []
 
     def moments(
         self, each: Sequence[Moments], largest: Sequence[torch.Tensor] = ()
@@ -173,9 +180,7 @@ class GroupReducer(Reducer):
 
     def statistics(self, stats: dict[str, float]) -> dict[str, float]:
         """See `Reducer.statistics`."""
-        found = self._exchange({"asked": self._asked, "stats": stats})
-        self._agreed = [any(flags) for flags in zip(*(x["asked"] for x in found), strict=True)]
-        ranks = [x["stats"] for x in found]
+        ranks = self._exchange(stats)
         refused = [rank for rank, each in enumerate(ranks) if not each.get("finite", 1.0)]
         if refused and self.rank not in refused:
             raise NonFiniteError(
@@ -195,12 +200,31 @@ class GroupReducer(Reducer):
             for part in module.modules():
                 if hasattr(part, "reducer"):
                     part.reducer = self  # type: ignore[assignment]
-        torch.manual_seed(torch.initial_seed() + self.rank)
+        torch.manual_seed(seed_of(torch.initial_seed(), self.rank))
 
     def agree(self, *flags: bool) -> tuple[bool, ...]:
-        """See `Reducer.agree`."""
-        self._asked = list(flags)
-        return tuple(self._agreed) or (False,) * len(flags)
+        """See `Reducer.agree`; one collective of a byte a flag."""
+        asked = torch.tensor(flags, dtype=torch.uint8, device=self._device())
+        self.collectives += 1
+        dist.all_reduce(asked, op=dist.ReduceOp.MAX)
+        return tuple(bool(flag) for flag in asked.tolist())
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """See `Reducer.together`."""
+        own: None | Exception = None
+        try:
+            yield
+        except Exception as error:
+            own = error
+        sent = {} if own is None else {"kind": type(own).__name__, "message": str(own)}
+        found = self._exchange(sent)
+        if own is not None:
+            raise own
+        for rank, each in enumerate(found):
+            if each:
+                kind = getattr(errors, each["kind"], EverstepError)
+                raise kind(f"Rank {rank} failed: {each['message'] or each['kind']}")
 
     def gather(self, value: Any) -> list[Any]:
         """See `Reducer.gather`."""
@@ -243,6 +267,13 @@ class GroupReducer(Reducer):
 
     def _device(self) -> str:
         return "cuda" if dist.get_backend() == "nccl" else "cpu"
+
+
+def seed_of(seed: int, rank: int) -> int:
+    """Seed of a rank's actions and minibatches, which no other seed has as that of another rank."""
+    if rank == 0:
+        return seed
+    return int(np.random.SeedSequence(seed, spawn_key=(rank,)).generate_state(1, np.uint64)[0])
 
 
 def current_reducer() -> Reducer:

@@ -27,21 +27,41 @@ def restored_on_error(owner: Any, check: Callable[[], object] = lambda: None) ->
     if id(owner) in _RESTORED:  # its own state is being put back
         yield
         return
+
+    def load(before: Any) -> None:
+        _RESTORED.add(id(owner))
+        try:
+            owner.load_state_dict(before)
+        finally:
+            _RESTORED.remove(id(owner))
+
     with _refusing():
         check()
+    with put_back_on_error(owner.state_dict, load):
+        yield
+
+
+@contextlib.contextmanager
+def put_back_on_error(save: Callable[[], Any], load: Callable[[Any], object]) -> Iterator[None]:
+    """Context of loading a state; if anything is raised, the one before is loaded.
+
+    Args:
+        save: Returns the state.
+        load: Loads it.
+
+    Raises:
+        CheckpointError: If anything is raised that is no error of Everstep's.
+
+    """
+    with _refusing():
         before = None
         with contextlib.suppress(Exception):  # one that has not begun may have none
-            before = copied(owner.state_dict())
+            before = copied(save())
         try:
             yield
         except BaseException:
-            if before is None:
-                raise
-            _RESTORED.add(id(owner))
-            try:
-                owner.load_state_dict(before)
-            finally:
-                _RESTORED.remove(id(owner))
+            if before is not None:
+                load(before)
             raise
 
 

@@ -124,10 +124,10 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
         self.eval_episodes = eval_episodes
         self.state = {"algorithm/collects": 0, "algorithm/steps": 0, "env/steps": 0}
         self._is_recorded = run_dir is not None
-        if algorithm.reducer.rank:  # the first of several processes keeps the record
-            run_dir, loggers, progress = None, (), False
-        else:
-            check_run_dir(run_dir, resume=resume)
+        check_run_dir(run_dir, resume=resume)
+        is_first = not algorithm.reducer.rank  # of several processes; it keeps the record
+        if not is_first:
+            loggers, progress = (), False
         named_trackers = chosen(loggers, track=track)
         self._record = {**describe_env(algorithm.env), **(record or {})}
         if eval_env is not None:
@@ -138,13 +138,14 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
         env_cls = named if isinstance(named, str) else dotted_name(named)
         name = run_name or env_cls
         if run_dir == "auto":
-            run_dir = create_run_dir(RUNS, name)
+            run_dir = algorithm.reducer.from_first(lambda: create_run_dir(RUNS, name))
         self.run_dir = None if run_dir is None else Path(run_dir)
         self.callbacks = Callbacks(callbacks)
         self._record |= saving_keys(checkpoint_every, keep_last, best, callbacks, loggers)
         sinks = [x for x in loggers if not is_entry(x)]
-        if self.run_dir is not None:
-            self._files = RunFiles(self.run_dir, checkpoint_every, keep_last, best)
+        with algorithm.reducer.together():
+            if self.run_dir is not None and is_first:
+                self._files = RunFiles(self.run_dir, checkpoint_every, keep_last, best)
         continued = self._continue() if resume else {}
         if self.run_dir is not None and self._files is not None:
             run = TrackedRun(
@@ -164,7 +165,7 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
 
     def _write_record(self, keys: Mapping[str, Any]) -> None:
         """Write `config.yaml`, and send it and `keys` of it to the trackers."""
-        if self.run_dir is None:
+        if self._files is None or self.run_dir is None:
             return
         text = config_text(self.algorithm, self._record)
         (self.run_dir / "config.yaml").write_text(text, encoding="utf-8")

@@ -44,11 +44,17 @@ _RUN_KEYS = {
 def check_run_dir(run_dir: Any, *, resume: bool) -> None:
     """Check that a directory can be written, and has no run of another trainer, or one to continue.
 
+    Of several processes, the first one looks.
+
     Raises:
         ConfigError: If it has one, and `resume` is False; or has none, and it is True; or it is
             read-only.
 
     """
+    current_reducer().from_first(lambda: _check_run_dir(run_dir, resume=resume))
+
+
+def _check_run_dir(run_dir: Any, *, resume: bool) -> None:
     path = None if run_dir in (None, "auto") else Path(run_dir)
     if resume and (path is None or not checkpoints_of(path)):
         raise ConfigError(

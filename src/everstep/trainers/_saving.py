@@ -11,7 +11,7 @@ from ..callbacks import Callbacks
 from ..checkpoints import load_state, save_state
 from ..data import TrainerState
 from ..loggers import MlflowLogger, QueuedLogger
-from ..restoring import restored_on_error
+from ..restoring import put_back_on_error
 from ._files import RunFiles
 from ._ranks import for_rank, own_part
 
@@ -43,13 +43,13 @@ class SavedTrainer(Generic[_Algorithm]):
     trackers: Mapping[str, QueuedLogger] = MappingProxyType({})
 
     #: Directory of this run's record, if there is one: None only if the argument is None, so type
-    #: checkers do not ask every program to test it.
+    #: checkers do not ask every program to test it. It is the same in all processes.
     run_dir: Path | Any
 
     #: Running totals.
     state: TrainerState
 
-    #: Files of the run, if there is a directory.
+    #: Files of the run, if there is a directory; of several processes, the first one has them.
     _files: None | RunFiles = None
 
     #: Callbacks that train steps and evaluations call: those above while `run` lasts.
@@ -83,6 +83,8 @@ class SavedTrainer(Generic[_Algorithm]):
     def save_checkpoint(self, path: None | str | os.PathLike[str] = None) -> None:
         """Write a checkpoint, from which training can continue, to a directory, atomically.
 
+        Of several processes, all must call it, and the first one writes.
+
         Args:
             path: The directory; if None, it is one of the run, as `save` writes it.
 
@@ -94,14 +96,17 @@ class SavedTrainer(Generic[_Algorithm]):
             state = self.state_dict()
             if not self.algorithm.reducer.rank:
                 save_state(Path(path), state)
-        elif self._files is None:
+        elif self.run_dir is None:
             raise ValueError(_NO_DIRECTORY)
         else:
-            self._files.saved = -1  # also if there is one of this train step
+            if self._files is not None:
+                self._files.saved = -1  # also if there is one of this train step
             self.save()
 
     def load_checkpoint(self, path: None | str | os.PathLike[str] = None) -> None:
         """Continue from a checkpoint; exactly, if the environment offers its state.
+
+        Of several processes, all must call it, and the first one reads.
 
         Args:
             path: The directory; if None, the newest checkpoint of the run.
@@ -111,23 +116,24 @@ class SavedTrainer(Generic[_Algorithm]):
             ValueError: If there is neither a path nor a run.
 
         """
-        if path is not None:
-            self.load_state_dict(load_state(Path(path)))
-        elif self._files is None:
+        if path is None and self.run_dir is None:
             raise ValueError(_NO_DIRECTORY)
-        else:
-            self.load_state_dict(self._files.load()[1])
+        self.load_state_dict(self._read(path)[1])
 
     def state_dict(self) -> dict[str, Any]:
         """State of algorithm, trainer, evaluations and callbacks, for training to continue from.
 
         Of several processes, all must call it, and that of rank 0 is to be saved.
         """
+        state = self._own_state()
+        ranks = self.algorithm.reducer.gather(own_part(state["algorithm"]))
+        return {**state, "ranks": ranks[1:]}
+
+    def _own_state(self) -> dict[str, Any]:
+        """The state of this process alone."""
         env: Any = self.eval_env
-        algorithm = self.algorithm.state_dict()
         return {
-            "algorithm": algorithm,
-            "ranks": self.algorithm.reducer.gather(own_part(algorithm))[1:],
+            "algorithm": self.algorithm.state_dict(),
             "trainer": dict(self.state),
             "evaluated": self._evaluated,
             "eval_env": env.state_dict() if hasattr(env, "state_dict") else None,
@@ -138,17 +144,32 @@ class SavedTrainer(Generic[_Algorithm]):
         """Continue from `state_dict`, also of another number of processes.
 
         Raises:
-            CheckpointError: If the state does not fit; nothing is changed then.
+            CheckpointError: If the state does not fit, in any process; nothing is changed then.
 
         """
-        with restored_on_error(self):
-            self.algorithm.load_state_dict(for_rank(state, self.algorithm))
-            totals = {key: int(state["trainer"][key]) for key in self.state}
-            self.state = cast(TrainerState, totals)
-            self._evaluated = int(state.get("evaluated", totals["algorithm/steps"]))
-            if state.get("eval_env") is not None and hasattr(self.eval_env, "load_state_dict"):
-                cast(Any, self.eval_env).load_state_dict(state["eval_env"])
-            self.callbacks.load_state_dict(state.get("callbacks", ()))
+        own = put_back_on_error(self._own_state, self._load_own_state)
+        with own, self.algorithm.reducer.together():
+            self._load_own_state({**state, "algorithm": for_rank(state, self.algorithm)})
+
+    def _load_own_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from the state of this process."""
+        self.algorithm.load_state_dict(state["algorithm"])
+        totals = {key: int(state["trainer"][key]) for key in self.state}
+        self.state = cast(TrainerState, totals)
+        self._evaluated = int(state.get("evaluated", totals["algorithm/steps"]))
+        if state.get("eval_env") is not None and hasattr(self.eval_env, "load_state_dict"):
+            cast(Any, self.eval_env).load_state_dict(state["eval_env"])
+        self.callbacks.load_state_dict(state.get("callbacks", ()))
+
+    def _read(self, path: None | str | os.PathLike[str] = None) -> tuple[Path, dict[str, Any]]:
+        """A checkpoint, the run's newest if there is no path, and its state, in all processes."""
+
+        def read() -> tuple[Path, dict[str, Any]]:
+            if path is None:
+                return cast(RunFiles, self._files).load()
+            return Path(path), load_state(Path(path))
+
+        return self.algorithm.reducer.from_first(read)
 
     def _run_state(self) -> dict[str, Any]:
         ids = {name: tracker.run_id for name, tracker in self.trackers.items()}
@@ -156,7 +177,7 @@ class SavedTrainer(Generic[_Algorithm]):
 
     def _continue(self) -> dict[str, None | str]:
         """Continue from the newest checkpoint of the run; the ids of its trackers' runs."""
-        path, state = self.algorithm.reducer.from_first(lambda: cast(RunFiles, self._files).load())
+        path, state = self._read()
         self.load_state_dict(state)
         if not self.algorithm.continues:
             _log.warning(

@@ -218,7 +218,9 @@ class TrainConfig(RunOptions):
         arguments |= {**trainer_arguments, "loggers": [*arguments.get("loggers", ()), *more]}
         self._check_evaluations(algorithm, shared=arguments["eval_env"] is None)
         if arguments.get("run_dir", "auto") == "auto":
-            arguments["run_dir"] = self.run_dir or create_run_dir(RUNS, self._env_name())
+            arguments["run_dir"] = self.run_dir or algorithm.reducer.from_first(
+                lambda: create_run_dir(RUNS, self._env_name())
+            )
         if isinstance(algorithm, RecurrentAlgorithm):
             return RecurrentTrainer(algorithm, **arguments)
         return Trainer(algorithm, **arguments)

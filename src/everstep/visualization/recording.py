@@ -73,7 +73,8 @@ class RecordVideos(Callback):
 
     def record(self) -> None | Path:
         """Record a video of the policy of now; its file, or None if that failed."""
-        if self._failed or self.trainer.run_dir is None:
+        is_first = not self.trainer.algorithm.reducer.rank  # of several processes
+        if self._failed or self.trainer.run_dir is None or not is_first:
             return None
         step = self.trainer.state["env/steps"]
         path = Path(self.trainer.run_dir) / "videos" / f"step-{step:09d}{self.suffix}"
