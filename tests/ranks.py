@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 #: Seconds after which processes that wait for each other are killed.
-TIMEOUT = 240
+TIMEOUT = 900
 
 
 def run_ranks(size: int, function: Callable[..., Any], directory: Path, *args: Any) -> list[Any]:

@@ -5,8 +5,10 @@ that is computed from all rows are the same on every rank. `Reducer` is of one p
 everything already; `GroupReducer` is of those that `torch.distributed` has connected.
 """
 
+import hashlib
 import json
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar, cast
@@ -26,6 +28,10 @@ Moments = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 #: Name of the number of rows among the terms of a loss.
 _ROWS = "rows"
+
+#: Environment variable with a number of rollouts: after as many, the processes compare their
+#: models; 0, the default, for never.
+CHECK_EVERY = "EVERSTEP_CHECK_RANKS"
 
 #: Bytes in which the statistics of a rollout are sent; longer ones take a second collective.
 _BYTES = 8192
@@ -128,8 +134,11 @@ class GroupReducer(Reducer):
 
     def __init__(self) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        #: Collectives that were started so far.
-        self.collectives = 0
+        #: Collectives that were started so far, and the bytes of this process in them; those of
+        #: Python objects, which are sent when a training begins, evaluates or saves, not counted.
+        self.collectives, self.bytes = 0, 0
+        self._modules: tuple[nn.Module, ...] = ()
+        self._rollouts, self._check_every = 0, _check_every()
 
     def moments(
         self, each: Sequence[Moments], largest: Sequence[torch.Tensor] = ()
@@ -170,7 +179,7 @@ class GroupReducer(Reducer):
         rows = terms.pop(_ROWS)
         packed = [*flats, torch.stack(list(terms.values())), torch.ones_like(flats[0][:1])]
         sums = torch.cat(packed).mul_(rows)
-        self.collectives += 1
+        self._count(sums)
         dist.all_reduce(sums)
         *found, values, count = sums.split([len(x) for x in packed])
         count = count.clamp(min=1)
@@ -180,6 +189,9 @@ class GroupReducer(Reducer):
 
     def statistics(self, stats: dict[str, float]) -> dict[str, float]:
         """See `Reducer.statistics`."""
+        self._rollouts += 1
+        if self._check_every and self._rollouts % self._check_every == 0:
+            self._check_equal()
         ranks = self._exchange(stats)
         refused = [rank for rank, each in enumerate(ranks) if not each.get("finite", 1.0)]
         if refused and self.rank not in refused:
@@ -194,18 +206,20 @@ class GroupReducer(Reducer):
 
     def begin(self, *modules: None | nn.Module) -> None:
         """See `Reducer.begin`."""
-        for module in filter(None, modules):
+        self._modules = tuple(module for module in modules if module is not None)
+        for module in self._modules:
             for tensor in (*module.parameters(), *module.buffers()):
                 dist.broadcast(tensor.detach(), src=0)
             for part in module.modules():
                 if hasattr(part, "reducer"):
                     part.reducer = self  # type: ignore[assignment]
+        self._check_equal()
         torch.manual_seed(seed_of(torch.initial_seed(), self.rank))
 
     def agree(self, *flags: bool) -> tuple[bool, ...]:
         """See `Reducer.agree`; one collective of a byte a flag."""
         asked = torch.tensor(flags, dtype=torch.uint8, device=self._device())
-        self.collectives += 1
+        self._count(asked)
         dist.all_reduce(asked, op=dist.ReduceOp.MAX)
         return tuple(bool(flag) for flag in asked.tolist())
 
@@ -247,9 +261,36 @@ class GroupReducer(Reducer):
             raise sent[1]
         return cast(T, sent[0])
 
+    def _check_equal(self) -> None:
+        """Compare weights and moments of all processes, by a hash; the moments of rows are shared.
+
+        Raises:
+            EverstepError: If they differ.
+
+        """
+        shared = [p for module in self._modules for p in module.parameters()]
+        for module in self._modules:
+            owners = (part for part in module.modules() if hasattr(part, "reducer"))
+            shared += [x for part in owners for x in part.buffers(recurse=False)]
+        digest = hashlib.blake2b(digest_size=8)
+        for x in shared:
+            digest.update(x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+        own = torch.frombuffer(bytearray(digest.digest()), dtype=torch.uint8).to(self._device())
+        first, *others = self._all_gather(own)
+        wrong = [str(i) for i, x in enumerate(others, 1) if not torch.equal(x, first)]
+        if wrong:
+            raise EverstepError(
+                f"The model of rank {', '.join(wrong)} is not that of rank 0 after "
+                f"{self._rollouts} rollouts: what changes weights must do so on all ranks alike."
+            )
+
+    def _count(self, sent: torch.Tensor) -> None:
+        self.collectives += 1
+        self.bytes += sent.nbytes
+
     def _all_gather(self, x: torch.Tensor) -> list[torch.Tensor]:
         parts = [torch.empty_like(x) for _ in range(self.size)]
-        self.collectives += 1
+        self._count(x)
         dist.all_gather(parts, x)
         return parts
 
@@ -267,6 +308,13 @@ class GroupReducer(Reducer):
 
     def _device(self) -> str:
         return "cuda" if dist.get_backend() == "nccl" else "cpu"
+
+
+def _check_every() -> int:
+    text = os.environ.get(CHECK_EVERY, "0")
+    if not text.isdecimal():
+        raise ConfigError(f"{CHECK_EVERY}: must be a number of rollouts; got {text!r}.")
+    return int(text)
 
 
 def seed_of(seed: int, rank: int) -> int:

@@ -328,7 +328,8 @@ def resolve_update(config: C, env: Env, *, sequences: int) -> C:
     elif config.sgd_minibatch_size == "auto" and is_episodic and own_epochs > 1:
         most = IMAGE_MINIBATCHES if _has_images(env) else MAX_MINIBATCHES
         least = max(sequences // most, MIN_ROWS // getattr(config, "seq_len", 1))
-        size = min(x for x in divisors_of(sequences) if x >= min(least, sequences))
+        shared = [x for x in divisors_of(sequences) if x % current_reducer().size == 0]
+        size = min(x for x in shared if x >= min(least, sequences))
     if sequences % size:
         divisors = divisors_of(sequences)
         below = max((s for s in divisors if s < size), default=divisors[0])

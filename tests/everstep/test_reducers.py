@@ -1,5 +1,6 @@
 """Several processes compute what one process computes."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from torchrl.data import Categorical, Unbounded
 from everstep import AlgorithmConfig, Env, RecurrentAlgorithmConfig
 from everstep.errors import ConfigError
 from everstep.models import Model
-from everstep.reducers import Reducer, current_reducer
+from everstep.reducers import CHECK_EVERY, Reducer, current_reducer
 from everstep.views import ViewRequirement
 from tests.ranks import run_ranks
 
@@ -122,15 +123,19 @@ def trained(options: dict[str, Any]) -> dict[str, Any]:
     reducer = algorithm.parts.reducer
     for _ in range(3):
         before = getattr(reducer, "collectives", 0)
+        sent = getattr(reducer, "bytes", 0)
         collected = algorithm.collect(deterministic=True)
         stats = algorithm.step()
         collectives = getattr(reducer, "collectives", 0) - before
+        sent = getattr(reducer, "bytes", 0) - sent
     parameters = [*algorithm.policy.model.parameters()]
     parameters += [p for bonus in algorithm.bonuses for p in bonus.parameters()]
     return {
         "parameters": torch.cat([p.detach().flatten() for p in parameters]),
         "stats": {**collected, **stats},
         "collectives": collectives,
+        "bytes": sent,
+        "weights": sum(len(flat) for flat in algorithm.parts.updater.flats),
         "env_steps": algorithm.state.env_steps,
     }
 
@@ -194,6 +199,42 @@ def test_collectives_are_few(results: dict[int, Any], case: str) -> None:
     for rank in results[2]:
         steps = 1 if case == "early stop" else 3 * minibatches
         assert steps <= rank[case]["collectives"] <= steps + 6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_bytes_are_those_of_gradients_and_a_few_numbers(results: dict[int, Any], case: str) -> None:
+    """A float64 a weight and a term of the loss, each optimizer step; statistics of 8 KiB."""
+    options = CASES[case]
+    joint = options.get("accumulate_grads", False)
+    minibatches = 1 if joint else NUM_ENVS * HORIZON // options.get("sgd_minibatch_size", 64)
+    for rank in results[2]:
+        least, most = (1 if case == "early stop" else 3 * minibatches), 3 * minibatches
+        step = 8 * rank[case]["weights"]
+        assert least * step < rank[case]["bytes"] <= most * (step + 8 * 16) + 8200 + 2048
+
+
+def diverged() -> dict[str, str]:
+    """The error of a rank whose weights were changed."""
+    config = AlgorithmConfig(num_envs=NUM_ENVS, horizon=HORIZON, seed=3, device="cpu")
+    algorithm = config.build(Walks)
+    algorithm.collect()
+    algorithm.step()
+    if current_reducer().rank == 1:
+        with torch.no_grad():
+            next(algorithm.policy.model.parameters()).view(-1)[0].add_(1e-7)
+    algorithm.collect()  # compared after every second rollout
+    return {}
+
+
+@pytest.mark.slow
+def test_models_that_differ_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CHECK_EVERY, "2")
+    with pytest.raises(AssertionError, match="rank 1 is not that of rank 0 after 2 rollouts"):
+        run_ranks(2, diverged, tmp_path)
+    monkeypatch.setenv(CHECK_EVERY, "often")
+    with pytest.raises(AssertionError, match="must be a number of rollouts; got 'often'"):
+        run_ranks(2, diverged, tmp_path / "other")
 
 
 def test_one_process_is_a_reducer_that_changes_nothing() -> None:

@@ -3,16 +3,29 @@
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
+from typing import Any
+
+from ..errors import EverstepError
 
 #: Variables that `torchrun` sets, and other launchers do as well.
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
-#: Environment variable with the seconds that a process waits for the others; PyTorch's default is
-#: half an hour.
-TIMEOUT = "EVERSTEP_TIMEOUT"
+#: Time that a process waits for the others, which may evaluate or compile; those that end, or
+#: whose environment hangs, are noticed within seconds.
+_PATIENCE = timedelta(minutes=30)
+
+#: Time that a process which has lost another one waits for the reason.
+_MOMENT = timedelta(seconds=3)
+
+#: Keys of the launcher's store: the message of rank 0, and the rank that failed first.
+_REFUSED, _FAILED = "everstep/refused", "everstep/failed"
+
+#: The store in which connected processes tell each other why they end.
+_store: Any = None
 
 
 def is_started() -> bool:
@@ -26,6 +39,7 @@ def connected() -> Iterator[None]:
 
     gloo connects processes on CPUs, NCCL those on GPUs, one GPU (`LOCAL_RANK`) each.
     """
+    global _store
     if not is_started():
         yield
         return
@@ -35,34 +49,94 @@ def connected() -> Iterator[None]:
     on_gpus = torch.cuda.is_available()
     if on_gpus:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
-    timeout = timedelta(seconds=float(os.environ.get(TIMEOUT, 1800)))
-    dist.init_process_group("nccl" if on_gpus else "gloo", timeout=timeout)
-    if dist.get_rank():
+    _store, rank, size = next(dist.rendezvous("env://", timeout=_PATIENCE))
+    dist.init_process_group(
+        "nccl" if on_gpus else "gloo", store=_store, rank=rank, world_size=size, timeout=_PATIENCE
+    )
+    if rank:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - until the end
     try:
         yield
+    except EverstepError as error:
+        if _is_reported(rank, str(error)):
+            raise SystemExit(2) from None
+        raise
+    except Exception as error:
+        if lost := cause(error):
+            raise SystemExit(f"everstep: rank {rank} cannot go on: {lost}.") from None
+        raise
     finally:
         dist.destroy_process_group()
 
 
-def start(processes: int, words: Sequence[str]) -> int:
+def _is_reported(rank: int, message: str) -> bool:
+    """Whether rank 0 reports the same mistake."""
+    with suppress(Exception):  # the store may be gone
+        if rank == 0:
+            _store.set(_REFUSED, message)
+            return False
+        _store.wait([_REFUSED], _MOMENT)
+        return bool(_store.get(_REFUSED).decode() == message)
+    return False
+
+
+def claim_failure() -> int:
+    """The rank that failed first: this one, if no other has said so."""
+    own = os.environ.get("RANK", "0")
+    with suppress(Exception):  # the store may be gone
+        if _store is not None:
+            return int(_store.compare_set(_FAILED, "", own))
+    return int(own)
+
+
+def cause(error: Exception) -> str:
+    """The reason for an error of a process that lost another one; empty if it is its own."""
+    frames = traceback.extract_tb(error.__traceback__)
+    places = [frame.filename.replace(os.sep, "/") for frame in frames]
+    if not is_started() or not any("/torch/distributed/" in place for place in places):
+        claim_failure()
+        return ""
+    with suppress(Exception):  # nobody has said why, or the store is gone
+        _store.wait([_FAILED], _MOMENT)
+        return f"rank {int(_store.get(_FAILED))} failed first"
+    return f"another process ended without a message: it was killed ({error})"
+
+
+def start(processes: int, words: Sequence[str], *, max_restarts: int = 0) -> int:
     """Run a command of Everstep in several processes, as `torchrun` does; its exit code.
 
     Args:
         processes: Their number.
         words: The command line, without the name of the program.
+        max_restarts: How often all of them are started again after one has failed.
 
     """
-    from torch.distributed.elastic.multiprocessing.api import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main
 
-    command = ["--standalone", f"--nproc-per-node={processes}", "-m", "everstep", *words]
+    command = ["--standalone", f"--nproc-per-node={processes}", f"--max-restarts={max_restarts}"]
+    return outcome(lambda: main([*command, "-m", "everstep", *words]))
+
+
+def outcome(launch: Callable[[], object]) -> int:
+    """The exit code of processes that PyTorch's launcher starts, and ends together."""
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
     try:
-        main(command)
+        launch()
     except ChildFailedError as error:
-        code = error.get_first_failure()[1].exitcode
-        return code if code >= 0 else 128 - code
+        return _exit_code(error.failures)
     except SignalException as error:
         return 128 + int(error.sigval or signal.SIGTERM)
     return 0
+
+
+def _exit_code(failures: Mapping[int, Any]) -> int:
+    """The exit code of the rank that failed first; one that was killed has no message."""
+    first = min(failures, key=lambda rank: failures[rank].timestamp)
+    rank = next((rank for rank, x in failures.items() if x.exitcode == -signal.SIGKILL), first)
+    code = int(failures[rank].exitcode)
+    if code >= 0:
+        return code
+    print(f"everstep: rank {rank} was ended by {signal.Signals(-code).name}.", file=sys.stderr)
+    return 128 - code

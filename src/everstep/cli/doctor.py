@@ -53,6 +53,7 @@ def examine(file: None | str = None) -> dict[str, Any]:
     return {
         "versions": versions,
         "devices": _devices(),
+        "processes": _backends(),
         "adapters": {} if problems else _adapters(problems),  # else they fail the same way
         "extras": _extras(),
         "fused": "packages are broken" if problems else _fused(file),
@@ -90,6 +91,19 @@ def _devices() -> list[str]:
 
         names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
         return ["cpu", *(f"cuda:{i} {name}" for i, name in enumerate(names))]
+    except Exception:  # reported with the versions
+        return []
+
+
+def _backends() -> list[str]:
+    """Backends of `torch.distributed` in this build of PyTorch; with none, there is one process."""
+    try:
+        import torch.distributed as dist
+
+        if not dist.is_available():
+            return []
+        names = ("gloo", "nccl", "xccl", "ucc", "mpi")
+        return [name for name in names if getattr(dist, f"is_{name}_available", bool)()]
     except Exception:  # reported with the versions
         return []
 
@@ -170,6 +184,7 @@ def _runs(problems: list[str]) -> str:
 def _text(report: dict[str, Any]) -> str:
     lines = [f"{name:<12}{version}" for name, version in report["versions"].items()]
     lines.append(f"{'devices':<12}{', '.join(report['devices']) or 'none'}")
+    lines.append(f"{'processes':<12}{', '.join(report['processes']) or 'one only'}")
     lines += [f"adapter     {name}: {state}" for name, state in report["adapters"].items()]
     lines += [f"extra       {name}: {state}" for name, state in report["extras"].items()]
     lines.append(f"{'runs':<12}{report['runs']}")

@@ -4,8 +4,7 @@ import argparse
 from pathlib import Path
 
 from ._arguments import add_env_steps, add_overrides, flag_overrides
-from ._processes import connected, is_started, start
-from .train import add_outputs, add_processes, resume_run
+from .train import add_outputs, add_processes, in_processes, resume_run
 
 HELP = "continue a run"
 DESCRIPTION = (
@@ -32,7 +31,5 @@ def run(arguments: argparse.Namespace) -> int:
 
     """
     assignments = flag_overrides(arguments, {"steps": "total_env_steps"})
-    if (arguments.processes or 1) > 1 and not is_started():
-        return start(arguments.processes, arguments.words)
-    with connected():
-        return resume_run(arguments, Path(arguments.run_dir), assignments, finished=2)
+    run_dir = Path(arguments.run_dir)
+    return in_processes(arguments, lambda: resume_run(arguments, run_dir, assignments, finished=2))

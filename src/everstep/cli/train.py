@@ -23,7 +23,8 @@ from ._arguments import (
     flag_overrides,
     take_env,
 )
-from ._processes import connected, is_started, start
+from ._processes import cause, connected, is_started, start
+from ._watch import watched
 
 if TYPE_CHECKING:
     from ..policies import GenericPolicyBase
@@ -81,6 +82,12 @@ def add_processes(parser: argparse.ArgumentParser) -> None:
         "--processes",
         "train in N processes of this machine, each with its share of the environments (torchrun)",
     )
+    add_number(
+        parser,
+        "--max-restarts",
+        "with --processes: start them again up to N times after one has failed",
+        least=0,
+    )
 
 
 def add_outputs(parser: argparse.ArgumentParser) -> None:
@@ -99,10 +106,29 @@ def run(arguments: argparse.Namespace) -> int:
         KeyboardInterrupt: If training was interrupted, after it has been saved.
 
     """
-    if (arguments.processes or 1) > 1 and not is_started():
-        return start(arguments.processes, arguments.words)
+    if arguments.max_restarts and arguments.resume is None:
+        raise ConfigError(
+            "--max-restarts: processes that are started again go on from the last checkpoint. Add "
+            "--run-dir DIR --resume auto."
+        )
+    return in_processes(arguments, lambda: _train_or_resume(arguments))
+
+
+def in_processes(arguments: argparse.Namespace, train: Callable[[], int]) -> int:
+    """Train in this process, in `--processes` of them, or as one of those; the exit code.
+
+    Args:
+        arguments: The command line.
+        train: Trains in one process, which may be connected to others.
+
+    """
+    processes, restarts = arguments.processes or 1, arguments.max_restarts or 0
+    if restarts and processes == 1 and not is_started():
+        raise ConfigError("--max-restarts: is of several processes. Add --processes N.")
+    if processes > 1 and not is_started():
+        return start(processes, arguments.words, max_restarts=restarts)
     with connected():
-        return _train_or_resume(arguments)
+        return train()
 
 
 def _train_or_resume(arguments: argparse.Namespace) -> int:
@@ -173,9 +199,10 @@ def _build_and_train(
 
     with interrupting(), ExitStack() as stack:
         trainer = build()
-        for env in (trainer.algorithm.env, trainer.eval_env):
-            if env is not None:
-                stack.callback(env.close)
+        envs = [env for env in (trainer.algorithm.env, trainer.eval_env) if env is not None]
+        for env in envs:
+            stack.callback(env.close)
+        stack.enter_context(watched(envs))
         _choose_threads(trainer)
         if note:
             print(note)
@@ -317,6 +344,10 @@ def _save(policy: "GenericPolicyBase[Any]", directory: Path) -> None:
 
 def _report_failure(error: Exception, run_dir: Path | None) -> None:
     """Print one line; the traceback goes to the run's directory."""
+    rank = os.environ.get("RANK", "0") if is_started() else "0"
+    if lost := cause(error):
+        print(f"everstep: rank {rank} cannot go on: {lost}.", file=sys.stderr)
+        return
     if isinstance(error, OSError) and error.filename and run_dir is not None:
         print(f"everstep: {error.filename}: {error.strerror}. {_kept(run_dir)}", file=sys.stderr)
     else:
@@ -324,7 +355,7 @@ def _report_failure(error: Exception, run_dir: Path | None) -> None:
     if run_dir is None:
         traceback.print_exception(error)
         return
-    place = run_dir / "traceback.txt"
+    place = run_dir / ("traceback.txt" if rank == "0" else f"traceback-{rank}.txt")
     try:
         place.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
     except OSError:

@@ -39,7 +39,7 @@ def everstep(directory: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*EVERSTEP, *words],
         cwd=directory,
-        env={**environment(), "EVERSTEP_TIMEOUT": "20"},
+        env={**environment(), "EVERSTEP_TIMEOUT": "5"},
         capture_output=True,
         text=True,
         timeout=240,
@@ -115,7 +115,7 @@ def test_sigterm_saves_once_and_ends_all(tmp_path: Path) -> None:
                     "row = super().step(action); row['rewards'][0] = float('nan'); return row",
                     "finite",
                 ),
-                ("time.sleep(1e6)", "imed out"),
+                ("time.sleep(1e6)", "rank 1: the environment hangs: its `step`"),
             )
         ),
     ],
@@ -129,12 +129,13 @@ def test_a_rank_that_fails_ends_all_with_its_message(
     ended = everstep(tmp_path, *words, "--steps", "1e9", "num_envs=4", "horizon=8")
     assert ended.returncode not in (0, 2)
     assert message in ended.stderr
+    assert "gloo" not in ended.stderr or failure.startswith("os._exit")
 
 
 def test_sizes_that_do_not_divide_are_refused_before_anything_starts(tmp_path: Path) -> None:
     words = ["train", "CartPole-v1", "--processes", "2", "--run-dir", "run", "--no-mlflow"]
     refused = everstep(tmp_path, *words, "--steps", "1k", "num_envs=5")
     assert refused.returncode == 2
-    assert "num_envs=5: is of all processes together" in refused.stderr
+    assert refused.stderr.count("num_envs=5: is of all processes together") == 1
     assert "multiple of their number (2); got 5. Try 4 or 6" in refused.stderr
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
