@@ -69,7 +69,7 @@ class Worker:
         return [None if gradient is None else gradient.numpy() for gradient in found]
 
     def moments(self) -> Arrays:
-        """What observations are normalised by, of all rows that this worker has seen."""
+        """The moments of the observations that this worker has seen."""
         return arrays(self.algorithm.get_moments())
 
 

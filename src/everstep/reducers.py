@@ -268,13 +268,14 @@ class GroupReducer(Reducer):
             EverstepError: If they differ.
 
         """
-        shared = [p for module in self._modules for p in module.parameters()]
+        shared: list[torch.Tensor] = [p for x in self._modules for p in x.parameters()]
         for module in self._modules:
             owners = (part for part in module.modules() if hasattr(part, "reducer"))
             shared += [x for part in owners for x in part.buffers(recurse=False)]
         digest = hashlib.blake2b(digest_size=8)
         for x in shared:
-            digest.update(x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+            row = x.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+            digest.update(row.numpy().tobytes())
         own = torch.frombuffer(bytearray(digest.digest()), dtype=torch.uint8).to(self._device())
         first, *others = self._all_gather(own)
         wrong = [str(i) for i, x in enumerate(others, 1) if not torch.equal(x, first)]

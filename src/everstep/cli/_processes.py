@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -18,8 +19,8 @@ _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 #: whose environment hangs, are noticed within seconds.
 _PATIENCE = timedelta(minutes=30)
 
-#: Time that a process which has lost another one waits for the reason.
-_MOMENT = timedelta(seconds=3)
+#: Seconds that a process which has lost another one waits for the reason.
+_MOMENT = 3.0
 
 #: Keys of the launcher's store: the message of rank 0, and the rank that failed first.
 _REFUSED, _FAILED = "everstep/refused", "everstep/failed"
@@ -45,11 +46,12 @@ def connected() -> Iterator[None]:
         return
     import torch
     import torch.distributed as dist
+    from torch.distributed.rendezvous import rendezvous
 
     on_gpus = torch.cuda.is_available()
     if on_gpus:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
-    _store, rank, size = next(dist.rendezvous("env://", timeout=_PATIENCE))
+    _store, rank, size = next(rendezvous("env://", timeout=_PATIENCE))
     dist.init_process_group(
         "nccl" if on_gpus else "gloo", store=_store, rank=rank, world_size=size, timeout=_PATIENCE
     )
@@ -75,9 +77,16 @@ def _is_reported(rank: int, message: str) -> bool:
         if rank == 0:
             _store.set(_REFUSED, message)
             return False
-        _store.wait([_REFUSED], _MOMENT)
-        return bool(_store.get(_REFUSED).decode() == message)
+        return _answer(_REFUSED) == message
     return False
+
+
+def _answer(key: str) -> str:
+    """The text of a key that another process may set within a moment; empty if none does."""
+    limit = time.monotonic() + _MOMENT
+    while not _store.check([key]) and time.monotonic() < limit:
+        time.sleep(0.05)  # the store's own `wait` would print warnings
+    return str(_store.get(key).decode()) if _store.check([key]) else ""
 
 
 def claim_failure() -> int:
@@ -96,9 +105,9 @@ def cause(error: Exception) -> str:
     if not is_started() or not any("/torch/distributed/" in place for place in places):
         claim_failure()
         return ""
-    with suppress(Exception):  # nobody has said why, or the store is gone
-        _store.wait([_FAILED], _MOMENT)
-        return f"rank {int(_store.get(_FAILED))} failed first"
+    with suppress(Exception):  # the store may be gone
+        if first := _answer(_FAILED):
+            return f"rank {first} failed first"
     return f"another process ended without a message: it was killed ({error})"
 
 

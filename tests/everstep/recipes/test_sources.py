@@ -107,7 +107,7 @@ ATARI = cleanrl(
 def simulated(
     lr: float, coefficient: float, hiddens: list[int], *, grad_norm: float | None, **others: Any
 ) -> Settings:
-    """What rl_games and rsl_rl have in common: an adaptive learning rate, clipped values."""
+    """The settings that rl_games and rsl_rl share: an adaptive learning rate, clipped values."""
     network = {"hiddens": hiddens, "activation_fn": "elu", "ortho_init": False, "log_std_init": 0.0}
     return {
         "optimizer_config": {"lr": lr, "eps": 1e-8},

@@ -218,9 +218,12 @@ def _launch(
 
 
 def _rank(command: list[str]) -> None:
-    """One rank: the program."""
+    """One rank: the program, without the signal handlers of the launcher."""
     from everstep.__main__ import main
 
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.exit(main(command))
 
 
