@@ -117,10 +117,12 @@ class JaxEnv(Env):
         self._program = program.Program(functions, num_envs, self._limit, *self._actions.ends)
         self._states, self._jax = states, jax
         self._shapes, observed = self._program.shapes()
-        self._observations = observations.Observations(observed, on_device, type(env).__name__)
+        self._read_array = observations.ArrayReader(own_device, on_device)
+        self._observations = observations.Observations(
+            observed, self._read_array, on_device, type(env).__name__
+        )
         self.observation_spec = self._observations.spec
         self.env_format = EnvFormat(self._observations.forms, (self._actions.form,))
-        self._read_array = observations.read_array
         self._reward_dtype = torch.get_default_dtype()
         self._key: Any = None
         self._carry: Any = None
@@ -227,12 +229,11 @@ class JaxEnv(Env):
             raise EnvError(f"{type(self.env).__name__} was not reset: call `reset` before `step`.")
         sent = self._actions.send(self._check_action(action))
         self._carry, outcome = self._call("step", self._program.advance, self._carry, sent)
-        device = torch.device(self.device)
-        flags = self._read_array(outcome.flags, device, torch.bool)
+        flags = self._read_array(outcome.flags, torch.bool).unbind()
         row = {
             DataKeys.OBS: self._observations.read(outcome.obs),
             DataKeys.FINAL_OBS: self._observations.read(outcome.final_obs),
-            DataKeys.REWARDS: self._read_array(outcome.rewards, device, self._reward_dtype),
+            DataKeys.REWARDS: self._read_array(outcome.rewards, self._reward_dtype),
             DataKeys.TERMINATED: flags[0],
             DataKeys.TRUNCATED: flags[1],
             DataKeys.FIRST: flags[2],
