@@ -23,6 +23,8 @@ _PERIOD = 1.0
 _LONGEST_PAUSE = 30.0
 #: Seconds between attempts while the logger is being closed.
 _CLOSING_PAUSE = 0.2
+#: Characters of an error's message that are shown.
+_LONGEST_MESSAGE = 300
 #: Histograms and videos that wait at most; beyond it the oldest are dropped.
 _MEDIA = 100
 
@@ -146,21 +148,30 @@ class Delivery(ABC):
         """
         self._status = status
         self._closing.set()
+        reason = self._await_end(patience, limit)
+        self._abandoned.set()
+        if reason and (count := self.waiting):
+            self.warn(reason, f"{count} points were not delivered")
+        self._report_losses()
+
+    def _await_end(self, patience: float, limit: float) -> str:
+        """Wait until the thread has delivered everything; empty, or why not."""
         start = moved = time.monotonic()
         progress = self._progress
-        while not self._finished.wait(0.02) and self._thread.is_alive():
+        while not self._finished.wait(0.02):
             now = time.monotonic()
             if self._progress != progress:
                 progress, moved = self._progress, now
-            if now - moved > patience or now - start > limit:
-                break
-        self._abandoned.set()
-        if not self._is_open and self.waiting:
-            self.warn("has not answered")
-        self._report_losses()
+            if now - moved > patience:
+                return f"has not answered for {patience:g} s at the end"
+            if now - start > limit:
+                return f"was too slow for {limit:g} s at the end"
+            if not self._thread.is_alive():
+                return "was left by its thread"
+        return ""
 
-    def warn(self, what: str) -> None:
-        """Log a failure of the tracker, the first time only.
+    def warn(self, what: str, effect: str = "Training continues") -> None:
+        """Log a failure of the tracker as one line, the first time only.
 
         Not with `warnings.warn`: the caller's code is not the cause, it may come from a thread, and
         it must not stop training if warnings are errors.
@@ -171,10 +182,11 @@ class Delivery(ABC):
         if first:
             record = f" {self._record} has every statistic." if self._record else ""
             _log.warning(
-                "%s at %s %s. Training continues.%s",
+                "%s at %s %s. %s.%s",
                 self.tracker,
                 redacted(self._place),
                 redacted(what),
+                effect,
                 record,
             )
 
@@ -221,7 +233,7 @@ class Delivery(ABC):
                     self._deliver()
                     pause = _PERIOD
                 except Exception as error:
-                    self.warn(f"failed with {type(error).__name__}: {error}")
+                    self.warn(f"failed with {in_one_line(error)}")
                     pause = min(2 * pause, _LONGEST_PAUSE)
                 self.settled.set()
                 self._pause(pause)
@@ -278,7 +290,7 @@ class Delivery(ABC):
         try:
             send()
         except Exception as error:  # of any library that artifacts are stored with
-            self.warn(f"does not store {name}: {type(error).__name__}: {error}")
+            self.warn(f"does not store {name}: {in_one_line(error)}")
         self._progress += 1
 
     def _report_losses(self) -> None:
@@ -292,6 +304,16 @@ class Delivery(ABC):
 def redacted(text: str) -> str:
     """The text without the user and password of any URI in it."""
     return re.sub(r"://[^/\s@]+@", "://***@", text)
+
+
+def in_one_line(error: BaseException) -> str:
+    """Kind and message of an error; of one about a database, what the database said."""
+    link: None | BaseException = error
+    while link is not None:
+        error = getattr(link, "orig", None) or error  # SQLAlchemy's name
+        link = link.__cause__ or link.__context__
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:_LONGEST_MESSAGE].rstrip('.')}"
 
 
 def array_of(values: Any) -> npt.NDArray[Any]:

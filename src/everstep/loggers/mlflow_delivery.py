@@ -43,6 +43,8 @@ class MlflowDelivery(Delivery):
         self._run_id = ""
         self._last_step = -1  # of a run that is continued: it has points up to here
         self._target = target
+        self._file = store.database(target.uri)
+        self._file_id: None | tuple[int, int] = None
         self._run_name = run_name
         self._known_params: dict[str, str] = {}
         self.start()
@@ -53,6 +55,7 @@ class MlflowDelivery(Delivery):
             run = store.open_run(client, self._target, self._run_name)
             if self._target.run_id == run.info.run_id and self._target.is_continued:
                 self._last_step = store.last_step(client, run)
+        self._file_id = store.file_id(self._file)
         self._known_params = dict(run.data.params)
         self.run, self._run_id = run, run.info.run_id
         self._client = client
@@ -119,6 +122,8 @@ class MlflowDelivery(Delivery):
 
         Any other failure is raised, and the request is made again.
         """
+        if store.file_id(self._file) != self._file_id:  # what is open has no name any more
+            raise FileNotFoundError("the database was moved, deleted or replaced")
         try:
             request(*arguments, **batch)
         except self._mlflow.MlflowException as error:

@@ -169,17 +169,31 @@ def first_use_lock(uri: str) -> Iterator[None]:
 
     Two processes that create its tables at once fail with `duplicate column name`.
     """
-    match = re.match(r"sqlite(?:\+\w+)?:///([^?]+)", uri)
-    path = unquote(match[1]) if match else ":memory:"
-    if path == ":memory:" or sys.platform == "win32":  # the caller retries there
+    path = database(uri)
+    if path is None or sys.platform == "win32":  # the caller retries there
         yield
         return
     import fcntl
 
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     with open(f"{path}.lock", "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # released when the file is closed
         yield
+
+
+def database(uri: str) -> None | Path:
+    """File of a sqlite store; None for other stores."""
+    match = re.match(r"sqlite(?:\+\w+)?:///(?:file:)?([^?]+)", uri)
+    return None if match is None or match[1] == ":memory:" else Path(unquote(match[1]))
+
+
+def file_id(path: None | Path) -> None | tuple[int, int]:
+    """Device and number of a file, which another one under its name has not; None if missing."""
+    with contextlib.suppress(OSError):
+        if path is not None:
+            status = path.stat()
+            return status.st_dev, status.st_ino
+    return None
 
 
 def named_tags(tags: Mapping[str, str]) -> dict[str, str]:
