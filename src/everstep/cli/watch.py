@@ -78,7 +78,8 @@ def _has_ended(metrics: "Path") -> bool:
     """Whether no process has the file open to write, and none has written for some seconds."""
     from ..loggers import writer_of
 
-    return writer_of(metrics) == 0 and time.time() - metrics.stat().st_mtime > _QUIET
+    quiet = abs(time.time() - metrics.stat().st_mtime)  # the clock may have been set back since
+    return writer_of(metrics) == 0 and quiet > _QUIET
 
 
 def _wait_for_records(path: "Path") -> None:
@@ -127,7 +128,7 @@ class _Watched:
         self._shown = len(record.records)
 
     def _show(self, record: Mapping[str, float]) -> None:
-        self._now = record["time"]
+        self._now = max(self._now, record["time"])  # of a file by an older version, or two clocks
         stats = {name: x for name, x in record.items() if name not in ("step", "time")}
         self.progress.log_metrics(stats, step=int(record["step"]))
 

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .base import RunStatus
+from .clock import Clock
 
 _log = logging.getLogger(__name__)
 
@@ -80,6 +81,7 @@ class Delivery(ABC):
         self.settled = threading.Event()
         self._place = place
         self._record = record
+        self._clock = Clock()
         self._lock = threading.Lock()
         self._points: deque[Point] = deque(maxlen=queue_size)
         self._queue_size = queue_size
@@ -110,7 +112,7 @@ class Delivery(ABC):
 
     def put_metrics(self, metrics: Mapping[str, float], step: int) -> None:
         """Queue statistics without waiting for the tracker; totals are left out."""
-        now = int(time.time() * 1000)
+        now = self._milliseconds()
         points = [
             Point(name, float(value), now, int(step))
             for name, value in metrics.items()
@@ -138,7 +140,7 @@ class Delivery(ABC):
     def put_media(self, name: str, content: npt.NDArray[Any] | Path, step: int) -> None:
         """Queue the values of a histogram, or the file of a video."""
         with self._lock:
-            self._media.append(Media(name, content, int(time.time() * 1000), int(step)))
+            self._media.append(Media(name, content, self._milliseconds(), int(step)))
 
     def close(self, status: None | RunStatus, *, patience: float, limit: float) -> None:
         """Deliver what waits and end the run with `status`; None leaves the run open.
@@ -189,6 +191,10 @@ class Delivery(ABC):
                 effect,
                 record,
             )
+
+    def _milliseconds(self) -> int:
+        """The time of a point, since the epoch."""
+        return int(self._clock() * 1000)
 
     # ---- what a tracker does, in the thread --------------------------------------------------
 

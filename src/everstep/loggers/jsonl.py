@@ -12,13 +12,13 @@ import math
 import os
 import struct
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
 from ..errors import ConfigError, EverstepError
 from .base import RunStatus
+from .clock import Clock
 
 _log = logging.getLogger(__name__)
 
@@ -30,6 +30,8 @@ class JsonlLogger:
 
     Lines that cannot be written, as on a full disk, are kept in memory and written before the next
     one that can; one warning names the file.
+
+    Times do not go back, also if the machine's clock does: lines are in the order of time.
 
     An existing file is continued, after an unfinished last line of an earlier process has been
     removed. Parameters are not recorded: they are in the run's configuration file.
@@ -55,7 +57,8 @@ class JsonlLogger:
         except BaseException:
             self._file.close()
             raise
-        _drop_torn_line(self._file)
+        last = _drop_torn_line(self._file)
+        self._clock = Clock(after=_time_of(last))
 
     @property
     def size(self) -> int:
@@ -102,7 +105,7 @@ class JsonlLogger:
             ValueError: If a statistic is named `step` or `time`, or the logger is closed.
 
         """
-        record: dict[str, Any] = {"step": int(step), "time": time.time()}
+        record: dict[str, Any] = {"step": int(step), "time": self._clock()}
         for name, value in metrics.items():
             if name in ("step", "time"):
                 raise ValueError(f"A statistic cannot be named `{name}`: the record uses the name.")
@@ -229,15 +232,31 @@ def _from_line(line: bytes, where: str) -> dict[str, Any]:
     }
 
 
-def _drop_torn_line(file: IO[bytes]) -> None:
-    """Remove what follows the last end of a line. Not with `mmap`, whose end unlocks the file."""
-    end = file.seek(0, os.SEEK_END)
+def _drop_torn_line(file: IO[bytes]) -> bytes:
+    """Remove what follows the last end of a line, and return the line before it.
+
+    Not with `mmap`, whose end unlocks the file.
+    """
+    end = _line_end(file, file.seek(0, os.SEEK_END))
+    os.ftruncate(file.fileno(), end)
+    start = _line_end(file, end - 1)
+    file.seek(start)
+    return file.read(end - start)
+
+
+def _line_end(file: IO[bytes], end: int) -> int:
+    """Position after the last end of a line before `end`; 0 if there is none."""
     while end > 0:
         start = max(0, end - 65536)
         file.seek(start)
         found = file.read(end - start).rfind(b"\n")
-        end = start
         if found >= 0:
-            end += found + 1
-            break
-    os.ftruncate(file.fileno(), end)
+            return start + found + 1
+        end = start
+    return 0
+
+
+def _time_of(line: bytes) -> float:
+    """Time of a record; 0 if the line is not one."""
+    time = json.loads(line).get("time") if _is_record(line) else None
+    return float(time) if isinstance(time, int | float) and math.isfinite(time) else 0.0

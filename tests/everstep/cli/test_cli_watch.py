@@ -1,5 +1,6 @@
 """`everstep watch` of a run in another process, which is killed."""
 
+import json
 import signal
 import subprocess
 import sys
@@ -15,6 +16,22 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(sys.platform != "linux", reason="asks Linux who holds a lock"),
 ]
+
+
+def test_times_that_go_back_do_not_stop_the_view(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Older versions wrote the machine's clock, which may have been set back, as it is."""
+    times = [100.0, 110.0, 120.0, 20.0, 30.0, 130.0]
+    lines = [
+        json.dumps({"step": 1000 * i, "time": t, "losses/vf": 0.5}) for i, t in enumerate(times)
+    ]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    (tmp_path / "config.yaml").write_text("total_env_steps: 8000\n")
+    assert main(["watch", str(tmp_path), "--once"]) == 0
+    shown = capsys.readouterr().err.splitlines()[-1]
+    assert "env_steps=5,000" in shown
+    assert "167 steps/s eta 0:18" in shown
 
 
 def test_a_run_that_was_killed_is_noticed(
