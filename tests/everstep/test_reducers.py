@@ -13,6 +13,7 @@ from everstep import AlgorithmConfig, Env, RecurrentAlgorithmConfig
 from everstep.errors import ConfigError
 from everstep.models import Model
 from everstep.reducers import CHECK_EVERY, Reducer, current_reducer
+from everstep.resolve import resolve_update
 from everstep.views import ViewRequirement
 from tests.ranks import run_ranks
 
@@ -250,3 +251,14 @@ def test_sizes_that_do_not_divide_are_refused() -> None:
     assert reducer.share("num_envs", 8) == 2
     with pytest.raises(ConfigError, match=r"`num_envs`.*\(4\); got 10. Try 8 or 12"):
         reducer.share("num_envs", 10)
+
+
+def test_minibatches_of_default_size_have_equal_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """64 of 192 transitions are the default, which three processes cannot share."""
+    config = AlgorithmConfig(num_envs=6, horizon=32, sgd_minibatch_size="auto", device="cpu")
+    one = resolve_update(config, Walks(6), sequences=192).sgd_minibatch_size
+    reducer = Reducer()
+    reducer.size = 3
+    monkeypatch.setattr("everstep.resolve.current_reducer", lambda: reducer)
+    three = resolve_update(config, Walks(6), sequences=192).sgd_minibatch_size
+    assert (one, three) == (64, 96)

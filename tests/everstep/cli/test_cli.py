@@ -804,6 +804,7 @@ def test_the_doctor_finds_what_is_there(here, capsys):
     assert set(report["versions"]) > {"python", "torch", "torchrl", "tensordict", "gymnasium"}
     assert "broken" not in report["versions"].values()
     assert report["devices"][0] == "cpu"
+    assert ("gloo" in report["processes"]) is torch.distributed.is_gloo_available()
     assert report["adapters"]["gymnasium"] == "ok"
     assert report["extras"]["ui"] in ("ok", "pip install 'everstep[ui]'")
     assert report["runs"] == str(here / "runs")
@@ -812,6 +813,7 @@ def test_the_doctor_finds_what_is_there(here, capsys):
     assert main(["doctor"]) == 0
     out = capsys.readouterr().out
     assert "\nfused training on a CPU: yes\n" in out
+    assert f"\nprocesses   {', '.join(report['processes'])}\n" in out
     assert "\nNo problems found." in out
     assert list(here.iterdir()) == []
 
