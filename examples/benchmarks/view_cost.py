@@ -4,7 +4,9 @@
 
 Prints the cost of a train step's statistics and of a redraw (four a second, at most), on a terminal
 of 100 columns whose output is discarded; and their share of the processor time of a training of
-CartPole-v1 with the defaults.
+CartPole-v1 with the defaults. Also the cost of measuring `profiling/env_ms`, which happens in every
+env step, with a view and without: the smallest of alternating measurements of a step that does
+nothing.
 """
 
 import os
@@ -16,9 +18,32 @@ import torch
 from rich.console import Console
 
 import everstep
+from everstep.env import TimedSteps
 from everstep.progress import ConsoleProgress
 
+CALLS, ROUNDS = 20_000, 15
 STEPS, DRAWS, TRAIN_STEPS, REDRAWS_A_SECOND = 5_000, 200, 15, 4
+
+
+class Nothing:
+    """An environment whose step costs nothing."""
+
+    def step(self, action: Any) -> Any:
+        """The action."""
+        return action
+
+
+def measuring() -> float:
+    """Seconds that it costs an env step to be measured."""
+    env: Any = Nothing()
+    best = [float("inf")] * 2
+    for _ in range(ROUNDS):
+        for side, step in enumerate((env.step, TimedSteps(env))):
+            started = time.process_time()
+            for _ in range(CALLS):
+                step(None)
+            best[side] = min(best[side], (time.process_time() - started) / CALLS)
+    return best[1] - best[0]
 
 
 def main() -> None:
@@ -40,12 +65,18 @@ def main() -> None:
         progress._show()
     draw = (time.process_time() - started) / DRAWS
     progress.close()
+    measured = measuring()
+    horizon = trainer.algorithm.config.horizon
     share = log / train_step + REDRAWS_A_SECOND * draw
     print(f"a train step  {1e3 * train_step:.1f} ms")
     print(f"statistics    {1e6 * log:.0f} µs a train step")
     print(f"a redraw      {1e3 * draw:.2f} ms")
     print(
         f"the view      {share:.2%} of the processor time, with {REDRAWS_A_SECOND} redraws a second"
+    )
+    print(
+        f"env_ms        {1e6 * measured:.2f} µs an env step, {measured * horizon / train_step:.3%} "
+        "of the processor time"
     )
 
 

@@ -161,6 +161,7 @@ CollectStats = TypedDict(
         "env/resets": int,
         "env/steps": int,
         "profiling/collect_ms": float,
+        "profiling/env_ms": NotRequired[float],
         "returns/min": float,
         "returns/max": float,
         "returns/mean": float,
@@ -186,6 +187,7 @@ EvalCollectStats = TypedDict(
         "eval/env/resets": int,
         "eval/env/steps": int,
         "eval/profiling/collect_ms": float,
+        "eval/profiling/env_ms": NotRequired[float],
         "eval/returns/min": float,
         "eval/returns/max": float,
         "eval/returns/mean": float,
@@ -233,7 +235,11 @@ StepStats = TypedDict(
 )
 
 
-class TrainStats(CollectStats, MemoryStats, StepStats, TrainerState):
+#: What a trainer's loggers took.
+LoggingStats = TypedDict("LoggingStats", {"profiling/log_ms": float})
+
+
+class TrainStats(CollectStats, MemoryStats, StepStats, TrainerState, LoggingStats):
     """Statistics that `Trainer.step` and `Trainer.run` return."""
 
 

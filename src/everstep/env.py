@@ -5,6 +5,7 @@ the concepts page of the documentation.
 """
 
 import re
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
@@ -141,6 +142,31 @@ def check_sizes(name: str, num_envs: Any, horizon: Any) -> None:
     for size, value in (("num_envs", num_envs), ("horizon", 1 if horizon is None else horizon)):
         if not isinstance(value, int) or value < 1:
             raise ValueError(f"{name}: `{size}` must be an integer of at least 1; got {value!r}.")
+
+
+class TimedSteps:
+    """`env.step`, and how long it took in all; nothing is waited for on a device.
+
+    Args:
+        env: The environment.
+
+    """
+
+    def __init__(self, env: Env) -> None:
+        self._step = env.step
+        self._ns = 0
+
+    def __call__(self, action: torch.Tensor | TensorDict) -> TensorDict:
+        """The environment's step."""
+        start = time.perf_counter_ns()
+        outcome = self._step(action)
+        self._ns += time.perf_counter_ns() - start
+        return outcome
+
+    @property
+    def statistics(self) -> dict[str, float]:
+        """Milliseconds in all, by name; nothing if a graph was replayed instead."""
+        return {"profiling/env_ms": self._ns / 1e6} if self._ns else {}
 
 
 def read_metrics(env: Any) -> dict[str, float]:

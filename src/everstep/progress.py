@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 from rich.console import Console, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -28,8 +30,8 @@ _NO_EPISODE = "no episode has ended yet"
 #: Seconds between two redraws of the live view, and over which speed is averaged.
 _REDRAW = 0.25
 _SPEED_WINDOW = 30.0
-#: Times of the parts of a train step, milliseconds.
-_PARTS = ("profiling/collect_ms", "profiling/step_ms")
+#: Times of the parts of a train step, milliseconds; the first is a part of the second.
+_PARTS = tuple(f"profiling/{part}_ms" for part in ("env", "collect", "step", "log"))
 #: Statistics of an update, with their names and formats in the live view.
 _UPDATE = {
     "monitors/kl_div": ("KL", ".4f"),
@@ -44,17 +46,18 @@ _BARS = "▁▂▃▄▅▆▇█"
 class _Moment(NamedTuple):
     seconds: float
     env_steps: int
+    parts: npt.NDArray[np.float64]  # milliseconds of each so far
 
 
 class ConsoleProgress:
     """A logger that shows a run's progress.
 
     On a terminal and in a notebook: a progress bar, the return with its course so far, how the
-    updates go, speed now and on average, the shares of collection, update and everything else
-    (evaluations, trackers, checkpoints), processor and memory of the process, elapsed time and the
-    time left. Elsewhere (a file, a pipe, CI,
-    `TERM=dumb`): one plain line every `interval` seconds and one at the end. A statistic that was
-    never logged is not shown; one that is absent for a while keeps its last value.
+    updates go, speed now and on average, the shares of environment, policy, update, loggers and
+    everything else (evaluations, checkpoints), processor and memory of the process, elapsed time
+    and the time left. Elsewhere (a file, a pipe, CI, `TERM=dumb`): one plain line every `interval`
+    seconds and one at the end. A statistic that was never logged is not shown; one that is absent
+    for a while keeps its last value.
 
     "return" is the mean return of episodes that have ended. Before the first has, the mean reward
     an env step is shown under its own name, and in environments whose episodes do not end the
@@ -89,7 +92,7 @@ class ConsoleProgress:
     ) -> None:
         self._usage = None if pid is None else Usage(pid)
         self._first: None | _Moment = None
-        self._busy: deque[float] = deque()  # milliseconds in train steps, beside the moments
+        self._parts = np.zeros(len(_PARTS))
         self.total_env_steps = total_env_steps
         self._console = Console(stderr=True) if console is None else console
         self._interval = interval
@@ -116,14 +119,13 @@ class ConsoleProgress:
         self.metrics.update(metrics)
         self._shown = False
         if not any(name.startswith("eval/") for name in metrics):
-            self._moments.append(_Moment(self._clock(), int(step)))
+            self._parts = self._parts + [metrics.get(name, 0.0) for name in _PARTS]
+            self._moments.append(_Moment(self._clock(), int(step), self._parts))
             self._first = self._first or self._moments[0]
-            self._busy.append(sum(metrics.get(name, 0.0) for name in _PARTS))
             while len(self._moments) > 2 and (
                 self._moments[-1].seconds - self._moments[0].seconds > _SPEED_WINDOW
             ):
                 self._moments.popleft()
-                self._busy.popleft()
             label, value = _score(metrics, self.episodic)
             if label != self._course_label and value is not None:  # the first episode has ended
                 self._course, self._course_label = Course(), label
@@ -244,16 +246,18 @@ class ConsoleProgress:
         return "" if mean is None else f", {mean:,.0f} on average"
 
     def _shares(self) -> str:
-        """Shares of the time in collection, update, and what is between train steps."""
-        collect, step = (self.metrics.get(name, 0.0) for name in _PARTS)
-        if not collect + step > 0:
+        """Shares of the recent time in the parts of a train step, and between train steps."""
+        if len(self._moments) < 2:
             return ""
-        seconds = self._moments[-1].seconds - self._moments[0].seconds if self._moments else 0.0
-        busy = (sum(self._busy) - self._busy[0]) / 1000 if self._busy else 0.0
-        other = max(0.0, 1 - busy / seconds) if seconds > 0 else 0.0
-        share = 100 * (1 - other) / (collect + step)
-        texts = [f"{share * collect:.0f} % collecting", f"{share * step:.0f} % updating"]
-        return ", ".join([*texts, f"{100 * other:.0f} % other"])
+        first, last = self._moments[0], self._moments[-1]
+        env, collect, update, log = (last.parts - first.parts).tolist()
+        busy = collect + update + log
+        if not busy > 0:
+            return ""
+        total = max(1000 * (last.seconds - first.seconds), busy)
+        parts = {"environment": env, "policy": collect - env} if env else {"collecting": collect}
+        parts |= {"update": update, "logging": log, "other": total - busy}
+        return ", ".join(f"{100 * x / total:.0f} % {name}" for name, x in parts.items())
 
 
 class Course:

@@ -21,6 +21,7 @@ STATISTICS = {
     "episodes/length_mean": 123.0,
     "monitors/kl_div": 0.0081,
     "profiling/collect_ms": 30.0,
+    "profiling/env_ms": 20.0,
     "profiling/step_ms": 10.0,
 }
 
@@ -237,7 +238,7 @@ def test_the_live_view(clock):
         "123.4 ▁",
         "0.0081",
         "1,000 env steps/s, 1,000 on average",
-        "3 % collecting, 1 % updating, 96 % other",  # 40 ms of train steps a second
+        "2 % environment, 1 % policy, 1 % update, 0 % logging, 96 % other",  # of a second
         "0:50",
         "━",
     ):
@@ -247,6 +248,29 @@ def test_the_live_view(clock):
     labels += ["elapsed", "time left"]
     assert all(line.rpartition(label)[1] for line, label in zip(last, labels, strict=True))
     assert shown.count("\x1b[?25l") == shown.count("\x1b[?25h") == 1  # the cursor is given back
+
+
+@pytest.mark.parametrize(
+    ("times", "shares"),
+    [
+        (
+            {"collect": 500.0, "step": 250.0},
+            "50 % collecting, 25 % update, 0 % logging, 25 % other",
+        ),
+        (
+            {"env": 100.0, "collect": 500.0, "step": 250.0, "log": 150.0},
+            "10 % environment, 40 % policy, 25 % update, 15 % logging, 10 % other",
+        ),
+        (  # threads of trackers work at the same time
+            {"env": 400.0, "collect": 800.0, "step": 200.0, "log": 1000.0},
+            "20 % environment, 20 % policy, 10 % update, 50 % logging, 0 % other",
+        ),
+    ],
+)
+def test_shares_of_the_time(clock, times, shares):
+    progress, _ = plain(clock)
+    log(progress, clock, [1, 2, 3], {f"profiling/{name}_ms": x for name, x in times.items()})
+    assert progress._shares() == shares
 
 
 def test_the_live_view_says_how_updates_go_and_what_the_process_uses(clock):

@@ -15,7 +15,7 @@ from ..data import (
     RecurrentAlgorithmState,
     StepStats,
 )
-from ..env import read_metrics
+from ..env import TimedSteps, read_metrics
 from ..episodes import to_floats
 from ..errors import DivergedError, EnvError, NotBufferedError
 from ..fused import MinibatchGradients, actor, gradients
@@ -102,6 +102,7 @@ class OnPolicyAlgorithm(
         """
         elapsed_ms = stopwatch()
         self._prepare()
+        step = TimedSteps(self.env)
         precision = self.config.matmul_precision
         with undone_on_error(self.parts):
             mode = model_mode(self.policy.model, training=not deterministic, precision=precision)
@@ -109,7 +110,7 @@ class OnPolicyAlgorithm(
                 was_reset = self._begin(env_config)
                 collected = self.executor.collect(
                     self.parts,
-                    lambda states: self._roll_out(states, deterministic=deterministic),
+                    lambda states: self._roll_out(states, step, deterministic=deterministic),
                     self._initial_states(0) if self.states is None else self.states,
                     phase=self._first_sequence() % max(1, self._sequences_per_reset()),
                     eager=deterministic or self.is_evaluating,
@@ -128,6 +129,7 @@ class OnPolicyAlgorithm(
         resets = self.rollout.num_envs * self.reducer.size * was_reset
         counts: dict[str, Any] = {"env/steps": self._rows_to_learn, "env/resets": resets}
         counts |= {key: int(stats[key]) for key in ("episodes/count",) if key in stats}
+        counts |= step.statistics
         return cast(CollectStats, {**stats, **counts, "profiling/collect_ms": elapsed_ms()})
 
     def _prepare(self) -> None:
@@ -153,15 +155,16 @@ class OnPolicyAlgorithm(
             self.rollout.carry()
         return reset
 
-    def _roll_out(self, states: Leaves, *, deterministic: bool) -> Collected:
+    def _roll_out(self, states: Leaves, step: TimedSteps, *, deterministic: bool) -> Collected:
         """Act, step and write until the rollout is full.
 
         Args:
             states: Recurrent states before the first env step, `[N, …]`.
+            step: The environment's.
             deterministic: Whether actions are the distribution's mode.
 
         """
-        policy, rollout, env = self.policy, self.rollout, self.env
+        policy, rollout = self.policy, self.rollout
         has_states, batch_size = bool(states), [rollout.num_envs]
         has_episodes = has_states and DataKeys.FIRST in rollout.episode_keys
         with policy.keep_casts():
@@ -172,7 +175,7 @@ class OnPolicyAlgorithm(
                 if has_states and t % rollout.seq_len == 0:
                     states = self._begin_sequence(t // rollout.seq_len, states)
                 actions, states = acts.act(t, states)
-                rollout.write_outcome(t, env.step(rollout.action.unflatten(actions, batch_size)))
+                rollout.write_outcome(t, step(rollout.action.unflatten(actions, batch_size)))
                 if has_episodes:
                     if rollout.final_obs:
                         estimates.value_final_row(policy, rollout, t, states)

@@ -77,6 +77,9 @@ class Delivery(ABC):
     #: Points that were dropped or refused.
     lost: int = 0
 
+    #: Processor time of the thread so far.
+    processor_seconds: float = 0.0
+
     def __init__(self, place: str, *, queue_size: int, record: str) -> None:
         self.settled = threading.Event()
         self._place = place
@@ -241,6 +244,7 @@ class Delivery(ABC):
                 except Exception as error:
                     self.warn(f"failed with {in_one_line(error)}")
                     pause = min(2 * pause, _LONGEST_PAUSE)
+                self.processor_seconds = time.thread_time()
                 self.settled.set()
                 self._pause(pause)
 

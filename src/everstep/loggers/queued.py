@@ -70,6 +70,11 @@ class QueuedLogger:
         return None
 
     @property
+    def processor_seconds(self) -> float:
+        """Processor time of the thread so far."""
+        return 0.0 if self._delivery is None else self._delivery.processor_seconds
+
+    @property
     def undelivered(self) -> int:
         """Metric points that the tracker has not taken: waiting, dropped or refused."""
         return 0 if self._delivery is None else self._delivery.lost + self._delivery.waiting

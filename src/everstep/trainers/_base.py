@@ -3,6 +3,7 @@
 import contextlib
 import math
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -326,7 +327,8 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
         step_stats = self.algorithm.step()
         self.state["algorithm/steps"] += 1
         self.state["env/steps"] += collect_stats["env/steps"]
-        stats = {**memory_stats, **collect_stats, **step_stats, **self.state}
+        took = {"profiling/log_ms": self._logging_ms()}
+        stats = {**memory_stats, **collect_stats, **step_stats, **took, **self.state}
         self._called.call("on_train_step", stats)
         self._log(stats)
         return cast(TrainStats, stats)
@@ -381,11 +383,19 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
 
     # ---- the record ---------------------------------------------------------------------------
 
+    def _logging_ms(self) -> float:
+        """Milliseconds of loggers since the last call, with those of trackers' threads."""
+        threads = sum(tracker.processor_seconds for tracker in self.trackers.values())
+        before, self._logged_s = self._logged_s, threads + self._log_s
+        return 1000 * (self._logged_s - before)
+
     def _log(self, stats: Mapping[str, Any]) -> None:
+        start = time.perf_counter()
         self.logger.log_metrics(stats, step=self.state["env/steps"])
         self.view.log_metrics(stats, step=self.state["env/steps"])
         if self._files is not None:
             self._files.note(stats, self.state, self.algorithm.policy)
+        self._log_s += time.perf_counter() - start
 
     def close(self, status: RunStatus = "FINISHED") -> None:
         """Flush and close the loggers, and end trackers' runs that are this trainer's own."""

@@ -58,6 +58,10 @@ class SavedTrainer(Generic[_Algorithm]):
     #: Train steps after which evaluations were made last.
     _evaluated: int = 0
 
+    #: Seconds in loggers, and of those with trackers' threads the ones that were reported.
+    _log_s: float = 0.0
+    _logged_s: float = 0.0
+
     #: Whether a callback asked for the end of the training.
     _is_stopping: bool = False
 

@@ -55,9 +55,10 @@ def test_attributes_and_statistics(env_cls: type[Env]) -> None:
     assert algorithm.state.buffered
     stepped = algorithm.step()
     assert not algorithm.state.buffered
-    expected = {"env/resets", "env/steps", "profiling/collect_ms"}
+    expected = {"env/resets", "env/steps", "profiling/collect_ms", "profiling/env_ms"}
     expected |= {f"{x}/{y}" for x in ("returns", "rewards") for y in ("min", "max", "mean", "std")}
     assert set(collected) == expected
+    assert 0 < collected["profiling/env_ms"] < collected["profiling/collect_ms"]
     assert collected["env/resets"] == 8
     assert collected["env/steps"] == 128
     for key in ("entropy", "policy", "vf", "total"):

@@ -1,5 +1,6 @@
 """Trainers: the loop, evaluation's rules, and the record of a run."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,23 @@ def test_totals() -> None:
     assert stats["env/steps"] == 32
     assert found.step()["env/steps"] == 64
     assert {"memory/free", "returns/mean", "losses/total", "profiling/step_ms"} <= set(stats)
+
+
+def test_the_time_of_loggers_is_that_since_the_train_step_before(tmp_path: Path) -> None:
+    class Slow:
+        def log_params(self, params: Any) -> None:
+            pass
+
+        def log_metrics(self, metrics: Any, *, step: int) -> None:
+            time.sleep(0.02)
+
+        def close(self, status: str = "FINISHED") -> None:
+            pass
+
+    found = trainer(loggers=[Slow()])
+    times = [found.step()["profiling/log_ms"] for _ in range(3)]
+    assert times[0] == 0.0
+    assert min(times[1:]) >= 20
 
 
 def test_an_algorithm_can_be_given() -> None:
