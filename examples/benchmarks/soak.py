@@ -2,16 +2,24 @@
 
     python examples/benchmarks/soak.py --minutes 60
 
-Samples resident memory, descriptors and threads of the process, memory of its children, and env
-steps per second of processor time in train steps (without evaluations). Beside each sample a fixed
-piece of work is timed: other programs on the machine slow both down, so the verdict is about the
-ratio. Prints the samples and a verdict; exit code 1 if a limit is broken. Trackers whose libraries
-are not installed are left out, and named.
+Samples resident memory of the process and of its children, descriptors, threads, and three rates of
+train steps, without evaluations, whose episodes get longer: env steps
+
+* per second: what a user sees, also of other programs on the machine;
+* per second of processor time of the process, with the threads of trackers and checkpoints;
+* per time of a fixed piece of work that is measured beside each sample: caches and clock rates that
+  other programs take slow both down. The verdict is about this one.
+
+The first twentieth is left out: libraries are imported, buffers are filled, and the policy learns.
+The verdict compares the medians of the first and the last third of the rest, and says whether their
+standard errors are small enough to tell. Exit code 1 if a limit is broken, or if they are not.
+Trackers whose libraries are not installed are left out, and named.
 """
 
 import argparse
 import importlib.util
 import json
+import math
 import statistics
 import sys
 import tempfile
@@ -27,8 +35,8 @@ import everstep
 from everstep.callbacks import Callback
 from everstep.loggers import TRACKERS
 
-#: Share of the run that is left out at its beginning: libraries are imported, buffers filled.
-WARM_UP = 0.2
+#: Share of the run that is left out at its beginning.
+WARM_UP = 0.05
 
 #: Limits of the verdict: MiB an hour, and the share of the rate.
 MEMORY_LIMIT, RATE_LIMIT = 10.0, 0.02
@@ -44,6 +52,11 @@ def fixed_work() -> float:
     return time.thread_time() - started
 
 
+def clocks() -> np.ndarray:
+    """Seconds now: of a clock, and of the processors in this process."""
+    return np.array([time.monotonic(), time.process_time()])
+
+
 class Sampler(Callback):
     """Samples the process, and stops the training when its time is over."""
 
@@ -51,25 +64,25 @@ class Sampler(Callback):
         self.seconds, self.samples = 60 * minutes, []
         self.interval = self.seconds / count
         self.process = psutil.Process()
-        self.trained = self.steps = self.sampled_steps = 0.0
+        self.trained, self.sampled_steps = np.zeros(2), 0
 
     def on_start(self, trainer: Any) -> None:
         super().on_start(trainer)
         self.started = self.sampled = time.monotonic()
-        self.begun = time.thread_time()
+        self.begun = clocks()
 
     def on_evaluation(self, stats: dict[str, Any]) -> None:
-        self.begun = time.thread_time()
+        self.begun = clocks()
 
     def on_train_step(self, stats: dict[str, Any]) -> None:
-        self.trained += time.thread_time() - self.begun
+        self.trained += clocks() - self.begun
         now = time.monotonic()
         if now - self.sampled >= self.interval:
             self.sampled = now
             self.take_sample(now - self.started, stats["env/steps"])
         if now - self.started >= self.seconds:
             self.trainer.stop()
-        self.begun = time.thread_time()
+        self.begun = clocks()
 
     def take_sample(self, seconds: float, env_steps: int) -> None:
         memory = self.process.memory_info().rss
@@ -80,7 +93,7 @@ class Sampler(Callback):
             except psutil.Error:
                 continue
         work = fixed_work()
-        rate = (env_steps - self.sampled_steps) / self.trained
+        rate, rate_of_processor = (env_steps - self.sampled_steps) / self.trained
         self.samples.append(
             {
                 "seconds": seconds,
@@ -90,38 +103,70 @@ class Sampler(Callback):
                 "descriptors": self.process.num_fds(),
                 "threads": self.process.num_threads(),
                 "env steps/s": rate,
+                "env steps/processor s": rate_of_processor,
                 "fixed work ms": 1000 * work,
-                "env steps/work": rate * work,
+                "env steps/work": rate_of_processor * work,
             }
         )
-        self.trained, self.sampled_steps = 0.0, env_steps
+        self.trained, self.sampled_steps = np.zeros(2), env_steps
         line = (f"{name} {value:,.1f}" for name, value in self.samples[-1].items())
         print("  ".join(line), flush=True)
 
 
+class Samples:
+    """Samples after the beginning.
+
+    Args:
+        samples: All.
+
+    """
+
+    def __init__(self, samples: list[dict[str, float]]) -> None:
+        self.warm = samples[int(len(samples) * WARM_UP) :]
+        self.third = len(self.warm) // 3
+
+    def ends(self, name: str) -> tuple[float, float]:
+        """Medians of the first and the last third."""
+        values = [x[name] for x in self.warm]
+        return statistics.median(values[: self.third]), statistics.median(values[-self.third :])
+
+    def change(self, name: str) -> tuple[float, float]:
+        """Change from the first to the last third, as a share, and its standard error."""
+        first, last = self.ends(name)
+        values = [x[name] for x in self.warm]
+        spreads = (statistics.stdev(x) for x in (values[: self.third], values[-self.third :]))
+        # A median's standard error is 1.25 times that of the mean, for normal errors.
+        error = 1.25 * math.hypot(*spreads) / math.sqrt(self.third)
+        return last / first - 1, error / first
+
+    def slope(self, name: str) -> float:
+        """Growth an hour."""
+        hours = np.array([x["seconds"] for x in self.warm]) / 3600
+        return float(np.polyfit(hours, [x[name] for x in self.warm], 1)[0])
+
+
 def verdict(samples: list[dict[str, float]]) -> tuple[list[str], bool]:
     """Lines about memory, descriptors, threads and rate, and whether all are within limits."""
-    warm = samples[int(len(samples) * WARM_UP) :]
-    if len(warm) < 6:
+    found = Samples(samples)
+    if found.third < 3:
         return ["too few samples for a verdict"], False
-    hours = np.array([x["seconds"] for x in warm]) / 3600
-    third = len(warm) // 3
-
-    def ends(name: str) -> tuple[float, float]:
-        values = [x[name] for x in warm]
-        return statistics.median(values[:third]), statistics.median(values[-third:])
-
-    slope = float(np.polyfit(hours, [x["memory MiB"] for x in warm], 1)[0])
-    first, last = ends("env steps/work")
-    change = last / first - 1
-    facts = [
-        (f"memory        {slope:+.1f} MiB an hour (limit {MEMORY_LIMIT})", slope <= MEMORY_LIMIT),
-        (f"rate          {change:+.1%} (limit −{RATE_LIMIT:.0%})", change >= -RATE_LIMIT),
-    ]
+    facts = []
+    for name in ("memory MiB", "children MiB"):
+        slope = found.slope(name)
+        text = f"{name:<13} {slope:+.1f} an hour (limit {MEMORY_LIMIT:+})"
+        facts.append((text, slope <= MEMORY_LIMIT))
     for name in ("descriptors", "threads"):
-        first, last = ends(name)
+        first, last = found.ends(name)
         facts.append((f"{name:<13} {first:.0f} at first, {last:.0f} at last", last <= first))
+    change, error = found.change("env steps/work")
+    text = f"rate          {change:+.1%} ± {error:.1%} (limit −{RATE_LIMIT:.0%})"
+    facts.append((text, change >= -RATE_LIMIT))
+    told = f"precision     two standard errors are {2 * error:.1%} (limit {RATE_LIMIT:.0%})"
+    facts.append((told, 2 * error <= RATE_LIMIT))
     lines = [f"{'ok  ' if is_ok else 'FAIL'}  {text}" for text, is_ok in facts]
+    for name in ("env steps/s", "env steps/processor s", "fixed work ms"):
+        change, error = found.change(name)
+        lines.append(f"      {name}: {change:+.1%} ± {error:.1%}")
     return lines, all(is_ok for _, is_ok in facts)
 
 
