@@ -12,6 +12,9 @@ from .tasks import Outcome, Task
 #: Env steps in which episodes must end once the clock is one env step before its usual end.
 _MOST_ENV_STEPS = 4
 
+#: Times that all episodes are made to end, as some may fail just then; and times that it is tried.
+_TRIALS, _MOST_TRIALS = 3, 9
+
 
 class Profile(NamedTuple):
     """Properties of a task that its interface does not show."""
@@ -75,48 +78,179 @@ def _final_key(outcome: Outcome) -> None | str:
 
 
 def _probe(task: Task, longest: Any) -> Profile:
-    """The properties of a VecTask, from its clock after all episodes were made to time out.
+    """The properties of a VecTask, from episodes that were made to time out, up to three times.
 
-    A task sets its clock back when it resets. If it does so in the env step in which time is up,
-    the style is C. Otherwise the clock shows the style after one more env step: 0 if the reset came
-    after the clock had moved (A), 1 if it came before (B), and a larger number if nothing was reset
-    (D). Takes up to six env steps with actions of 0, and synchronises.
+    The style is known from the calls of `reset_idx`, see `Resets`. Of a task that makes none it is
+    known from its clock, which a reset sets back: in the env step in which time is up (C), or one
+    env step later to 0 (A), to 1 (B), or not at all (D). Takes up to 54 env steps with actions of
+    0, usually 9, and synchronises.
 
     Raises:
-        AdapterError: If the clock does not show the style; names the option that sets it.
+        AdapterError: If the style cannot be determined; names the option that sets it.
 
     """
     if longest is None or isinstance(longest, torch.Tensor) or not 2 <= longest < 2**31:
         rule = "its `max_episode_length` must be a finite number of at least 2"
         raise _unknown(task, f"{rule}; got {longest}")
-    waiting = task.step(task.zero_actions()).done  # resets what A and B have pending at first
-    start = int(longest) - 2
-    task.set_clock(start)
-    outcome, ended, env_steps = _until_all_end(task, waiting.flatten(), longest)
-    limit = start + env_steps
-    if bool((task.clock[ended] == 0).all()):
-        return Profile("C", "its clock", limit, _final_key(outcome), outcome)
-    task.step(task.zero_actions())
-    style = _lazy_style(task, task.clock[ended], limit)
-    return Profile(style, "its clock", limit, None, outcome)
+    trials: list[_Trial] = []
+    with Resets(task) as resets:
+        for _ in range(_MOST_TRIALS):
+            if "D" in resets.styles or _is_over(trials):
+                break
+            if len(trials) < _TRIALS or (resets.is_called and not resets.styles):
+                trials += _try(task, resets, longest)
+    if not trials:
+        end = f"when `{task.clock_name}` was at `max_episode_length` ({longest})"
+        raise _unknown(task, f"its episodes did not end {end}")
+    limit = max(trial.limit for trial in trials)  # an episode may fail earlier, none ends later
+    styles = resets.styles
+    source = "its clock" if styles == {"D"} else "its calls of `reset_idx`"
+    if not styles:
+        source = "its clock"
+        styles = {trial.style or _lazy_style(task, trial.clock, limit) for trial in trials}
+        if resets.is_called or resets.is_set_back:  # the clock would show what is not so
+            raise _unknown(task, "its clock is set back by more than the resets that it calls")
+    if len(styles) > 1:
+        raise _unknown(task, f"{source} shows {' and '.join(sorted(styles))}")
+    (style,) = styles
+    outcome = trials[-1].outcome
+    return Profile(style, source, limit, _final_key(outcome) if style == "C" else None, outcome)
 
 
-def _until_all_end(
-    task: Task, waiting: torch.Tensor, longest: float
-) -> tuple[Outcome, torch.Tensor, int]:
-    """The outcome that ended all remaining episodes, their rows `[N]`, and its number of env steps.
+class _Trial(NamedTuple):
+    """Result of making all episodes time out."""
 
-    Episodes that fail before are left out: they show nothing about the clock.
+    #: `"C"` or `"D"`, if the clock shows it at once; else None.
+    style: None | str
+
+    #: The clock one env step after the end, `[M]` of the rows that ended.
+    clock: torch.Tensor
+
+    #: Env steps of an episode: the most that a row was seen to have.
+    limit: int
+
+    #: What the env step returned that ended the episodes.
+    outcome: Outcome
+
+
+def _is_over(trials: list[_Trial]) -> bool:
+    """Whether nothing resets a row but a call of `reset_done`, which is not made."""
+    return bool(trials) and trials[-1].style == "D"
+
+
+def _try(task: Task, resets: "Resets", longest: float) -> list[_Trial]:
+    """Set the clock shortly before its end, and step until no episode runs on.
+
+    The trial, or none if no episode ended.
+
+    Rows whose clock is set back meanwhile without an end, as at a goal, are left out, and so are
+    those that wait for a reset, unless all do.
     """
-    left = waiting if bool(waiting.all()) else ~waiting
+    start = int(longest) - 2
+    outcome = resets.step()
+    running = ~outcome.done.flatten().to(task.clock.device)
+    if not bool(running.any()):
+        running = ~running
+    resets.set_clock(start)
+    limit, ended = start + 1, None
     for env_steps in range(1, _MOST_ENV_STEPS + 1):
+        outcome, clock = resets.step(), task.clock
+        done = running & outcome.done.flatten().to(clock.device)
+        counted = done & ((clock == start + env_steps) | (clock == 0))
+        if bool(done.any()):
+            ended, last = counted if bool(counted.any()) else done, outcome
+        if bool(counted.any()):
+            limit = start + env_steps
+        running = running & ~done & (clock == start + env_steps)
+        if not bool(running.any()):
+            break
+    if ended is None or bool(running.any()):
+        return []
+    if last is outcome and bool((task.clock[ended] == 0).all()):
+        return [_Trial("C", task.clock[ended].clone(), limit, last)]
+    if last is outcome:
+        resets.step()
+    after = task.clock[ended].clone()
+    return [_Trial("D" if _is_waiting(task, after, limit) else None, after, limit, last)]
+
+
+class Resets:
+    """Env steps of a task, and the styles that its calls of `reset_idx` in them show, row by row.
+
+    A row that ends and is reset in the same env step shows C. One that ended before and is reset
+    before the clock moves shows B, after it A, and not at all D. The clock itself may be set back
+    for another reason: a goal was reached, as in IsaacGymEnvs' ShadowHandOpenAI_FF.
+
+    Args:
+        task: The task, whose `reset_idx` is replaced while the object is entered.
+
+    """
+
+    #: Styles that rows showed.
+    styles: set[str]
+
+    #: Whether the task was seen to call its `reset_idx`.
+    is_called = False
+
+    #: Whether the clock of a row was set back though its episode went on.
+    is_set_back = False
+
+    def __init__(self, task: Task) -> None:
+        self._task, self.styles = task, set()
+        self._has_reset_done = task.method("reset_done") is not None
+        own = getattr(task.env, "reset_idx", None)
+        self._own, self._owner = own, getattr(own, "__self__", None)
+        # What the first env step resets had not ended.
+        ones = torch.ones(task.num_envs, dtype=torch.bool, device=task.clock.device)
+        self._ended = self._at_once = ones
+
+    def __enter__(self) -> "Resets":
+        """Listen to the task."""
+        if self._owner is not None:
+            self._owner.reset_idx = self._reset_idx
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Put the task's method back."""
+        if self._owner is not None:
+            del self._owner.reset_idx
+
+    def _reset_idx(self, env_ids: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        self._clocks[env_ids] = self._task.clock[env_ids].to(self._clocks)
+        assert self._own is not None
+        return self._own(env_ids, *args, **kwargs)
+
+    def set_clock(self, value: float) -> None:
+        """Set the clock of every row; those that have ended show nothing in the next env step."""
+        self._task.set_clock(value)
+        self._at_once = torch.ones_like(self._at_once)
+
+    def step(self) -> Outcome:
+        """The outcome of an env step with actions of 0."""
+        task, before = self._task, self._task.clock.clone()
+        self._clocks = torch.full_like(before, -1)  # where `reset_idx` is called, when it is
         outcome = task.step(task.zero_actions())
-        done = outcome.done.flatten()
-        if bool(done[left].all()):
-            return outcome, left.to(task.clock.device), env_steps
-        left = left & ~done
-    end = f"when `{task.clock_name}` was at `max_episode_length` ({longest})"
-    raise _unknown(task, f"its episodes did not end {end}")
+        done, called = outcome.done.flatten().to(before.device), self._clocks >= 0
+        self.is_called |= bool(called.any())
+        waiting = self._ended & ~self._at_once
+        shown = {
+            "A": waiting & called & (self._clocks == before + 1),
+            "B": waiting & called & (self._clocks == before),
+            "C": ~self._ended & done & called,
+            "D": waiting & ~called & (before > 0) & (task.clock == before + 1),
+        }
+        if not self._has_reset_done:
+            del shown["D"]
+        self.styles |= {style for style, rows in shown.items() if bool(rows.any())}
+        went_on = ~self._ended & ~done & ~called
+        self.is_set_back |= bool((went_on & (task.clock != before + 1)).any())
+        self._ended, self._at_once = done, done & called
+        return outcome
+
+
+def _is_waiting(task: Task, clock: torch.Tensor, limit: int) -> bool:
+    """Whether the clocks of rows that had ended went on, until `reset_done` is called."""
+    return task.method("reset_done") is not None and bool((clock > limit).all())
 
 
 def _lazy_style(task: Task, clock: torch.Tensor, limit: int) -> str:
@@ -131,9 +265,9 @@ def _lazy_style(task: Task, clock: torch.Tensor, limit: int) -> str:
         return "A"
     if values == {1}:
         return "B"
-    has_reset = task.method("reset_done") is not None
-    if has_reset and all(value > limit for value in values):
+    if _is_waiting(task, clock, limit):
         return "D"
+    has_reset = task.method("reset_done") is not None
     raise _unknown(
         task,
         f"one env step after its episodes had ended after {limit}, `{task.clock_name}` shows "
