@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..config import recipe_names
 from ..errors import ConfigError, EverstepError
 from ..recipes import Recipe, read_recipe
 from ..recipes._recipes import OWN_PAGE, RESULTS
@@ -63,7 +64,9 @@ def write_page(results: Results, page: Path, recipes: Sequence[Recipe]) -> None:
         raise ConfigError(f"--report {page}: the page has no {BEGIN} and {END}. Add both lines.")
     pictures = page.with_suffix("")
     pictures.mkdir(parents=True, exist_ok=True)
-    text = page_text(rows, pictures)
+    measured = {row.recipe.name for row in rows if row.lines}
+    expected = list(recipes) or [read_recipe(name) for name in recipe_names()]
+    text = page_text(rows, pictures, [x for x in expected if x.name not in measured])
     head, tail = before.split(BEGIN)[0], before.split(END)[1]
     page.write_text(f"{head}{BEGIN}\n\n{text}\n{END}{tail}", encoding="utf-8")
     for name, kind in (("env_steps", "env_steps"), ("time", "processor_seconds")):
@@ -89,8 +92,8 @@ def _recipes_of(results: Results) -> list[Recipe]:
     return sorted(found, key=lambda recipe: recipe.name)
 
 
-def page_text(rows: Sequence[Row], pictures: Path) -> str:
-    """The page between its marks."""
+def page_text(rows: Sequence[Row], pictures: Path, missing: Sequence[Recipe]) -> str:
+    """The page between its marks; `missing` are the recipes that have no result."""
     parts = [_counts(rows), _aggregate(rows, pictures)]
     for family, members in families(rows).items():
         parts.append(
@@ -112,7 +115,7 @@ def page_text(rows: Sequence[Row], pictures: Path) -> str:
     failures = [f"* {row.recipe.name}, {row.side}, {error}" for row in rows for error in row.errors]
     if failures:
         parts.append("\n".join(["Trainings that failed:", "", *failures]))
-    parts.append(_made_with(rows))
+    parts += [_made_with(rows), _missing(missing)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -204,6 +207,20 @@ def _note(recipe: Recipe) -> str:
         f"* `{recipe.name}`: {published.source}, {published.of}, after "
         f"{published.env_steps:,} env steps.{differs}"
     )
+
+
+def _missing(recipes: Sequence[Recipe]) -> str:
+    """Recipes without a result, by family, and those that cannot be run here."""
+    found: dict[str, list[str]] = {}
+    for recipe in recipes:
+        family, _, name = recipe.name.partition("/")
+        reason = recipe.header.not_run
+        heading = f"`{family}`" if reason is None else f"`{family}`, which {reason}"
+        found.setdefault(heading, []).append(name)
+    if not found:
+        return ""
+    lines = [f"* {heading}: {', '.join(names)}" for heading, names in found.items()]
+    return "\n".join(["## Not measured yet", "", *lines])
 
 
 def _made_with(rows: Sequence[Row]) -> str:

@@ -25,7 +25,7 @@ def test_there_are_recipes_of_every_family() -> None:
     families = {name.partition("/")[0] for name in NAMES}
     assert families == {
         *("classic", "mujoco", "mujoco-v5", "atari", "minigrid", "memory", "exploration"),
-        *("rl8", "a2c", "isaacgym", "rsl_rl"),
+        *("rl8", "a2c", "isaacgym", "rsl_rl", "ablation"),
     }
     assert {path.suffix for path in RECIPES.glob("*/*") if path.parent.name in families} == {
         ".yaml"
@@ -81,6 +81,43 @@ def test_recipes_that_were_not_run_are_valid_but_for_their_environment(name: str
     rows = recipe.values["num_envs"] * recipe.values["horizon"]
     assert rows % recipe.values["sgd_minibatch_size"] == 0
     assert config.num_envs == recipe.values["num_envs"]
+
+
+ABLATIONS = {
+    "gsde": {"model_config"},
+    "normalize-values": {"normalize_values"},
+    "bounds-loss": {"bounds_loss_coeff"},
+    "asymmetric-critic": {"model_config"},
+}
+
+
+def test_ablations_are_pairs_that_differ_in_one_key() -> None:
+    names = {name.partition("/")[2] for name in NAMES if name.startswith("ablation/")}
+    assert names == {f"{name}{end}" for name in ABLATIONS for end in ("", "-without")}
+    for name, keys in ABLATIONS.items():
+        pair = [read_recipe(f"ablation/{name}{end}").values for end in ("", "-without")]
+        assert {
+            key for key in pair[0].keys() | pair[1].keys() if pair[0].get(key) != pair[1].get(key)
+        } == keys
+
+
+@pytest.mark.slow
+def test_levels_of_tracking_cancel_and_actions_are_clipped() -> None:
+    from everstep.recipes.envs import Tracking
+    from everstep.testing import run_checks
+
+    env = Tracking(4, spread=2.0)
+    obs = env.reset()
+    for action in (-3.0, 0.25, 1.5):
+        outcome = env.step(torch.full((4, 1), action))
+        distance = max(-1.0, min(action, 1.0)) - obs["target"] / 2
+        torch.testing.assert_close(outcome["rewards"], obs["level"] - distance**2)
+        obs = outcome["obs"]
+        assert obs["level"].tolist() == [[2.0], [-2.0], [2.0], [-2.0]]
+    results = run_checks(
+        lambda num_envs, horizon, device: Tracking(num_envs, horizon, device=device)
+    )
+    assert [result for result in results if result.status == "failed"] == []
 
 
 def test_the_digest_is_of_the_keys_and_not_of_the_header(tmp_path: Path) -> None:

@@ -69,6 +69,15 @@ def test_the_page_has_tables_curves_and_verdicts(out: Path) -> None:
     assert "below" in below
     assert "* classic/CartPole-v1, everstep, seed 2: the disk is full" in text
     assert "Of 2 recipes with a published result, 1 above, 0 within, 1 below it." in text
+    missing = text.partition("## Not measured yet\n")[2].splitlines()
+    assert "* `a2c`: Acrobot-v1, CartPole-v1, Pendulum-v1" in missing
+    assert (
+        "* `isaacgym`, which needs Isaac Gym and its GPU: Ant, Anymal, Cartpole, Humanoid"
+        in missing
+    )
+    [classic] = [line for line in missing if line.startswith("* `classic`")]
+    assert "Acrobot-v1" in classic
+    assert "CartPole-v1" not in classic
     named = {x.partition(")")[0] for x in text.split("](results/")[1:]}
     assert named == {path.name for path in (out / "results").iterdir()}
     assert {"mujoco_env_steps.svg", "classic_time.svg", "profile.svg"} <= named

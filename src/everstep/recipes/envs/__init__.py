@@ -7,6 +7,7 @@ from .memory import RepeatFirst, cartpole_positions, pendulum_positions
 from .minigrid import MiniGrid
 from .mountain_car import MountainCar
 from .pendulum import Pendulum
+from .tracking import Tracking
 
 __all__ = [
     "AlgoTrading",
@@ -16,6 +17,7 @@ __all__ = [
     "MountainCar",
     "Pendulum",
     "RepeatFirst",
+    "Tracking",
     "ViewsModel",
     "cartpole_positions",
     "pendulum_positions",
