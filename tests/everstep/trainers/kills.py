@@ -116,7 +116,9 @@ class Training:
         return True
 
     def _size(self) -> int:
-        return self.metrics.stat().st_size if self.metrics.exists() else 0
+        with contextlib.suppress(FileNotFoundError):  # a run without a checkpoint begins anew
+            return self.metrics.stat().st_size
+        return 0
 
 
 def _train(directory: Path, command: list[str], log: Path) -> None:
