@@ -5,6 +5,8 @@ from typing import Any
 
 import torch
 
+from ..errors import CheckpointError
+
 #: Parts of an algorithm's state that each process has its own of.
 _OWN = (
     *("continues", "env", "episodes", "last_done", "last_obs", "memory", "reversed_returns"),
@@ -26,8 +28,13 @@ def for_rank(state: Mapping[str, Any], algorithm: Any) -> dict[str, Any]:
         state: State of a trainer, of one or several processes.
         algorithm: The algorithm that is to continue.
 
+    Raises:
+        CheckpointError: If the state has no mapping of the algorithm.
+
     """
     saved: dict[str, Any] = state["algorithm"]
+    if not isinstance(saved, Mapping):  # a tensor would be indexed by names, with a warning
+        raise CheckpointError(f"`algorithm` of a state is a mapping; got {type(saved).__name__}.")
     reducer, ranks = algorithm.reducer, [own_part(saved), *state.get("ranks", ())]
     if len(ranks) == reducer.size:
         return {**saved, **ranks[reducer.rank]}

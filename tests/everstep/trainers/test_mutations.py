@@ -6,7 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from everstep import DiscreteDummyEnv, Trainer
 from everstep.checkpoints import load_file, save_file
 from everstep.errors import CheckpointError
 
@@ -33,3 +35,10 @@ def test_sizes_that_the_archive_claims_are_compared_with_the_file(tmp_path: Path
     (tmp_path / "file").write_bytes(content)
     with pytest.raises(CheckpointError, match="compressed members"):
         load_file(tmp_path / "file")
+
+
+def test_a_state_without_a_mapping_of_the_algorithm_is_refused() -> None:
+    trainer = Trainer(DiscreteDummyEnv, num_envs=2, horizon=4, run_dir=None)
+    state = trainer.state_dict()
+    with pytest.raises(CheckpointError, match="`algorithm` of a state is a mapping; got Tensor"):
+        trainer.load_state_dict({**state, "algorithm": torch.zeros(3)})
