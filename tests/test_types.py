@@ -218,5 +218,6 @@ def test_a_train_step_has_the_required_statistics() -> None:
     """Type checkers let programs read them without `get`; no episode ends here."""
     stats = Trainer(DiscreteDummyEnv, num_envs=2, horizon=2, run_dir=None).step()
     assert TrainStats.__required_keys__ <= set(stats)
-    optional = {key.split("/")[0] for key in TrainStats.__optional_keys__}
-    assert optional == {"episodes", "memory"}
+    optional = {key for key in TrainStats.__optional_keys__ if "/" in key}
+    others = {key for key in optional if key.split("/")[0] not in ("episodes", "memory")}
+    assert others == {"profiling/env_ms"}  # a graph that is replayed does not tell

@@ -12,7 +12,16 @@ SCRIPT = Path(__file__).parents[2] / "examples" / "benchmarks" / "soak.py"
 
 def samples(**growth: float) -> list[dict[str, float]]:
     """A minute apart, each value growing by an amount a sample."""
-    start = {"memory MiB": 500.0, "descriptors": 20.0, "threads": 7.0, "env steps/work": 600.0}
+    start = {
+        "memory MiB": 500.0,
+        "children MiB": 80.0,
+        "descriptors": 20.0,
+        "threads": 7.0,
+        "env steps/s": 5000.0,
+        "env steps/processor s": 6000.0,
+        "fixed work ms": 100.0,
+        "env steps/work": 600.0,
+    }
     return [
         {"seconds": 60.0 * i} | {name: x + i * growth.get(name, 0.0) for name, x in start.items()}
         for i in range(60)
@@ -25,6 +34,7 @@ def samples(**growth: float) -> list[dict[str, float]]:
         ({}, set()),
         ({"memory MiB": 0.1}, set()),  # 6 MiB an hour
         ({"memory MiB": 0.5}, {"memory"}),
+        ({"children MiB": 0.5}, {"children"}),
         ({"descriptors": 0.1}, {"descriptors"}),
         ({"threads": 1.0}, {"threads"}),
         ({"env steps/work": -1.0}, {"rate"}),
