@@ -51,7 +51,8 @@ def connected() -> Iterator[None]:
     on_gpus = torch.cuda.is_available()
     if on_gpus:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
-    _store, rank, size = next(rendezvous("env://", timeout=_PATIENCE))
+    store, rank, size = next(rendezvous("env://", timeout=_PATIENCE))
+    _store = dist.PrefixStore(_attempt(), store)
     dist.init_process_group(
         "nccl" if on_gpus else "gloo", store=_store, rank=rank, world_size=size, timeout=_PATIENCE
     )
@@ -69,6 +70,15 @@ def connected() -> Iterator[None]:
         raise
     finally:
         dist.destroy_process_group()
+
+
+def _attempt() -> str:
+    """Name of this start of the processes: on one machine, `torchrun` keeps its store for all.
+
+    Agents of several machines count restarts differently, so there it is one name.
+    """
+    is_alone = os.environ.get("GROUP_WORLD_SIZE", "1") == "1"
+    return f"everstep/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0') if is_alone else ''}"
 
 
 def _is_reported(rank: int, message: str) -> bool:
