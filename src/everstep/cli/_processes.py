@@ -46,13 +46,14 @@ def connected() -> Iterator[None]:
         return
     import torch
     import torch.distributed as dist
+    from torch.distributed.distributed_c10d import PrefixStore
     from torch.distributed.rendezvous import rendezvous
 
     on_gpus = torch.cuda.is_available()
     if on_gpus:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
     store, rank, size = next(rendezvous("env://", timeout=_PATIENCE))
-    _store = dist.PrefixStore(_attempt(), store)
+    _store = PrefixStore(_attempt(), store)
     dist.init_process_group(
         "nccl" if on_gpus else "gloo", store=_store, rank=rank, world_size=size, timeout=_PATIENCE
     )
