@@ -10,6 +10,7 @@ ranks, because importing PyTorch takes longer than the rest; `--real` is for the
 
 import argparse
 import contextlib
+import functools
 import os
 import random
 import shutil
@@ -32,6 +33,7 @@ from everstep.checkpoints import load_state
 from everstep.cli._processes import outcome
 from everstep.loggers import read_metrics
 from everstep.trainers._checkpointing import checkpoints_of
+from tests.everstep.trainers.commands import Started
 
 #: Seconds after a fault in which the job must have ended.
 LIMIT = 60.0
@@ -85,7 +87,7 @@ class Faulty(DiscreteDummyEnv):
         return row
 
 
-class Job:
+class Job(Started):
     """A launcher and its two ranks.
 
     Args:
@@ -106,31 +108,17 @@ class Job:
         restarts: int = 0,
         **variables: str,
     ) -> None:
-        self.directory, self.log = directory, directory / "output.txt"
+        self.directory = directory
         self.metrics = directory / "run" / "metrics.jsonl"
         self.lines, self.id = self.count(), uuid.uuid4().hex
         for name in ("rank-0", "rank-1", "fault", "output.txt"):
             (directory / name).unlink(missing_ok=True)
         variables = {"OMP_NUM_THREADS": "1", JOB: self.id, "EVERSTEP_TIMEOUT": "4", **variables}
         command = [*COMMAND, *words]
-        self.process: None | subprocess.Popen[bytes] = None
         if real:
-            more = ["--processes", "2", "--max-restarts", str(restarts)]
-            with open(self.log, "ab") as log:
-                self.process = subprocess.Popen(
-                    [sys.executable, "-m", "everstep", *command, *more],
-                    cwd=directory,
-                    env={**os.environ, **variables, "PYTHONPATH": os.pathsep.join(sys.path)},
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                )
-            self.pid = self.process.pid
-        else:
-            self.pid = os.fork()
-            if self.pid == 0:
-                _launch(directory, command, self.log, restarts, variables)
-        self.status: None | int = None
+            command += ["--processes", "2", "--max-restarts", str(restarts)]
+        launch = None if real else functools.partial(_launch, self.id, restarts)
+        super().__init__(directory, command, launch, variables)
 
     def count(self) -> int:
         """Complete lines of the statistics."""
@@ -169,16 +157,6 @@ class Job:
         assert not left, f"processes were left: {self.text()}"
         return seconds
 
-    def poll(self) -> None | int:
-        """The exit code of the launcher; None while it runs."""
-        if self.status is None:
-            if self.process is not None:
-                self.status = self.process.poll()
-            else:
-                pid, status = os.waitpid(self.pid, os.WNOHANG)
-                self.status = os.waitstatus_to_exitcode(status) if pid else None
-        return self.status
-
     def text(self) -> str:
         return self.log.read_text(errors="replace")[-6000:]
 
@@ -198,35 +176,21 @@ def _environ(process: Path) -> bytes:
     return (process / "environ").read_bytes()
 
 
-def _launch(
-    directory: Path, command: list[str], log: Path, restarts: int, variables: dict[str, str]
-) -> None:
-    """Be the launcher; does not return."""
-    code = 70
-    try:
-        os.setsid()
-        output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-        for stream in (1, 2):
-            os.dup2(output, stream)
-        os.chdir(directory)
-        os.environ.update(variables)
-        from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+def _launch(job: str, restarts: int, command: list[str]) -> int:
+    """Be the launcher; the exit code."""
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-        config = LaunchConfig(
-            min_nodes=1,
-            max_nodes=1,
-            nproc_per_node=2,
-            run_id=variables[JOB],
-            rdzv_backend="c10d",
-            rdzv_endpoint="localhost:0",
-            max_restarts=restarts,
-            start_method="fork",
-        )
-        code = outcome(lambda: elastic_launch(config, _rank)(command))
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=2,
+        run_id=job,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        max_restarts=restarts,
+        start_method="fork",
+    )
+    return outcome(lambda: elastic_launch(config, _rank)(command))
 
 
 def _rank(command: list[str]) -> None:

@@ -15,8 +15,6 @@ import gc
 import os
 import random
 import signal
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -27,6 +25,7 @@ from typing import Any
 from everstep.checkpoints import load_state
 from everstep.loggers import read_metrics
 from everstep.trainers._checkpointing import checkpoints_of
+from tests.everstep.trainers.commands import Started
 
 #: The environments of the trainings, in turn.
 ENVIRONMENTS = (("everstep.env.DiscreteDummyEnv",), ("gymnasium:CartPole-v1",))
@@ -43,7 +42,7 @@ COMMAND = (
 PATIENCE = 120.0
 
 
-class Training:
+class Training(Started):
     """One process of `everstep train`, in a session of its own.
 
     Args:
@@ -55,25 +54,8 @@ class Training:
 
     def __init__(self, directory: Path, words: Sequence[str], *, real: bool) -> None:
         self.metrics = directory / "run" / "metrics.jsonl"
-        self.log = directory / "output.txt"
         self.size = self._size()
-        command = ["train", *words, *COMMAND]
-        self.process: None | subprocess.Popen[bytes] = None
-        if real:
-            with open(self.log, "ab") as log:
-                self.process = subprocess.Popen(
-                    [sys.executable, "-m", "everstep", *command],
-                    cwd=directory,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                )
-            self.pid = self.process.pid
-        else:
-            self.pid = os.fork()
-            if self.pid == 0:
-                _train(directory, command, self.log)
-        self.status: None | int = None
+        super().__init__(directory, ["train", *words, *COMMAND], None if real else _train, {})
 
     def wait_for_a_line(self) -> None:
         """Wait for a train step of this process."""
@@ -98,16 +80,6 @@ class Training:
         assert not left, "processes were left"
         return seconds
 
-    def poll(self) -> None | int:
-        """The exit code, as `subprocess` has it; None while it runs."""
-        if self.status is None:
-            if self.process is not None:
-                self.status = self.process.poll()
-            else:
-                pid, status = os.waitpid(self.pid, os.WNOHANG)
-                self.status = os.waitstatus_to_exitcode(status) if pid else None
-        return self.status
-
     def _has_members(self) -> bool:
         try:
             os.killpg(self.pid, 0)
@@ -121,24 +93,11 @@ class Training:
         return 0
 
 
-def _train(directory: Path, command: list[str], log: Path) -> None:
-    """Be the process of a training; does not return."""
-    code: Any = 70
-    try:
-        os.setsid()
-        output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-        for stream in (1, 2):
-            os.dup2(output, stream)
-        os.chdir(directory)
-        from everstep.__main__ import main
+def _train(command: list[str]) -> Any:
+    """Train in this process; the exit code."""
+    from everstep.__main__ import main
 
-        code = main(command)
-    except SystemExit as error:
-        code = error.code
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code if isinstance(code, int) else 1)
+    return main(command)
 
 
 def end_often(
