@@ -2,8 +2,9 @@
 
     python examples/benchmarks/soak.py --minutes 60
 
-Samples resident memory of the process and of its children, descriptors, threads, and three rates of
-train steps, without evaluations, whose episodes get longer: env steps
+Samples memory of the process and of its children (on Linux without mapped files, whose pages the
+system drops and reads again), descriptors, threads, and three rates of train steps, without
+evaluations, whose episodes get longer: env steps
 
 * per second: what a user sees, also of other programs on the machine;
 * per second of processor time of the process, with the threads of trackers and checkpoints;
@@ -52,6 +53,12 @@ def fixed_work() -> float:
     return time.thread_time() - started
 
 
+def memory_of(process: psutil.Process) -> float:
+    """Memory in MiB, without mapped files where the system tells them apart."""
+    memory = process.memory_info()
+    return (memory.rss - getattr(memory, "shared", 0)) / 2**20
+
+
 def clocks() -> np.ndarray:
     """Seconds now: of a clock, and of the processors in this process."""
     return np.array([time.monotonic(), time.process_time()])
@@ -85,11 +92,10 @@ class Sampler(Callback):
         self.begun = clocks()
 
     def take_sample(self, seconds: float, env_steps: int) -> None:
-        memory = self.process.memory_info().rss
-        children = 0
+        children = 0.0
         for child in self.process.children(recursive=True):
             try:
-                children += child.memory_info().rss
+                children += memory_of(child)
             except psutil.Error:
                 continue
         work = fixed_work()
@@ -98,8 +104,8 @@ class Sampler(Callback):
             {
                 "seconds": seconds,
                 "env steps": env_steps,
-                "memory MiB": memory / 2**20,
-                "children MiB": children / 2**20,
+                "memory MiB": memory_of(self.process),
+                "children MiB": children,
                 "descriptors": self.process.num_fds(),
                 "threads": self.process.num_threads(),
                 "env steps/s": rate,
