@@ -63,8 +63,7 @@ class RunningMoments(nn.Module):
             mask: True where a row counts, bool `[R]`.
 
         """
-        (moments,), _ = self.reducer.moments([self.moments_of(rows, mask)])
-        self.add(*moments)
+        self.reducer.count([(self, self.moments_of(rows, mask))])
 
     @torch.no_grad()
     def moments_of(self, rows: torch.Tensor, mask: torch.Tensor) -> Moments:
@@ -118,9 +117,7 @@ def update_moments(each: nn.ModuleDict, leaves: Leaves, mask: torch.Tensor) -> N
     """Update the moments of leaves `[R, …]`, by their indices, where `mask` `[R]`."""
     every = [(cast(RunningMoments, moments), leaves[int(place)]) for place, moments in each.items()]
     if every:
-        found, _ = every[0][0].reducer.moments([x.moments_of(leaf, mask) for x, leaf in every])
-        for (moments, _), new in zip(every, found, strict=True):
-            moments.add(*new)
+        every[0][0].reducer.count([(x, x.moments_of(leaf, mask)) for x, leaf in every])
 
 
 class ValueNormalizer(RunningMoments):

@@ -5,13 +5,14 @@ that is computed from all rows are the same on every rank. `Reducer` is of one p
 everything already; `GroupReducer` is of those that `torch.distributed` has connected.
 """
 
+import functools
 import hashlib
 import json
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
 import torch
@@ -35,6 +36,13 @@ CHECK_EVERY = "EVERSTEP_CHECK_RANKS"
 
 #: Bytes in which the statistics of a rollout are sent; longer ones take a second collective.
 _BYTES = 8192
+
+
+class Counter(Protocol):
+    """Moments of all rows so far."""
+
+    def add(self, n: torch.Tensor, mean: torch.Tensor, squares: torch.Tensor, /) -> None:
+        """Add `n` rows with this mean and sum of squared distances from it."""
 
 
 class Reducer:
@@ -75,6 +83,16 @@ class Reducer:
 
         """
         return each, largest
+
+    def count(self, rows: Sequence[tuple[Counter, Moments]]) -> None:
+        """Add moments of the rows of all processes to counters; one collective, if not `joined`."""
+        for counter, moments in rows:
+            counter.add(*moments)
+
+    @contextmanager
+    def joined(self) -> Iterator[None]:
+        """Context at whose end everything in it is counted, in one collective."""
+        yield
 
     def counted(
         self, terms: dict[str, torch.Tensor], weight: torch.Tensor
@@ -138,33 +156,47 @@ class GroupReducer(Reducer):
         #: Python objects, which are sent when a training begins, evaluates or saves, not counted.
         self.collectives, self.bytes = 0, 0
         self._modules: tuple[nn.Module, ...] = ()
+        #: Whether rows are counted later, and those that wait for it.
+        self._is_joined, self._waiting = False, cast(dict[Counter, Moments], {})
         self._rollouts, self._check_every = 0, _check_every()
 
     def moments(
         self, each: Sequence[Moments], largest: Sequence[torch.Tensor] = ()
     ) -> tuple[Sequence[Moments], Sequence[torch.Tensor]]:
-        """See `Reducer.moments`. Merged in the order of the ranks, so equal on all of them.
-
-        Source: parallel variance, Chan, Golub and LeVeque 1979.
-        """
+        """See `Reducer.moments`. Merged in the order of the ranks, so equal on all of them."""
         own = [*(x for moments in each for x in moments), *largest]
         flat = [x.double().reshape(-1) for x in own]
         sizes = [len(x) for x in flat]
         parts = [x.split(sizes) for x in self._all_gather(torch.cat(flat))]
         merged: list[Any] = []
         for i, moments in enumerate(each):
-            n, mean, squares = parts[0][3 * i : 3 * i + 3]
-            for part in parts[1:]:
-                m, other, more = part[3 * i : 3 * i + 3]
-                total, shift = (n + m).clamp(min=1), other - mean
-                squares = squares + more + shift.square() * (n * m / total)
-                mean = mean + shift * (m / total)
-                n = n + m
-            found = zip((n, mean, squares), moments, strict=True)
-            merged.append(tuple(x.view_as(y).to(y.dtype) for x, y in found))
+            found = functools.reduce(_sum, (tuple(x[3 * i : 3 * i + 3]) for x in parts))
+            pairs = zip(found, moments, strict=True)
+            merged.append(tuple(x.view_as(y).to(y.dtype) for x, y in pairs))
         rest = zip(*(part[3 * len(each) :] for part in parts), strict=True)
         most = [torch.stack(x).amax(0).view_as(y) for x, y in zip(rest, largest, strict=True)]
         return merged, [x.to(y.dtype) for x, y in zip(most, largest, strict=True)]
+
+    def count(self, rows: Sequence[tuple[Counter, Moments]]) -> None:
+        """See `Reducer.count`. In `joined`, each counter's rows are merged until its end."""
+        for counter, moments in rows:
+            before = self._waiting.get(counter)
+            self._waiting[counter] = moments if before is None else _sum(before, moments)
+        if not self._is_joined and self._waiting:
+            waiting, self._waiting = self._waiting, {}
+            found, _ = self.moments(list(waiting.values()))
+            super().count(list(zip(waiting, found, strict=True)))
+
+    @contextmanager
+    def joined(self) -> Iterator[None]:
+        """See `Reducer.joined`. After an error nothing is counted."""
+        self._is_joined = True
+        try:
+            yield
+            self._is_joined = False
+            self.count([])
+        finally:
+            self._is_joined, self._waiting = False, {}
 
     def counted(
         self, terms: dict[str, torch.Tensor], weight: torch.Tensor
@@ -309,6 +341,17 @@ class GroupReducer(Reducer):
 
     def _device(self) -> str:
         return "cuda" if dist.get_backend() == "nccl" else "cpu"
+
+
+def _sum(one: Moments, other: Moments) -> Moments:
+    """Moments of the rows of both.
+
+    Source: parallel variance, Chan, Golub and LeVeque 1979.
+    """
+    (n, mean, squares), (m, its_mean, its_squares) = one, other
+    total, shift = (n + m).clamp(min=1), its_mean - mean
+    squares = squares + its_squares + shift.square() * (n * m / total)
+    return n + m, mean + shift * (m / total), squares
 
 
 def _check_every() -> int:

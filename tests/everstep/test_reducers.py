@@ -10,6 +10,7 @@ from tensordict import TensorDict
 from torchrl.data import Categorical, Unbounded
 
 from everstep import AlgorithmConfig, Env, RecurrentAlgorithmConfig
+from everstep.bonuses import _rnd
 from everstep.errors import ConfigError
 from everstep.models import Model
 from everstep.reducers import CHECK_EVERY, Reducer, current_reducer
@@ -94,7 +95,7 @@ CASES: dict[str, dict[str, Any]] = {
     "everything normalised": {"normalize_rewards": "running", "normalize_observations": True},
     "rewards of a rollout": {"normalize_rewards": True, "normalize_advantages": False},
     "a2c": {"objective": "a2c"},
-    "rnd": {"bonuses": [{"rnd": {}}]},
+    "rnd": {"bonuses": [{"rnd": {}}], "normalize_observations": True},
     "adaptive rate": {"lr_schedule_kind": "adaptive", "target_kl_div": 0.01},
     "early stop": {"target_kl_div": 1e-4},
     "lstm": {"recurrent": True},
@@ -142,6 +143,7 @@ def trained(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def trained_in_all_cases() -> dict[str, Any]:
+    _rnd.CHUNK = 16  # observations are counted in several pieces
     return {name: trained(options) for name, options in CASES.items()}
 
 

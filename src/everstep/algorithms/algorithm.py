@@ -136,8 +136,9 @@ class OnPolicyAlgorithm(
         """Let bonuses look at the environment, once, before the first rollout to learn from."""
         if not self.is_prepared and not self.is_evaluating:
             self.continues = False
-            for bonus in self.bonuses:
-                bonus.prepare(self.env)
+            with self.reducer.joined():
+                for bonus in self.bonuses:
+                    bonus.prepare(self.env)
             self.is_prepared = True
 
     def _begin(self, env_config: None | dict[str, Any]) -> bool:
@@ -318,9 +319,10 @@ class OnPolicyAlgorithm(
 
     def _end_update(self) -> None:
         """Update statistics of observations and bonuses, count transitions, move schedules on."""
-        self.policy.update_statistics(self.rollout)
-        for bonus in self.bonuses:
-            bonus.update(self.rollout)
+        with self.reducer.joined():
+            self.policy.update_statistics(self.rollout)
+            for bonus in self.bonuses:
+                bonus.update(self.rollout)
         self.state.env_steps += self._rows_to_learn
         self.follow_schedules()
 

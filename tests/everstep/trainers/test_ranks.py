@@ -15,6 +15,20 @@ from tests.ranks import run_ranks
 SIZES: dict[str, Any] = {"num_envs": 4, "horizon": 4, "seed": 1, "track": False}
 
 
+#: Everything that is reduced, with rollouts of several pieces of random network distillation.
+EVERYTHING: dict[str, Any] = {
+    **SIZES,
+    "num_envs": 64,
+    "horizon": 64,
+    "sgd_minibatch_size": 1024,
+    "num_sgd_iters": 2,
+    "normalize_observations": True,
+    "normalize_rewards": "running",
+    "normalize_values": True,
+    "bonuses": [{"rnd": {"pre_normalization_steps": 1}}],
+}
+
+
 class Picky(DiscreteDummyEnv):
     """Its last rank refuses the next state if it was told to."""
 
@@ -87,6 +101,25 @@ class _Stops(Callback):
         self.trainer.stop()
 
 
+class _Counts(Callback):
+    """Collectives before each train step's end."""
+
+    def on_start(self, trainer: Any) -> None:
+        super().on_start(trainer)
+        self.seen: list[int] = []
+
+    def on_train_step(self, stats: dict[str, Any]) -> None:
+        self.seen.append(self.trainer.algorithm.reducer.collectives)
+
+
+def counted() -> list[int]:
+    """Collectives of three updates of `run` with everything that is reduced."""
+    counts = _Counts()
+    with Trainer(DiscreteDummyEnv, run_dir=None, callbacks=[counts], **EVERYTHING) as trainer:
+        trainer.run(total_env_steps=4 * 64 * 64)
+    return [after - before for before, after in zip(counts.seen, counts.seen[1:], strict=False)]
+
+
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     place = tmp_path_factory.mktemp("ranks")
@@ -128,3 +161,8 @@ def test_noise_of_ranks_is_not_that_of_neighbouring_seeds(ranks: list[dict[str, 
     assert len(seeds) == 2000
     assert [seed_of(seed, 0) for seed in range(3)] == [0, 1, 2]
     assert [found["seed"] for found in ranks] == [1, seed_of(1, 1)]
+
+
+def test_run_has_six_collectives_beside_the_optimizer_steps(tmp_path: Path) -> None:
+    """Also where rollouts are counted in pieces, and with the question whether to stop."""
+    assert run_ranks(2, counted, tmp_path) == 2 * [[8 + 6] * 3]
