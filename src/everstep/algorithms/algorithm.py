@@ -293,8 +293,7 @@ class OnPolicyAlgorithm(
         """
         elapsed_ms = stopwatch()
         self._take_rollout("step")
-        precision = self.config.matmul_precision
-        mode = model_mode(self.policy.model, training=True, precision=precision)
+        mode = model_mode(self.policy.model, training=True, precision=self.config.matmul_precision)
         with undone_on_error(self.parts, "model"), torch.enable_grad(), mode:
             sums, counts = self.executor.learn(
                 self.parts, self.estimate, self.learn, self._reward_scale
