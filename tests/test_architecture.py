@@ -261,8 +261,8 @@ def test_no_files_import_each_other() -> None:
     assert {name: sorted(imported & left.keys()) for name, imported in left.items()} == {}
 
 
-#: May import the other folder's public name: pools are Gymnasium vector environments.
-SUBCLASSES = {("envpool", "gymnasium"), ("ale", "gymnasium")}
+#: May import the other folder's public name: they make Gymnasium vector environments.
+SUBCLASSES = {(x, "gymnasium") for x in ("ale", "dm_control", "envpool", "pettingzoo")}
 
 
 def test_adapters_import_only_common_and_their_own_folder() -> None:

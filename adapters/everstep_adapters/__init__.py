@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .ale import ALEEnv as ALEEnv
+    from .dm_control import DMControlEnv as DMControlEnv
     from .envpool import EnvPoolEnv as EnvPoolEnv
     from .export import to_gymnasium as to_gymnasium
     from .export import to_sb3 as to_sb3
@@ -20,18 +21,21 @@ if TYPE_CHECKING:
     from .jax import JaxEnv as JaxEnv
     from .jax import JumanjiEnv as JumanjiEnv
     from .jax import PlaygroundEnv as PlaygroundEnv
+    from .pettingzoo import PettingZooEnv as PettingZooEnv
     from .torchrl import TorchRLEnv as TorchRLEnv
 
 _MODULES = {
     "ALEEnv": "ale",
     "BraxEnv": "jax",
     "CraftaxEnv": "jax",
+    "DMControlEnv": "dm_control",
     "EnvPoolEnv": "envpool",
     "GymnasiumEnv": "gymnasium",
     "GymnaxEnv": "jax",
     "IsaacGymEnv": "isaacgym",
     "JaxEnv": "jax",
     "JumanjiEnv": "jax",
+    "PettingZooEnv": "pettingzoo",
     "PlaygroundEnv": "jax",
     "TorchRLEnv": "torchrl",
     "to_gymnasium": "export",

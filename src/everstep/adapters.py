@@ -7,12 +7,14 @@ if TYPE_CHECKING:
     from everstep_adapters import ALEEnv as ALEEnv
     from everstep_adapters import BraxEnv as BraxEnv
     from everstep_adapters import CraftaxEnv as CraftaxEnv
+    from everstep_adapters import DMControlEnv as DMControlEnv
     from everstep_adapters import EnvPoolEnv as EnvPoolEnv
     from everstep_adapters import GymnasiumEnv as GymnasiumEnv
     from everstep_adapters import GymnaxEnv as GymnaxEnv
     from everstep_adapters import IsaacGymEnv as IsaacGymEnv
     from everstep_adapters import JaxEnv as JaxEnv
     from everstep_adapters import JumanjiEnv as JumanjiEnv
+    from everstep_adapters import PettingZooEnv as PettingZooEnv
     from everstep_adapters import PlaygroundEnv as PlaygroundEnv
     from everstep_adapters import TorchRLEnv as TorchRLEnv
     from everstep_adapters import to_gymnasium as to_gymnasium
@@ -23,12 +25,14 @@ __all__ = [
     "ALEEnv",
     "BraxEnv",
     "CraftaxEnv",
+    "DMControlEnv",
     "EnvPoolEnv",
     "GymnasiumEnv",
     "GymnaxEnv",
     "IsaacGymEnv",
     "JaxEnv",
     "JumanjiEnv",
+    "PettingZooEnv",
     "PlaygroundEnv",
     "TorchRLEnv",
     "to_gymnasium",

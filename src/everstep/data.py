@@ -278,6 +278,7 @@ class AdapterOptions(TypedDict, total=False):
 
     action_bounds: Literal["clip", "rescale"]
     action_key: None | NestedKey
+    agents: None | str | Sequence[str]
     autoreset_mode: "None | str | AutoresetMode"
     categorical_actions: bool
     done_is: None | Literal["terminated", "truncated"]

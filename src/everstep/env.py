@@ -32,8 +32,8 @@ class Env(ABC):
     batch dimension first, `[num_envs, …]`, and are on `device`.
 
     Optional members: `close()`, `seed(seed: int)`, `render()`, `metrics()`, `state_dict()` and
-    `load_state_dict(state)`, `max_horizon`, `max_num_envs`, `capturable`, `asynchronous` and
-    `resets_rows`.
+    `load_state_dict(state)`, `max_horizon`, `max_num_envs`, `capturable`, `asynchronous`,
+    `resets_rows` and `rows_per_env`.
     `metrics` returns numbers or 0-d tensors by name, such as means, of the time since its last
     call. It is called after each rollout and each evaluation, and they are logged as `env/<name>`.
     `capturable` is True if `step` never synchronises, changes its state in place, and depends on no
@@ -41,7 +41,9 @@ class Env(ABC):
     returns at once and `step_wait()` returns the result of `step`: loops of one's own may compute
     in between. `Algorithm.collect` calls `step`. `resets_rows` is True if `reset_rows(rows)` resets
     rows bool `[num_envs, 1]` that the next env step would reset, and returns observations, of which
-    those of `rows` are meaningful: exports use it for libraries without `valid`.
+    those of `rows` are meaningful: exports use it for libraries without `valid`. `rows_per_env` is
+    the number of rows that belong together, such as those of agents: a factory rounds `num_envs` up
+    to a multiple of it.
 
     Args:
         num_envs: Number of parallel, independent environments.

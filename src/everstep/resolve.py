@@ -103,6 +103,8 @@ def _make(factory: EnvFactory, config: C) -> tuple[Env, C]:
         sizes[name] = _clip(name, size, getattr(factory, f"max_{name}", None), asked != "auto")
     num_envs = current_reducer().share("num_envs", sizes["num_envs"])
     env = factory(num_envs, sizes["horizon"], device=device)
+    if getattr(env, "rows_per_env", 1) > 1:  # rounded up to whole environments
+        sizes["num_envs"] = env.num_envs * current_reducer().size
     return env, replace(config, device=device, **sizes)
 
 

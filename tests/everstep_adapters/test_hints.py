@@ -23,19 +23,6 @@ def hinted(env: Any) -> str:
     return found[1]
 
 
-def follow(env: Any) -> Any:
-    """The environment that the line of the error makes, played."""
-    needed, _, line = hinted(env).rpartition("; ")
-    scope = {"env": env, "everstep": everstep}
-    exec(needed, scope)
-    wrapped = eval(line, scope)
-    wrapped.reset()
-    for _ in range(8):
-        row = wrapped.step(wrapped.action_spec.rand(torch.Size([wrapped.num_envs])))
-        assert row["rewards"].shape == (wrapped.num_envs, 1)
-    return wrapped
-
-
 def pair() -> Any:
     """Two agents whose episodes are truncated after 3 env steps."""
     from pettingzoo import ParallelEnv
@@ -69,26 +56,6 @@ def pair() -> Any:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_pettingzoo_in_parallel() -> None:
-    pytest.importorskip("pettingzoo")
-    env = follow(pair())
-    assert env.num_envs == 2
-    env.reset()
-    action = torch.zeros(2, 1, dtype=torch.int64)
-    rows = [env.step(action).clone() for _ in range(4)]
-    assert [row["truncated"].all().item() for row in rows] == [False, False, True, False]
-    assert not any(row["terminated"].any() for row in rows)
-    torch.testing.assert_close(rows[2]["final_obs"], torch.full((2, 3), 0.3))
-    assert rows[2]["obs"].eq(0).all()
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_pettingzoo_in_turns() -> None:
-    classic = pytest.importorskip("pettingzoo.classic")
-    assert follow(classic.rps_v2.env()).num_envs == 2
-
-
-@pytest.mark.filterwarnings("ignore")
 def test_supersuit_resets_in_the_same_step_with_final_observations() -> None:
     supersuit = pytest.importorskip("supersuit")
     vector = supersuit.pettingzoo_env_to_vec_env_v1(pair())
@@ -101,17 +68,6 @@ def test_supersuit_resets_in_the_same_step_with_final_observations() -> None:
     assert [row["truncated"].all().item() for row in rows] == [False, False, True, False]
     torch.testing.assert_close(rows[2]["final_obs"], torch.full((4, 3), 0.3))
     assert rows[2]["obs"].eq(0).all()
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-def test_dm_control() -> None:
-    suite = pytest.importorskip("dm_control.suite")
-    try:
-        env = suite.load("cartpole", "balance")
-    except AttributeError as error:  # a MuJoCo that it does not know
-        pytest.skip(str(error))
-    assert follow(env).num_envs == 1
 
 
 @pytest.mark.parametrize(

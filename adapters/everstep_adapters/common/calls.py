@@ -1,5 +1,7 @@
 """Calls to a wrapped environment: its errors become `EnvError`, and a closed one is not called."""
 
+from pathlib import Path
+from traceback import extract_tb
 from typing import Any, ClassVar
 
 import numpy as np
@@ -159,5 +161,9 @@ def _of_rows(infos: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def error_text(error: Exception) -> str:
-    """Class and message of an error."""
-    return f"{type(error).__name__}: {error}"
+    """Class and message of an error; of one without a message the line that raised it."""
+    text = str(error)
+    if not text and error.__traceback__ is not None:
+        frame = extract_tb(error.__traceback__)[-1]
+        text = f"{frame.line} ({Path(frame.filename).name}, line {frame.lineno})"
+    return f"{type(error).__name__}: {text}"

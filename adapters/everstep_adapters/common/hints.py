@@ -10,21 +10,6 @@ _IMPORT = "from torchrl import envs"
 #: after the import that the line needs.
 _HINTS: tuple[tuple[str, str, str, str, str], ...] = (
     (
-        *("dm_env._environment", "Environment", "a dm_control or dm_env environment", _IMPORT),
-        "everstep.wrap(envs.DMControlWrapper(env))",
-    ),
-    (
-        *("pettingzoo.utils.env", "ParallelEnv", "a parallel PettingZoo environment", _IMPORT),
-        "everstep.wrap(envs.PettingZooWrapper(env, "
-        "group_map=envs.MarlGroupMapType.ALL_IN_ONE_GROUP))",
-    ),
-    (
-        *("pettingzoo.utils.env", "AECEnv", "a PettingZoo environment of turns"),
-        "from torchrl import envs; from pettingzoo.utils import aec_to_parallel",
-        "everstep.wrap(envs.PettingZooWrapper(aec_to_parallel(env), "
-        "group_map=envs.MarlGroupMapType.ALL_IN_ONE_GROUP))",
-    ),
-    (
         *("vmas.simulator.environment.environment", "Environment", "a VMAS environment", _IMPORT),
         "everstep.wrap(envs.VmasWrapper(env), time_limit=env.max_steps)",
     ),

@@ -30,7 +30,7 @@ def find_ids(name: str) -> list[str]:
 
 
 def make_vector(
-    adapter: type, name: Any, num_envs: int, kwargs: dict[str, Any]
+    adapter: Any, name: Any, num_envs: int, kwargs: dict[str, Any]
 ) -> tuple[AnyVectorEnv, dict[str, Any]]:
     """A vector environment, and the options of the adapter that wraps it.
 
@@ -44,7 +44,7 @@ def make_vector(
     if not isinstance(name, str):
         kwargs = {"vectorization_mode": "sync", **kwargs}
     options, made_with = _split_options(adapter, kwargs)
-    with creating("Gymnasium", getattr(name, "__name__", str(name))):
+    with creating(adapter.family, getattr(name, "__name__", str(name))):
         if isinstance(name, str):
             return make_vec(name, num_envs=num_envs, **made_with), options
         return _make_copies(name, num_envs, **made_with), options

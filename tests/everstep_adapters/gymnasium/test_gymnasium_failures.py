@@ -305,6 +305,15 @@ def test_a_constructor_that_raises_is_named() -> None:
         del gymnasium.registry["Unmade-v0"]
 
 
+def test_an_error_without_a_message_is_named_by_its_line() -> None:
+    class Bare(gymnasium.Env[Any, Any]):
+        def __init__(self) -> None:
+            raise AssertionError
+
+    with pytest.raises(AdapterError, match=r"AssertionError: raise AssertionError \(.*, line \d"):
+        GymnasiumEnv.make(Bare, 1)
+
+
 def test_a_block_closes_its_environment_and_lets_errors_pass() -> None:
     with GymnasiumEnv(SyncVectorEnv([partial(Faulty, explode)] * 3)) as env:
         assert isinstance(env, GymnasiumEnv)

@@ -1,0 +1,226 @@
+"""The environment that wraps PettingZoo's."""
+
+import difflib
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Any, ClassVar, cast
+
+import torch
+from tensordict import TensorDict
+
+from everstep.data import DataKeys, Device
+from everstep.errors import AdapterError
+
+from ..common.actions import ActionBounds
+from ..common.libraries import (
+    creating,
+    is_loaded_instance,
+    is_loaded_kind,
+    pop_options,
+    require,
+    wrap_or_close,
+)
+from ..gymnasium import GymnasiumEnv
+
+_NEEDED = "PettingZoo is needed: pip install pettingzoo"
+
+#: Module and names of the base classes, of agents that act at once and of those that take turns.
+_MODULE, _PARALLEL, _TURNS = "pettingzoo.utils.env", "ParallelEnv", "AECEnv"
+
+
+class PettingZooEnv(GymnasiumEnv):
+    """Agents of PettingZoo environments as the rows of one Everstep environment.
+
+    Args:
+        env: A parallel environment, one of turns that can be made parallel, or a list of several
+            of one kind. `close` closes them.
+        horizon: Env steps between resets that it is meant for.
+        device: Device of everything that goes in and comes out.
+        agents: Agents that the policy controls: names, or the part of their names before the
+            number, such as `"adversary"`; None for all, whose spaces must be equal. The others act
+            at random.
+        action_bounds: As `GymnasiumEnv` has it.
+        observation_keys: As `GymnasiumEnv` has it.
+        metrics: As `GymnasiumEnv` has it.
+
+    Raises:
+        AdapterError: If the adapter cannot represent the environments.
+
+    """
+
+    #: Number of rows that `num_envs="auto"` makes.
+    default_num_envs: ClassVar[int] = 32
+
+    #: Name of the environment type in `describe`.
+    family: ClassVar[str] = "PettingZoo"
+
+    #: Module of the library, and how to install it.
+    library: ClassVar[tuple[str, str]] = ("pettingzoo", _NEEDED)
+
+    #: Effect of `seed` in `describe`.
+    seeding: ClassVar[str] = "the next reset; environment i gets seed + i"
+
+    def __init__(
+        self,
+        env: Any,
+        /,
+        horizon: None | int = None,
+        *,
+        device: Device = "cpu",
+        agents: None | str | Sequence[str] = None,
+        action_bounds: ActionBounds = "clip",
+        observation_keys: None | Sequence[Any] = None,
+        metrics: None | Sequence[str] = None,
+    ) -> None:
+        if not self.matches(env):
+            raise AdapterError(
+                "`env` must be a PettingZoo environment or a list of several; got "
+                f"{type(env).__name__}."
+            )
+        require("gymnasium.vector", "AutoresetMode", "Gymnasium is needed")
+        from .agents import controlled
+        from .vector import AgentsVectorEnv
+
+        envs = [_parallel(x) for x in (env if isinstance(env, list | tuple) else [env])]
+        self._vector = AgentsVectorEnv(envs, controlled(envs[0], agents))
+        options: Any = {"observation_keys": observation_keys, "metrics": metrics}
+        options |= {"device": device, "action_bounds": action_bounds}
+        super().__init__(self._vector, horizon, **options)
+        self.episode_keys |= {DataKeys.VALID}
+
+    @classmethod
+    def matches(cls, env: Any, /) -> bool:
+        """Whether `env` is one of PettingZoo's environments, or a list of them. Imports nothing."""
+        envs = env if isinstance(env, list | tuple) else [env]
+        kinds = _PARALLEL, _TURNS
+        return bool(envs) and all(
+            any(is_loaded_instance(x, _MODULE, kind) for kind in kinds) for x in envs
+        )
+
+    @classmethod
+    def suggest(cls, env: object, /) -> str:
+        """Nothing: Gymnasium's adapter advises."""
+        return ""
+
+    @classmethod
+    def find(cls, name: str, /) -> list[str]:
+        """Nothing: names are those of modules."""
+        return []
+
+    @classmethod
+    def makes(cls, source: object, /) -> bool:
+        """Whether this is a class of PettingZoo environments, or one of them. Imports nothing."""
+        return any(is_loaded_kind(source, _MODULE, kind) for kind in (_PARALLEL, _TURNS))
+
+    @classmethod
+    def make(
+        cls,
+        name: Any,
+        num_envs: int,
+        /,
+        *,
+        horizon: None | int = None,
+        device: Device = "cpu",
+        **kwargs: Any,
+    ) -> "PettingZooEnv":
+        """A new environment of copies of a PettingZoo environment.
+
+        Args:
+            name: Module of the environment, such as `"mpe2.simple_spread_v3"` or
+                `"sisl.pursuit_v5"` (of PettingZoo's own); or a class or function that makes one.
+            num_envs: Number of rows, so of environments times agents; rounded up to whole
+                environments.
+            horizon: Env steps between resets that it is meant for.
+            device: Device of everything that goes in and comes out.
+            kwargs: Options of `PettingZooEnv`; others go to each environment's constructor.
+
+        Raises:
+            AdapterError: If it cannot be made, or the adapter cannot represent it.
+
+        """
+        options = pop_options(cls, kwargs)
+        make_one = _maker(name) if isinstance(name, str) else name
+        with creating("PettingZoo", getattr(name, "__name__", str(name))):
+            envs = [make_one(**kwargs)]
+            rows = wrap_or_close(cls, envs[0], device=device, **options).num_envs
+            envs += [make_one(**kwargs) for _ in range(-(-num_envs // rows) - 1)]
+        return cls(envs, horizon, device=device, **options)
+
+    @property
+    def rows_per_env(self) -> int:
+        """Number of rows of each environment: of agents that the policy controls."""
+        return len(self._vector.agents)
+
+    def step(self, action: torch.Tensor | TensorDict) -> TensorDict:
+        """The row of an env step: `obs`, `rewards` and the episode keys; see the module."""
+        row = super().step(action).copy()
+        for key, flags in (
+            (DataKeys.FIRST, self._vector.first),
+            (DataKeys.VALID, self._vector.valid),
+        ):
+            row.set(key, torch.from_numpy(flags.copy()).to(self.device).unsqueeze(-1))
+        return row
+
+    def describe(self) -> dict[str, str]:
+        """Detected properties, one short line each."""
+        return {
+            **super().describe(),
+            "agents": ", ".join(self._vector.agents),
+            "resets": "in the env step in which the last agent of an environment ended",
+            "final observations": "the last observation of each agent",
+        }
+
+
+def _maker(name: str) -> Callable[..., Any]:
+    """The function that makes an environment of a module, the parallel one if there is one.
+
+    Raises:
+        AdapterError: If there is no such module, or it makes no environments.
+
+    """
+    for path in (name, f"pettingzoo.{name}"):
+        try:
+            module = import_module(path)
+        except ModuleNotFoundError as error:
+            if error.name is None or not path.startswith(error.name):
+                raise AdapterError(f"{path} cannot be imported: {error}.") from error
+            continue
+        for function in ("parallel_env", "env"):
+            if callable(made := getattr(module, function, None)):
+                return cast(Callable[..., Any], made)
+        raise AdapterError(
+            f"{path} has no `parallel_env` and no `env`, as PettingZoo's modules do."
+        )
+    near = " or ".join(map(repr, _near(name)))
+    raise AdapterError(
+        f"There is no module {name} or pettingzoo.{name}. "
+        + (f"Did you mean {near}? " if near else "")
+        + "An environment is the name of its module, such as 'mpe2.simple_spread_v3' (pip install "
+        "mpe2) or 'sisl.pursuit_v5'."
+    )
+
+
+def _near(name: str) -> list[str]:
+    """Modules of the same package with similar names, such as other versions."""
+    package, _, last = name.rpartition(".")
+    for path in (package, f"pettingzoo.{package}"):
+        with suppress(ImportError, ValueError):
+            known = [x.name for x in iter_modules(import_module(path).__path__)]
+            near = difflib.get_close_matches(last, [x for x in known if "_v" in x])
+            return [f"{package}.{x}" for x in near]
+    return []
+
+
+def _parallel(env: Any) -> Any:
+    """An environment in which agents act at once."""
+    if not is_loaded_instance(env, _MODULE, _TURNS):
+        return env
+    try:
+        return require("pettingzoo.utils", "aec_to_parallel", _NEEDED)(env)
+    except AssertionError as error:
+        raise AdapterError(
+            f"Agents of {env} take turns, and it cannot be made parallel: {error}. Every agent "
+            "has to act in every env step."
+        ) from error

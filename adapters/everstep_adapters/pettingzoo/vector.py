@@ -1,0 +1,140 @@
+"""Several PettingZoo environments as a vector environment of Gymnasium."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
+
+from everstep.errors import EnvError
+
+
+class AgentsVectorEnv(VectorEnv[Any, Any, Any]):
+    """Agents of several parallel environments as rows, ordered environment by environment.
+
+    It resets an environment in the env step in which the last of its agents ended. Agents that are
+    not controlled act at random.
+
+    Args:
+        envs: Parallel environments of one kind. `close` closes them.
+        agents: Names of the agents that are rows, in each of them.
+
+    """
+
+    metadata: dict[str, Any] = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
+
+    #: Whether each row begins an episode, bool `[num_envs]`.
+    first: npt.NDArray[np.bool_]
+
+    #: Whether an action of the row's agent caused it, bool `[num_envs]`.
+    valid: npt.NDArray[np.bool_]
+
+    def __init__(self, envs: Sequence[Any], agents: Sequence[str]) -> None:
+        self.envs, self.agents = list(envs), list(agents)
+        self.num_envs = len(self.envs) * len(self.agents)
+        self.single_observation_space = self.envs[0].observation_space(agents[0])
+        self.single_action_space = self.envs[0].action_space(agents[0])
+        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+        self.action_space = batch_space(self.single_action_space, self.num_envs)
+        self.render_mode = getattr(self.envs[0], "render_mode", None)
+        self.first = np.zeros(self.num_envs, np.bool_)
+        self.valid = np.zeros(self.num_envs, np.bool_)
+        self._nothing = _zeros(self.single_observation_space)
+        #: Observation of each row, and of each environment all its agents' and those that ended.
+        self._rows: list[Any] = [self._nothing] * self.num_envs
+        self._seen: list[dict[str, Any]] = [{} for _ in self.envs]
+        self._ended: list[set[str]] = [set() for _ in self.envs]
+
+    def reset(
+        self, *, seed: None | int = None, options: None | dict[str, Any] = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Observations of all agents after resetting every environment; `i` gets `seed + i`."""
+        for i, env in enumerate(self.envs):
+            if seed is not None:
+                for j, agent in enumerate(x for x in env.possible_agents if x not in self.agents):
+                    env.action_space(agent).seed(seed + i + j)
+            self._restart(i, seed=None if seed is None else seed + i, options=options)
+        return self._batch(), {}
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """An env step of every environment; see the module `everstep_adapters.pettingzoo`."""
+        self.first[:] = self.valid[:] = False
+        rewards = np.zeros(self.num_envs)
+        flags = np.zeros((2, self.num_envs), np.bool_)
+        infos: dict[str, Any] = {}
+        done = [self._step_one(i, actions, rewards, flags, infos) for i in range(len(self.envs))]
+        if flags.any():
+            infos |= {"final_obs": self._batch(), "_final_obs": flags.any(0)}
+        for i in np.flatnonzero(done).tolist():
+            self._restart(i)
+            self.first[self._slice(i)] = True
+        return self._batch(), rewards, flags[0], flags[1], infos
+
+    def _step_one(
+        self, i: int, actions: Any, rewards: Any, flags: Any, infos: dict[str, Any]
+    ) -> bool:
+        """Step environment `i` and write its rows; whether all its agents ended."""
+        env, ended, start = self.envs[i], self._ended[i], i * len(self.agents)
+        row_of = {agent: start + k for k, agent in enumerate(self.agents)}
+        acting = [agent for agent in env.agents if agent not in ended]
+        sent = {x: actions[row_of[x]] if x in row_of else self._sample(i, x) for x in acting}
+        self._seen[i], earned, *kinds, own_infos = env.step(sent)
+        for agent in acting:
+            over = [bool(kind.get(agent, False)) for kind in kinds]
+            if any(over):
+                ended.add(agent)
+            elif agent not in env.agents:
+                raise EnvError(
+                    f"Agent {agent!r} of {env} left the environment and was neither terminated nor "
+                    "truncated. Set its flag in the environment."
+                )
+            if (row := row_of.get(agent)) is not None:
+                self.valid[row], rewards[row], flags[:, row] = True, earned[agent], over
+                if info := own_infos.get(agent):
+                    infos.update(self._add_info(infos, info, row))
+        for agent, row in row_of.items():
+            if agent in self._seen[i]:
+                self._rows[row] = self._seen[i][agent]
+            self.first[row] = agent in env.agents and agent not in (*acting, *ended)
+        return set(env.agents) <= ended
+
+    def _restart(self, i: int, **options: Any) -> None:
+        """Reset environment `i`."""
+        returned = self.envs[i].reset(**options)
+        self._seen[i] = returned[0] if isinstance(returned, tuple) else returned
+        self._ended[i] = set()
+        self._rows[self._slice(i)] = [self._seen[i].get(x, self._nothing) for x in self.agents]
+
+    def _sample(self, i: int, agent: str) -> Any:
+        """A random action of an agent that is not controlled, within its `action_mask`."""
+        seen = self._seen[i].get(agent)
+        mask = seen.get("action_mask") if isinstance(seen, dict) else None
+        return self.envs[i].action_space(agent).sample(mask)
+
+    def _slice(self, i: int) -> slice:
+        return slice(i * len(self.agents), (i + 1) * len(self.agents))
+
+    def _batch(self) -> Any:
+        """The rows' observations, in new memory."""
+        space = self.single_observation_space
+        out: Any = create_empty_array(space, n=self.num_envs)
+        return concatenate(space, self._rows, out)
+
+    def render(self) -> Any:
+        """The result of the first environment's `render`."""
+        return self.envs[0].render()
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """Close the environments."""
+        for env in self.envs:
+            env.close()
+
+    def __str__(self) -> str:
+        return f"{len(self.envs)} x {self.envs[0]}, {len(self.agents)} agents each"
+
+
+def _zeros(space: Any) -> Any:
+    """An observation of zeros, of agents that are not there yet."""
+    return next(iter(iterate(batch_space(space, 1), create_empty_array(space, n=1))))

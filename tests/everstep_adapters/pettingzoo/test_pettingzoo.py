@@ -1,0 +1,203 @@
+"""PettingZoo: agents are rows, which end by themselves and are reset with their environment."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import everstep
+from everstep.adapters import PettingZooEnv
+from everstep.errors import AdapterError, EnvError
+from everstep.testing import run_checks
+
+pytest.importorskip("pettingzoo")
+
+from tests.everstep_adapters.pettingzoo.pettingzoo_toys import TEAM, T, Team, U
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def play(env: Any, steps: int) -> list[Any]:
+    env.reset()
+    action = torch.zeros(env.num_envs, 1, dtype=torch.int64)
+    return [env.step(action).clone() for _ in range(steps)]
+
+
+def column(rows: list[Any], key: str, i: int) -> list[Any]:
+    return [row[key][i].item() for row in rows]
+
+
+def test_agents_end_by_themselves_and_their_environment_resets_when_all_have() -> None:
+    env = everstep.wrap(Team(TEAM))
+    assert isinstance(env, PettingZooEnv)
+    rows = play(env, 6)
+    assert env.num_envs == 3
+    no, yes = [False] * 6, True
+    assert column(rows, "terminated", 0) == [False, yes, False, False, False, yes]
+    assert column(rows, "truncated", 1) == [False, False, False, yes, False, False]
+    assert column(rows, "terminated", 2) == [False, False, yes, False, False, False]
+    assert column(rows, "truncated", 0) == column(rows, "terminated", 1) == no
+    for i in range(3):
+        assert column(rows, "first", i) == [False, False, False, yes, False, False]
+    assert column(rows, "valid", 0) == [True, True, False, False, True, True]
+    assert column(rows, "valid", 1) == [True] * 6
+    assert column(rows, "rewards", 0) == [1, 1, 0, 0, 1, 1]
+    assert column(rows, "rewards", 2) == [3, 3, 3, 0, 3, 3]
+    # The observation says which agent and when: final ones are of the end, `obs` of the reset.
+    assert rows[1]["final_obs"][0].tolist() == [0, 2, 0]
+    assert rows[3]["final_obs"][1].tolist() == [1, 4, 0]
+    assert rows[3]["obs"][:, 1].tolist() == [0, 0, 0]
+    assert rows[4]["obs"].tolist() == [[0, 1, 0], [1, 1, 0], [2, 1, 0]]
+
+
+def test_several_environments_and_their_actions_keep_their_order() -> None:
+    envs = [Team({"a": (3, T), "b": (3, U)}), Team({"a": (2, T), "b": (2, U)})]
+    env = everstep.wrap(envs)
+    env.reset()
+    row = env.step(torch.tensor([[0], [1], [1], [0]]))
+    assert [x.received for x in envs] == [[{"a": 0, "b": 1}], [{"a": 1, "b": 0}]]
+    assert row["obs"][:, 2].tolist() == [0, 1, 1, 0]
+    assert row["rewards"].flatten().tolist() == [1, 2, 1, 2]
+    row = env.step(torch.ones(4, 1, dtype=torch.int64))
+    assert row["first"].flatten().tolist() == [False, False, True, True]
+    assert row["truncated"].flatten().tolist() == [False, False, False, True]
+
+
+def test_seeds_are_those_of_environments() -> None:
+    envs = [Team(TEAM), Team(TEAM)]
+    env = everstep.wrap(envs)
+    env.seed(7)
+    env.reset()
+    env.reset()
+    assert [x.seeds for x in envs] == [[7, None], [8, None]]
+
+
+def test_a_group_is_chosen_and_the_others_act_at_random() -> None:
+    unequal = Team(TEAM, wide=("b_0",))
+    with pytest.raises(AdapterError, match="a \\(2\\), b \\(1\\) with `agents='a'`"):
+        everstep.wrap(unequal)
+    for agents, rows in (("a", 2), ("b", 1), (["a_1"], 1), ("a_0", 1)):
+        assert everstep.wrap(Team(TEAM, wide=("b_0",)), agents=agents).num_envs == rows
+    task = Team({"a_0": (50, T), "b_0": (50, T)})
+    env = everstep.wrap(task, agents="b")
+    env.seed(0)
+    play(env, 40)
+    others = [received["a_0"] for received in task.received]
+    assert 5 < sum(others) < 35
+    assert not any(received["b_0"] for received in task.received)
+    again = Team({"a_0": (50, T), "b_0": (50, T)})
+    env = everstep.wrap(again, agents="b")
+    env.seed(0)
+    play(env, 40)
+    assert again.received == task.received
+
+
+@pytest.mark.parametrize("agents", ["c", ["a_0", "c"], []])
+def test_unknown_agents_are_refused(agents: Any) -> None:
+    with pytest.raises(AdapterError, match=r"`agents` are names or a group .* a \(2\), b \(1\)"):
+        everstep.wrap(Team(TEAM), agents=agents)
+
+
+def test_agents_that_join_later_begin_there() -> None:
+    env = everstep.wrap(Team({"a": (4, T), "b": (4, T)}, joins={"b": 2}))
+    rows = play(env, 5)
+    assert column(rows, "valid", 1) == [False, False, True, True, False]
+    assert column(rows, "first", 1) == [False, True, False, True, False]
+    assert rows[1]["obs"][1].tolist() == [1, 2, 0]
+
+
+def test_agents_that_leave_without_a_flag_are_an_error() -> None:
+    class Silent(Team):
+        def step(self, actions: Any) -> Any:
+            returned = super().step(actions)
+            self.agents = []
+            return returned
+
+    env = everstep.wrap(Silent({"a": (9, T), "b": (9, T)}))
+    with pytest.raises(EnvError, match=r"'a' of .* left the environment and was neither"):
+        play(env, 1)
+
+
+def test_infos_are_metrics_of_valid_rows() -> None:
+    env = everstep.wrap(Team(TEAM))
+    play(env, 4)
+    # 1 + 2 of a_0, 1 + 2 + 3 + 4 of a_1, 1 + 2 + 3 of b_0.
+    assert env.metrics()["speed"] == pytest.approx(19 / 9)
+
+
+@pytest.mark.slow
+def test_rules_of_the_protocol() -> None:
+    ends = {"a_0": (2, T), "a_1": (4, U), "a_2": (7, T)}
+
+    def make(num_envs: int, horizon: int, device: Any) -> Any:
+        return everstep.make(lambda: Team(ends), num_envs, horizon=horizon, device=device)
+
+    results = run_checks(make, deterministic_by_seed=False, resets_draw_new_states=False)
+    assert [x for x in results if x.status == "failed"] == []
+    assert {"bootstrap", "rows", "some_end"} <= {x.name for x in results if x.status == "passed"}
+
+
+def test_rows_are_rounded_up_to_whole_environments() -> None:
+    assert everstep.make(lambda: Team(TEAM), 4).num_envs == 6
+    trainer = everstep.Trainer(lambda: Team(TEAM), num_envs=4, horizon=8, run_dir=None)
+    assert trainer.algorithm.params["num_envs"] == 6
+    assert trainer.step()["env/steps"] <= 48
+
+
+def test_names_that_are_no_environments() -> None:
+    with pytest.raises(AdapterError, match=r"no module nothing_v0 or pettingzoo\.nothing_v0"):
+        everstep.make("pettingzoo:nothing_v0", 2)
+    with pytest.raises(AdapterError, match=r"Did you mean 'classic\.rps_v2'"):
+        everstep.make("pettingzoo:classic.rps_v1", 2)
+    with pytest.raises(AdapterError, match="has no `parallel_env`"):
+        everstep.make("pettingzoo:utils", 2)
+
+
+def test_turns_that_cannot_be_made_parallel_are_refused() -> None:
+    classic = pytest.importorskip("pettingzoo.classic")
+    with pytest.raises(AdapterError, match="take turns"):
+        everstep.wrap(classic.tictactoe_v3.env())
+
+
+@pytest.mark.slow
+def test_rows_of_a_real_environment_are_supersuits() -> None:
+    spread = pytest.importorskip("mpe2.simple_spread_v3")
+    supersuit = pytest.importorskip("supersuit")
+    ours = everstep.wrap(spread.parallel_env(max_cycles=5))
+    theirs = supersuit.pettingzoo_env_to_vec_env_v1(spread.parallel_env(max_cycles=5))
+    ours.seed(3)
+    expected, _ = theirs.reset(seed=3)
+    torch.testing.assert_close(ours.reset(), torch.as_tensor(expected))
+    for t in range(1, 5):
+        action = torch.randint(5, (3, 1))
+        obs, rewards, terminated, truncated, _ = theirs.step(action.flatten().numpy())
+        row = ours.step(action)
+        flags = row["terminated"].flatten().tolist(), row["truncated"].flatten().tolist()
+        assert flags == ([*map(bool, terminated)], [*map(bool, truncated)])
+        torch.testing.assert_close(row["rewards"].flatten(), torch.as_tensor(rewards).float())
+        torch.testing.assert_close(row["obs"], torch.as_tensor(obs))
+        assert row["first"].any().item() is False, t
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "kwargs"),
+    [
+        ("mpe2.simple_spread_v3", "{max_cycles: 9}"),
+        ("mpe2.simple_tag_v3", "{max_cycles: 9, agents: adversary}"),
+        ("sisl.pursuit_v5", "{max_cycles: 9}"),
+    ],
+)
+def test_real_environments_train_from_a_file(tmp_path: Path, name: str, kwargs: str) -> None:
+    from everstep.__main__ import main
+
+    pytest.importorskip(name.split(".")[0] if name.startswith("mpe2") else f"pettingzoo.{name}")
+    file = tmp_path / "train.yaml"
+    file.write_text(
+        f"env_cls: pettingzoo:{name}\nenv_kwargs: {kwargs}\nnum_envs: 12\nhorizon: 16\n"
+        "total_env_steps: 400\n"
+    )
+    run = tmp_path / "run"
+    assert main(["train", "-f", str(file), "--no-mlflow", "--run-dir", str(run)]) == 0
+    assert len((run / "metrics.jsonl").read_text().splitlines()) >= 2
