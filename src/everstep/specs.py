@@ -187,29 +187,40 @@ def _arguments(kind: str, spec: Any) -> dict[str, Any]:
     return {}
 
 
-def spec_from_dict(description: dict[str, Any], *, device: Any = "cpu") -> TensorSpec:
+def spec_from_dict(
+    description: dict[str, Any], *, device: Any = "cpu", unbounded_device: Any = None
+) -> TensorSpec:
     """The spec of a description; see `spec_to_dict`.
+
+    Args:
+        description: As `spec_to_dict` makes it.
+        device: Device of the spec.
+        unbounded_device: Device of unbounded leaves, if another: on "meta" they need no memory,
+            whatever size a file claims.
 
     Raises:
         CheckpointError: If the description was not made by `spec_to_dict`.
 
     """
     try:
-        return _spec_from_dict(description, device)
+        return _spec_from_dict(description, device, unbounded_device or device)
     except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise CheckpointError(f"Not a spec: {description!r} ({error}).") from error
 
 
-def _spec_from_dict(description: dict[str, Any], device: Any) -> TensorSpec:
+def _spec_from_dict(description: dict[str, Any], device: Any, unbounded: Any) -> TensorSpec:
     arguments = dict(description)
     kind = arguments.pop("kind")
     if kind == "composite":
         leaves = arguments["leaves"].items()
-        return Composite({k: _spec_from_dict(v, device) for k, v in leaves}, device=device)
+        specs = {k: _spec_from_dict(v, device, unbounded) for k, v in leaves}
+        return Composite(specs, device=device if unbounded == device else None)
     shape, dtype = torch.Size(arguments.pop("shape")), getattr(torch, arguments.pop("dtype"))
     if kind == "binary":
         arguments = {"n": shape[-1]}
     elif kind == "bounded":
         arguments = {k: torch.tensor(arguments[k], dtype=dtype) for k in ("low", "high")}
+    elif kind == "unbounded":
+        device = unbounded
     cls: Any = _KINDS[kind]
     return cast(TensorSpec, cls(**arguments, shape=shape, dtype=dtype, device=device))

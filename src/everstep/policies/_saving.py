@@ -25,15 +25,8 @@ P = TypeVar("P", bound=PolicyCore[Any])
 #: Classes of policies by their names in files; the module of each adds it.
 KINDS: dict[str, Any] = {}
 
-_KEYS = {
-    "kind",
-    "model_cls",
-    "model_config",
-    "distribution_cls",
-    "weights",
-    "observation_spec",
-    "action_spec",
-}
+_SPECS = ("observation_spec", "action_spec")
+_KEYS = {"kind", "model_cls", "model_config", "distribution_cls", "weights", *_SPECS}
 
 
 def save(policy: PolicyCore[Any], path: str | os.PathLike[str]) -> None:
@@ -105,12 +98,12 @@ def _build(
     distribution_cls: Any,
     device: Device,
 ) -> P:
-    specs = [spec_from_dict(state[key]) for key in ("observation_spec", "action_spec")]
+    if model is None:
+        _check_sizes(model_cls, state)
+    specs = [spec_from_dict(state[key]) for key in _SPECS]
     described, form = state.get("normalizer"), state.get("env_format")  # not in older files
     if form and not EnvFormat.from_description(form).fits(*specs):
         raise CheckpointError("its `env_format` is of other specs.")
-    if model is None:
-        _check_sizes(model_cls, specs, state)
     policy = cls(
         *specs,
         model=model,
@@ -132,8 +125,8 @@ def _build(
     return policy
 
 
-def _check_sizes(model_cls: Any, specs: list[Any], state: dict[str, Any]) -> None:
-    """Refuse a file whose configuration is of a larger model than its weights, before it is made.
+def _check_sizes(model_cls: Any, state: dict[str, Any]) -> None:
+    """Refuse a file of a model larger than its weights, before specs and model need memory.
 
     Raises:
         CheckpointError: If that is so.
@@ -141,6 +134,7 @@ def _check_sizes(model_cls: Any, specs: list[Any], state: dict[str, Any]) -> Non
     """
     if not _is_within(model_cls.__module__, models):
         return  # it may need more than its constructor
+    specs = [spec_from_dict(state[key], unbounded_device="meta") for key in _SPECS]
     with torch.device("meta"):
         model = model_cls(*specs, **state["model_config"])
     shapes = {name: x.shape for name, x in model.state_dict().items()}

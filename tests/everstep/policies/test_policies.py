@@ -120,6 +120,20 @@ def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         Policy.load(tmp_path / "policy", model=other)
 
 
+@pytest.mark.parametrize("kind", ["composite", "unbounded"])
+def test_a_size_that_no_machine_has_is_refused_before_memory_is_needed(
+    tmp_path: Path, kind: str
+) -> None:
+    Policy(Unbounded(4), Categorical(2)).save(tmp_path / "policy")
+    state = load_file(tmp_path / "policy")
+    huge = {"kind": "unbounded", "shape": [2**45], "dtype": "float32"}
+    composite = {"kind": "composite", "leaves": {"x": huge}}
+    state["observation_spec"] = huge if kind == "unbounded" else composite
+    save_file(tmp_path / "policy", state)
+    with pytest.raises(CheckpointError, match="weights do not fit"):
+        Policy.load(tmp_path / "policy")
+
+
 def test_a_pickle_is_refused_without_running(tmp_path: Path) -> None:
     class Attack:
         def __reduce__(self) -> Any:

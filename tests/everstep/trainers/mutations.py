@@ -320,12 +320,12 @@ def mutate(times: int, seed: int = 0, first: int = 0) -> Counter[str]:
                 if used > 2 * size + SLACK:  # something of the process may have grown meanwhile
                     outcome, used, size = victim.load(*files)
                 assert used <= 2 * size + SLACK, (used, size)
+                grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory) / 1024
+                assert grown < 200, f"the process grew by {grown:.0f} MiB"
             except BaseException:
                 print(f"mutation {seed} {i}: {kind}", file=sys.stderr)
                 raise
             counts[f"{kind}: {outcome}"] += 1
-        grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory) / 1024
-        assert grown < 200, f"the process grew by {grown:.0f} MiB"
     tracemalloc.stop()
     return counts
 
