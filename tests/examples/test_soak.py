@@ -47,6 +47,15 @@ def test_the_verdict_follows_the_samples(growth: dict[str, float], failed: set[s
     assert is_ok is (not failed)
 
 
+def test_a_rate_too_noisy_to_tell_is_not_within_the_limit() -> None:
+    noisy = samples()
+    for i, sample in enumerate(noisy):
+        sample["env steps/work"] *= 1 + 0.2 * (-1) ** i
+    lines, is_ok = verdict(noisy)
+    assert not is_ok
+    assert [line.split()[1] for line in lines if line.startswith("FAIL")] == ["rate"]
+
+
 @pytest.mark.long
 @pytest.mark.slow
 def test_it_runs(tmp_path: Path) -> None:
