@@ -1,13 +1,16 @@
 """Train one file with several seeds, evaluate each policy, and print a table.
 
     python examples/seeds.py examples/gymnasium_cartpole/train.yaml --seeds 10
+    python examples/seeds.py recipe:mujoco/HalfCheetah-v4 total_env_steps=300_000 --processes 1 2 4
 
-Every run is a process of its own, started by the command that the README shows. Seconds are those
-of the process, imports and start-up included.
+Every run is a process of its own, or several, started by the command that the README shows. Seconds
+are those of the process, imports and start-up included. With several numbers of processes a second
+table has the means over seeds, and Student's 95 % interval of each.
 """
 
 import argparse
 import json
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -17,11 +20,18 @@ from pathlib import Path
 EVERSTEP = [sys.executable, "-m", "everstep"]
 
 
-def train(file: Path, seed: int, run_dir: Path) -> dict[str, float]:
+#: 97.5 % quantiles of Student's distribution, by the number of seeds.
+STUDENT = dict(zip(range(2, 11), (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)))
+
+
+def train(file: str, keys: list[str], seed: int, processes: int, run_dir: Path) -> dict[str, float]:
     """Return that one seed reaches, and its training time in seconds."""
     start = time.perf_counter()
-    command = [*EVERSTEP, "train", "-f", str(file), "--run-dir", str(run_dir), f"seed={seed}"]
-    subprocess.run(command, check=True, capture_output=True)
+    named = [file] if file.startswith("recipe:") else ["-f", file]
+    words = [*named, *keys, f"seed={seed}", "--run-dir", str(run_dir)]
+    if processes > 1:
+        words += ["--processes", str(processes)]
+    subprocess.run([*EVERSTEP, "train", *words], check=True, capture_output=True)
     seconds = time.perf_counter() - start
     last = json.loads((run_dir / "metrics.jsonl").read_text().splitlines()[-1])
     evaluate = [*EVERSTEP, "eval", str(run_dir), "--episodes", "100", "--json"]
@@ -38,22 +48,41 @@ def train(file: Path, seed: int, run_dir: Path) -> dict[str, float]:
 def main() -> None:
     """Train and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("file", type=Path)
+    parser.add_argument("file", help="a file, or recipe:NAME")
+    parser.add_argument("keys", nargs="*", metavar="key=value", help="keys of the file to change")
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--processes", type=int, nargs="+", default=[1], metavar="N")
     parser.add_argument("--keep", type=Path, help="directory that the runs stay in")
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()
     print("| seed | env steps | last 100 episodes | evaluation, 100 episodes | seconds |")
     print("|---|---|---|---|---|")
+    reached: dict[int, list[float]] = {n: [] for n in options.processes}
     with tempfile.TemporaryDirectory() as directory:
-        for seed in range(options.seeds):
-            row = train(options.file, seed, (options.keep or Path(directory)) / str(seed))
-            reached = (row["return_mean_100"], row["eval_mean"])
-            told = [f"{x:.2f}" if abs(x) < 10 else f"{x:.1f}" for x in reached]
-            print(
-                f"| {row['seed']} | {row['env_steps']:,} | {told[0]} | {told[1]} "
-                f"| {row['seconds']:.0f} |",
-                flush=True,
-            )
+        for processes in options.processes:
+            for seed in range(options.seeds):
+                run_dir = (options.keep or Path(directory)) / f"{processes}-{seed}"
+                row = train(options.file, options.keys, seed, processes, run_dir)
+                reached[processes].append(row["eval_mean"])
+                returns = " | ".join(_text(row[key]) for key in ("return_mean_100", "eval_mean"))
+                print(
+                    f"| {seed} | {row['env_steps']:,} | {returns} | {row['seconds']:.0f} |",
+                    flush=True,
+                )
+    if len(reached) > 1:
+        print("\n| processes | evaluation, each seed | mean | 95 % interval |\n|---|---|---|---|")
+        for processes, values in reached.items():
+            print(f"| {processes} | {_with_interval(values)} |")
+
+
+def _with_interval(values: list[float]) -> str:
+    mean = statistics.mean(values)
+    half = STUDENT[len(values)] * statistics.stdev(values) / len(values) ** 0.5
+    each = ", ".join(map(_text, values))
+    return f"{each} | {_text(mean)} | {_text(mean - half)} to {_text(mean + half)}"
+
+
+def _text(x: float) -> str:
+    return f"{x:.2f}" if abs(x) < 10 else f"{x:.1f}"
 
 
 if __name__ == "__main__":

@@ -1,27 +1,30 @@
-"""Speed of one training in two processes, and a model of it.
+"""Speed of one training in two and four processes, and a model of it.
 
     python examples/benchmarks/ranks.py cartpole
     python examples/benchmarks/ranks.py halfcheetah
     python examples/benchmarks/ranks.py cartpole --against ../older  # one process, two source trees
+    python examples/benchmarks/ranks.py gpus  # the model with figures by NVIDIA
 
-Sides take turns: two ranks with a thread each; one process with a thread, and the work of one rank;
-one process with two threads, and the work of both. Two unconnected processes at once tell what the
-machine itself costs. Prints medians of the ratios of neighbours, and what the model says: time of
-an unconnected process, plus latency and bytes of the collectives, both measured here.
+Sides take turns: two and four ranks with a thread each; one process with a thread, and the work of
+one rank; one process with two threads, and the work of two. As many unconnected processes at once
+tell what the machine itself costs. Prints medians of the ratios of neighbours, and what the model
+says: time of an unconnected process, plus latency and bytes of the collectives of two ranks.
 """
 
 import argparse
 import json
+import math
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-#: Works: environment, environments a rank, env steps a rollout, options of the environment.
+#: Works: environment, environments a rank, and env steps a rollout.
 WORKS: dict[str, tuple[str, int, int]] = {
     "cartpole": ("gymnasium:CartPole-v1", 1024, 32),
     "halfcheetah": ("envpool:HalfCheetah-v4", 64, 64),
@@ -29,6 +32,9 @@ WORKS: dict[str, tuple[str, int, int]] = {
 
 #: Minibatches of an epoch, epochs, and hidden layers.
 MINIBATCHES, EPOCHS, HIDDENS = 4, 4, (64, 64)
+
+#: Numbers of ranks that the model is drawn to.
+DRAWN = (8, 64, 512)
 
 #: Elements of the float32 tensors whose sums are timed.
 ELEMENTS = (2, 64, 1024, 8192, 65536, 262144)
@@ -118,6 +124,9 @@ def serve(name: str, ranks: int, threads: int, share: int, store: str, rank: int
         dist.init_process_group("gloo", store=file, rank=rank, world_size=ranks)
     env, num_envs, horizon = WORKS[name]
     num_envs *= share * ranks
+    clock = Clock()
+    for function in ("all_reduce", "all_gather"):
+        setattr(dist, function, clock.timed("collectives", getattr(dist, function)))
     source: Any = env
     if env.startswith("envpool:"):
         from everstep.registry import factory
@@ -136,6 +145,9 @@ def serve(name: str, ranks: int, threads: int, share: int, store: str, rank: int
     for _ in range(3):
         algorithm.collect()
         algorithm.step()
+    if hasattr(algorithm, "_add_gradients"):  # a method of this version
+        timed = clock.timed("gradients", algorithm._add_gradients)
+        setattr(algorithm, "_add_gradients", timed)  # noqa: B010 - mypy refuses an assignment
     _answer(None)
     while request := sys.stdin.readline().strip():
         if request == "sums":
@@ -143,13 +155,36 @@ def serve(name: str, ranks: int, threads: int, share: int, store: str, rank: int
             continue
         reducer: Any = getattr(algorithm.parts, "reducer", None)  # older versions have none
         before = getattr(reducer, "collectives", 0), getattr(reducer, "bytes", 0)
+        clock.seconds.clear()
         began, cpu = time.perf_counter(), time.process_time()
         for _ in range(int(request)):
             algorithm.collect()
             algorithm.step()
-        after = getattr(reducer, "collectives", 0), getattr(reducer, "bytes", 0)
-        each = [time.perf_counter() - began, after[0] - before[0], after[1] - before[1]]
-        _answer([x / int(request) for x in [*each, time.process_time() - cpu]])
+        found = {"seconds": time.perf_counter() - began, "cpu": time.process_time() - cpu}
+        found |= clock.seconds
+        found["sent"] = getattr(reducer, "collectives", 0) - before[0]
+        found["bytes"] = getattr(reducer, "bytes", 0) - before[1]
+        _answer({name: x / int(request) for name, x in found.items()})
+
+
+class Clock:
+    """Seconds in functions, by name."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    def timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, whose seconds are added."""
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return function(*arguments, **options)
+            finally:
+                took = time.perf_counter() - began
+                self.seconds[name] = self.seconds.get(name, 0.0) + took
+
+        return call
 
 
 def _answer(value: Any) -> None:
@@ -176,12 +211,25 @@ def fitted(seconds: list[float]) -> tuple[float, float]:
     return latency, (seconds[-1] - latency) / (4 * ELEMENTS[-1])
 
 
-def expected(
-    alone: float, collectives: float, sent: float, fit: tuple[float, float], n: int
-) -> float:
-    """Seconds of a train step of `n` ranks: rings, whose steps each have half of the latency."""
+def expected(alone: float, sides: dict[str, float], fit: tuple[float, float], n: int) -> float:
+    """Seconds of a train step of `n` ranks: rings, whose steps each have half of the latency.
+
+    Args:
+        alone: Seconds of an unconnected process.
+        sides: Collectives of a train step (`sent`), and their bytes.
+        fit: Latency of two ranks, and seconds a byte.
+        n: Number of ranks.
+
+    """
     latency, byte = fit
-    return alone + collectives * latency * (n - 1) + sent * byte * 2 * (n - 1) / n
+    return alone + sides["sent"] * latency * (n - 1) + sides["bytes"] * byte * 2 * (n - 1) / n
+
+
+def at_once(sides: Sequence[Side], rounds: str) -> float:
+    """Seconds of a train step of unconnected processes that train at once, the mean."""
+    for side in sides:
+        side.ask(rounds)
+    return float(statistics.mean(side.wait()["seconds"] for side in sides))
 
 
 def compare_trees(name: str, tree: Path, pairs: int, rounds: str) -> None:
@@ -190,7 +238,7 @@ def compare_trees(name: str, tree: Path, pairs: int, rounds: str) -> None:
     ratios = []
     for i in range(pairs):
         order = sides if i % 2 else sides[::-1]
-        seconds = {id(side): side.measure(rounds)[3] for side in order}
+        seconds = {id(side): side.measure(rounds)["cpu"] for side in order}
         ratios.append(seconds[id(sides[0])] / seconds[id(sides[1])])
     for side in sides:
         side.close()
@@ -203,57 +251,92 @@ def compare_trees(name: str, tree: Path, pairs: int, rounds: str) -> None:
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("work", choices=WORKS)
+    parser.add_argument("work", choices=[*WORKS, "gpus"])
     parser.add_argument("--pairs", type=int, default=5)
-    parser.add_argument("--rounds", type=int, default=20, help="train steps of a measurement")
+    parser.add_argument("--rounds", type=int, default=10, help="train steps of a measurement")
     parser.add_argument(
         "--against", type=Path, metavar="TREE", help="compare one process with another source tree"
     )
     parser.add_argument("--serve", nargs=5, help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.serve:
+    if given.work == "gpus":
+        gpus()
+    elif given.serve:
         ranks, threads, share, store, rank = given.serve
         serve(given.work, int(ranks), int(threads), int(share), store, int(rank))
-        return
-    if given.against:
+    elif given.against:
         compare_trees(given.work, given.against, given.pairs, str(given.rounds))
-        return
-    pair = Side(given.work, ranks=2)
-    single, other = Side(given.work), Side(given.work)
-    wide = Side(given.work, threads=2, share=2)
-    sides, rounds = (pair, single, other, wide), str(given.rounds)
-    against_one, against_two, models, efficiencies = [], [], [], []
-    for i in range(given.pairs):
-        together, sent, size, _ = pair.measure(rounds)
-        alone, *_ = single.measure(rounds)
-        threaded, *_ = wide.measure(rounds)
-        other.ask(rounds)
-        beside, *_ = single.measure(rounds)
-        other.wait()
-        fit = fitted(pair.measure("sums"))
-        model = expected(beside, sent, size, fit, 2)
-        against_one.append(2 * alone / together)
-        against_two.append(threaded / together)
-        models.append(model / together)
-        efficiencies.append([beside / expected(beside, sent, size, fit, n) for n in (8, 64, 512)])
+    else:
+        compare_ranks(given.work, given.pairs, str(given.rounds))
+
+
+def compare_ranks(name: str, pairs: int, rounds: str) -> None:
+    """Print ratios of two and four ranks, of one process, and of the model."""
+    two, four, wide = Side(name, ranks=2), Side(name, ranks=4), Side(name, threads=2, share=2)
+    singles = [Side(name) for _ in range(4)]
+    found: dict[str, list[float]] = {}
+    for i in range(pairs):
+        pair, alone = two.measure(rounds), singles[0].measure(rounds)["seconds"]
+        threaded, beside = wide.measure(rounds)["seconds"], at_once(singles[:2], rounds)
+        quad, crowded = four.measure(rounds), at_once(singles, rounds)
+        fit = fitted(two.measure("sums"))
+        models = expected(beside, pair, fit, 2), expected(crowded, quad, fit, 4)
+        ratios = {
+            "two ranks / one rank, transitions a second": 2 * alone / pair["seconds"],
+            "two unconnected processes / one, transitions a second": 2 * alone / beside,
+            "two ranks / one process of two threads": threaded / pair["seconds"],
+            "model / measured seconds of two ranks": models[0] / pair["seconds"],
+            "model / measured seconds of four ranks": models[1] / quad["seconds"],
+            "collectives' part of two ranks' seconds": pair["collectives"] / pair["seconds"],
+            "latency and bytes alone": (models[0] - beside) / pair["seconds"],
+            "gradients' part of two ranks' seconds": pair["gradients"] / pair["seconds"],
+            "latency, us": 1e6 * fit[0],
+            "bandwidth, MB/s": 1e-6 / fit[1],
+            **{f"efficiency of {n} ranks": beside / expected(beside, pair, fit, n) for n in DRAWN},
+        }
+        for what, ratio in ratios.items():
+            found.setdefault(what, []).append(ratio)
         print(
-            f"pair {i + 1}: ms a train step: two ranks {1e3 * together:.1f}, one "
-            f"{1e3 * alone:.1f}, two at once {1e3 * beside:.1f}, two threads "
-            f"{1e3 * threaded:.1f}, model {1e3 * model:.1f}; {sent:.0f} collectives of "
-            f"{size / 1e3:.0f} kB in all; latency {1e6 * fit[0]:.0f} us, "
-            f"{1e-6 / fit[1]:.0f} MB/s",
+            f"pair {i + 1}: ms a train step: two ranks {1e3 * pair['seconds']:.1f}, one "
+            f"{1e3 * alone:.1f}, two at once {1e3 * beside:.1f}, two threads {1e3 * threaded:.1f}, "
+            f"model {1e3 * models[0]:.1f}; four ranks {1e3 * quad['seconds']:.1f}, four at once "
+            f"{1e3 * crowded:.1f}, model {1e3 * models[1]:.1f}; two ranks: {pair['sent']:.0f} "
+            f"collectives of {pair['bytes'] / 1e3:.0f} kB in {1e3 * pair['collectives']:.1f} ms, "
+            f"gradients {1e3 * pair['gradients']:.1f} ms",
             flush=True,
         )
-    for side in sides:
+    for side in (two, four, wide, *singles):
         side.close()
-    for what, ratios in (
-        ("two ranks / one rank, transitions a second", against_one),
-        ("two ranks / one process of two threads", against_two),
-        ("model / measured seconds of two ranks", models),
-    ):
-        print(f"{what}: {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
-    for n, each in zip((8, 64, 512), zip(*efficiencies, strict=True), strict=True):
-        print(f"efficiency of {n} ranks, as the model has it: {statistics.median(each):.3f}")
+    for what, each in found.items():
+        print(f"{what}: {statistics.median(each):.3f} ({min(each):.3f} to {max(each):.3f})")
+
+
+#: Trainings on one GPU by NVIDIA, an L40: transitions of an update, transitions a second,
+#: optimizer steps, and weights. Source: Isaac Lab, "Performance Benchmarks"; sizes of the networks
+#: and of updates are those of its configurations.
+GPU_WORKS = {
+    "Isaac-Cartpole-Direct, 4096 x 32": (4096 * 32, 260_000, 64, 2_000),
+    "Isaac-Velocity-Rough-G1, 4096 x 24": (4096 * 24, 62_000, 20, 650_000),
+}
+
+#: NVIDIA's figures of NCCL for trees of its protocol LL, in seconds: once, a step between GPUs of
+#: one machine over PCIe, and between machines. Source: NCCL, `src/graph/tuning.cc`.
+NCCL_BASE, NCCL_PCIE, NCCL_NETWORK = 4.4e-6, 1.0e-6 * 1.8, 5.0e-6
+
+#: Bytes a second of such sums: of 25 GB/s of PCIe 4.0 or the network, as that file reckons.
+NCCL_BYTES = 25e9 * 0.9 / 3.8 / 2
+
+
+def gpus() -> None:
+    """Print the model's efficiency of GPUs, eight a machine; nothing here is measured."""
+    for name, (rows, rate, steps, weights) in GPU_WORKS.items():
+        alone = rows / rate
+        for n in DRAWN:
+            machines = n // 8
+            hops = 7 * NCCL_PCIE + math.log2(machines) * NCCL_NETWORK
+            sent = steps * 4 * weights + 10_000
+            cost = (steps + 6) * (NCCL_BASE + 2 * hops) + sent / NCCL_BYTES
+            print(f"{name}: {n} GPUs: efficiency {alone / (alone + cost):.3f}")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
-from ..errors import EverstepError
+from ..errors import ConfigError, EverstepError
 
 #: Variables that `torchrun` sets, and other launchers do as well.
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -22,8 +22,9 @@ _PATIENCE = timedelta(minutes=30)
 #: Seconds that a process which has lost another one waits for the reason.
 _MOMENT = 3.0
 
-#: Keys of the launcher's store: the message of rank 0, and the rank that failed first.
-_REFUSED, _FAILED = "everstep/refused", "everstep/failed"
+#: Keys of the launcher's store: the message of rank 0, the rank that failed first, and whether the
+#: configuration is invalid, which starting again would not change.
+_REFUSED, _FAILED, _INVALID = "everstep/refused", "everstep/failed", "everstep/invalid"
 
 #: The store in which connected processes tell each other why they end.
 _store: Any = None
@@ -53,6 +54,8 @@ def connected() -> Iterator[None]:
     if on_gpus:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
     store, rank, size = next(rendezvous("env://", timeout=_PATIENCE))
+    if store.check([_INVALID]):
+        raise SystemExit(2)
     _store = PrefixStore(_attempt(), store)
     dist.init_process_group(
         "nccl" if on_gpus else "gloo", store=_store, rank=rank, world_size=size, timeout=_PATIENCE
@@ -62,6 +65,8 @@ def connected() -> Iterator[None]:
     try:
         yield
     except EverstepError as error:
+        if isinstance(error, ConfigError):
+            store.set(_INVALID, "")
         if _is_reported(rank, str(error)):
             raise SystemExit(2) from None
         raise
@@ -100,13 +105,27 @@ def _answer(key: str) -> str:
     return str(_store.get(key).decode()) if _store.check([key]) else ""
 
 
-def claim_failure() -> int:
-    """The rank that failed first: this one, if no other has said so."""
-    own = os.environ.get("RANK", "0")
+def claim_failure(rank: None | int = None) -> int:
+    """The rank that failed first: this one, or `rank`, if no other has been named."""
+    own = os.environ.get("RANK", "0") if rank is None else str(rank)
     with suppress(Exception):  # the store may be gone
         if _store is not None:
             return int(_store.compare_set(_FAILED, "", own))
     return int(own)
+
+
+def tell(text: str) -> None:
+    """Leave a text of this process in the store."""
+    with suppress(Exception):  # the store may be gone
+        _store.set(f"everstep/told/{os.environ['RANK']}", text)
+
+
+def told(rank: int) -> str:
+    """The text that a process has left in the store; empty if it has left none."""
+    with suppress(Exception):  # the store may be gone
+        if _store.check([key := f"everstep/told/{rank}"]):
+            return str(_store.get(key).decode())
+    return ""
 
 
 def cause(error: Exception) -> str:

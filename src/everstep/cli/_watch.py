@@ -1,6 +1,8 @@
-"""A watch over environments: a process whose environment hangs ends, and says where.
+"""A watch over environments and processes: one that hangs ends, and the reason is printed.
 
-The other processes of the training would wait for it without end.
+The other processes of the training would wait for it without end. A thread of each process looks at
+the clock while an env step lasts; it also gives signs of life, and looks at those of the next rank,
+because a process that is stopped, or in code that holds Python's lock, cannot look at a clock.
 """
 
 import functools
@@ -17,6 +19,7 @@ from typing import Any
 
 from ..errors import ConfigError
 from ._processes import claim_failure, is_started
+from ._pulse import NextRank, Pulse
 
 #: Environment variable with the seconds that an env step, or a reset, may take.
 TIMEOUT = "EVERSTEP_TIMEOUT"
@@ -33,6 +36,13 @@ _MESSAGE = (
 )
 
 
+_LOST = (
+    "everstep: rank {rank} has given no sign of life for {seconds:g} seconds: it is stopped, or in "
+    "code that holds Python's lock. If that may take so long, set the environment variable "
+    "{variable} to more seconds."
+)
+
+
 class Watch(threading.Thread):
     """A thread that ends the process if a call takes longer than it may.
 
@@ -44,9 +54,11 @@ class Watch(threading.Thread):
     def __init__(self, seconds: float) -> None:
         super().__init__(name="everstep-watch", daemon=True)
         self.seconds = seconds
+        self._interval = min(1.0, seconds / 4)
         self._call, self._limit = "", math.inf
         self._main = threading.get_ident()
         self._has_ended = threading.Event()
+        self._pulse, self._next = Pulse(seconds), NextRank()
 
     def timed(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         """A call that is watched."""
@@ -56,23 +68,41 @@ class Watch(threading.Thread):
         def run(*arguments: Any, **options: Any) -> Any:
             nonlocal factor
             self._call, self._limit = name, time.monotonic() + self.seconds * factor
+            is_first, factor = factor > 1, 1
+            if is_first:  # it may hold Python's lock
+                self._pulse.give(self.seconds * _FIRST)
             try:
                 return call(*arguments, **options)
             finally:
-                self._limit, factor = math.inf, 1
+                self._limit = math.inf
+                if is_first:
+                    self._pulse.give(self.seconds)
 
         return run
 
     def run(self) -> None:
-        """Look at the clock until `end`."""
-        while not self._has_ended.wait(min(1.0, self.seconds / 4)):
+        """Look at the clock, and at the next process, until `end`."""
+        while not self._has_ended.wait(self._interval):
             if time.monotonic() > self._limit:
                 self._give_up()
+            self._pulse.give()
+            if self._next.is_lost(self._interval):
+                self._end_next()
+                return
 
     def end(self) -> None:
         """End the thread."""
         self._has_ended.set()
         self.join()
+        self._pulse.give(math.inf)
+
+    def _end_next(self) -> None:
+        """End the next process, or, if that is on another machine, this one."""
+        lost = self._next
+        text = _LOST.format(rank=lost.rank, seconds=lost.patience, variable=TIMEOUT)
+        print(text, file=sys.stderr, flush=True)
+        if not lost.end():
+            _end()
 
     def _give_up(self) -> None:
         """End this process, and those that its environment has started, with a message."""
@@ -81,9 +111,13 @@ class Watch(threading.Thread):
             rank=claim_failure(), call=self._call, seconds=self.seconds, variable=TIMEOUT
         )
         print(f"{place}{message}", file=sys.stderr, flush=True)
-        for child in multiprocessing.active_children():
-            child.kill()
-        os._exit(1)
+        _end()
+
+
+def _end() -> None:
+    for child in multiprocessing.active_children():
+        child.kill()
+    os._exit(1)
 
 
 @contextmanager

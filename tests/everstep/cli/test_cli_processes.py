@@ -139,3 +139,12 @@ def test_sizes_that_do_not_divide_are_refused_before_anything_starts(tmp_path: P
     assert refused.stderr.count("num_envs=5: is of all processes together") == 1
     assert "multiple of their number (2); got 5. Try 4 or 6" in refused.stderr
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+@pytest.mark.long
+def test_a_mistake_in_the_configuration_is_not_tried_again(tmp_path: Path) -> None:
+    """The processes that the launcher starts again end before they read anything."""
+    words = ["train", "CartPole-v1", "--processes", "2", "--run-dir", "run", "--resume", "auto"]
+    refused = everstep(tmp_path, *words, "--max-restarts", "2", "--steps", "1k", "num_envs=5")
+    assert refused.returncode == 2
+    assert refused.stderr.count("is of all processes together") == 1

@@ -10,6 +10,7 @@ ranks, because importing PyTorch takes longer than the rest; `--real` is for the
 
 import argparse
 import contextlib
+import ctypes
 import functools
 import os
 import random
@@ -58,6 +59,8 @@ FAULTS = {
     "raise": ((1,), "the simulator has crashed"),
     "nan": ((1,), "finite"),
     "hang": ((1,), "rank 1: the environment hangs: its `step`"),
+    "lock": ((137,), "rank 1 has given no sign of life"),
+    "stop": ((137,), "has given no sign of life"),
     "disk": ((1, 143), "No space left on device"),
     "tracker": ((0,), ""),
     "restart": ((0,), ""),
@@ -83,6 +86,8 @@ class Faulty(DiscreteDummyEnv):
                 raise RuntimeError("the simulator has crashed")
             if self.kind == "hang":
                 time.sleep(1e6)
+            if self.kind == "lock":
+                ctypes.PyDLL(None).sleep(1_000_000)  # keeps Python's lock
             row["rewards"] = row["rewards"] * float("nan")
         return row
 
@@ -230,7 +235,7 @@ def inject(fault: str, directory: Path, rng: random.Random, *, real: bool = Fals
 
     """
     words, variables, restarts = ["--no-mlflow", "--steps", "1_000_000_000"], {}, 0
-    if fault in ("raise", "nan", "hang"):
+    if fault in ("raise", "nan", "hang", "lock"):
         variables[FAULT] = f"{fault} {rng.randrange(2, 400)}"
     if fault == "restart":
         restarts, words = 3, ["--no-mlflow", "--steps", str(_steps_of(directory) + 3200)]
@@ -238,7 +243,7 @@ def inject(fault: str, directory: Path, rng: random.Random, *, real: bool = Fals
         words = ["--steps", str(_steps_of(directory) + 480)]
         variables |= {"MLFLOW_TRACKING_URI": "http://127.0.0.1:9"}
     job = Job(directory, words, real=real, restarts=restarts, **variables)
-    if fault in ("kill", "terminate", "disk", "restart"):
+    if fault in ("kill", "terminate", "disk", "restart", "stop"):
         job.wait_for_a_line()
         time.sleep(rng.random() * 0.5)
     since = time.monotonic()
@@ -247,6 +252,8 @@ def inject(fault: str, directory: Path, rng: random.Random, *, real: bool = Fals
             job.kill_and_wait(rng.randrange(2))
     if fault == "kill":
         job.send(rng.randrange(2), signal.SIGKILL)
+    if fault == "stop":
+        job.send(rng.randrange(2), signal.SIGSTOP)
     if fault == "terminate":
         job.send(rng.randrange(2), signal.SIGTERM)
     if fault == "disk":
