@@ -20,8 +20,8 @@ from pathlib import Path
 EVERSTEP = [sys.executable, "-m", "everstep"]
 
 
-#: 97.5 % quantiles of Student's distribution, by the number of seeds.
-STUDENT = dict(zip(range(2, 11), (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)))
+#: 97.5 % quantiles of Student's distribution, of 2 to 10 seeds.
+STUDENT = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
 
 def train(file: str, keys: list[str], seed: int, processes: int, run_dir: Path) -> dict[str, float]:
@@ -76,7 +76,7 @@ def main() -> None:
 
 def _with_interval(values: list[float]) -> str:
     mean = statistics.mean(values)
-    half = STUDENT[len(values)] * statistics.stdev(values) / len(values) ** 0.5
+    half = STUDENT[len(values) - 2] * statistics.stdev(values) / len(values) ** 0.5
     each = ", ".join(map(_text, values))
     return f"{each} | {_text(mean)} | {_text(mean - half)} to {_text(mean + half)}"
 
