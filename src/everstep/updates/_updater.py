@@ -203,11 +203,13 @@ class Updater:
             )
         sizes = [[len(group["params"]) for group in groups] for groups in (loaded, own)]
         if sizes[0] != sizes[1]:
-            raise CheckpointError(
+            text = (
                 f"The checkpoint's optimizer has parameter groups of {sizes[0]} parameters; this "
-                f"algorithm's has groups of {sizes[1]}."
             )
+            raise CheckpointError(f"{text}algorithm's has groups of {sizes[1]}.")
         indices = [i for group in loaded for i in group["params"]]
+        if strange := [i for i in state["state"] if type(i) is not int or i not in indices]:
+            raise CheckpointError(f"The optimizer's state of {strange[0]!r} is of no parameter.")
         for p, i in zip(self._parameters, indices, strict=True):
             for key, x in state["state"].get(i, {}).items():
                 if isinstance(x, torch.Tensor) and x.ndim and x.shape != p.shape:

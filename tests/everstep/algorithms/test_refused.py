@@ -122,6 +122,11 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[], State], str]] = {
         changed(lambda s: s["optimizer"]["state"][0].update(exp_avg=torch.zeros(7))),
         "`exp_avg` of parameter 0 has shape",
     ),
+    "a state of no parameter": (
+        {},
+        changed(lambda s: s["optimizer"]["state"].update({torch.tensor(3): {}})),
+        r"optimizer's state of tensor\(3\) is of no parameter",
+    ),
     "a counter": ({}, changed(lambda s: s["counters"].pop("horizons")), "`counters`"),
     "normaliser's size": (
         {},
