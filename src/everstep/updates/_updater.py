@@ -203,10 +203,8 @@ class Updater:
             )
         sizes = [[len(group["params"]) for group in groups] for groups in (loaded, own)]
         if sizes[0] != sizes[1]:
-            text = (
-                f"The checkpoint's optimizer has parameter groups of {sizes[0]} parameters; this "
-            )
-            raise CheckpointError(f"{text}algorithm's has groups of {sizes[1]}.")
+            text = f"The checkpoint's optimizer has groups of {sizes[0]} parameters;"
+            raise CheckpointError(f"{text} this algorithm's has parameter groups of {sizes[1]}.")
         indices = [i for group in loaded for i in group["params"]]
         if strange := [i for i in state["state"] if type(i) is not int or i not in indices]:
             raise CheckpointError(f"The optimizer's state of {strange[0]!r} is of no parameter.")

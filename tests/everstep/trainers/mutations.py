@@ -171,8 +171,9 @@ def _crafted(document: bytes, rng: random.Random) -> bytes:
             owner[rng.choice(["$", "x", "__init__"])] = owner.pop(key)
     if rng.random() < 0.1:
         body["archive"] = rng.choice(["../policy", "/etc/passwd", "tensors-0.npz", "\0", ".", ""])
-    if rng.random() < 0.1 and body.get("tensors"):
-        entry = rng.choice(body["tensors"])
+    tensors = body.get("tensors")
+    if rng.random() < 0.1 and tensors and isinstance(tensors, list):
+        entry = rng.choice(tensors)
         if isinstance(entry, dict):
             entry["dtype"] = rng.choice(["_dynamo", "Tensor", "load", "object", "onnx", "float64"])
     whole["sha256"] = _checksum(body)
