@@ -8,7 +8,7 @@
 Sides take turns: two and four ranks with a thread each; one process with a thread, and the work of
 one rank; one process with two threads, and the work of two. As many unconnected processes at once
 tell what the machine itself costs. Prints medians of the ratios of neighbours, and what the model
-says: time of an unconnected process, plus latency and bytes of the collectives of two ranks.
+says: time of an unconnected process, plus latency, bytes and delays of collectives of two ranks.
 """
 
 import argparse
@@ -22,7 +22,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 #: Works: environment, environments a rank, and env steps a rollout.
 WORKS: dict[str, tuple[str, int, int]] = {
@@ -151,7 +151,7 @@ def serve(name: str, ranks: int, threads: int, share: int, store: str, rank: int
     _answer(None)
     while request := sys.stdin.readline().strip():
         if request == "sums":
-            _answer([_seconds_of_sum(elements) for elements in ELEMENTS])
+            _answer([_delay(), *(_seconds_of_sum(elements) for elements in ELEMENTS)])
             continue
         reducer: Any = getattr(algorithm.parts, "reducer", None)  # older versions have none
         before = getattr(reducer, "collectives", 0), getattr(reducer, "bytes", 0)
@@ -205,24 +205,58 @@ def _seconds_of_sum(elements: int) -> float:
     return statistics.median(times[20:])
 
 
-def fitted(seconds: list[float]) -> tuple[float, float]:
-    """Latency, and seconds a byte, of sums: the first is that of the smallest."""
-    latency = seconds[0]
-    return latency, (seconds[-1] - latency) / (4 * ELEMENTS[-1])
+def _delay() -> float:
+    """Seconds, beside its own, that a sum takes between computations of 10 ms, the mean.
+
+    Ranks do not arrive at once, and those that wait are woken up.
+    """
+    import torch
+    import torch.distributed as dist
+
+    x, left, right = torch.ones(ELEMENTS[0]), torch.randn(8192, 64), torch.randn(64, 64)
+
+    def seconds(*, summed: bool) -> float:
+        dist.barrier()
+        began = time.perf_counter()
+        for _ in range(60):
+            for _ in range(13):
+                torch.mm(left, right)
+            if summed:
+                dist.all_reduce(x.fill_(1.0))
+        return (time.perf_counter() - began) / 60
+
+    seconds(summed=True)
+    each = [seconds(summed=True) - seconds(summed=False) for _ in range(3)]
+    return max(0.0, statistics.median(each) - _seconds_of_sum(ELEMENTS[0]))
 
 
-def expected(alone: float, sides: dict[str, float], fit: tuple[float, float], n: int) -> float:
-    """Seconds of a train step of `n` ranks: rings, whose steps each have half of the latency.
+class Fit(NamedTuple):
+    """What sums over two ranks take: seconds each, seconds a byte, and the delay of each."""
+
+    latency: float
+    byte: float
+    delay: float
+
+    @classmethod
+    def of(cls, delay: float, *seconds: float) -> "Fit":
+        """From the delay, and the seconds of sums of `ELEMENTS`; the smallest is the latency."""
+        return cls(seconds[0], (seconds[-1] - seconds[0]) / (4 * ELEMENTS[-1]), delay)
+
+
+def expected(alone: float, sides: dict[str, float], fit: Fit, n: int) -> float:
+    """Seconds of a train step of `n` ranks.
+
+    Sums are rings, whose steps each have half of the latency. Delays grow with the logarithm.
 
     Args:
         alone: Seconds of an unconnected process.
         sides: Collectives of a train step (`sent`), and their bytes.
-        fit: Latency of two ranks, and seconds a byte.
+        fit: Of two ranks.
         n: Number of ranks.
 
     """
-    latency, byte = fit
-    return alone + sides["sent"] * latency * (n - 1) + sides["bytes"] * byte * 2 * (n - 1) / n
+    each = fit.latency * (n - 1) + fit.delay * math.log2(n)
+    return alone + sides["sent"] * each + sides["bytes"] * fit.byte * 2 * (n - 1) / n
 
 
 def at_once(sides: Sequence[Side], rounds: str) -> float:
@@ -279,7 +313,8 @@ def compare_ranks(name: str, pairs: int, rounds: str) -> None:
         pair, alone = two.measure(rounds), singles[0].measure(rounds)["seconds"]
         threaded, beside = wide.measure(rounds)["seconds"], at_once(singles[:2], rounds)
         quad, crowded = four.measure(rounds), at_once(singles, rounds)
-        fit = fitted(two.measure("sums"))
+        fit = Fit.of(*two.measure("sums"))
+        prompt = fit._replace(delay=0.0)
         models = expected(beside, pair, fit, 2), expected(crowded, quad, fit, 4)
         ratios = {
             "two ranks / one rank, transitions a second": 2 * alone / pair["seconds"],
@@ -288,11 +323,16 @@ def compare_ranks(name: str, pairs: int, rounds: str) -> None:
             "model / measured seconds of two ranks": models[0] / pair["seconds"],
             "model / measured seconds of four ranks": models[1] / quad["seconds"],
             "collectives' part of two ranks' seconds": pair["collectives"] / pair["seconds"],
-            "latency and bytes alone": (models[0] - beside) / pair["seconds"],
+            "latency and bytes alone": expected(0.0, pair, prompt, 2) / pair["seconds"],
             "gradients' part of two ranks' seconds": pair["gradients"] / pair["seconds"],
-            "latency, us": 1e6 * fit[0],
-            "bandwidth, MB/s": 1e-6 / fit[1],
-            **{f"efficiency of {n} ranks": beside / expected(beside, pair, fit, n) for n in DRAWN},
+            "latency, us": 1e6 * fit.latency,
+            "bandwidth, MB/s": 1e-6 / fit.byte,
+            "delay of a collective, us": 1e6 * fit.delay,
+            **{
+                f"efficiency of {n} ranks{name}": beside / expected(beside, pair, costs, n)
+                for name, costs in (("", fit), (" without delays", prompt))
+                for n in DRAWN
+            },
         }
         for what, ratio in ratios.items():
             found.setdefault(what, []).append(ratio)
