@@ -53,14 +53,15 @@ COMMAND = (
 
 #: Fault, the exit code of its job, and text on the job's standard error. The disk's job is ended by
 #: SIGTERM: 1 is the code of rank 0, which cannot save, and either rank may be the first to end.
+#: So it is with a rank that another one has killed.
 FAULTS = {
     "kill": ((137,), "was ended by SIGKILL"),
     "terminate": ((143,), ""),
     "raise": ((1,), "the simulator has crashed"),
     "nan": ((1,), "finite"),
     "hang": ((1,), "rank 1: the environment hangs: its `step`"),
-    "lock": ((137,), "rank 1 has given no sign of life"),
-    "stop": ((137,), "has given no sign of life"),
+    "lock": ((1, 137), "rank 1 has given no sign of life"),
+    "stop": ((1, 137), "has given no sign of life"),
     "disk": ((1, 143), "No space left on device"),
     "tracker": ((0,), ""),
     "restart": ((0,), ""),
