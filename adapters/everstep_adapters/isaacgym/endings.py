@@ -293,5 +293,32 @@ class External(Endings):
         return returned[0] if isinstance(returned, tuple) else returned
 
 
+class Waiting(Endings):
+    """Style D of Isaac Lab's interface: ended environments wait for `reset(env_ids=…)`.
+
+    The adapter calls it at the end of the env step, which the row is that of `External`.
+    """
+
+    episode_keys = FLAGS | {DataKeys.FINAL_OBS}
+    final_obs = "what `step` returns, before `reset(env_ids=…)`"
+
+    def reset(self) -> Tree:
+        """See `Endings.reset`."""
+        return reset_same_step(self._task)
+
+    def _step(self, actions: torch.Tensor) -> dict[str, Any]:
+        outcome, row = self._outcome(actions)
+        final = _copy(self._observations.leaves(outcome.obs))
+        obs = final
+        ids = outcome.done.flatten().nonzero().flatten()  # one sync, as the environment's own reset
+        if len(ids):
+            returned = self._task.method("reset")(env_ids=ids.to(self._task.own_device))
+            opening = self._observations.leaves(_first_observations(returned))
+            pairs = zip(opening, final, strict=True)
+            obs = tuple(torch.where(align(outcome.done, x), x, y) for x, y in pairs)
+        pack = self._observations.pack
+        return row | {DataKeys.OBS: pack(obs), DataKeys.FINAL_OBS: pack(final)}
+
+
 def _copy(leaves: Sequence[torch.Tensor]) -> Leaves:
     return tuple(leaf.clone() for leaf in leaves)

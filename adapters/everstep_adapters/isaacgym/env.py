@@ -16,7 +16,7 @@ from ..common.libraries import pop_options, require
 from ..common.metrics import EpisodeMetrics
 from ..common.specs import describe_spec
 from .actions import Actions
-from .endings import Endings, External, NextStep, SameStep, describe_style
+from .endings import Endings, External, NextStep, SameStep, Waiting, describe_style
 from .probe import study
 from .states import has_state, load_state
 from .tasks import Observations, Task, interface_of
@@ -129,7 +129,9 @@ class IsaacGymEnv(Env):
                 f"`final_obs_key` is for tasks that reset in the same step; {self._reader.name} "
                 f"resets at {describe_style(self.reset_style)}. Leave it out."
             )
-        return External(*parts) if self.reset_style == "D" else NextStep(*parts)
+        if self.reset_style != "D":
+            return NextStep(*parts)
+        return Waiting(*parts) if self._reader.waits_for_reset else External(*parts)
 
     @classmethod
     def matches(cls, env: object, /) -> bool:
@@ -139,6 +141,11 @@ class IsaacGymEnv(Env):
     @classmethod
     def suggest(cls, env: object, /) -> str:
         """Advice for a wrapper around such a task; empty for others."""
+        if hasattr(env, "possible_agents") and hasattr(env, "episode_length_buf"):
+            return (
+                "It is one of Isaac Lab's environments of several agents: pass "
+                "`isaaclab.envs.multi_agent_to_single_agent(env)`."
+            )
         inner = getattr(env, "unwrapped", None)
         if inner is env or interface_of(env) is not None or interface_of(inner) is None:
             return ""

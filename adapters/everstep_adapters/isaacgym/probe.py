@@ -50,13 +50,14 @@ def study(task: Task, reset_style: None | str, max_episode_length: Any) -> Profi
     longest = task.max_episode_length if max_episode_length is None else max_episode_length
     usual = None if longest is None else longest - 1
     if task.interface != "VecTask":
-        if reset_style is not None and parse_style(reset_style) != "C":
+        style, source = ("D", "its config") if task.waits_for_reset else ("C", "its interface")
+        if reset_style is not None and parse_style(reset_style) != style:
             raise AdapterError(
-                f"{task.name} resets in the env step that ends an episode, as its interface says; "
-                f"got `reset_style={reset_style!r}`. Leave it out."
+                f"{task.name} resets at {describe_style(style)}, as {source} says; got "
+                f"`reset_style={reset_style!r}`. Leave it out."
             )
         reset_same_step(task)  # legged_gym reports time-outs only from the first reset on
-        return _look("C", "its interface", usual, task)
+        return _look(style, source, usual, task)
     if reset_style is None:
         return _probe(task, longest)
     style = parse_style(reset_style)

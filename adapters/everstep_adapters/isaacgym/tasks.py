@@ -77,13 +77,23 @@ def interface_of(env: Any) -> None | str:
         return None
     if _has(env, "progress_buf", "reset_buf"):
         return "VecTask"
-    if not _has(env, "episode_length_buf"):
+    if not _has(_clocked(env), "episode_length_buf"):
         return None
     # Isaac Lab's managed environments have no flags before their first env step, and mjlab's have
     # `get_observations`; rsl_rl's wrappers have no space of one action.
     if hasattr(env, "single_action_space") or _has(env, "reset_terminated", "reset_time_outs"):
         return "VecEnv" if _is_wrapper(env) else "Lab"
     return "VecEnv" if _calls(env, "get_observations") else None
+
+
+def _clocked(env: Any) -> Any:
+    """What counts env steps: the environment, or the one inside that Isaac Lab has converted.
+
+    Isaac Lab's `multi_agent_to_single_agent` makes an environment without a clock of its own.
+    """
+    inner = getattr(env, "env", None)
+    is_converted = getattr(env, "unwrapped", None) is env and hasattr(inner, "possible_agents")
+    return inner if is_converted and not hasattr(env, "episode_length_buf") else env
 
 
 def _is_wrapper(env: Any) -> bool:
@@ -160,7 +170,7 @@ class Task:
     @property
     def clock(self) -> torch.Tensor:
         """Env steps since the reset of each environment, `[N]`; the task's own memory."""
-        return cast(torch.Tensor, getattr(self.env, self.clock_name))
+        return cast(torch.Tensor, getattr(_clocked(self.env), self.clock_name))
 
     def set_clock(self, value: float) -> None:
         """Set the number of env steps since the reset of every environment."""
@@ -187,6 +197,11 @@ class Task:
     def gives_final_obs(self) -> bool:
         """Whether `extras` have final observations where an episode ended, and only there."""
         return bool(self._configured("compute_final_obs"))
+
+    @property
+    def waits_for_reset(self) -> bool:
+        """Whether ended environments wait for `reset(env_ids=…)`, as mjlab's `cfg.auto_reset`."""
+        return self.interface == "Lab" and self._configured("auto_reset") is False
 
     def _configured(self, name: str) -> Any:
         owners = (self.env, getattr(self.env, "unwrapped", None))

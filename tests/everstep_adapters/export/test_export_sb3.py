@@ -61,3 +61,21 @@ def test_stable_baselines3_trains() -> None:
     model = sb3.PPO("MlpPolicy", vector, n_steps=64, batch_size=64, seed=0, device="cpu")
     model.learn(8_000)
     assert np.mean([x["r"] for x in model.ep_info_buffer]) > 30
+
+
+@pytest.mark.learning
+@pytest.mark.filterwarnings("ignore")
+def test_stable_baselines3_learns_cartpole() -> None:
+    """With the hyperparameters of rl-baselines3-zoo, which are for eight environments."""
+    vector = sb3.common.vec_env.VecMonitor(to_sb3(everstep.make("gymnasium:CartPole-v1", 8)))
+    model = sb3.PPO(
+        *("MlpPolicy", vector, lambda remaining: 0.001 * remaining),
+        **{"n_steps": 32, "batch_size": 256, "n_epochs": 20, "gamma": 0.98, "gae_lambda": 0.8},
+        clip_range=lambda remaining: 0.2 * remaining,
+        **{"ent_coef": 0.0, "seed": 0, "device": "cpu"},
+    )
+    model.learn(100_000)
+    returns, _ = sb3.common.evaluation.evaluate_policy(
+        model, vector, n_eval_episodes=100, return_episode_rewards=True
+    )
+    assert np.mean(returns) >= 475

@@ -60,6 +60,44 @@ def test_fresh_environments_are_wrapped(name: str, final: bool, kind: Any) -> No
     check_rows(env, "C", SCRIPTS[name], LIMIT, knows_failures=True)
 
 
+class Waits(Mjlab):
+    """mjlab's with `auto_reset=False`: ended environments must be reset before the next step."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.cfg.auto_reset = False
+        self.waiting = torch.zeros(self.num_envs, dtype=torch.bool)
+
+    def reset(self, *, env_ids: Any = None) -> Any:
+        if env_ids is None:
+            env_ids = torch.arange(self.num_envs)
+        chosen = torch.zeros(self.num_envs, dtype=torch.bool)
+        chosen[env_ids] = True
+        self.world.start(chosen)
+        self.episode_length_buf[chosen] = 0
+        self.waiting &= ~chosen
+        return self.observations(), self.extras
+
+    def step(self, actions: torch.Tensor) -> Any:
+        assert not self.waiting.any()
+        start, self.world.start = self.world.start, lambda _: None  # type: ignore[method-assign]
+        clock = self.episode_length_buf + 1
+        returned = super().step(actions)
+        self.world.start = start  # type: ignore[method-assign]
+        self.episode_length_buf = clock
+        self.waiting = self.reset_terminated | self.reset_time_outs
+        return returned
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("name", sorted(set(SCRIPTS) - {"failures in the last env step"}))
+def test_environments_that_wait_for_a_reset_keep_their_final_observations(name: str) -> None:
+    env = everstep.wrap(Waits(SCRIPTS[name], LONGEST), observation_keys=["policy"])
+    assert env.describe()["resets"] == "D (external), known from its config"
+    assert "final_obs" in env.episode_keys
+    check_rows(env, "C", SCRIPTS[name], LIMIT, knows_failures=True)
+
+
 @pytest.mark.usefixtures("float64")
 def test_stepped_environments_are_wrapped_too() -> None:
     task = Managed(SCRIPTS["both"], LONGEST, final=True)
