@@ -87,7 +87,7 @@ def interface_of(env: Any) -> None | str:
 
 
 def _clocked(env: Any) -> Any:
-    """What counts env steps: the environment, or the one inside that Isaac Lab has converted.
+    """The owner of the clock: the environment, or the one inside that Isaac Lab has converted.
 
     Isaac Lab's `multi_agent_to_single_agent` makes an environment without a clock of its own.
     """
