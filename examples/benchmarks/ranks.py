@@ -231,7 +231,7 @@ def _delay() -> float:
 
 
 class Fit(NamedTuple):
-    """What sums over two ranks take: seconds each, seconds a byte, and the delay of each."""
+    """Cost of sums over two ranks: seconds each, seconds a byte, and the delay of each."""
 
     latency: float
     byte: float
