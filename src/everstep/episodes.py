@@ -31,21 +31,23 @@ class EpisodeTracker:
     Args:
         num_envs: Environments.
         device: Device of the rewards.
+        processes: Number of processes, each of which has its share of the last episodes.
 
     """
 
     #: Return and length of each environment's open episode, `[N, 2]`.
     open: torch.Tensor
 
-    #: Returns of the last finished episodes, a ring buffer `[WINDOW]`.
+    #: Returns of the last finished episodes, a ring buffer `[WINDOW / processes]`.
     recent: torch.Tensor
 
     #: Number of finished episodes, 0-d.
     finished: torch.Tensor
 
-    def __init__(self, num_envs: int, *, device: torch.device) -> None:
+    def __init__(self, num_envs: int, *, device: torch.device, processes: int = 1) -> None:
         self.open = torch.zeros(num_envs, 2, dtype=torch.float64, device=device)
-        self.recent = torch.zeros(WINDOW, dtype=torch.float64, device=device)
+        self.window = max(1, WINDOW // processes)
+        self.recent = torch.zeros(self.window, dtype=torch.float64, device=device)
         self.finished = torch.zeros((), dtype=torch.int64, device=device)
 
     def reset(self) -> None:
@@ -75,14 +77,14 @@ class EpisodeTracker:
     def _store(self, returns: torch.Tensor, ended: torch.Tensor) -> None:
         """Write the newest returns into the ring buffer, in the order in which episodes ended."""
         order = ended.cumsum(0)
-        is_recent = ended & (order > order[-1] - WINDOW)
-        slot = torch.where(is_recent, (self.finished + order - 1) % WINDOW, WINDOW)
+        is_recent = ended & (order > order[-1] - self.window)
+        slot = torch.where(is_recent, (self.finished + order - 1) % self.window, self.window)
         padded = torch.cat([self.recent, self.recent[:1]])  # the last slot receives all others
-        self.recent.copy_(padded.scatter(0, slot, returns)[:WINDOW])
+        self.recent.copy_(padded.scatter(0, slot, returns)[: self.window])
         self.finished += order[-1]
 
     def _mean(self) -> torch.Tensor:
-        filled = torch.arange(WINDOW, device=self.recent.device) < self.finished
+        filled = torch.arange(self.window, device=self.recent.device) < self.finished
         return (self.recent * filled).sum() / filled.sum()
 
     def state_dict(self) -> dict[str, torch.Tensor]:

@@ -115,3 +115,12 @@ def test_small_rewards_count_beside_large_ones() -> None:
     valid = torch.ones(4, 1, 1, dtype=torch.bool)
     done = torch.tensor([0, 0, 0, 1], dtype=torch.bool).view(4, 1, 1)
     assert to_floats(tracker.update(rewards, valid, done))["episodes/return_mean"] == 1e8 + 3
+
+
+def test_processes_share_the_window() -> None:
+    """Each of four remembers the last 25 of its own episodes."""
+    tracker = EpisodeTracker(1, device=torch.device("cpu"), processes=4)
+    rewards = torch.arange(40.0).view(-1, 1, 1)
+    ends = torch.ones_like(rewards, dtype=torch.bool)
+    found = tracker.update(rewards, ends, ends)
+    assert float(found["episodes/return_mean_100"]) == sum(range(15, 40)) / 25

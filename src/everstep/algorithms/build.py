@@ -150,7 +150,7 @@ def build_parts(
         minibatch_size=size,
         sequences_per_rollout=sequences,
         reducer=reducer,
-        episodes=EpisodeTracker(num_envs, device=device),
+        episodes=EpisodeTracker(num_envs, device=device, processes=reducer.size),
         discounted_returns=discounted_returns,
     )
 
