@@ -229,6 +229,8 @@ class JaxEnv(Env):
             raise EnvError(f"{type(self.env).__name__} was not reset: call `reset` before `step`.")
         sent = self._actions.send(self._check_action(action))
         self._carry, outcome = self._call("step", self._program.advance, self._carry, sent)
+        if self._jax_device.type == "cpu":  # a tenth less than when NumPy waits for each array
+            outcome.flags.block_until_ready()
         flags = self._read_array(outcome.flags, torch.bool).unbind()
         row = {
             DataKeys.OBS: self._observations.read(outcome.obs),
