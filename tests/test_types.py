@@ -15,11 +15,21 @@ import gymnasium.vector
 import pytest
 
 from everstep import DiscreteDummyEnv, Trainer
-from everstep.adapters import ALEEnv, EnvPoolEnv, GymnasiumEnv, IsaacGymEnv, TorchRLEnv
+from everstep.adapters import (
+    ALEEnv,
+    DMControlEnv,
+    EnvPoolEnv,
+    GymnasiumEnv,
+    IsaacGymEnv,
+    PettingZooEnv,
+    TorchRLEnv,
+)
 from everstep.data import TrainStats, WrapOptions
 from everstep.trainers import GenericTrainerBase
 from everstep.trainers._keywords import TrainerArguments
 from tests.test_docs import PAGES, blocks
+
+GYMNASIUM_LIKE = (ALEEnv, DMControlEnv, EnvPoolEnv, GymnasiumEnv)
 
 ROOT = Path(__file__).parents[1]
 SOURCES = [str(ROOT / "src"), str(ROOT / "adapters")]
@@ -177,7 +187,7 @@ def test_arguments_of_trainers_are_declared_alike() -> None:
 
 def test_options_of_wrap_are_those_of_the_adapters() -> None:
     taken: dict[str, Any] = {}
-    for adapter in (ALEEnv, EnvPoolEnv, GymnasiumEnv, IsaacGymEnv, TorchRLEnv):
+    for adapter in (*GYMNASIUM_LIKE, IsaacGymEnv, PettingZooEnv, TorchRLEnv):
         hints = get_type_hints(adapter.__init__, localns=vars(gymnasium.vector))
         for name in list(inspect.signature(adapter).parameters)[1:]:
             taken[name] = taken.get(name, hints[name]) | hints[name]
