@@ -181,9 +181,7 @@ def test_a_plug_in_comes_through_the_same_door(install: Install) -> None:
     assert not hasattr(factory, "default_horizon")
     world = importlib.import_module("line_world").World()
     assert registry.wrap(world, horizon=3).horizon == 3
-    with pytest.raises(
-        AdapterError, match=r"wrapped: line, ale, .*envpool, gymnasium"
-    ):
+    with pytest.raises(AdapterError, match=r"wrapped: line, ale, .*envpool, gymnasium"):
         registry.wrap(object())
 
 
