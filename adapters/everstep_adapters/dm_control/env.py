@@ -19,6 +19,9 @@ _NEEDED = "dm_control is needed: pip install dm_control"
 #: Module and name of the base class of dm_control's environments, and of others in its interface.
 _BASE = ("dm_env._environment", "Environment")
 
+#: That of EnvPool's environments, which have the interface too, but each for many.
+_POOL = ("envpool.python.envpool", "EnvPoolMixin")
+
 
 class DMControlEnv(GymnasiumEnv):
     """Environments of dm_env's interface as one Everstep environment.
@@ -69,7 +72,8 @@ class DMControlEnv(GymnasiumEnv):
     def matches(cls, env: Any, /) -> bool:
         """Whether `env` is one of dm_env's environments, or a list of them. Imports nothing."""
         envs = env if isinstance(env, list | tuple) else [env]
-        return bool(envs) and all(is_loaded_instance(x, *_BASE) for x in envs)
+        is_pool = any(is_loaded_instance(x, *_POOL) for x in envs)
+        return bool(envs) and not is_pool and all(is_loaded_instance(x, *_BASE) for x in envs)
 
     @classmethod
     def suggest(cls, env: object, /) -> str:
