@@ -14,7 +14,7 @@ from everstep.errors import AdapterError, CheckpointError
 from ..common.rows import FLAGS
 from .calls import name_of
 from .keys import own_episode_keys
-from .layout import Key, Layout, NestedKey, as_key, join_keys, leaves_of, value_of
+from .layout import Key, Layout, NestedKey, as_key, join_keys, leaves_of, value_of, write_key
 
 #: Kind of every end of an episode, for environments whose flags do not distinguish them.
 DoneIs = Literal["terminated", "truncated"]
@@ -130,15 +130,17 @@ class Endings:
         for flag in groups[chosen]:
             feature = layout.feature(flag, specs[flag])
             if feature.numel() != 1:
+                others = [key for key in specs if key[:-1] != chosen]
+                another = f"Pass `done_key={write_key(others[0])}`, or add" if others else "Add"
                 raise AdapterError(
                     f"`{join_keys([flag])}` has {list(feature)} flags a row, where one has to say "
-                    "that it ended. Pass another as `done_key`, or add one in a transform."
+                    f"that it ended. {another} one at the root in a transform."
                 )
         terminated = None if terminated_key is None else as_key(terminated_key)
         self._root = _make_group(groups[chosen], terminated)
         #: Flags of the agents, who may be done before their environment is reset.
         self._own: None | DoneGroup = None
-        if layout.agents and chosen != layout.group and layout.group in groups:
+        if chosen != layout.group and layout.group in groups:
             self._own = _make_group(groups[layout.group], terminated)
         has_valid = self._own is not None or self._is_exported
         self.episode_keys = FLAGS | {DataKeys.VALID} if has_valid else FLAGS
@@ -266,12 +268,13 @@ def _choose(groups: dict[Key, list[Key]], layout: Layout) -> Key:
             return prefix
     if len(groups) == 1:
         return next(iter(groups))
-    keys = join_keys([key for keys in groups.values() for key in keys])
+    keys = [key for keys in groups.values() for key in keys]
     if not keys:
         raise AdapterError("The environment has no flag that says that an episode ended: add one.")
     raise AdapterError(
-        f"Parts of this environment end at different times ({keys}), and no flag at its root says "
-        "when all of it does. Pass one as `done_key`, or add a flag in a transform."
+        f"Parts of this environment end at different times ({join_keys(keys)}), and no flag at its "
+        f"root says when all of it does. Pass one, such as `done_key={write_key(keys[0])}`, or add "
+        "one at the root in a transform."
     )
 
 

@@ -13,13 +13,16 @@ from everstep.errors import AdapterError
 
 from ..common.libraries import is_loaded_instance
 from .calls import layers_of, name_of
-from .layout import Key, Layout, Leaf, NestedKey, as_key, join_keys, leaves_of, make_leaf
+from .layout import Key, Layout, Leaf, NestedKey, as_key, join_keys, leaves_of, make_leaf, write_key
 
 #: The adapter's own count of env steps, which no policy observes.
 STEP_COUNT = "_everstep_step_count"
 
 #: Keys that transforms write for themselves; so are names that begin with an underscore.
-_BOOKKEEPING = frozenset({"is_init", "step_count"})
+_BOOKKEEPING = frozenset({"is_init", "step_count", "traj_count"})
+
+#: Marks the allowed options: an env step takes it as a state, and policies apply it.
+_MASK = "action_mask"
 
 #: TorchRL's wrapper of EnvPool.
 _POOL = "envpool.MultiThreadedEnvWrapper"
@@ -42,9 +45,15 @@ def find_rows(env: Any, action_key: None | NestedKey, num_envs: None | int) -> t
     environment's batch.
 
     Raises:
-        AdapterError: If there are several actions, or the batch cannot be `num_envs`.
+        AdapterError: If there are several actions, no action, no reward, or the batch cannot be
+            `num_envs`.
 
     """
+    for kind in ("action", "reward"):
+        if not leaves_of(getattr(env, f"full_{kind}_spec")):
+            raise AdapterError(
+                f"A row has one {kind}, and the specs of {name_of(env)} have no {kind}."
+            )
     key = _pick("action", list(leaves_of(env.full_action_spec)), action_key, ())
     batch, dims = torch.Size(env.batch_size), len(env.batch_size)
     if num_envs is not None:
@@ -61,7 +70,7 @@ def find_rows(env: Any, action_key: None | NestedKey, num_envs: None | int) -> t
             part = spec[group] if group in map(as_key, spec.keys(True)) else None
             if part is not None and part.ndim > dims:
                 return key, Layout(batch, dims, group, torch.Size(part.shape[dims:]))
-    return key, Layout(batch, dims)
+    return key, Layout(batch, dims, key[:-1])
 
 
 def other_actions(env: Any, layout: Layout, chosen: Key) -> dict[Key, Callable[[], Any]]:
@@ -84,15 +93,16 @@ def find_reward(
     key = _pick("reward", list(rewards), reward_key, layout.group)
     leaf = make_leaf(key, rewards[key], layout, device)
     if leaf.feature.numel() != 1:
+        example = ", such as `LineariseRewards`" if len(leaf.feature) == 1 else ""
         raise AdapterError(
             f"A reward is one number a row; `{join_keys([key])}` has {list(leaf.feature)}. Add "
-            "them up in a transform, such as `LineariseRewards`."
+            f"them up in a transform{example}."
         )
     return leaf
 
 
 def _pick(kind: str, keys: list[Key], chosen: None | NestedKey, group: Key) -> Key:
-    """The key that was chosen, else the only one there is, else the only one of the agents."""
+    """The key that was chosen, else the only one there is, else the only one beside the action."""
     if chosen is not None:
         if as_key(chosen) not in keys:
             raise AdapterError(
@@ -104,14 +114,9 @@ def _pick(kind: str, keys: list[Key], chosen: None | NestedKey, group: Key) -> K
         if len(candidates) == 1:
             return candidates[0]
     raise AdapterError(
-        f"A row has one {kind}; this environment has {join_keys(keys) or 'none'}. Pass "
-        f"`{kind}_key={_written(keys)}`, or another of them, or make them one in a transform."
+        f"A row has one {kind}; this environment has {join_keys(keys)}. Pass "
+        f"`{kind}_key={write_key(keys[0])}`, or another of them, or make them one in a transform."
     )
-
-
-def _written(keys: list[Key]) -> str:
-    """The first key as a program writes it."""
-    return repr(keys[0][0] if len(keys[0]) == 1 else keys[0]) if keys else "…"
 
 
 def find_observed(
@@ -120,10 +125,10 @@ def find_observed(
     """The observed keys: those that were chosen, else all but those that transforms write.
 
     Those of `state_spec`, which an env step takes, and those under `info` are left out, too, if
-    others remain.
+    others remain; an `action_mask` is not.
 
     Raises:
-        AdapterError: If a key that was chosen is not there.
+        AdapterError: If a key that was chosen is not there, or there is none.
 
     """
     specs = leaves_of(env.observation_spec)
@@ -132,6 +137,13 @@ def find_observed(
         # Wrappers of simulators list their inside (random keys, masses) and infos as observations.
         states = leaves_of(env.state_spec)
         inside = {key for key in seen if key in states or "info" in key}
+        inside -= {key for key in inside if key[-1] == _MASK}
+        if not seen:
+            every = ", ".join(map(write_key, specs))
+            raise AdapterError(
+                "The environment has nothing to observe"
+                + (f": pass `observation_keys=[{every}]`." if every else ". Add an observation.")
+            )
         return {key: spec for key, spec in seen.items() if key not in inside} or seen
     chosen = {}
     for wanted in map(as_key, [keys] if isinstance(keys, str) else keys):
@@ -186,7 +198,8 @@ def _resets_itself(layer: Any) -> bool:
 
 
 def _is_integral(env: Any) -> bool:
-    return not any(x.dtype.is_floating_point for x in leaves_of(env.observation_spec).values())
+    dtypes = (spec.dtype for spec in leaves_of(env.observation_spec).values())
+    return not any(dtype.is_floating_point for dtype in dtypes if dtype is not None)
 
 
 def own_episode_keys(env: Any) -> frozenset[str]:

@@ -33,6 +33,11 @@ def join_keys(keys: Sequence[Key]) -> str:
     return ", ".join(".".join(key) for key in keys)
 
 
+def write_key(key: Key) -> str:
+    """A key as a program writes it."""
+    return repr(key[0] if len(key) == 1 else key)
+
+
 def leaves_of(spec: TensorSpec) -> dict[Key, TensorSpec]:
     """Specs of the leaves of an environment's `Composite`, by key, in its order."""
     return {as_key(key): leaf for key, leaf in spec.items(True, True)}
@@ -51,7 +56,7 @@ class Layout:
     #: Number of leading dimensions of the environment's specs that are its batch.
     batch_dims: int
 
-    #: Key of the agents' tensors; empty if a row is an environment.
+    #: Key of the part of the specs that the action is in, such as that of agents.
     group: Key = ()
 
     #: Batch size of the agents after the environment's; empty if a row is an environment.
@@ -78,7 +83,7 @@ class Layout:
             raise AdapterError(
                 f"`{join_keys([key])}` cannot be a tensor of one shape: its spec differs between "
                 f"rows, or its size varies ({type(spec).__name__}, {tuple(spec.shape)}). Pad it "
-                "in a transform, or leave it out with `observation_keys`."
+                "in a transform."
             )
         return torch.Size(spec.shape[dims:])
 
@@ -182,8 +187,8 @@ def _row_spec(key: Key, spec: TensorSpec, layout: Layout, common: dict[str, Any]
     if isinstance(spec, specs.Unbounded | specs.Categorical):
         return specs.Unbounded(**common)
     raise AdapterError(
-        f"`{join_keys([key])}` cannot be a tensor: it is described by {type(spec).__name__}. Leave "
-        "it out with `observation_keys`."
+        f"`{join_keys([key])}` cannot be a tensor: it is described by {type(spec).__name__}. Make "
+        "it numbers in a transform."
     )
 
 
@@ -206,19 +211,27 @@ def observation_leaves(
     Agents' own leaves lose the group's key, so that a row has the keys of an environment's.
 
     Raises:
-        AdapterError: If there is none, two have the same path, or one is no tensor.
+        AdapterError: If two have the same path, or one is no tensor.
 
     """
     leaves: dict[Key, Leaf] = {}
+    failures: list[AdapterError] = []
     for key, spec in observed.items():
         own = layout.agents and not layout.is_shared(key)
         path = key[len(layout.group) :] if own else key
         if path in leaves:
+            chosen = ", ".join(write_key(key) for key in observed if not layout.is_shared(key))
             raise AdapterError(
                 f"`{join_keys([key])}` and `{join_keys([leaves[path].key])}` would both be called "
-                f"{path[-1]!r}. Choose with `observation_keys`, or rename one in a transform."
+                f"{path[-1]!r}. Choose, such as `observation_keys=[{chosen}]`, or rename one in a "
+                "transform."
             )
-        leaves[path] = make_leaf(key, spec, layout, device)
-    if not leaves:
-        raise AdapterError("The environment has nothing to observe. Pass `observation_keys`.")
+        try:
+            leaves[path] = make_leaf(key, spec, layout, device)
+        except AdapterError as error:
+            failures.append(error)
+    if failures:
+        others = ", ".join(write_key(leaf.key) for leaf in leaves.values())
+        advice = f" Or observe others only: `observation_keys=[{others}]`." if others else ""
+        raise AdapterError(f"{failures[0]}{advice}")
     return leaves if len(leaves) > 1 else {(): next(iter(leaves.values()))}

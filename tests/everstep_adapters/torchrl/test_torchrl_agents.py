@@ -196,7 +196,7 @@ def test_parts_that_end_at_different_times_are_refused() -> None:
     parts = {name: Composite(done=done, shape=shape) for name in ("left", "right")}
     inner.auto_complete_done_specs = False
     inner.full_done_spec = Composite(parts, shape=shape)
-    with pytest.raises(AdapterError, match=r"different times \(left.done, .*`done_key`"):
+    with pytest.raises(AdapterError, match=r"different times \(left.done, .*`done_key="):
         TorchRLEnv(inner)
     env = TorchRLEnv(inner, done_key=("left", "done"))
     assert "by left.done" in env.describe()["resets"]

@@ -1,16 +1,13 @@
-"""Environments that others wrote for TorchRL: its mocks, and what wrappers of simulators list."""
+"""Environments as wrappers of simulators make them for TorchRL."""
 
-import re
-import warnings
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torchrl.data import Bounded, Categorical, Composite, Unbounded
-from torchrl.envs import EnvBase, ParallelEnv, PendulumEnv, SerialEnv
+from torchrl.envs import ParallelEnv, PendulumEnv, SerialEnv
 
-from everstep.errors import AdapterError
 from everstep_adapters import TorchRLEnv
 from tests.everstep_adapters.torchrl.torchrl_toys import SCRIPTS, Recorder, SelfResetting
 
@@ -65,32 +62,6 @@ def test_bounded_scalars_without_a_batch() -> None:
     play(env)
 
 
-def follow(env: EnvBase) -> TorchRLEnv:
-    """The wrapped environment, with each option that an error names."""
-    options: dict[str, Any] = {}
-    for _ in range(5):
-        try:
-            return TorchRLEnv(env, **options)
-        except AdapterError as error:
-            named = re.search(r"`(\w+_key)=([^`]+)`", str(error))
-            if named is not None:
-                options[named[1]] = eval(named[2])  # as a reader would write it
-            elif "observation_keys" in str(error):
-                group = options["action_key"][:-1]
-                own = [key for key in env.observation_spec.keys(True, True) if key[:-1] == group]
-                options["observation_keys"] = own
-            else:
-                raise
-    raise AssertionError(options)
-
-
-def test_advice_on_several_actions_works_when_it_is_followed() -> None:
-    mocks = pytest.importorskip("torchrl.testing.mocking_classes")
-    env = follow(mocks.MultiKeyCountingEnv())
-    assert "at random: " in env.describe()["action"]
-    play(env)
-
-
 class Counting(SelfResetting):
     """Resets itself, and observes integers."""
 
@@ -114,34 +85,3 @@ def test_fillers_of_integers_are_no_final_observations(many: Any) -> None:
     assert "final_obs" not in env.episode_keys
     assert "lost" in env.describe()["final observations"]
     env.close()
-
-
-def mocks() -> list[Any]:
-    try:
-        from torchrl.testing import mocking_classes
-    except ImportError:  # an older version has none
-        return []
-    kinds = [kind for _, kind in sorted(vars(mocking_classes).items()) if isinstance(kind, type)]
-    return [kind for kind in kinds if issubclass(kind, EnvBase) and kind is not EnvBase]
-
-
-#: Mocks that fail by themselves.
-BROKEN = {"AutoResettingCountingEnv", "EnvThatErrorsAfter10Iters", "MockSerialEnv"}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", mocks(), ids=lambda kind: kind.__name__)
-def test_mocks_of_torchrl_are_played_or_refused_with_a_reason(kind: Any) -> None:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            inner = kind()
-    except Exception as error:
-        pytest.skip(f"needs arguments: {error}")
-    if kind.__name__ in BROKEN:
-        pytest.skip("fails by itself")
-    try:
-        env = TorchRLEnv(inner)
-    except AdapterError as error:
-        pytest.xfail(str(error))
-    play(env)
