@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any, ClassVar, cast
@@ -20,7 +20,6 @@ from ..common.libraries import (
     is_loaded_kind,
     pop_options,
     require,
-    wrap_or_close,
 )
 from ..gymnasium import GymnasiumEnv
 
@@ -142,11 +141,18 @@ class PettingZooEnv(GymnasiumEnv):
         """
         options = pop_options(cls, kwargs)
         make_one = _maker(name) if isinstance(name, str) else name
-        with creating("PettingZoo", getattr(name, "__name__", str(name))):
-            envs = [make_one(**kwargs)]
-            rows = wrap_or_close(cls, envs[0], device=device, **options).num_envs
-            envs += [make_one(**kwargs) for _ in range(-(-num_envs // rows) - 1)]
-        return cls(envs, horizon, device=device, **options)
+        envs: list[Any] = []
+        with ExitStack() as on_error:
+            on_error.callback(lambda: [env.close() for env in envs])
+            rows = num_envs
+            while len(envs) * rows < num_envs or not envs:
+                with creating("PettingZoo", getattr(name, "__name__", str(name))):
+                    envs.append(make_one(**kwargs))
+                if len(envs) == 1:
+                    rows = cls(envs[0], device=device, **options).num_envs
+            env = cls(envs, horizon, device=device, **options)
+            on_error.pop_all()
+        return env
 
     @property
     def rows_per_env(self) -> int:

@@ -53,8 +53,9 @@ class AgentsVectorEnv(VectorEnv[Any, Any, Any]):
         """Observations of all agents after resetting every environment; `i` gets `seed + i`."""
         for i, env in enumerate(self.envs):
             if seed is not None:
-                for j, agent in enumerate(x for x in env.possible_agents if x not in self.agents):
-                    env.action_space(agent).seed(seed + i + j)
+                for j, agent in enumerate(env.possible_agents):
+                    if agent not in self.agents:
+                        env.action_space(agent).seed((seed + i) * len(env.possible_agents) + j)
             self._restart(i, seed=None if seed is None else seed + i, options=options)
         return self._batch(), {}
 

@@ -93,6 +93,16 @@ def test_a_group_is_chosen_and_the_others_act_at_random() -> None:
     assert again.received == task.received
 
 
+def test_others_have_different_random_actions_in_each_environment() -> None:
+    """Also the second agent of one environment and the first of the next."""
+    tasks = [Team({"a_0": (50, T), "a_1": (50, T), "b_0": (50, T)}) for _ in range(3)]
+    env = everstep.wrap(tasks, agents="b")
+    env.seed(3)
+    play(env, 40)
+    streams = [tuple(x[name] for x in task.received) for task in tasks for name in ("a_0", "a_1")]
+    assert len(set(streams)) == 6
+
+
 @pytest.mark.parametrize("agents", ["c", ["a_0", "c"], []])
 def test_unknown_agents_are_refused(agents: Any) -> None:
     with pytest.raises(AdapterError, match=r"`agents` are names or a group .* a \(2\), b \(1\)"):
@@ -143,6 +153,32 @@ def test_rows_are_rounded_up_to_whole_environments() -> None:
     trainer = everstep.Trainer(lambda: Team(TEAM), num_envs=4, horizon=8, run_dir=None)
     assert trainer.algorithm.params["num_envs"] == 6
     assert trainer.step()["env/steps"] <= 48
+
+
+@pytest.mark.parametrize(
+    ("fails", "options", "message"),
+    [(3, {}, "cannot make .*no third"), (9, {"agents": "c"}, "`agents` are names")],
+)
+def test_environments_are_closed_if_a_later_one_cannot_be_made(
+    fails: int, options: Any, message: str
+) -> None:
+    made: list[Team] = []
+    closed: list[Team] = []
+
+    class Closing(Team):
+        def close(self) -> None:
+            closed.append(self)
+
+    def make() -> Team:
+        if len(made) + 1 == fails:
+            raise ValueError("no third")
+        made.append(Closing(TEAM))
+        return made[-1]
+
+    with pytest.raises(AdapterError, match=message):
+        everstep.make(make, 9, **options)
+    assert made
+    assert closed == made
 
 
 def test_names_that_are_no_environments() -> None:
