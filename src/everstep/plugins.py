@@ -92,7 +92,8 @@ def load(prefix: str) -> Adapter:
     if point is None:
         raise AdapterError(
             f"No adapter has the prefix {prefix!r}. {known_prefixes(prefix)} The id of an "
-            f"environment that a module registers has both: 'gymnasium:{prefix}:Name-v0'."
+            f"environment that a module registers has both: 'gymnasium:{prefix}:Name-v0'. A class "
+            f"or function of your own has a dot instead: '{prefix}.name'."
         )
     try:
         adapter = point.load()

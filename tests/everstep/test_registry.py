@@ -127,6 +127,7 @@ def test_a_factory_is_not_made_with_what_it_is_called_with() -> None:
         ("cartpole", r"got 'cartpole'. Did you mean 'gymnasium:CartPole-v1'\?"),
         ("ALE/MsPacman-v5", r"Did you mean 'ale:ms_pacman'"),
         ("my_envs:My-v0", r"'gymnasium:my_envs:Name-v0'"),
+        ("my_envs:make", r"a dot instead: 'my_envs\.name'"),
         ("gymnasum", r"got 'gymnasum'.*Did you mean 'gymnasium'"),
         ("gymnasium:", r"got 'gymnasium:'"),
         (":CartPole-v1", r"got ':CartPole-v1'"),

@@ -33,7 +33,10 @@ def _check_size(player: Player, num_envs: int, subject: Subject) -> None:
     env = player.env
     agents = getattr(env, "rows_per_env", 1)
     if env.num_envs != -(-num_envs // agents) * agents:
-        fix = "Make as many, or set `num_envs_choices` to the environment's number."
+        fix = (
+            "Make as many, set `num_envs_choices` to the environment's number, or declare the rows "
+            "of an environment's agents: `env.rows_per_env = 3`."
+        )
         rule = f"It must be the requested number, {num_envs}, up to whole environments of agents."
         raise Violation("`num_envs`", rule, env.num_envs, fix)
     if with_index(env.device) != with_index(subject.device):

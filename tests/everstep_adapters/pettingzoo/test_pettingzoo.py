@@ -1,5 +1,6 @@
 """PettingZoo: agents are rows, which end by themselves and are reset with their environment."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -237,3 +238,24 @@ def test_real_environments_train_from_a_file(tmp_path: Path, name: str, kwargs: 
     run = tmp_path / "run"
     assert main(["train", "-f", str(file), "--no-mlflow", "--run-dir", str(run)]) == 0
     assert len((run / "metrics.jsonl").read_text().splitlines()) >= 2
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_supersuit_trains_from_the_file_of_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from everstep.__main__ import main
+
+    pytest.importorskip("supersuit")
+    pytest.importorskip("mpe2")
+    page = Path(__file__).parents[3] / "docs" / "adapters" / "pettingzoo.md"
+    files = re.findall(r":caption: (\S+)\n\n(.*?)^```", page.read_text("utf-8"), re.M | re.S)
+    assert [name for name, _ in files] == ["spread.py", "train.yaml"]
+    for name, text in files:
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert main(["check", "spread.make"]) == 0
+    assert main(["train", "-f", "train.yaml", "--no-mlflow", "--run-dir", "run"]) == 0
+    assert len(Path("run", "metrics.jsonl").read_text().splitlines()) == 2
