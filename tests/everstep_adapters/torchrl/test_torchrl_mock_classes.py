@@ -110,9 +110,8 @@ BATCHED: dict[str, Callable[[Make], EnvBase]] = {
 }
 
 PLACES = [
-    "plain",
-    pytest.param("serial", marks=pytest.mark.slow),
-    pytest.param("parallel", marks=pytest.mark.long),
+    pytest.param("plain", marks=pytest.mark.slow),
+    *(pytest.param(place, marks=pytest.mark.long) for place in ("serial", "parallel")),
 ]
 
 

@@ -188,10 +188,8 @@ def around(name: str) -> EnvBase:
 
 
 PLACES = [
-    "plain",
-    pytest.param("around", marks=pytest.mark.slow),
-    pytest.param("serial", marks=pytest.mark.slow),
-    pytest.param("parallel", marks=pytest.mark.long),
+    *(pytest.param(place, marks=pytest.mark.slow) for place in ("plain", "around")),
+    *(pytest.param(place, marks=pytest.mark.long) for place in ("serial", "parallel")),
 ]
 
 
