@@ -240,6 +240,15 @@ def test_real_environments_train_from_a_file(tmp_path: Path, name: str, kwargs: 
     assert len((run / "metrics.jsonl").read_text().splitlines()) >= 2
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_supersuit_makes_spaces_equal_as_the_error_says() -> None:
+    supersuit = pytest.importorskip("supersuit")
+    unequal = Team(TEAM, wide=("b_0",))
+    with pytest.raises(AdapterError, match="SuperSuit's `pad_observations_v0`"):
+        everstep.wrap(unequal)
+    assert everstep.wrap(supersuit.pad_observations_v0(unequal)).num_envs == 3
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_supersuit_trains_from_the_file_of_the_page(
