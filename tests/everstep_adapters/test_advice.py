@@ -1,6 +1,5 @@
 """Advice that errors give in the form of code: done as it is written, it works."""
 
-import math
 import re
 from collections.abc import Callable
 from typing import Any
@@ -107,12 +106,6 @@ class Reserved(Walk):
 
 def legged(**options: Any) -> IsaacGymEnv:
     return IsaacGymEnv(LeggedTask([[3], [2]]), **options)
-
-
-def clockless() -> LazyAfter:
-    task = LazyAfter([[3], [2]])
-    del task.max_episode_length
-    return task
 
 
 #: What is refused, words of the advice, and the advised deed.
@@ -304,11 +297,6 @@ ADVICE: dict[str, tuple[Callable[[], Any], str, Callable[[], Any]]] = {
         lambda: legged(reset_style="A"),
         "Leave it out",
         lambda: play(legged()),
-    ),
-    "a task without a clock": (
-        lambda: IsaacGymEnv(clockless(), reset_style="A"),
-        r"pass `max_episode_length=` \(`math.inf` if only the task itself",
-        lambda: play(IsaacGymEnv(clockless(), reset_style="A", max_episode_length=math.inf)),
     ),
     "the key of final observations": (
         lambda: IsaacGymEnv(LazyAfter([[3], [2]]), final_obs_key="obs"),

@@ -4,8 +4,10 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 
 import everstep
 from everstep.adapters import PettingZooEnv
@@ -180,6 +182,21 @@ def test_environments_are_closed_if_a_later_one_cannot_be_made(
         everstep.make(make, 9, **options)
     assert made
     assert closed == made
+
+
+def test_masks_that_agents_observe_are_applied() -> None:
+    class Masked(Team):
+        def observation_space(self, agent: str) -> Any:
+            mask = spaces.Box(0, 1, (2,), np.int8)
+            return spaces.Dict(seen=super().observation_space(agent), action_mask=mask)
+
+        def seen(self, agent: str) -> Any:
+            values = np.array([self.possible_agents.index(agent), self.t, 0], np.float32)
+            return {"seen": values, "action_mask": np.array([0, 1], np.int8)}
+
+    tasks = [Masked(TEAM) for _ in range(2)]
+    everstep.Trainer(everstep.wrap(tasks), horizon=8, run_dir=None).step()
+    assert all(set(actions.values()) == {1} for task in tasks for actions in task.received)
 
 
 def test_names_that_are_no_environments() -> None:
