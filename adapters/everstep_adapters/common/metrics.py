@@ -30,7 +30,7 @@ EXCLUDED = frozenset(
 AT_ENDS = frozenset({"is_success", "success", "episode_reward"})
 
 #: Numbers of a host metric that are kept before they are added up.
-_MOST = 65536
+_MOST = 2048
 
 
 class HostMean:
@@ -79,12 +79,13 @@ class HostMean:
         return array.reshape(-1) if is_column else np.empty(0, np.str_)
 
     def _add_up(self) -> None:
-        values = np.array(self._values, np.float64)
+        # `np.array` of a list of arrays takes longer
+        values = np.concatenate(self._values, dtype=np.float64)
         counted = np.isfinite(values)
         for masks in self._masks:
             if any(mask is not None for mask in masks):
                 every = np.ones(self._shape, np.bool_)
-                counted &= np.array([every if mask is None else mask for mask in masks])
+                counted &= np.concatenate([every if mask is None else mask for mask in masks])
             masks.clear()
         self._values.clear()
         self._sum += float(values[counted].sum())
