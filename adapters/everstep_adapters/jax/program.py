@@ -58,6 +58,7 @@ class Program:
     ) -> None:
         self._num_envs, self._limit = num_envs, limit
         self._bounds = None if low is None else (jnp.asarray(low), jnp.asarray(high))
+        self._reset_one = functions.reset
         self._reset, self._step = jax.vmap(functions.reset), jax.vmap(functions.step)
         self.start, self.advance = jax.jit(self._start), jax.jit(self._advance)
 
@@ -94,13 +95,18 @@ class Program:
         size = math.ceil(self._num_envs / together) * together
         places = jnp.nonzero(rows, size=size, fill_value=self._num_envs)[0]
         count = rows.sum()
+        one = jax.eval_shape(self._reset_one, key)
 
         def reset(i_and_old: tuple[jax.Array, Tree]) -> tuple[jax.Array, Tree]:
             i, old = i_and_old
             some = jax.lax.dynamic_slice(places, (i,), (together,))
             new = self._reset(jax.vmap(jax.random.fold_in, (None, 0))(key, some))
-            put = lambda x, y: x.at[some].set(y, mode="drop")  # noqa: E731
-            return i + together, jax.tree.map(put, old, new)
+
+            def put(x: jax.Array, y: jax.Array, of_one: Any) -> jax.Array:
+                is_shared = y.ndim == of_one.ndim  # by all rows, as contacts of MuJoCo Warp
+                return x if is_shared else x.at[some].set(y, mode="drop")
+
+            return i + together, jax.tree.map(put, old, new, one)
 
         start = (jnp.zeros((), count.dtype), old)
         return jax.lax.while_loop(lambda i_and_old: i_and_old[0] < count, reset, start)[1]

@@ -103,10 +103,7 @@ NAMES = [
     "jumanji:Snake-v1",
     "brax:inverted_pendulum",
     "craftax:Craftax-Classic-Symbolic-v1",
-    pytest.param(
-        "playground:CartpoleBalance",
-        marks=pytest.mark.xfail(reason="its first env step fails: mujoco 4.0.0, mjx 3.17.0"),
-    ),
+    "playground:CartpoleBalance",
 ]
 
 
