@@ -127,6 +127,32 @@ def test_environments_are_played_saved_and_continued(name: str) -> None:
         assert all(torch.equal(again[key], row[key]) for key in leaves)
 
 
+def test_rows_of_playground_are_those_of_an_unwrapped_run() -> None:
+    """MuJoCo Warp's contacts are a buffer that the rows share."""
+    registry = pytest.importorskip("mujoco_playground").registry
+    raw = registry.load("CartpoleBalance")
+    env = everstep.wrap(raw, num_envs=3, max_episode_steps=4)
+    env.seed(5)
+    obs = env.reset()
+    key, following = jax.random.split(jax.random.PRNGKey(5))
+    reset, step = jax.jit(jax.vmap(raw.reset)), jax.jit(jax.vmap(raw.step))
+    state, ends = reset(jax.random.split(key, 3)), 0
+    seen = lambda: torch.tensor(state.obs.tolist())  # noqa: E731
+    torch.testing.assert_close(obs, seen())
+    for _ in range(13):
+        action = env.action_spec.rand(torch.Size([3]))
+        row = env.step(action)
+        following, _, resetting = jax.random.split(following, 3)
+        state = step(state, jax.numpy.array(action.numpy()))
+        torch.testing.assert_close(row["final_obs"], seen())
+        torch.testing.assert_close(row["rewards"].flatten(), torch.tensor(state.reward.tolist()))
+        if row["first"].all():
+            keys = [jax.random.fold_in(resetting, i) for i in range(3)]
+            state, ends = reset(jax.numpy.stack(keys)), ends + 1
+        torch.testing.assert_close(row["obs"], seen())
+    assert ends == 3
+
+
 def test_brax_starts_every_episode_in_a_new_state() -> None:
     """Its own wrapper starts them all in the first one."""
     env = make("brax:inverted_pendulum", 2, max_episode_steps=2)
