@@ -60,6 +60,23 @@ def stable_baselines3(
     }
 
 
+def a2c(horizon: int, *, vf_coef: float, policy: Settings, **others: Any) -> Settings:
+    """A2C's, of 8 environments; a gradient step takes the whole rollout."""
+    given = stable_baselines3(8, horizon, 8 * horizon, 1, vf_coef=vf_coef, policy=policy)
+    optimizer = {"lr": 7e-4, "alpha": 0.99, "eps": 1e-5}
+    given |= {"optimizer_cls": "torch.optim.RMSprop", "optimizer_config": optimizer}
+    given |= {"objective": "a2c", "normalize_advantages": False, **others}
+    for of_ppo in (
+        "lr",
+        "clip_param",
+        "clip_param_schedule",
+        "sgd_minibatch_size",
+        "num_sgd_iters",
+    ):
+        del given[of_ppo]
+    return given
+
+
 def recurrent(minibatch: int, **options: Any) -> Settings:
     """RecurrentPPO's, of a policy of 64 units; minibatches are counted in sequences."""
     network = {"hidden_size": 64, "hiddens": [64], "activation_fn": "relu", "shared": False}
@@ -179,6 +196,13 @@ SOURCES: dict[str, Settings] = {
     ),
     "classic/LunarLander-v3": stable_baselines3(
         16, 1024, 64, 4, gamma=0.999, gae_lambda=0.98, entropy_coeff=0.01, total_env_steps=1_000_000
+    ),
+    "a2c/Pendulum-v1": a2c(
+        8,
+        **{"vf_coef": 0.4, "gamma": 0.9, "gae_lambda": 0.9, "lr_schedule": "linear"},
+        **{"normalize_observations": True, "normalize_rewards": "running", "clip_rewards": 10.0},
+        policy={"use_sde": True, "log_std_init": -2.0, "ortho_init": False},
+        total_env_steps=1_000_000,
     ),
     "memory/CartPoleNoVel-v1": recurrent(
         8,
