@@ -109,7 +109,9 @@ class IsaacGymEnv(Env):
         profile = study(reader, reset_style, max_episode_length)
         self.reset_style, self._known_from = profile.style, profile.known_from
         self._observations = Observations(profile.outcome.obs, observation_keys, reader)
-        self._time_outs = make_time_outs(reader, profile.outcome, profile.limit, time_outs)
+        self._time_outs = make_time_outs(
+            reader, profile.outcome, profile.limit, time_outs, profile.style == "C"
+        )
         self._endings = self._make_endings(final_obs_key, profile.final_key)
         self.action_spec = self._actions.spec
         self.observation_spec = self._observations.spec

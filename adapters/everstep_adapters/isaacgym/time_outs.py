@@ -21,30 +21,33 @@ SOURCES = {
 class TimeOuts:
     """The split of ended episodes into terminations and time-outs.
 
-    By the clock, an end is a time-out if the clock had reached its limit. Tasks that reset
-    themselves in the env step set their clock back in it, so the clock before the env step counts.
-    A failure in the last env step of an episode counts as a time-out.
+    By the clock, an end is a time-out if the clock has reached its limit. Tasks that reset
+    themselves in the env step set their clock back in it, so the clock before the env step counts;
+    of others it is the one after it, as reaching a goal may have set it back. A failure in the last
+    env step of an episode counts as a time-out.
 
     Args:
         task: The task.
         source: One of `SOURCES`.
         limit: Env steps of an episode, a number or a tensor `[N]`.
+        resets_at_once: Whether the task resets itself in the env step that ends an episode.
 
     """
 
     #: Its line in `describe`.
     description: str
 
-    def __init__(self, task: Task, source: str, limit: Any) -> None:
+    def __init__(self, task: Task, source: str, limit: Any, resets_at_once: bool) -> None:
         self._task, self._source, self._limit = task, source, limit
+        self._reads_before = source == "clock" and resets_at_once
         of_rows = isinstance(limit, torch.Tensor) or limit is None
         text = "each row's own number of" if of_rows else f"{limit:g}"
         self.description = SOURCES[source].format(limit=text, clock=task.clock_name)
         self.before()
 
     def before(self) -> None:
-        """Read the clock, before an env step."""
-        if self._source == "clock":
+        """Read the clock before an env step, if the env step may reset it."""
+        if self._reads_before:
             self._is_up = self._task.clock >= self._limit - 1  # new memory: the clock moves on
 
     def split(self, outcome: Outcome, ended: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -65,7 +68,10 @@ class TimeOuts:
             assert failed is not None
             terminated = ended & (self._task.column(failed, "terminate") != 0)
             return terminated, ended ^ terminated
-        is_up = self._is_up if self._source == "clock" else time_outs(self._task, outcome)
+        if self._source == "clock":
+            is_up = self._is_up if self._reads_before else self._task.clock >= self._limit
+        else:
+            is_up = time_outs(self._task, outcome)
         if is_up is None:  # nothing was reported so far
             return ended.clone(), torch.zeros_like(ended)
         truncated = ended & (self._task.column(is_up, "time_outs") != 0)
@@ -88,7 +94,9 @@ def time_outs(task: Task, outcome: Outcome) -> None | torch.Tensor:
     return outcome.extras.get("time_outs") if buffer is None else buffer
 
 
-def make_time_outs(task: Task, outcome: Outcome, limit: Any, source: None | str) -> TimeOuts:
+def make_time_outs(
+    task: Task, outcome: Outcome, limit: Any, source: None | str, resets_at_once: bool
+) -> TimeOuts:
     """The time-outs of a task.
 
     Args:
@@ -96,6 +104,7 @@ def make_time_outs(task: Task, outcome: Outcome, limit: Any, source: None | str)
         outcome: Outcome of an env step.
         limit: Env steps of an episode; None if unknown, infinity if there is no limit.
         source: One of `SOURCES`, or None for the most reliable that the task has.
+        resets_at_once: Whether the task resets itself in the env step that ends an episode.
 
     Raises:
         AdapterError: If the task lacks what is needed.
@@ -124,4 +133,4 @@ def make_time_outs(task: Task, outcome: Outcome, limit: Any, source: None | str)
     if not has.get(source):
         known = ", ".join(repr(name) for name in SOURCES if has[name])
         raise AdapterError(f"`time_outs` of {task.name} must be one of {known}; got {source!r}.")
-    return TimeOuts(task, source, limit)
+    return TimeOuts(task, source, limit, resets_at_once)

@@ -126,6 +126,21 @@ def test_time_outs_are_truncations_and_falls_are_terminations() -> None:
     assert ends.min() > 20
 
 
+@pytest.mark.parametrize("style", "AB")
+def test_an_end_at_a_goal_is_no_time_out(style: str) -> None:
+    """The goal sets the clock back also in the env step in which time would be up."""
+    task = make(style, 64, 0, goals=0.3, falls=0.0, most_goals=1, longest=5)
+    env = IsaacGymEnv(task)
+    env.reset()
+    ends = torch.zeros(2)
+    for _ in range(40):
+        row = env.step(torch.zeros(64, 1))
+        up = (task.progress_buf >= 4).unsqueeze(-1)
+        assert torch.equal(row["truncated"], up & row["valid"])
+        ends += torch.tensor([float(row[key].sum()) for key in ("terminated", "truncated")])
+    assert ends.min() > 20
+
+
 def test_the_tasks_method_is_put_back() -> None:
     task = make("A", 2, 0)
     IsaacGymEnv(task)
