@@ -12,6 +12,10 @@ from .tasks import Outcome, Task
 #: Env steps in which episodes must end once the clock is one env step before its usual end.
 _MOST_ENV_STEPS = 4
 
+#: Env steps for which environments that have ended must go on, to be ones that wait for
+#: `reset_done`: with IsaacGymEnvs' ADR one passes before the reset.
+_PATIENCE = 2
+
 #: Times that all episodes are made to end, as some may fail just then; and times that it is tried.
 _TRIALS, _MOST_TRIALS = 3, 9
 
@@ -83,7 +87,7 @@ def _probe(task: Task, longest: Any) -> Profile:
 
     The style is known from the calls of `reset_idx`, see `Resets`. Of a task that makes none it is
     known from its clock, which a reset sets back: in the env step in which time is up (C), or one
-    env step later to 0 (A), to 1 (B), or not at all (D). Takes up to 54 env steps with actions of
+    env step later to 0 (A), to 1 (B), or not at all (D). Takes up to 63 env steps with actions of
     0, usually 9, and synchronises.
 
     Raises:
@@ -96,9 +100,9 @@ def _probe(task: Task, longest: Any) -> Profile:
     trials: list[_Trial] = []
     with Resets(task) as resets:
         for _ in range(_MOST_TRIALS):
-            if "D" in resets.styles or _is_over(trials):
+            if "D" in resets.styles or (_is_over(trials) and not resets.mislead):
                 break
-            if len(trials) < _TRIALS or (resets.is_called and not resets.styles):
+            if len(trials) < _TRIALS or (resets.mislead and not resets.styles):
                 trials += _try(task, resets, longest)
     if not trials:
         end = f"when `{task.clock_name}` was at `max_episode_length` ({longest})"
@@ -109,7 +113,7 @@ def _probe(task: Task, longest: Any) -> Profile:
     if not styles:
         source = "its clock"
         styles = {trial.style or _lazy_style(task, trial.clock, limit) for trial in trials}
-        if resets.is_called or resets.is_set_back:  # the clock would show what is not so
+        if resets.mislead:
             raise _unknown(task, "its clock is set back by more than the resets that it calls")
     if len(styles) > 1:
         raise _unknown(task, f"{source} shows {' and '.join(sorted(styles))}")
@@ -172,14 +176,20 @@ def _try(task: Task, resets: "Resets", longest: float) -> list[_Trial]:
     if last is outcome:
         resets.step()
     after = task.clock[ended].clone()
-    return [_Trial("D" if _is_waiting(task, after, limit) else None, after, limit, last)]
+    is_waiting = _is_waiting(task, after, limit)
+    for _ in range(_PATIENCE - 1 if is_waiting else 0):
+        resets.step()
+    # The clock cannot tell a later reset from a goal.
+    resets.is_set_back |= is_waiting and not _is_waiting(task, task.clock[ended], limit)
+    return [_Trial("D" if is_waiting else None, after, limit, last)]
 
 
 class Resets:
     """Env steps of a task, and the styles that its calls of `reset_idx` in them show, row by row.
 
     A row that ends and is reset in the same env step shows C. One that ended before and is reset
-    before the clock moves shows B, after it A, and not at all D. The clock itself may be set back
+    before the clock moves shows B, after it A, and not at all for some env steps D. The clock
+    itself may be set back
     for another reason: a goal was reached, as in IsaacGymEnvs' ShadowHandOpenAI_FF.
 
     Args:
@@ -193,8 +203,13 @@ class Resets:
     #: Whether the task was seen to call its `reset_idx`.
     is_called = False
 
-    #: Whether the clock of a row was set back though its episode went on.
+    #: Whether the clock of a row was set back though its episode went on, or had ended before.
     is_set_back = False
+
+    @property
+    def mislead(self) -> bool:
+        """Whether the clock alone would show what is not so."""
+        return self.is_called or self.is_set_back
 
     def __init__(self, task: Task) -> None:
         self._task, self.styles = task, set()
@@ -204,6 +219,7 @@ class Resets:
         # What the first env step resets had not ended.
         ones = torch.ones(task.num_envs, dtype=torch.bool, device=task.clock.device)
         self._ended = self._at_once = ones
+        self._waited = torch.zeros_like(task.clock)
 
     def __enter__(self) -> "Resets":
         """Listen to the task."""
@@ -234,11 +250,13 @@ class Resets:
         done, called = outcome.done.flatten().to(before.device), self._clocks >= 0
         self.is_called |= bool(called.any())
         waiting = self._ended & ~self._at_once
+        goes_on = (before > 0) & (task.clock == before + 1)
+        self._waited = (self._waited + goes_on) * (waiting & ~called)
         shown = {
             "A": waiting & called & (self._clocks == before + 1),
             "B": waiting & called & (self._clocks == before),
             "C": ~self._ended & done & called,
-            "D": waiting & ~called & (before > 0) & (task.clock == before + 1),
+            "D": self._waited >= _PATIENCE,
         }
         if not self._has_reset_done:
             del shown["D"]

@@ -141,6 +141,44 @@ def test_an_end_at_a_goal_is_no_time_out(style: str) -> None:
     assert ends.min() > 20
 
 
+class Late(Hand, LazyBefore):
+    """One env step passes between the end and the reset, as in DeXtreme's ADR."""
+
+    goals, falls = 0.03, 0.0
+
+    def __init__(self, num_envs: int, seed: int) -> None:
+        self.is_due = torch.zeros(num_envs, dtype=torch.bool)
+        super().__init__(num_envs, seed, longest=9)
+
+    def pre_physics_step(self, actions: torch.Tensor) -> None:
+        due, self.is_due = self.is_due, (self.reset_buf != 0) & ~self.is_due
+        self.reset_rows(due)
+        self.actions = actions.clone()
+
+    def check_ends(self) -> None:
+        before = self.reset_buf.clone()
+        super().check_ends()
+        self.reset_buf |= before
+
+
+@pytest.mark.parametrize("num_envs", [1, 2, 64])
+def test_a_reset_may_be_one_env_step_late(num_envs: int) -> None:
+    for seed in range(10):
+        env = found(Late(num_envs, seed))
+        assert env is None or env.reset_style == "B"
+        assert env is not None or num_envs < 64
+    env = IsaacGymEnv(Late(num_envs, 0), reset_style="B")
+    env.reset()
+    rows = [env.step(torch.zeros(num_envs, 1)).clone() for _ in range(60)]
+    ended = [row["terminated"] | row["truncated"] for row in rows]
+    for row, before, last in zip(rows[2:], ended, ended[1:], strict=False):
+        assert torch.equal(row["first"], before | last)
+        assert torch.equal(row["valid"], ~row["first"])
+        # As in any task of style B, the state of the reset itself was never observed.
+        assert (row["obs"][:, 2:3][before] == 1).all()
+    assert sum(int(rows.sum()) for rows in ended) >= 3 * num_envs
+
+
 def test_the_tasks_method_is_put_back() -> None:
     task = make("A", 2, 0)
     IsaacGymEnv(task)
