@@ -37,6 +37,7 @@ def _main() -> None:
     import importlib
 
     import torch.distributed as dist
+    import torch.distributed.nn  # noqa: F401 - see `everstep.cli._processes`
 
     name, rank, size, place = sys.argv[1:]
     directory = Path(place)

@@ -47,6 +47,10 @@ def connected() -> Iterator[None]:
         return
     import torch
     import torch.distributed as dist
+
+    # Defaults of its functions are the group that there is when it is imported: they would keep its
+    # threads until Python has ended, when some end the process with SIGABRT.
+    import torch.distributed.nn
     from torch.distributed.distributed_c10d import PrefixStore
     from torch.distributed.rendezvous import rendezvous
 

@@ -57,6 +57,7 @@ def lines(run_dir: Path) -> list[dict[str, Any]]:
     return [json.loads(x) for x in (run_dir / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.long
 def test_processes_train_one_run_and_it_is_resumed(tmp_path: Path) -> None:
     """Sizes and totals are those of the whole; one process more or less goes on, too."""
     words = ["train", "CartPole-v1", "--processes", "2", "--run-dir", "run", "--no-mlflow"]
@@ -148,3 +149,26 @@ def test_a_mistake_in_the_configuration_is_not_tried_again(tmp_path: Path) -> No
     refused = everstep(tmp_path, *words, "--max-restarts", "2", "--steps", "1k", "num_envs=5")
     assert refused.returncode == 2
     assert refused.stderr.count("is of all processes together") == 1
+
+
+THREADS = """
+import pathlib
+
+from everstep.cli._processes import connected
+
+with connected():
+    import everstep.trainers.config
+for task in pathlib.Path("/proc/self/task").iterdir():
+    assert "gloo" not in (task / "comm").read_text()
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="/proc lists threads on Linux")
+def test_threads_of_the_connection_end_with_it(tmp_path: Path) -> None:
+    """One that is still there when Python ends may end the process with SIGABRT."""
+    (tmp_path / "threads.py").write_text(THREADS)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    launched = subprocess.run(
+        [*launcher, "threads.py"], cwd=tmp_path, env=environment(), capture_output=True, text=True
+    )
+    assert launched.returncode == 0, launched.stderr

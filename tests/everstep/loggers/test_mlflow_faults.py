@@ -91,6 +91,7 @@ def steps(trainer: Trainer, count: int = 3) -> None:
         trainer.step()
 
 
+@pytest.mark.long
 def test_what_was_queued_while_the_database_was_locked_is_written_after_it(
     database: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
