@@ -599,6 +599,7 @@ if len(sys.argv) > 2:
 """
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_two_processes_share_a_fresh_store_and_end_their_runs(tmp_path):
     """Neither closes its logger: that is done at exit, after an error as FAILED."""

@@ -664,6 +664,7 @@ def wait_for(process: Any, url: str) -> None:
     raise AssertionError(process.communicate()[0])
 
 
+@pytest.mark.long
 @pytest.mark.slow  # a server starts
 @pytest.mark.skipif(
     not (find_spec("fastapi") and find_spec("uvicorn")),
