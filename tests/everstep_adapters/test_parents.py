@@ -17,7 +17,7 @@ time.sleep(600)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("spec", "option"),
     [

@@ -98,7 +98,7 @@ def is_gone(pid: int) -> bool:
 # Measuring.
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_both_sides_are_measured(case: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = case.with_suffix(".json")
     flags = ["--compare", "cleanrl", "--pairs", "2", "--json", str(report)]
@@ -124,7 +124,7 @@ def test_both_sides_are_measured(case: Path, capsys: pytest.CaptureFixture[str])
     assert all(block["transitions"] == 32 * block["iterations"] for block in theirs["blocks"])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_time_to_a_threshold(case: Path, capsys: pytest.CaptureFixture[str]) -> None:
     solve = "solve.metric=reward solve.threshold=0.5 solve.max_transitions=1000 solve.seeds=1"
     assert main(["bench", str(case), "--set", *solve.split()]) == 0
@@ -274,7 +274,7 @@ def test_a_hang_ends(interpreter: Callable[[str], str], tmp_path: Path) -> None:
     assert is_gone(int((tmp_path / "pid").read_text()))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(os.name != "posix", reason="signals are POSIX's")
 def test_nothing_outlives_ctrl_c(
     case: Path, interpreter: Callable[[str], str], tmp_path: Path

@@ -259,7 +259,7 @@ def public() -> Iterator[Path]:
         yield path
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(not (shutil.which("setpriv") and os.geteuid() == 0), reason="needs root")
 def test_a_directory_that_is_read_only_is_refused_before_an_environment_is_made(
     public: Path,

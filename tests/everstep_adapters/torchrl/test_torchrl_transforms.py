@@ -188,8 +188,8 @@ def around(name: str) -> EnvBase:
 
 
 PLACES = [
-    *(pytest.param(place, marks=pytest.mark.slow) for place in ("plain", "around")),
-    *(pytest.param(place, marks=pytest.mark.long) for place in ("serial", "parallel")),
+    pytest.param("plain", marks=pytest.mark.slow),
+    *(pytest.param(place, marks=pytest.mark.long) for place in ("around", "serial", "parallel")),
 ]
 
 
