@@ -1,6 +1,6 @@
 """Time of an env step of JAX's environments: wrapped, and compiled alone with the library's resets.
 
-    pip install gymnax brax craftax jumanji
+    pip install gymnax six brax craftax jumanji
     OMP_NUM_THREADS=1 python examples/benchmarks/jax_overhead.py
 
 Blocks of env steps of both sides alternate, with the same number of environments and random

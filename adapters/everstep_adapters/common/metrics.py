@@ -30,7 +30,7 @@ EXCLUDED = frozenset(
 AT_ENDS = frozenset({"is_success", "success", "episode_reward"})
 
 #: Numbers of a host metric that are kept before they are added up.
-_MOST = 2048
+_MOST = 65536
 
 
 class HostMean:
