@@ -189,7 +189,8 @@ class Resets:
 
     A row that ends and is reset in the same env step shows C. One that ended before and is reset
     before the clock moves shows B, after it A, and not at all for some env steps D. The clock
-    itself may be set back for another reason: a goal was reached, as in IsaacGymEnvs' ShadowHandOpenAI_FF.
+    itself may be set back for another reason: a goal was reached, as in IsaacGymEnvs'
+    ShadowHandOpenAI_FF.
 
     Args:
         task: The task, whose `reset_idx` is replaced while the object is entered.
