@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar, cast
@@ -24,6 +25,9 @@ from .errors import ConfigError, EverstepError, NonFiniteError
 
 T = TypeVar("T")
 
+#: `time.sleep(0)` sleeps for longer than a collective takes.
+_let_others_run: Callable[[], None] = getattr(os, "sched_yield", lambda: time.sleep(0))
+
 #: Count, mean and sum of squared distances from the mean, each of any shape.
 Moments = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -33,6 +37,10 @@ _ROWS = "rows"
 #: Environment variable with a number of rollouts: after as many, the processes compare their
 #: models; 0, the default, for never.
 CHECK_EVERY = "EVERSTEP_CHECK_RANKS"
+
+#: Seconds for which a process on a CPU asks whether a collective has ended before it sleeps: to be
+#: woken up takes longer than most collectives.
+_POLLING = 0.005
 
 #: Bytes in which the statistics of a rollout are sent; longer ones take a second collective.
 _BYTES = 8192
@@ -159,6 +167,7 @@ class GroupReducer(Reducer):
         #: Whether rows are counted later, and those that wait for it.
         self._is_joined, self._waiting = False, cast(dict[Counter, Moments], {})
         self._rollouts, self._check_every = 0, _check_every()
+        self._polls = dist.get_backend() == "gloo"
 
     def moments(
         self, each: Sequence[Moments], largest: Sequence[torch.Tensor] = ()
@@ -211,8 +220,7 @@ class GroupReducer(Reducer):
         rows = terms.pop(_ROWS)
         packed = [*flats, torch.stack(list(terms.values())), torch.ones_like(flats[0][:1])]
         sums = torch.cat(packed).mul_(rows)
-        self._count(sums)
-        dist.all_reduce(sums)
+        self._all_reduce(sums)
         *found, values, count = sums.split([len(x) for x in packed])
         count = count.clamp(min=1)
         for flat, total in zip(flats, found, strict=True):
@@ -251,8 +259,7 @@ class GroupReducer(Reducer):
     def agree(self, *flags: bool) -> tuple[bool, ...]:
         """See `Reducer.agree`; one collective of a byte a flag."""
         asked = torch.tensor(flags, dtype=torch.uint8, device=self._device())
-        self._count(asked)
-        dist.all_reduce(asked, op=dist.ReduceOp.MAX)
+        self._all_reduce(asked, op=dist.ReduceOp.MAX)
         return tuple(bool(flag) for flag in asked.tolist())
 
     @contextmanager
@@ -317,15 +324,24 @@ class GroupReducer(Reducer):
                 f"{self._rollouts} rollouts: what changes weights must do so on all ranks alike."
             )
 
-    def _count(self, sent: torch.Tensor) -> None:
-        self.collectives += 1
-        self.bytes += sent.nbytes
+    def _all_reduce(self, x: torch.Tensor, **op: Any) -> None:
+        self._wait(x, dist.all_reduce(x, async_op=self._polls, **op))
 
     def _all_gather(self, x: torch.Tensor) -> list[torch.Tensor]:
         parts = [torch.empty_like(x) for _ in range(self.size)]
-        self._count(x)
-        dist.all_gather(parts, x)
+        self._wait(x, dist.all_gather(parts, x, async_op=self._polls))
         return parts
+
+    def _wait(self, sent: torch.Tensor, work: Any) -> None:
+        """Count a collective, and wait until it has ended."""
+        self.collectives += 1
+        self.bytes += sent.nbytes
+        if work is None:
+            return
+        limit = time.perf_counter() + _POLLING
+        while not work.is_completed() and time.perf_counter() < limit:
+            _let_others_run()
+        work.wait()
 
     def _exchange(self, value: Mapping[str, Any]) -> list[dict[str, Any]]:
         """The value of every rank, as text of a fixed length; a longer one is sent again."""

@@ -10,6 +10,7 @@ from torchrl.data import Bounded, Categorical, TensorSpec, Unbounded
 from everstep.formats import ActionFormat
 
 from ..common.actions import ActionBounds, check_action_bounds, unit_to_bounds
+from ..common.handoff import Downlink
 from ..common.specs import choices_spec
 from .functions import Choices, Reals
 
@@ -44,7 +45,7 @@ class Actions:
         bounds: ActionBounds,
     ) -> None:
         check_action_bounds(bounds, is_real=isinstance(action, Reals), space=action)
-        self._device, self._affine = own, tuple[torch.Tensor, ...]()
+        self._own, self._affine = own, tuple[torch.Tensor, ...]()
         sent = np.dtype(action.dtype)
         self._dtype: torch.dtype = getattr(torch, sent.name)
         if isinstance(action, Choices):
@@ -58,6 +59,7 @@ class Actions:
             shape = tuple(action.low.shape)
             self._set_real(action, sent, device, bounds)
         self._shape = (num_envs, *shape)
+        self._downlink = Downlink(self._shape, is_real=isinstance(action, Reals))
 
     def _set_real(
         self, action: Reals, sent: np.dtype[Any], device: torch.device, bounds: ActionBounds
@@ -83,9 +85,14 @@ class Actions:
 
     def send(self, action: torch.Tensor) -> Any:
         """The action as an array in memory of its own: JAX may read it later."""
+        if self._own.type == "cpu":
+            array, form = self._downlink.fetch(action), self.form
+            if form.scale is not None and form.offset is not None:
+                array = array * form.scale + form.offset
+            return array.astype(form.dtype)
         sent = action.detach()
         if self._affine:
             sent = sent * self._affine[0] + self._affine[1]
-        sent = sent.to(self._device, self._dtype, copy=True).reshape(self._shape).contiguous()
-        # A compiled function takes arrays of NumPy in a tenth of the time of `from_dlpack`.
-        return sent.numpy() if sent.is_cpu else jnp.from_dlpack(sent)
+        sent = action.detach()
+        sent = sent.to(self._own, self._dtype, copy=True).reshape(self._shape).contiguous()
+        return jnp.from_dlpack(sent)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 class JaxEnv(Env):
     """A batch of environments that are functions in JAX; the module says how they reset.
 
-    Observations and flags are the program's own results, without a copy where the device is JAX's;
+    On a GPU, observations are the program's own memory; on the host they are copied into rows.
     `float64` becomes PyTorch's default dtype. Observations that are trees of several arrays are a
     `Composite`. An env step is one compiled call, and the first of each compiles it.
 
@@ -92,7 +92,7 @@ class JaxEnv(Env):
         require("jax", "jit", "JAX is needed: pip install jax")
         import jax
 
-        from . import actions, observations, program, states
+        from . import actions, observations, program, rows, states
 
         if num_envs is None:
             raise AdapterError(
@@ -116,14 +116,14 @@ class JaxEnv(Env):
         self._check_action = ActionCheck(num_envs, self.action_spec)
         self._program = program.Program(functions, num_envs, self._limit, *self._actions.ends)
         self._states, self._jax = states, jax
-        self._shapes, observed = self._program.shapes()
-        self._read_array = observations.ArrayReader(own_device, on_device)
         self._observations = observations.Observations(
-            observed, self._read_array, on_device, type(env).__name__
+            self._program.obs, on_device, type(env).__name__
+        )
+        self._rows = rows.Rows(
+            self._program.packing, self._observations, num_envs, own_device, on_device
         )
         self.observation_spec = self._observations.spec
         self.env_format = EnvFormat(self._observations.forms, (self._actions.form,))
-        self._reward_dtype = torch.get_default_dtype()
         self._key: Any = None
         self._carry: Any = None
         self._is_closed = False
@@ -228,19 +228,8 @@ class JaxEnv(Env):
         if self._carry is None:
             raise EnvError(f"{type(self.env).__name__} was not reset: call `reset` before `step`.")
         sent = self._actions.send(self._check_action(action))
-        self._carry, outcome = self._call("step", self._program.advance, self._carry, sent)
-        if self._jax_device.type == "cpu":  # a tenth less than when NumPy waits for each array
-            outcome.flags.block_until_ready()
-        flags = self._read_array(outcome.flags, torch.bool).unbind()
-        row = {
-            DataKeys.OBS: self._observations.read(outcome.obs),
-            DataKeys.FINAL_OBS: self._observations.read(outcome.final_obs),
-            DataKeys.REWARDS: self._read_array(outcome.rewards, self._reward_dtype),
-            DataKeys.TERMINATED: flags[0],
-            DataKeys.TRUNCATED: flags[1],
-            DataKeys.FIRST: flags[2],
-        }
-        return TensorDict(row, batch_size=[self.num_envs])
+        self._carry, results = self._call("step", self._program.advance, self._carry, sent)
+        return self._rows.read(results)
 
     def _call(self, method: str, function: Any, *args: Any) -> Any:
         if self._is_closed:
@@ -269,7 +258,7 @@ class JaxEnv(Env):
         """
         like = self._jax.eval_shape(self._jax.random.PRNGKey, 0)
         read = partial(self._states.from_tensors, self._jax, name=type(self.env).__name__)
-        carry = None if state["carry"] is None else read(state["carry"], self._shapes)
+        carry = None if state["carry"] is None else read(state["carry"], self._program.carry)
         key = None if state["key"] is None else read(state["key"], like)
         self._carry, self._key = carry, key
 
@@ -278,9 +267,11 @@ class JaxEnv(Env):
     def describe(self) -> dict[str, str]:
         """Detected properties, one short line each."""
         limit = "" if self._limit is None else f"; {self._limit} env steps, counted by the adapter"
-        copies = "zero-copy by DLPack"
+        copies = "one copy into rows of host memory"
+        if self._jax_device.type != "cpu":
+            copies = "the program's own memory, by DLPack"
         if torch.device(self.device).type != self._jax_device.type:
-            copies = f"copied from {self._jax_device} to {self.device}, actions back"
+            copies += f", then from {self._jax_device} to {self.device}, actions back"
         return {
             "family": f"{self.family}, in JAX {self._jax.__version__}",
             "environment": type(self.env).__name__,

@@ -1,5 +1,6 @@
 """Observations that are trees of arrays, as tensors."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -24,7 +25,6 @@ class Observations:
 
     Args:
         shapes: Tree of the shapes and dtypes of a batch of observations.
-        read_array: Reader of the arrays.
         device: Device of the tensors.
         name: Name of the environment in errors.
 
@@ -39,13 +39,14 @@ class Observations:
     #: The leaves as the environment has them.
     forms: tuple[ObservationFormat, ...]
 
-    def __init__(
-        self, shapes: Any, read_array: "ArrayReader", device: torch.device, name: str
-    ) -> None:
+    #: Shape and dtype of a batch of each leaf, in the order of the spec.
+    layout: list[tuple[tuple[int, ...], torch.dtype]]
+
+    def __init__(self, shapes: Any, device: torch.device, name: str) -> None:
         found = jax.tree_util.tree_flatten_with_path(shapes)[0]
         if not found:
             raise AdapterError(f"{name} observes nothing.")
-        self._read_array = read_array
+        self._device = device
         paths = [tuple(map(_name_of, path)) for path, _ in found]
         names: list[Any] = [()] if len(paths) == 1 else [tuple(map(str, path)) for path in paths]
         shapes_of = [x.shape[1:] or (1,) for _, x in found]
@@ -54,41 +55,38 @@ class Observations:
         leaves = {key: _leaf_spec(shape, dtype, device) for key, shape, dtype in columns}
         self.spec = compose_spec(leaves, device)
         self._structure = Structure.of(self.spec)
-        order = [names.index(path) for path in self._structure.paths]
-        rows = found[0][1].shape[0]
-        self._rows = rows
-        self._columns = [(i, (rows, *shapes_of[i]), dtypes[i]) for i in order]
-        self.forms = tuple(ObservationFormat(paths[i], tuple(found[i][1].shape[1:])) for i in order)
+        self._order = [names.index(path) for path in self._structure.paths]
+        self._rows = found[0][1].shape[0]
+        self.layout = [((self._rows, *shapes_of[i]), dtypes[i]) for i in self._order]
+        self.forms = tuple(
+            ObservationFormat(paths[i], tuple(found[i][1].shape[1:])) for i in self._order
+        )
 
     def read(self, obs: Any) -> torch.Tensor | TensorDict:
         """A batch of observations `[N, …]`; the program's own memory where it is on the device."""
-        arrays = jax.tree_util.tree_leaves(obs)
-        leaves = tuple(
-            self._read_array(arrays[i], dtype).view(shape) for i, shape, dtype in self._columns
+        arrays = self.ordered(jax.tree_util.tree_leaves(obs))
+        columns = zip(arrays, self.layout, strict=True)
+        return self.unflatten(
+            [tensor_of(x).to(self._device, dtype).view(shape) for x, (shape, dtype) in columns]
         )
-        return self._structure.unflatten(leaves, [self._rows])
+
+    def ordered(self, leaves: Sequence[Any]) -> list[Any]:
+        """Leaves of the tree in the order of the spec."""
+        return [leaves[i] for i in self._order]
+
+    def unflatten(self, leaves: Sequence[torch.Tensor]) -> torch.Tensor | TensorDict:
+        """A batch of observations of these leaves."""
+        return self._structure.unflatten(tuple(leaves), [self._rows])
 
 
-class ArrayReader:
-    """Reader of a program's results, as tensors on a device.
+def tensor_of(array: jax.Array) -> torch.Tensor:
+    """A tensor that shares the array's memory.
 
-    On the host they are viewed as arrays of NumPy, which takes a third of the time of JAX's DLPack;
+    On the host it is viewed as an array of NumPy, which takes a third of the time of JAX's DLPack;
     NumPy has no `bfloat16`.
-
-    Args:
-        own: JAX's device.
-        device: Device of the tensors.
-
     """
-
-    def __init__(self, own: torch.device, device: torch.device) -> None:
-        self._device, self._is_on_host = device, own.type == "cpu"
-
-    def __call__(self, array: Any, dtype: torch.dtype) -> torch.Tensor:
-        """The tensor, of another dtype or on another device if it must be."""
-        if self._is_on_host and array.dtype != jax.numpy.bfloat16:
-            array = np.asarray(array)
-        return borrow(array).to(self._device, dtype)
+    is_on_host = array.device.platform == "cpu" and array.dtype != jax.numpy.bfloat16
+    return borrow(np.asarray(array) if is_on_host else array)
 
 
 def _name_of(entry: Any) -> Any:

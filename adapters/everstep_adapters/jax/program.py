@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from .functions import Functions, Tree
+from .packing import Packing
 
 #: Rows that are reset together: resets cost as an env step or more, and few rows end at once.
 _TOGETHER = 32
@@ -37,7 +38,7 @@ class Outcome(NamedTuple):
     #: `[N, 1]`.
     rewards: jax.Array
 
-    #: `terminated`, `truncated` and `first`, `[3, N, 1]`.
+    #: `terminated`, `truncated` and `first`, `[3, N, 1]`, as numbers.
     flags: jax.Array
 
 
@@ -53,6 +54,13 @@ class Program:
 
     """
 
+    #: Shapes and dtypes of what `start` returns, the carry and observations.
+    carry: Carry
+    obs: Tree
+
+    #: How `advance` joins an outcome.
+    packing: Packing
+
     def __init__(
         self, functions: Functions, num_envs: int, limit: None | int, low: Any, high: Any
     ) -> None:
@@ -61,11 +69,11 @@ class Program:
         self._reset_one = functions.reset
         self._reset, self._step = jax.vmap(functions.reset), jax.vmap(functions.step)
         self.start, self.advance = jax.jit(self._start), jax.jit(self._advance)
-
-    def shapes(self) -> tuple[Carry, Tree]:
-        """Shapes and dtypes of what `start` returns. Computes nothing."""
-        shapes: tuple[Carry, Tree] = jax.eval_shape(self._start, jax.random.PRNGKey(0))
-        return shapes
+        self.carry, self.obs = jax.eval_shape(self._start, jax.random.PRNGKey(0))
+        reals = (
+            jax.ShapeDtypeStruct((*n, num_envs, 1), jnp.result_type(float)) for n in ((), (3,))
+        )
+        self.packing = Packing(Outcome(self.obs, self.obs, *reals))
 
     def _start(self, key: jax.Array) -> tuple[Carry, Tree]:
         """The first carry and observations."""
@@ -73,8 +81,8 @@ class Program:
         states, obs = self._reset(jax.random.split(key, self._num_envs))
         return Carry(following, states, jnp.zeros(self._num_envs, jnp.int32)), obs
 
-    def _advance(self, carry: Carry, action: jax.Array) -> tuple[Carry, Outcome]:
-        """An env step, and the resets of the rows whose episodes it ended."""
+    def _advance(self, carry: Carry, action: jax.Array) -> tuple[Carry, tuple[jax.Array, ...]]:
+        """An env step, and the resets of the rows whose episodes it ended; a joined `Outcome`."""
         key, stepping, resetting = jax.random.split(carry.key, 3)
         if self._bounds is not None:
             action = jnp.clip(action, *self._bounds)
@@ -87,7 +95,8 @@ class Program:
         states, obs = self._reset_rows(resetting, done, (stepped.state, stepped.obs))
         flags = jnp.stack([stepped.terminated, done & ~stepped.terminated, done])[..., None]
         carry = Carry(key, states, jnp.where(done, 0, elapsed))
-        return carry, Outcome(obs, stepped.obs, stepped.reward[:, None], flags)
+        outcome = Outcome(obs, stepped.obs, stepped.reward[:, None], flags)
+        return carry, self.packing.join(outcome)
 
     def _reset_rows(self, key: jax.Array, rows: jax.Array, old: Tree) -> Tree:
         """States and observations, new ones in `rows`; some are reset at a time, until all are."""

@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, EverstepError
@@ -57,6 +58,8 @@ def connected() -> Iterator[None]:
     on_gpus = torch.cuda.is_available()
     if on_gpus:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+    else:
+        bind()
     store, rank, size = next(rendezvous("env://", timeout=_PATIENCE))
     if store.check([_INVALID]):
         raise SystemExit(2)
@@ -80,6 +83,31 @@ def connected() -> Iterator[None]:
         raise
     finally:
         dist.destroy_process_group()
+
+
+def bind() -> None:
+    """Let a process on CPUs use its share of the machine's cores, as `mpirun --bind-to` does.
+
+    Processes that are moved between cores wait for each other longer. Nothing is done where there
+    are fewer cores than processes, where the launcher has bound them already, and outside Linux.
+    """
+    rank, size = (int(os.environ.get(f"LOCAL_{x}", n)) for x, n in (("RANK", 0), ("WORLD_SIZE", 1)))
+    if size == 1 or not hasattr(os, "sched_setaffinity"):
+        return
+    cores = sorted(os.sched_getaffinity(0), key=_place)
+    own = cores[rank * len(cores) // size : (rank + 1) * len(cores) // size]
+    if len(cores) >= size and set(cores) == os.sched_getaffinity(os.getppid()):
+        os.sched_setaffinity(0, own)
+
+
+def _place(core: int) -> tuple[int, ...]:
+    """Socket, core and number of a logical core: those of a core are neighbours."""
+    folder = Path(f"/sys/devices/system/cpu/cpu{core}/topology")
+    try:
+        found = [int((folder / name).read_text()) for name in ("physical_package_id", "core_id")]
+    except (OSError, ValueError):
+        found = []
+    return *found, core
 
 
 def _attempt() -> str:
@@ -136,7 +164,8 @@ def cause(error: Exception) -> str:
     """The reason for an error of a process that lost another one; empty if it is its own."""
     frames = traceback.extract_tb(error.__traceback__)
     places = [frame.filename.replace(os.sep, "/") for frame in frames]
-    if not is_started() or not any("/torch/distributed/" in place for place in places):
+    waits = isinstance(error, RuntimeError) and places[-1].endswith("/everstep/reducers.py")
+    if not is_started() or not (waits or any("/torch/distributed/" in x for x in places)):
         claim_failure()
         return ""
     with suppress(Exception):  # the store may be gone

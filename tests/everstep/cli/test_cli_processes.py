@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from everstep.cli import _processes
 from everstep.trainers._checkpointing import checkpoints_of
 
 pytestmark = pytest.mark.slow
@@ -172,3 +173,35 @@ def test_threads_of_the_connection_end_with_it(tmp_path: Path) -> None:
         [*launcher, "threads.py"], cwd=tmp_path, env=environment(), capture_output=True, text=True
     )
     assert launched.returncode == 0, launched.stderr
+
+
+@pytest.mark.parametrize(
+    ("size", "allowed", "want"),
+    [
+        (2, range(8), [{0, 4, 1, 5}, {2, 6, 3, 7}]),  # of the same cores, whose numbers are 4 apart
+        (3, range(8), [{0, 4}, {1, 5, 2}, {6, 3, 7}]),
+        (2, [1, 5], [{1}, {5}]),
+        (4, [0, 1, 2], []),  # fewer than processes
+        (1, range(8), []),
+    ],
+)
+def test_processes_have_equal_shares_of_the_cores(
+    monkeypatch: pytest.MonkeyPatch, size: int, allowed: Any, want: list[set[int]]
+) -> None:
+    bound: list[set[int]] = []
+    monkeypatch.setattr(_processes, "_place", lambda core: (core % 4, core))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(allowed))
+    monkeypatch.setattr(os, "sched_setaffinity", lambda _, cores: bound.append(set(cores)))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(size))
+    for rank in range(size):
+        monkeypatch.setenv("LOCAL_RANK", str(rank))
+        _processes.bind()
+    assert bound == want
+
+
+def test_processes_that_a_launcher_bound_stay_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = {os.getpid(): {0, 1}, 0: {0, 1}, os.getppid(): set(range(8))}
+    monkeypatch.setattr(os, "sched_getaffinity", own.__getitem__)
+    monkeypatch.setattr(os, "sched_setaffinity", lambda *_: pytest.fail("it was bound again"))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    _processes.bind()

@@ -1,6 +1,7 @@
 """Environments that are functions in JAX: every row, resets, states, and refusals."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from tests.toys import KnownValue
 
 jax = pytest.importorskip("jax")
 
+from everstep_adapters.jax.functions import Functions  # noqa: E402
 from tests.everstep_adapters.jax.jax_toys import (  # noqa: E402
     Counter,
     CounterEnv,
@@ -80,6 +82,52 @@ def test_keys_are_those_of_functions_called_one_by_one() -> None:
             if stepped.ended:
                 states[n], seen = reset(jax.random.fold_in(resetting, n))
                 assert row["obs"][n].tolist() == seen.tolist()
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_leaves_of_every_size_and_dtype(half: bool) -> None:
+    """With `bfloat16`, which NumPy has not, results are the program's own memory, as on a GPU."""
+    jnp = jax.numpy
+
+    def spread(seen: Any) -> Any:
+        return {
+            "image": jnp.full((150, 100), seen[2], jnp.uint8),  # too large to be joined
+            "numbers": {"one": seen[0], "place": seen[1:].astype(jnp.int32)},
+            "small": seen.astype(jnp.bfloat16 if half else jnp.float16),
+            "unsigned": seen.astype(jnp.uint16),
+        }
+
+    class Spread(CounterEnv):
+        @classmethod
+        def _read(cls, env: Any, params: Any) -> Functions:
+            def of_reset(key: Any) -> Any:
+                state, seen = reset(key)
+                return state, spread(seen)
+
+            def of_step(*args: Any) -> Any:
+                stepped = step(*args)
+                return stepped._replace(obs=spread(stepped.obs))
+
+            return replace(super()._read(env, params), reset=of_reset, step=of_step)
+
+    env = Spread(Counter(), num_envs=5)
+    env.seed(3)
+    first, actions, rows = play(env, 12)
+    plain = counters(5, seed=3)
+    start = plain.reset()
+    wants = [plain.step(action).clone() for action in actions]
+    pairs = [(first, start)]
+    for row, want in zip(rows, wants, strict=True):
+        pairs += [(row[key], want[key]) for key in ("obs", "final_obs")]
+        for key in ("rewards", "terminated", "truncated", "first"):
+            assert torch.equal(row[key], want[key])
+    for seen, want in pairs:
+        image = want[:, 2, None, None].expand(5, 150, 100)
+        assert torch.equal(seen["image"], image.to(torch.uint8))
+        assert torch.equal(seen["numbers", "one"], want[:, :1])
+        assert torch.equal(seen["numbers", "place"], want[:, 1:].int())
+        assert torch.equal(seen["small"], want.to(torch.bfloat16 if half else torch.float16))
+        assert torch.equal(seen["unsigned"], want.int())
 
 
 HORIZON, GAMMA, LAMBDA = 6, 0.9, 0.8
@@ -211,8 +259,6 @@ def test_an_environment_that_fails_is_named() -> None:
     class Broken(CounterEnv):
         @classmethod
         def _read(cls, env: Any, params: Any) -> Any:
-            from dataclasses import replace
-
             def fail(*_: Any) -> Any:
                 raise ValueError("the pole broke")
 
