@@ -8,7 +8,7 @@
 Sides take turns: two and four ranks with a thread each; one process with a thread, and the work of
 one rank; one process with two threads, and the work of two. As many unconnected processes at once
 tell what the machine itself costs. Prints medians of the ratios of neighbours, and what the model
-says: time of an unconnected process, plus latency, bytes and delays of collectives of two ranks.
+says: time of an unconnected process, plus latency, bytes and delays of as many ranks' collectives.
 """
 
 import argparse
@@ -238,16 +238,18 @@ def _delay() -> float:
 
 
 class Fit(NamedTuple):
-    """Cost of sums over two ranks: seconds each, seconds a byte, and the delay of each."""
+    """Cost of sums: seconds of a step, seconds a byte, and the delay of each."""
 
     latency: float
     byte: float
     delay: float
 
     @classmethod
-    def of(cls, delay: float, *seconds: float) -> "Fit":
-        """From the delay, and the seconds of sums of `ELEMENTS`; the smallest is the latency."""
-        return cls(seconds[0], (seconds[-1] - seconds[0]) / (4 * ELEMENTS[-1]), delay)
+    def of(cls, n: int, delay: float, *seconds: float) -> "Fit":
+        """From the delay and the seconds of sums of `ELEMENTS` over `n` ranks; the smallest is the
+        latency."""
+        byte = (seconds[-1] - seconds[0]) / (4 * ELEMENTS[-1])
+        return cls(seconds[0] / (n - 1), byte * n / (2 * (n - 1)), delay / math.log2(n))
 
 
 def expected(alone: float, sides: dict[str, float], fit: Fit, n: int) -> float:
@@ -258,7 +260,7 @@ def expected(alone: float, sides: dict[str, float], fit: Fit, n: int) -> float:
     Args:
         alone: Seconds of an unconnected process.
         sides: Collectives of a train step (`sent`), and their bytes.
-        fit: Of two ranks.
+        fit: Cost of sums.
         n: Number of ranks.
 
     """
@@ -320,9 +322,9 @@ def compare_ranks(name: str, pairs: int, rounds: str) -> None:
         pair, alone = two.measure(rounds), singles[0].measure(rounds)["seconds"]
         threaded, beside = wide.measure(rounds)["seconds"], at_once(singles[:2], rounds)
         quad, crowded = four.measure(rounds), at_once(singles, rounds)
-        fit = Fit.of(*two.measure("sums"))
+        fit, crowd = Fit.of(2, *two.measure("sums")), Fit.of(4, *four.measure("sums"))
         prompt = fit._replace(delay=0.0)
-        models = expected(beside, pair, fit, 2), expected(crowded, quad, fit, 4)
+        models = expected(beside, pair, fit, 2), expected(crowded, quad, crowd, 4)
         ratios = {
             "two ranks / one rank, transitions a second": 2 * alone / pair["seconds"],
             "two unconnected processes / one, transitions a second": 2 * alone / beside,

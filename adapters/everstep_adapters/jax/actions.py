@@ -93,6 +93,5 @@ class Actions:
         sent = action.detach()
         if self._affine:
             sent = sent * self._affine[0] + self._affine[1]
-        sent = action.detach()
         sent = sent.to(self._own, self._dtype, copy=True).reshape(self._shape).contiguous()
         return jnp.from_dlpack(sent)

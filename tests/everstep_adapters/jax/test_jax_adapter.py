@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,7 +17,7 @@ from tests.toys import KnownValue
 
 jax = pytest.importorskip("jax")
 
-from everstep_adapters.jax.functions import Functions  # noqa: E402
+from everstep_adapters.jax.functions import Functions, Reals  # noqa: E402
 from tests.everstep_adapters.jax.jax_toys import (  # noqa: E402
     Counter,
     CounterEnv,
@@ -128,6 +129,27 @@ def test_leaves_of_every_size_and_dtype(half: bool) -> None:
         assert torch.equal(seen["numbers", "place"], want[:, 1:].int())
         assert torch.equal(seen["small"], want.to(torch.bfloat16 if half else torch.float16))
         assert torch.equal(seen["unsigned"], want.int())
+
+
+class RealCounterEnv(CounterEnv):
+    """Counters whose action is a real number between -2 and 4."""
+
+    @classmethod
+    def _read(cls, env: Any, params: Any) -> Functions:
+        bounds = np.array(-2.0), np.array(4.0)
+        return replace(super()._read(env, params), action=Reals(*bounds, jax.numpy.float32))
+
+
+@pytest.mark.parametrize("bounds", ["clip", "rescale"])
+def test_real_actions_are_clipped_or_rescaled(bounds: Any) -> None:
+    env = RealCounterEnv(Counter(), num_envs=3, action_bounds=bounds)
+    env.seed(0)
+    obs = env.reset().clone()
+    action = torch.tensor([[-5.0], [0.5], [1.0]])
+    sent = action if bounds == "clip" else 3 * action + 1
+    row = env.step(action)
+    assert torch.equal(row["rewards"], obs[:, :1] + 0.5 * sent.clamp(-2, 4))
+    assert action.tolist() == [[-5.0], [0.5], [1.0]]
 
 
 HORIZON, GAMMA, LAMBDA = 6, 0.9, 0.8
