@@ -124,8 +124,9 @@ def _counts(rows: Sequence[Row]) -> str:
     if not given:
         return ""
     parts = [f"{given.count(name)} {name}" for name in ("above", "within", "below")]
+    recipes = "recipe" if len(given) == 1 else "recipes"
     return (
-        f"Of {len(given)} recipes with a published result, {', '.join(parts)} it. By the rule: "
+        f"Of {len(given)} {recipes} with a published result, {', '.join(parts)} it. By the rule: "
         "*above* if the 95 % interval of our mean lies above the published mean + std, *below* if "
         "it lies below mean − std, else *within*."
     )
@@ -172,7 +173,7 @@ def _row_text(row: Row) -> str:
         + ("" if summary.iqm_interval is None else f" ({between(summary.iqm_interval)})"),
         theirs if published is None else f"[{theirs}]({published.link})",
         row.verdict,
-        f"{row.minutes:.1f} min",
+        f"{row.minutes:.1f} min" if row.minutes >= 1 else f"{60 * row.minutes:.0f} s",
     ]
     return f"| {' | '.join(cells)} |"
 
