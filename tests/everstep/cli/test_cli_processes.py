@@ -164,15 +164,43 @@ for task in pathlib.Path("/proc/self/task").iterdir():
 """
 
 
+def launch(directory: Path, script: str) -> None:
+    """Run a script in two processes of `torchrun`."""
+    (directory / "script.py").write_text(script)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    launched = subprocess.run(
+        [*launcher, "script.py"], cwd=directory, env=environment(), capture_output=True, text=True
+    )
+    assert launched.returncode == 0, launched.stderr
+
+
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="/proc lists threads on Linux")
 def test_threads_of_the_connection_end_with_it(tmp_path: Path) -> None:
     """One that is still there when Python ends may end the process with SIGABRT."""
-    (tmp_path / "threads.py").write_text(THREADS)
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    launched = subprocess.run(
-        [*launcher, "threads.py"], cwd=tmp_path, env=environment(), capture_output=True, text=True
-    )
-    assert launched.returncode == 0, launched.stderr
+    launch(tmp_path, THREADS)
+
+
+BOUND = """
+import os
+import pathlib
+
+from everstep.cli._processes import connected
+
+with connected():
+    cores = " ".join(map(str, os.sched_getaffinity(0)))
+    pathlib.Path("cores-" + os.environ["RANK"]).write_text(cores)
+"""
+
+
+@pytest.mark.skipif(
+    not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2,
+    reason="needs Linux and two cores",
+)
+def test_processes_that_are_connected_share_no_core(tmp_path: Path) -> None:
+    launch(tmp_path, BOUND)
+    one, other = (set((tmp_path / f"cores-{rank}").read_text().split()) for rank in (0, 1))
+    assert not one & other
+    assert {int(core) for core in one | other} == os.sched_getaffinity(0)
 
 
 @pytest.mark.parametrize(
