@@ -286,7 +286,7 @@ def test_the_live_view_says_how_updates_go_and_what_the_process_uses(clock):
     progress.close()
     shown = console.file.getvalue()
     assert "KL 0.0081  clipped 12%  explained variance 0.75  entropy 1.5  lr 0.0003" in shown
-    assert re.search(r"processor \d+ %, memory \d+ MiB", shown)
+    assert re.search(r"processor \d+ %, memory [\d,]+ MiB", shown)
 
 
 def test_a_process_that_has_ended_uses_nothing():

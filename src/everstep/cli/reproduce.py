@@ -1,10 +1,11 @@
 """`everstep reproduce`: train recipes over seeds, and report beside published results."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..config import PREFIX
 from ..errors import ConfigError
 from ._arguments import add_number, env_steps
 
@@ -82,6 +83,8 @@ def run(arguments: argparse.Namespace) -> int:
         )
     out = Path(arguments.out)
     recipes = find_recipes(arguments.suites, arguments.only) if arguments.suites else []
+    if arguments.steps is not None:
+        recipes = [recipe.with_env_steps(arguments.steps) for recipe in recipes]
     results = Results(out / "results.jsonl")
     failed = _train(arguments, recipes, results, out) if recipes else 0
     if arguments.report is not None:
@@ -104,10 +107,9 @@ def _train(
     for recipe in recipes:
         if recipe.header.not_run is not None:
             print(f"{recipe.name}: left out: {recipe.header.not_run}")
-    jobs = jobs_of(
-        recipes, arguments.seeds, env_steps=arguments.steps, sides=_sides(arguments, recipes)
-    )
+    jobs = jobs_of(recipes, arguments.seeds, sides=_sides(arguments, recipes))
     missing = results.missing(jobs, retry=arguments.retry)
+    _check_own({job.recipe.file for job in missing})
     if len(missing) < len(jobs):
         print(f"{len(jobs) - len(missing)} of {len(jobs)} trainings are in {results.path}")
     with view_of(len(missing)) as view:
@@ -118,6 +120,16 @@ def _train(
     for line in failures:
         print(f"{line['recipe']} seed {line['seed']}: failed: {line['error']} (again: --retry)")
     return len(failures)
+
+
+def _check_own(files: Collection[str]) -> None:
+    """Raise a `ConfigError` for the first file, outside the package, with a mistake in its keys."""
+    own = sorted(file for file in files if not file.startswith(PREFIX))
+    if own:
+        from ..trainers import TrainConfig
+
+        for file in own:
+            TrainConfig.from_file(file)
 
 
 def _sides(arguments: argparse.Namespace, recipes: "Sequence[Recipe]") -> dict[str, str]:

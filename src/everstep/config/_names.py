@@ -32,7 +32,11 @@ def import_name(name: str) -> Any:
     if found is None:
         modules = {*sys.stdlib_module_names, *(m.name for m in pkgutil.iter_modules())}
         near = difflib.get_close_matches(first, modules, n=1)
-        hint = f"did you mean {near[0]}?" if near else "is it installed, or on sys.path?"
+        hint = (
+            f"did you mean {near[0]}?"
+            if near
+            else "is it installed, in the current directory, or on PYTHONPATH?"
+        )
         raise ConfigError(f"no module named {first!r} ({hint})")
     reached = first
     for part in rest:

@@ -31,5 +31,8 @@ def recipe_path(name: str) -> Path:
         by_task = [other for other in names if other.partition("/")[2] == bare]
         near = f"did you mean {' or '.join(by_task)}?" if by_task else ""
         hint = f"unknown recipe ({near})" if near else unknown_name("recipe", bare, names)
-        raise ConfigError(f"{PREFIX}{bare}: {hint}; `everstep recipes` lists them")
+        raise ConfigError(
+            f"{PREFIX}{bare}: {hint}; `everstep recipes` lists them; "
+            "one of your own is named by its file, mine/lake.yaml, or its folder, mine/"
+        )
     return RECIPES / f"{bare}.yaml"

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -90,6 +90,16 @@ class Recipe:
 
     #: Keys of the file, without the header.
     values: dict[str, Any]
+
+    #: Env steps that replace those of the file; None if they are the file's.
+    other_env_steps: None | int = None
+
+    def with_env_steps(self, env_steps: int) -> "Recipe":
+        """The recipe with another number of env steps; itself if it is the recipe's."""
+        if env_steps == self.env_steps:
+            return self
+        values = self.values | {"total_env_steps": env_steps}
+        return replace(self, values=values, other_env_steps=env_steps)
 
     @property
     def family(self) -> str:

@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,6 @@ def jobs_of(
     recipes: Sequence[Recipe],
     seeds: int,
     *,
-    env_steps: None | int = None,
     sides: Mapping[str, str] = {OURS: ""},
 ) -> list[Job]:
     """A job for each seed of each recipe on each side, the first seeds first.
@@ -53,13 +52,10 @@ def jobs_of(
     Args:
         recipes: The recipes; those that cannot be run here are left out.
         seeds: Number of seeds, which count up from 0.
-        env_steps: Budget that replaces that of the recipes.
         sides: Interpreters by side.
 
     """
     chosen = [recipe for recipe in recipes if recipe.header.not_run is None]
-    if env_steps is not None:
-        chosen = [replace(x, values=x.values | {"total_env_steps": env_steps}) for x in chosen]
     return [
         Job(recipe, seed, side, python)
         for seed in range(seeds)

@@ -10,7 +10,8 @@ import numpy as np
 from ..visualization import draw_panel, require_matplotlib, save_figure
 from ._rows import Row
 
-_TITLES = {"env_steps": "env steps", "processor_seconds": "processor time (min)"}
+#: Seconds up to which an axis is in seconds; above, it is in minutes.
+_SHORT = 120.0
 
 
 def draw_family(rows: Sequence[Row], over: str, path: Path) -> None:
@@ -28,10 +29,11 @@ def draw_family(rows: Sequence[Row], over: str, path: Path) -> None:
     for panel, name in zip(panels, names, strict=False):
         mine = {row.side: row for row in rows if row.recipe.name == name}
         curves = [_curves(mine[side], over) if side in mine else [] for side in sides]
-        draw_panel(panel, curves, 60.0 if over == "processor_seconds" else 1.0)
+        unit, title = _axis(curves, over)
+        draw_panel(panel, curves, unit)
         _draw_published(panel, next(iter(mine.values())))
         panel.set_title(name.partition("/")[2], fontsize="medium")
-        panel.set_xlabel(_TITLES[over])
+        panel.set_xlabel(title)
         panel.set_ylabel("return")
         if over == "env_steps":
             panel.xaxis.set_major_formatter(formatter(sep=""))
@@ -47,6 +49,15 @@ def _curves(row: Row, over: str) -> list[Any]:
     """Curves of a row's trainings; older results have none over processor time."""
     curves = [line["curve"] for line in row.lines if over in line["curve"]]
     return [tuple(np.asarray(curve[x], np.float64) for x in (over, "return")) for curve in curves]
+
+
+def _axis(curves: Sequence[Any], over: str) -> tuple[float, str]:
+    """Unit and title of the horizontal axis."""
+    if over == "env_steps":
+        return 1.0, "env steps"
+    ends = [xs[-1] for side in curves for xs, _ in side if len(xs)]
+    short = max(ends, default=0.0) < _SHORT
+    return (1.0, "processor time (s)") if short else (60.0, "processor time (min)")
 
 
 def _draw_published(panel: Any, row: Row) -> None:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..config import recipe_names
+from ..config import PREFIX, recipe_names
 from ..errors import ConfigError, EverstepError
 from ..recipes import Recipe, read_recipe
 from ..recipes._recipes import OWN_PAGE, RESULTS
@@ -58,7 +58,10 @@ def write_page(results: Results, page: Path, recipes: Sequence[Recipe]) -> None:
     chosen = list(recipes) or _recipes_of(results)
     rows = rows_of(results, chosen)
     if not any(row.lines for row in rows):
-        raise EverstepError(f"{results.path}: no result in it. Train first: everstep reproduce …")
+        errors = [error for row in rows for error in row.errors]
+        why = f"all trainings failed, {errors[0]}" if errors else "no result in it"
+        again = "Mend it, and add --retry" if errors else "Train first: everstep reproduce …"
+        raise EverstepError(f"{results.path}: {why}. {again}")
     before = page.read_text(encoding="utf-8") if page.exists() else _NEW_PAGE
     if BEGIN not in before or END not in before:
         raise ConfigError(f"--report {page}: the page has no {BEGIN} and {END}. Add both lines.")
@@ -79,15 +82,16 @@ def write_page(results: Results, page: Path, recipes: Sequence[Recipe]) -> None:
 
 
 def _recipes_of(results: Results) -> list[Recipe]:
-    """Recipes of the package that the results name."""
+    """Recipes that the results name."""
+    files = {line["recipe"]: line.get("file", line["recipe"]) for line in results.lines}
     found = []
-    for name in dict.fromkeys(line["recipe"] for line in results.lines):
+    for name, file in files.items():
         try:
-            found.append(read_recipe(name))
-        except ConfigError:
+            found.append(read_recipe(file))
+        except ConfigError as error:
             raise ConfigError(
-                f"--report: {results.path} has results of {name}, which is not a recipe of the "
-                "package: name its file or folder, too, such as everstep reproduce mine --report"
+                f"--report: {results.path} has results of {name}, whose recipe cannot be read: "
+                f"{error} Name its file or folder, too, such as everstep reproduce mine --report"
             ) from None
     return sorted(found, key=lambda recipe: recipe.name)
 
@@ -96,10 +100,7 @@ def page_text(rows: Sequence[Row], pictures: Path, missing: Sequence[Recipe]) ->
     """The page between its marks; `missing` are the recipes that have no result."""
     parts = [_counts(rows), _aggregate(rows, pictures)]
     for family, members in families(rows).items():
-        parts.append(
-            f"## {family}\n\n```sh\neverstep reproduce {family} --seeds "
-            f"{max(len(row.lines) for row in members)}\n```"
-        )
+        parts.append(f"## {family}\n\n```sh\n{_command(members)}\n```")
         ours = [row for row in members if row.side == OURS]
         parts.append("\n".join([*_HEAD, *map(_row_text, ours)]))
         peers = [_peer_text(row, ours) for row in members if row.side != OURS]
@@ -117,6 +118,17 @@ def page_text(rows: Sequence[Row], pictures: Path, missing: Sequence[Recipe]) ->
         parts.append("\n".join(["Trainings that failed:", "", *failures]))
     parts += [_made_with(rows), _missing(missing)]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _command(rows: Sequence[Row]) -> str:
+    """The command that trains the rows of a family."""
+    recipes = [row.recipe for row in rows]
+    is_own = not recipes[0].file.startswith(PREFIX)
+    what = dict.fromkeys(x.file for x in recipes) if is_own else [recipes[0].family]
+    seeds = max(len(row.lines) for row in rows)
+    budgets = {recipe.other_env_steps for recipe in recipes}
+    steps = "".join(f" --steps {n}" for n in budgets if n is not None and len(budgets) == 1)
+    return f"everstep reproduce {' '.join(what)} --seeds {seeds}{steps}"
 
 
 def _counts(rows: Sequence[Row]) -> str:

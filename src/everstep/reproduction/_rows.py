@@ -72,12 +72,21 @@ def rows_of(results: Results, recipes: Sequence[Recipe]) -> list[Row]:
         digests = {x["digest"] for x in own}
         digest = recipe.digest if recipe.digest in digests else _latest(own)
         lines = [x for x in own if x["digest"] == digest]
+        shown = _as_trained(recipe, lines)
         for side in sorted({x["side"] for x in lines}, key=lambda side: (side != OURS, side)):
             mine = [x for x in lines if x["side"] == side]
             done = sorted((x for x in mine if "error" not in x), key=lambda x: x["seed"])
             errors = tuple(f"seed {x['seed']}: {x['error']}" for x in mine if "error" in x)
-            rows.append(Row(recipe, side, tuple(done), errors))
+            rows.append(Row(shown, side, tuple(done), errors))
     return rows
+
+
+def _as_trained(recipe: Recipe, lines: Sequence[dict[str, Any]]) -> Recipe:
+    """The recipe, with the lines' number of env steps if nothing else differs."""
+    if not lines or lines[-1]["digest"] == recipe.digest:
+        return recipe
+    other = recipe.with_env_steps(lines[-1].get("total_env_steps", recipe.env_steps))
+    return other if other.digest == lines[-1]["digest"] else recipe
 
 
 def _latest(lines: Sequence[dict[str, Any]]) -> str:

@@ -96,6 +96,8 @@ class Process:
             "digest": job.recipe.digest,
             "side": job.side,
             "seed": job.seed,
+            "file": job.recipe.file,
+            "total_env_steps": job.recipe.env_steps,
             "machine": {k: v for k, v in machine("cpu").items() if k in ("cpu", "cores")},
         }
         if code == 0 and self.result.is_file():

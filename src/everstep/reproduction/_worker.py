@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import accumulate
@@ -237,8 +238,13 @@ def main() -> int:
     try:
         result = work(request)
     except EverstepError as error:
+        if error.__cause__ is not None:
+            traceback.print_exception(error.__cause__)
         print(" ".join(str(error).split()))
         return 1
+    except KeyboardInterrupt as error:
+        print("interrupted; the run goes on with the next `everstep reproduce`")
+        return getattr(error, "exit_code", 130)
     place = Path(request["result"])
     written = place.with_suffix(".tmp")
     written.write_text(json.dumps(result), encoding="utf-8")

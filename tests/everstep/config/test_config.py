@@ -497,7 +497,10 @@ def test_names_are_found_in_modules_that_nobody_imported(package):
         ("a..B", "expected a dotted path such as my_package.envs.MyEnv; got 'a..B'"),
         ("a/b.C", "expected a dotted path such as my_package.envs.MyEnv; got 'a/b.C'"),
         ("wonder_lnd.inner", "no module named 'wonder_lnd' (did you mean wonder_land?)"),
-        ("qqqqqqqq.X", "no module named 'qqqqqqqq' (is it installed, or on sys.path?)"),
+        (
+            "qqqqqqqq.X",
+            "no module named 'qqqqqqqq' (is it installed, in the current directory, or on PYTHONPATH?)",
+        ),
         ("wonder_land.iner.X", "the module 'wonder_land' has no 'iner' (did you mean inner?)"),
         (
             "wonder_land.inner.envs.MyEvn",

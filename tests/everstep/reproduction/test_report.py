@@ -5,12 +5,14 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from everstep.__main__ import main
 from everstep.errors import ConfigError
 from everstep.recipes import Recipe, own_results, read_recipe
 from everstep.reproduction import Results, key_of
+from everstep.reproduction._pictures import _axis
 from everstep.reproduction._report import BEGIN, END, write_own_results
 from everstep.reproduction._rows import normalized, rows_of
 
@@ -143,7 +145,39 @@ def test_no_results_and_strange_recipes_are_named(
     line = result(read_recipe("mujoco/Hopper-v4"), "everstep", 0, 1.0) | {"recipe": "mine/lake"}
     (tmp_path / "results.jsonl").write_text(json.dumps(line) + "\n")
     assert main(words) == 2
-    assert "mine/lake, which is not a recipe of the package" in capsys.readouterr().err
+    assert "mine/lake, whose recipe cannot be read: recipe:mine/lake" in capsys.readouterr().err
+
+
+def test_recipes_of_ones_own_are_found_by_the_results_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine").mkdir()
+    text = "recipe: {task: CartPole, source: mine}\nenv_cls: gymnasium:CartPole-v1\n"
+    for name in ("a", "b"):
+        Path(f"mine/{name}.yaml").write_text(f"{text}total_env_steps: 9_000\n")
+    results = Results(tmp_path / "results.jsonl")
+    short = read_recipe("mine/a.yaml").with_env_steps(2_000)
+    for seed in range(2):
+        more = {"file": "mine/a.yaml", "total_env_steps": 2_000}
+        results.add(result(short, "everstep", seed, 20.0, **more))
+    assert main(["reproduce", "--report", "--out", "."]) == 0
+    page = Path("results.md").read_text()
+    assert "everstep reproduce mine/a.yaml --seeds 2 --steps 2000\n" in page
+    assert "| `mine/a` | evaluation | 2,000 | 2 |" in page
+    whole = read_recipe("mine/a.yaml")
+    results.add(result(whole, "everstep", 0, 20.0, file=whole.file, total_env_steps=9_000))
+    assert main(["reproduce", "--report", "--out", "."]) == 0
+    page = Path("results.md").read_text()
+    assert "everstep reproduce mine/a.yaml --seeds 1\n" in page
+    assert "| `mine/a` | evaluation | 9,000 | 1 |" in page
+
+
+def test_short_trainings_have_an_axis_in_seconds() -> None:
+    xs = np.asarray([10.0, 90.0])
+    assert _axis([[(xs, xs)]], "processor_seconds") == (1.0, "processor time (s)")
+    assert _axis([[(xs, xs)], [(2 * xs, xs)]], "processor_seconds")[0] == 60.0
+    assert _axis([[(xs, xs)]], "env_steps") == (1.0, "env steps")
 
 
 # The page of this repository.

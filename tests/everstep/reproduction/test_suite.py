@@ -102,7 +102,7 @@ def test_a_line_that_is_no_result_is_named(tmp_path: Path) -> None:
 
 def test_another_budget_is_another_training() -> None:
     recipe = read_recipe("classic/CartPole-v1")
-    [job], [short] = jobs_of([recipe], 1), jobs_of([recipe], 1, env_steps=1000)
+    [job], [short] = jobs_of([recipe], 1), jobs_of([recipe.with_env_steps(1000)], 1)
     assert job.key != short.key
     assert short.recipe.env_steps == 1000
 
@@ -143,6 +143,37 @@ def test_a_suite_trains_and_failures_are_lines(
     assert "1 of 1 trainings are in" in capfd.readouterr().out
 
 
+@pytest.mark.slow
+def test_an_error_of_the_environment_is_in_the_log_with_its_traceback(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "mine.py").write_text(
+        "from gymnasium.envs.classic_control import CartPoleEnv\n\n\n"
+        "class Mine(CartPoleEnv):\n"
+        "    def step(self, action):\n"
+        "        raise ZeroDivisionError('the pole is gone')\n"
+    )
+    own = RECIPE.replace("gymnasium:CartPole-v1", "mine.Mine")
+    (folder / "tiny" / "cartpole.yaml").write_text(own)
+    assert main(["reproduce", "tiny", "--seeds", "1", "--report"]) == 2
+    said = capsys.readouterr()
+    assert "ZeroDivisionError: the pole is gone" in said.out
+    assert "all trainings failed, seed 0: " in said.err
+    [log] = folder.glob("reproduced/runs/tiny/*/everstep-0/log.txt")
+    text = log.read_text()
+    assert "in step" in text
+    assert "mine.py" in text
+
+
+def test_mistakes_in_a_recipe_are_found_before_anything_runs(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "tiny" / "cartpole.yaml").write_text(RECIPE + "gama: 0.9\n")
+    assert main(["reproduce", "tiny"]) == 2
+    assert "gama: unknown key (did you mean gamma?)" in capsys.readouterr().err
+    assert not (folder / "reproduced").exists()
+
+
 @pytest.mark.long
 @pytest.mark.slow
 def test_a_killed_suite_goes_on_without_repeating_and_says_the_same(folder: Path) -> None:
@@ -166,6 +197,9 @@ def test_a_killed_suite_goes_on_without_repeating_and_says_the_same(folder: Path
     first = (folder / "cut" / "results.jsonl").read_text()
     assert len(first.splitlines()) == 1
     assert start("cut").wait() == 0
+    [log] = folder.glob(f"cut/runs/{read_recipe('tiny/cartpole.yaml').name}-*/everstep-1/log.txt")
+    assert "interrupted; the run goes on" in log.read_text()
+    assert "Traceback" not in log.read_text()
     assert (folder / "cut" / "results.jsonl").read_text().startswith(first)
     [metrics_file] = folder.glob(metrics)
     steps = [json.loads(x)["step"] for x in metrics_file.read_text().splitlines()]
@@ -181,6 +215,7 @@ def test_a_killed_suite_goes_on_without_repeating_and_says_the_same(folder: Path
     [
         (["reproduce"], "no suite"),
         (["reproduce", "nothing"], "recipe:nothing: unknown recipe"),
+        (["reproduce", "nothing"], "named by its file, mine/lake.yaml, or its folder, mine/"),
         (["reproduce", "classic", "--compare", "sb4"], "got 'sb4'"),
         (
             ["reproduce", "memory", "--compare", "cleanrl"],
