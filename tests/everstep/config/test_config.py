@@ -499,7 +499,8 @@ def test_names_are_found_in_modules_that_nobody_imported(package):
         ("wonder_lnd.inner", "no module named 'wonder_lnd' (did you mean wonder_land?)"),
         (
             "qqqqqqqq.X",
-            "no module named 'qqqqqqqq' (is it installed, in the current directory, or on PYTHONPATH?)",
+            "no module named 'qqqqqqqq' (is it installed, in the current directory, or on "
+            "PYTHONPATH?)",
         ),
         ("wonder_land.iner.X", "the module 'wonder_land' has no 'iner' (did you mean inner?)"),
         (
