@@ -207,7 +207,7 @@ class JaxEnv(Env):
             )
         key, self._key = self._key, None
         if key is None and self._carry is not None:
-            key = self._carry.key
+            key = self._program.restore(self._carry).key
         if key is None:
             key = self._jax.random.PRNGKey(int(torch.randint(2**31 - 1, ())))
         self._carry, obs = self._call("reset", self._program.start, key)
@@ -244,9 +244,10 @@ class JaxEnv(Env):
 
     def state_dict(self) -> dict[str, Any]:
         """Keys, states and counts of the environments, from which they continue exactly."""
+        to_tensors, restore = self._states.to_tensors, self._program.restore
         return {
-            "carry": None if self._carry is None else self._states.to_tensors(self._carry),
-            "key": None if self._key is None else self._states.to_tensors(self._key),
+            "carry": None if self._carry is None else to_tensors(restore(self._carry)),
+            "key": None if self._key is None else to_tensors(self._key),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -258,7 +259,9 @@ class JaxEnv(Env):
         """
         like = self._jax.eval_shape(self._jax.random.PRNGKey, 0)
         read = partial(self._states.from_tensors, self._jax, name=type(self.env).__name__)
-        carry = None if state["carry"] is None else read(state["carry"], self._program.carry)
+        carry = None
+        if state["carry"] is not None:
+            carry = self._program.hold(read(state["carry"], self._program.carry))
         key = None if state["key"] is None else read(state["key"], like)
         self._carry, self._key = carry, key
 

@@ -39,7 +39,7 @@ class Observations:
     #: The leaves as the environment has them.
     forms: tuple[ObservationFormat, ...]
 
-    #: Shape and dtype of a batch of each leaf, in the order of the spec.
+    #: Shape and dtype of a batch of each leaf, in the order of the tree.
     layout: list[tuple[tuple[int, ...], torch.dtype]]
 
     def __init__(self, shapes: Any, device: torch.device, name: str) -> None:
@@ -57,26 +57,21 @@ class Observations:
         self._structure = Structure.of(self.spec)
         self._order = [names.index(path) for path in self._structure.paths]
         self._rows = found[0][1].shape[0]
-        self.layout = [((self._rows, *shapes_of[i]), dtypes[i]) for i in self._order]
+        self.layout = [((self._rows, *x), y) for x, y in zip(shapes_of, dtypes, strict=True)]
         self.forms = tuple(
             ObservationFormat(paths[i], tuple(found[i][1].shape[1:])) for i in self._order
         )
 
     def read(self, obs: Any) -> torch.Tensor | TensorDict:
         """A batch of observations `[N, …]`; the program's own memory where it is on the device."""
-        arrays = self.ordered(jax.tree_util.tree_leaves(obs))
-        columns = zip(arrays, self.layout, strict=True)
+        columns = zip(jax.tree_util.tree_leaves(obs), self.layout, strict=True)
         return self.unflatten(
             [tensor_of(x).to(self._device, dtype).view(shape) for x, (shape, dtype) in columns]
         )
 
-    def ordered(self, leaves: Sequence[Any]) -> list[Any]:
-        """Leaves of the tree in the order of the spec."""
-        return [leaves[i] for i in self._order]
-
     def unflatten(self, leaves: Sequence[torch.Tensor]) -> torch.Tensor | TensorDict:
-        """A batch of observations of these leaves."""
-        return self._structure.unflatten(tuple(leaves), [self._rows])
+        """A batch of observations of the tree's leaves."""
+        return self._structure.unflatten(tuple(leaves[i] for i in self._order), [self._rows])
 
 
 def tensor_of(array: jax.Array) -> torch.Tensor:

@@ -12,6 +12,9 @@ from .packing import Packing
 #: Rows that are reset together: resets cost as an env step or more, and few rows end at once.
 _TOGETHER = 32
 
+#: Bytes that a reset of all rows moves, up to which all are: fewer than a loop's start takes.
+_CHEAP = 2**20
+
 
 class Carry(NamedTuple):
     """All that changes between env steps."""
@@ -38,7 +41,7 @@ class Outcome(NamedTuple):
     #: `[N, 1]`.
     rewards: jax.Array
 
-    #: `terminated`, `truncated` and `first`, `[3, N, 1]`, as numbers.
+    #: `terminated`, `truncated` and `first`, `[3, N, 1]`.
     flags: jax.Array
 
 
@@ -54,11 +57,12 @@ class Program:
 
     """
 
-    #: Shapes and dtypes of what `start` returns, the carry and observations.
+    #: Shapes and dtypes of the carry and of observations.
     carry: Carry
     obs: Tree
 
-    #: How `advance` joins an outcome.
+    #: How a carry is joined between env steps, and an outcome.
+    held: Packing
     packing: Packing
 
     def __init__(
@@ -68,26 +72,50 @@ class Program:
         self._bounds = None if low is None else (jnp.asarray(low), jnp.asarray(high))
         self._reset_one = functions.reset
         self._reset, self._step = jax.vmap(functions.reset), jax.vmap(functions.step)
+        self.carry, self.obs = jax.eval_shape(self._first, jax.random.PRNGKey(0))
+        rewards = jax.ShapeDtypeStruct((num_envs, 1), jnp.result_type(float))
+        flags = jax.ShapeDtypeStruct((3, num_envs, 1), jnp.bool_)
+        self.held = Packing(self.carry)
+        self.packing = Packing(Outcome(self.obs, self.obs, rewards, flags))
+        self._resets_all = self._is_cheap()
         self.start, self.advance = jax.jit(self._start), jax.jit(self._advance)
-        self.carry, self.obs = jax.eval_shape(self._start, jax.random.PRNGKey(0))
-        reals = (
-            jax.ShapeDtypeStruct((*n, num_envs, 1), jnp.result_type(float)) for n in ((), (3,))
-        )
-        self.packing = Packing(Outcome(self.obs, self.obs, *reals))
+        self.hold, self.restore = jax.jit(self.held.join), jax.jit(self.held.restore)
 
-    def _start(self, key: jax.Array) -> tuple[Carry, Tree]:
-        """The first carry and observations."""
+    def _is_cheap(self) -> bool:
+        """Whether a reset of all rows costs less than to find those that it is for."""
+        leaves = jax.tree_util.tree_leaves((self.carry.states, self.obs))
+        if sum(x.size * x.dtype.itemsize for x in leaves) > _CHEAP:
+            return False  # so is the cost, which takes time to find
+        keys = jax.eval_shape(self._keys, jax.random.PRNGKey(0))
+        costs = jax.jit(self._reset).lower(keys).cost_analysis() or {}
+        return bool(costs.get("bytes accessed", math.inf) <= _CHEAP)
+
+    def _keys(self, key: jax.Array) -> jax.Array:
+        """A key for each row."""
+        return jax.random.split(key, self._num_envs)
+
+    def _first(self, key: jax.Array) -> tuple[Carry, Tree]:
         key, following = jax.random.split(key)
-        states, obs = self._reset(jax.random.split(key, self._num_envs))
+        states, obs = self._reset(self._keys(key))
         return Carry(following, states, jnp.zeros(self._num_envs, jnp.int32)), obs
 
-    def _advance(self, carry: Carry, action: jax.Array) -> tuple[Carry, tuple[jax.Array, ...]]:
-        """An env step, and the resets of the rows whose episodes it ended; a joined `Outcome`."""
+    def _start(self, key: jax.Array) -> tuple[tuple[jax.Array, ...], Tree]:
+        """The first carry, joined, and observations."""
+        carry, obs = self._first(key)
+        return self.held.join(carry), obs
+
+    def _advance(
+        self, held: tuple[jax.Array, ...], action: jax.Array
+    ) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
+        """An env step, and the resets of the rows whose episodes it ended.
+
+        Takes and returns a joined `Carry`; the second that is returned is a joined `Outcome`.
+        """
+        carry: Carry = self.held.restore(held)
         key, stepping, resetting = jax.random.split(carry.key, 3)
         if self._bounds is not None:
             action = jnp.clip(action, *self._bounds)
-        keys = jax.random.split(stepping, self._num_envs)
-        stepped = self._step(keys, carry.states, action)
+        stepped = self._step(self._keys(stepping), carry.states, action)
         elapsed, ended = carry.elapsed + 1, stepped.ended
         if self._limit is not None:
             ended = ended | (elapsed >= self._limit)
@@ -96,26 +124,42 @@ class Program:
         flags = jnp.stack([stepped.terminated, done & ~stepped.terminated, done])[..., None]
         carry = Carry(key, states, jnp.where(done, 0, elapsed))
         outcome = Outcome(obs, stepped.obs, stepped.reward[:, None], flags)
-        return carry, self.packing.join(outcome)
+        return self.held.join(carry), self.packing.join(outcome)
 
     def _reset_rows(self, key: jax.Array, rows: jax.Array, old: Tree) -> Tree:
-        """States and observations, new ones in `rows`; some are reset at a time, until all are."""
+        """States and observations, new ones in `rows`."""
+        one = jax.eval_shape(self._reset_one, key)  # leaves of all rows, as contacts, are kept
+        reset = self._reset_all if self._resets_all else self._reset_some
+        return reset(key, rows, old, one)
+
+    def _new(self, key: jax.Array, rows: jax.Array) -> Tree:
+        """States and observations of rows, by their indices."""
+        return self._reset(jax.vmap(jax.random.fold_in, (None, 0))(key, rows))
+
+    def _reset_all(self, key: jax.Array, rows: jax.Array, old: Tree, one: Tree) -> Tree:
+        """Reset all rows, and take the `rows`."""
+
+        def choose(x: jax.Array, y: jax.Array, of_one: Any) -> jax.Array:
+            taken = rows.reshape(-1, *[1] * (x.ndim - 1))
+            return x if x.ndim == of_one.ndim else jnp.where(taken, y, x)
+
+        return jax.tree.map(choose, old, self._new(key, jnp.arange(self._num_envs)), one)
+
+    def _reset_some(self, key: jax.Array, rows: jax.Array, old: Tree, one: Tree) -> Tree:
+        """Reset some of the `rows` at a time, until all are."""
         together = min(_TOGETHER, self._num_envs)
         size = math.ceil(self._num_envs / together) * together
         places = jnp.nonzero(rows, size=size, fill_value=self._num_envs)[0]
         count = rows.sum()
-        one = jax.eval_shape(self._reset_one, key)
 
         def reset(i_and_old: tuple[jax.Array, Tree]) -> tuple[jax.Array, Tree]:
             i, old = i_and_old
             some = jax.lax.dynamic_slice(places, (i,), (together,))
-            new = self._reset(jax.vmap(jax.random.fold_in, (None, 0))(key, some))
 
             def put(x: jax.Array, y: jax.Array, of_one: Any) -> jax.Array:
-                is_shared = y.ndim == of_one.ndim  # by all rows, as contacts of MuJoCo Warp
-                return x if is_shared else x.at[some].set(y, mode="drop")
+                return x if y.ndim == of_one.ndim else x.at[some].set(y, mode="drop")
 
-            return i + together, jax.tree.map(put, old, new, one)
+            return i + together, jax.tree.map(put, old, self._new(key, some), one)
 
         start = (jnp.zeros((), count.dtype), old)
         return jax.lax.while_loop(lambda i_and_old: i_and_old[0] < count, reset, start)[1]

@@ -1,5 +1,6 @@
 """Results of a compiled env step as rows of tensors."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -51,30 +52,45 @@ class Rows:
         ]
         self._slab: None | Slab = None
         if own.type == "cpu" and all(dtype is not torch.bfloat16 for _, dtype in self._layout):
-            self._slab = Slab(self._layout, device)
-            self._row = self._assemble([slot.tensor for slot in self._slab.slots], lock=True)
+            self._set_slab()
+
+    def _set_slab(self) -> None:
+        """Memory for what the program returns: of an array of one dtype as it is, or a leaf's."""
+        dtypes = [dtype for _, dtype in self._layout]
+        slots: list[tuple[tuple[int, ...], torch.dtype]] = []
+        places: dict[int, tuple[int, int]] = {}  # of a leaf: slot, and first element there
+        self._copied: list[tuple[int, slice]] = []
+        for array, group in enumerate(self._packing.groups):
+            pieces = [self._packing.pieces[i] for i in group]
+            is_same = all(str(dtypes[i]) == f"torch.{self._packing.dtypes[i].name}" for i in group)
+            for i, piece in zip(group, pieces, strict=True):
+                places[i] = (len(slots), piece.start if is_same else 0)
+                if not is_same or piece is pieces[-1]:
+                    part = slice(0 if is_same else piece.start, piece.end)
+                    slots.append(((part.stop - part.start,), dtypes[i]))
+                    self._copied.append((array, part))
+        self._slab = Slab(slots, self._device)
+        tensors = []
+        for i, (shape, _) in enumerate(self._layout):
+            slot, start = places[i]
+            memory = self._slab.slots[slot].tensor
+            tensors.append(memory[start : start + math.prod(shape)].view(shape))
+        self._row = self._assemble(tensors, lock=True)
 
     def read(self, arrays: Sequence[jax.Array]) -> TensorDict:
         """The row of an env step, valid until the next one."""
         if self._slab is None:
-            leaves = self._leaves([tensor_of(x) for x in arrays])
+            leaves = self._packing.split([tensor_of(x) for x in arrays])
             columns = zip(leaves, self._layout, strict=True)
             return self._assemble(
                 [x.to(self._device, dt).view(shape) for x, (shape, dt) in columns]
             )
-        leaves = self._leaves([np.asarray(x) for x in arrays])
+        found = [np.asarray(x) for x in arrays]
         self._slab.wait()
-        for leaf, slot in zip(leaves, self._slab.slots, strict=True):
-            target = slot.arrays[self._slab.side]
-            np.copyto(target, leaf.reshape(target.shape), casting="unsafe")
+        for (array, part), slot in zip(self._copied, self._slab.slots, strict=True):
+            np.copyto(slot.arrays[self._slab.side], found[array][part], casting="unsafe")
         self._slab.publish()
         return self._row
-
-    def _leaves(self, arrays: Sequence[Any]) -> list[Any]:
-        """Leaves in the order of the layout."""
-        *obs, rewards, flags = self._packing.split(arrays)
-        half, ordered = len(obs) // 2, self._observations.ordered
-        return [*ordered(obs[:half]), *ordered(obs[half:]), rewards, flags]
 
     def _assemble(self, tensors: Sequence[torch.Tensor], *, lock: bool = False) -> TensorDict:
         *obs, rewards, flags = tensors

@@ -17,6 +17,7 @@ from tests.toys import KnownValue
 
 jax = pytest.importorskip("jax")
 
+from everstep_adapters.jax import program  # noqa: E402
 from everstep_adapters.jax.functions import Functions, Reals  # noqa: E402
 from tests.everstep_adapters.jax.jax_toys import (  # noqa: E402
     Counter,
@@ -47,6 +48,13 @@ def play(env: Any, steps: int = STEPS) -> tuple[Any, torch.Tensor, list[Any]]:
 # ---- the law: rows are those of functions called by hand --------------------
 
 
+@pytest.fixture(params=["all rows", "some at a time"])
+def resets(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How rows are reset: all, of which those that ended are taken, or these alone."""
+    monkeypatch.setattr(program, "_CHEAP", 2**40 if request.param == "all rows" else 0)
+
+
+@pytest.mark.usefixtures("resets")
 @pytest.mark.parametrize("num_envs", [1, 5, 70])
 @pytest.mark.parametrize("limit", [None, 3])
 def test_rows_are_those_of_episodes_worked_out_by_hand(num_envs: int, limit: None | int) -> None:
@@ -63,6 +71,7 @@ def test_rows_are_those_of_episodes_worked_out_by_hand(num_envs: int, limit: Non
     assert ends > num_envs
 
 
+@pytest.mark.usefixtures("resets")
 def test_keys_are_those_of_functions_called_one_by_one() -> None:
     """Without `vmap`, without `jit`, one row after the other."""
     env = counters(3, seed=7)
