@@ -5,7 +5,6 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..config import PREFIX
 from ..errors import ConfigError
 from ._arguments import add_number, env_steps
 
@@ -124,6 +123,8 @@ def _train(
 
 def _check_own(files: Collection[str]) -> None:
     """Raise a `ConfigError` for the first file, outside the package, with a mistake in its keys."""
+    from ..config import PREFIX
+
     own = sorted(file for file in files if not file.startswith(PREFIX))
     if own:
         from ..trainers import TrainConfig
