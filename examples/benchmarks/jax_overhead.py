@@ -1,6 +1,6 @@
 """Time of an env step of JAX's environments: wrapped, and compiled alone with the library's resets.
 
-    pip install gymnax six brax craftax jumanji
+    pip install gymnax six brax craftax jumanji playground
     OMP_NUM_THREADS=1 python examples/benchmarks/jax_overhead.py
 
 Blocks of env steps of both sides alternate, with the same number of environments and random
@@ -94,6 +94,23 @@ def jumanji_alone(num_envs: int) -> Step:
     return _looped(advance, None, state)
 
 
+def playground_alone(num_envs: int) -> Step:
+    """CartpoleBalance of MuJoCo Playground, in its own wrappers for training."""
+    import jax
+    from mujoco_playground import registry, wrapper
+
+    own = registry.load("CartpoleBalance")
+    length = registry.get_default_config("CartpoleBalance").episode_length
+    env = wrapper.wrap_for_brax_training(own, episode_length=length)
+    state = jax.jit(env.reset)(jax.random.split(jax.random.PRNGKey(0), num_envs))
+
+    def advance(key: Any, state: Any, action: Any) -> Any:
+        state = env.step(state, action)
+        return key, state, (state.obs, state.reward, state.done)
+
+    return _looped(advance, None, state)
+
+
 def _looped(advance: Any, key: Any, state: Any) -> Step:
     """Env steps one after another, each waited for."""
     import jax
@@ -114,6 +131,7 @@ KINDS: dict[str, Callable[[int], Step]] = {
     "gymnax:CartPole-v1": gymnax_alone,
     "brax:inverted_pendulum": brax_alone,
     "jumanji:Snake-v1": jumanji_alone,
+    "playground:CartpoleBalance": playground_alone,
     "craftax:Craftax-Classic-Symbolic-v1": craftax_alone,
 }
 
