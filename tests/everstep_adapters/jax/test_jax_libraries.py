@@ -197,3 +197,27 @@ def test_cartpole_of_gymnax_is_solved() -> None:
     solved = HitsUpperBound("episodes/return_mean_100", 475.0)
     stats = trainer.run(total_env_steps=500_000, stop_conditions=[solved])
     assert stats["episodes/return_mean_100"] >= 475
+
+
+@pytest.mark.learning
+def test_craftax_is_played_better_than_at_random() -> None:
+    """Returns of 2 and more; random actions reach 1.4."""
+    pytest.importorskip("craftax")
+    env = everstep.make("craftax:Craftax-Classic-Symbolic-v1", 64)
+    env.seed(0)
+    env.reset()
+    returns, ended = torch.zeros(64, 1), []
+    generator = torch.Generator().manual_seed(0)
+    while len(ended) < 300:
+        row = env.step(torch.randint(int(env.action_spec.space.n), (64, 1), generator=generator))
+        returns += row["rewards"]
+        over = row["terminated"] | row["truncated"]
+        ended += returns[over].tolist()
+        returns[over] = 0.0
+    at_random = torch.tensor(ended)
+    trainer = Trainer(
+        "craftax:Craftax-Classic-Symbolic-v1", num_envs=64, horizon=64, seed=0, run_dir=None
+    )
+    stats = trainer.run(total_env_steps=65_536)
+    print(f"\nCraftax: {stats['episodes/return_mean_100']}, at random {at_random.mean()}")
+    assert stats["episodes/return_mean_100"] >= at_random.mean() + 0.5
