@@ -183,6 +183,18 @@ def test_functions_that_make_one_are_given_to_trainers() -> None:
     assert trainer.step()["env/steps"] == 32
 
 
+def test_rewards_of_several_agents_are_added_up_as_the_error_says() -> None:
+    jumanji: Any = pytest.importorskip("jumanji")
+    wrappers: Any = pytest.importorskip("jumanji.wrappers")
+    env = jumanji.make("LevelBasedForaging-v0")
+    with pytest.raises(AdapterError, match=r"with `jumanji\.wrappers\.MultiToSingleWrapper`"):
+        everstep.wrap(env, num_envs=2)
+    single = everstep.wrap(wrappers.MultiToSingleWrapper(env), num_envs=2)
+    single.reset()
+    row = single.step(single.action_spec.rand(torch.Size([2])))
+    assert row["rewards"].shape == (2, 1)
+
+
 class TestGymnaxConforms(EnvConformance):
     episodes_end = True
 
