@@ -1,9 +1,9 @@
 """Sequences of a rollout, and the minibatches gathered from them."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Any
+from typing import Any, cast
 
 import torch
 from tensordict import TensorDict
@@ -61,14 +61,21 @@ class Minibatch:
         if count <= size:
             return [self]
 
-        def piece(start: int) -> Minibatch:
-            stop = start + size
-            if rows == count:
-                return self.map(lambda x: x[start:stop])
-            own = slice(start * rows // count, stop * rows // count)
-            return self.map(lambda x: x[start:stop] if x.shape[0] == count else x[own])
+        number, own = -(-count // size), size * rows // count
 
-        return [piece(start) for start in range(0, count, size)]
+        def pieces(x: Any) -> Sequence[Any]:
+            """The pieces of a field: a tensor, a tuple or a mapping of fields, a flag, or None."""
+            if x is None or isinstance(x, bool) or len(x) == 0:
+                return [x] * number
+            if isinstance(x, tuple):
+                return list(zip(*map(pieces, x), strict=True))
+            if isinstance(x, dict):
+                columns = zip(*map(pieces, x.values()), strict=True)
+                return [dict(zip(x, column, strict=True)) for column in columns]
+            return cast(Sequence[Any], x.split(size if x.shape[0] == count else own))
+
+        fields = zip(*map(pieces, vars(self).values()), strict=True)
+        return [Minibatch(*each) for each in fields]
 
     def take(self, order: torch.Tensor) -> "Minibatch":
         """Its sequences in another order, copied."""

@@ -152,7 +152,7 @@ def test_recipes_are_found_by_name_family_pattern_file_and_folder(tmp_path: Path
         return [recipe.name for recipe in find_recipes(list(names), **options)]
 
     assert found("recipe:classic/CartPole-v1") == found("classic/CartPole-v1")
-    assert found("classic", only="Pend*") == ["classic/Pendulum-v1"]
+    assert found("classic", only="Acro*") == ["classic/Acrobot-v1"]
     assert found("*/CartPole-v1") == ["a2c/CartPole-v1", "classic/CartPole-v1"]
     assert found("all") == NAMES
     folder = tmp_path / "mine"

@@ -219,7 +219,20 @@ def test_a_killed_suite_goes_on_without_repeating_and_says_the_same(folder: Path
         (["reproduce", "classic", "--compare", "sb4"], "got 'sb4'"),
         (
             ["reproduce", "memory", "--compare", "cleanrl"],
-            "cleanrl is not given clip_param_schedule, recurrent, seq_len",
+            "cleanrl is not given clip_param_schedule, model_config.hidden_size, "
+            "model_config.ortho_init, model_config.shared, recurrent, seq_len",
+        ),
+        (
+            ["reproduce", "classic/Pendulum-v1", "--compare", "cleanrl"],
+            "cleanrl is not given model_config.sde_sample_freq, model_config.use_sde",
+        ),
+        (
+            ["reproduce", "ablation/gsde", "--compare", "stable-baselines3"],
+            "the recipe leaves clip_param, normalize_advantages, vf_coeff to Everstep's defaults",
+        ),
+        (
+            ["reproduce", "exploration/DeepSea-20", "--compare", "cleanrl"],
+            "cleanrl does not have model_config.activation_fn: relu (tanh there)",
         ),
     ],
 )

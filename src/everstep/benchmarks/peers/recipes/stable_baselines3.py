@@ -114,6 +114,8 @@ def settings(values: dict[str, Any]) -> dict[str, Any]:
     if "log_std_init" in network:
         policy_kwargs["log_std_init"] = network["log_std_init"]
     return {
+        "use_sde": network.get("use_sde", False),
+        "sde_sample_freq": network.get("sde_sample_freq", -1),
         "n_steps": values["horizon"],
         "batch_size": values["sgd_minibatch_size"],
         "n_epochs": values["num_sgd_iters"],
