@@ -170,7 +170,7 @@ class Image(Encoder):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Units `[B, width]`."""
         dtype = self.linear.weight.dtype
-        pixels = self._pixels(x).to(dtype, memory_format=torch.channels_last)
+        pixels = self._pixels(x).contiguous(memory_format=torch.channels_last).to(dtype)
         if self.scale != 1.0:
             pixels.mul_(self.scale)  # a copy: its type is not that of uint8
         units: torch.Tensor = self.linear(self.convolutions(pixels))
@@ -191,7 +191,7 @@ def _convolutions(layout: Layout) -> nn.Sequential:
     channels = (layout.channels, 32, 64, 64)
     layers: list[nn.Module] = []
     for (before, after), kernel, stride in zip(pairwise(channels), kernels, strides, strict=True):
-        layers += [nn.Conv2d(before, after, kernel, stride, padding), nn.ReLU()]
+        layers += [nn.Conv2d(before, after, kernel, stride, padding), nn.ReLU(inplace=True)]
     return nn.Sequential(*layers, nn.Flatten())
 
 

@@ -290,7 +290,7 @@ class Sequences:
             if self.length == 1:
                 seen = mask.view(-1, self.length, 1)
                 obs = tuple(
-                    x if is_mask else x.where(_like(seen, x), torch.zeros_like(x[:1]))
+                    x if is_mask else _zeroed(x, _like(seen, x))
                     for x, is_mask in zip(obs, self._is_mask, strict=True)
                 )
             logp, values, advantages, returns = (
@@ -362,3 +362,10 @@ def _next(taken: dict[str, Leaves], names: tuple[str, ...]) -> dict[str, Any]:
 def _like(mask: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """`mask` `[B, L, 1]` with as many trailing dimensions of 1 as `x` `[B, L, …]` has."""
     return mask.view(*mask.shape[:2], *(1,) * (x.ndim - 2))
+
+
+def _zeroed(x: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+    """`x` with zeros where `seen` is false; `seen` is broadcast."""
+    if x.is_floating_point():  # a product would keep NaN
+        return x.where(seen, torch.zeros_like(x[:1]))
+    return x * seen  # of images: a tenth of the time of `where`
