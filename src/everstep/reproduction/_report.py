@@ -10,7 +10,7 @@ from ..recipes import Recipe, read_recipe
 from ..recipes._recipes import OWN_PAGE, RESULTS
 from ._jobs import OURS, Results
 from ._pictures import draw_family, draw_profile
-from ._rows import Row, families, normalized, rows_of
+from ._rows import Row, families, normalized, rows_of, times_as_long
 from ._statistics import (
     Summary,
     improvement,
@@ -192,7 +192,7 @@ def _row_text(row: Row) -> str:
 
 def _peer_text(row: Row, ours: Sequence[Row]) -> str:
     own = next((other for other in ours if other.recipe.name == row.recipe.name), None)
-    summary = row.summary
+    summary, ratio = row.summary, None if own is None else times_as_long(row, own)
     cells = [
         f"`{row.recipe.name}`",
         row.side,
@@ -201,7 +201,7 @@ def _peer_text(row: Row, ours: Sequence[Row]) -> str:
         between(summary.interval),
         "" if own is None else spread(own.summary.mean, _std(own.summary)),
         "" if own is None else f"{improvement(own.scores, row.scores):.2f}",
-        "" if own is None else f"{row.minutes / own.minutes:.1f}",
+        "" if ratio is None else f"{ratio:.1f}",
     ]
     return f"| {' | '.join(cells)} |"
 

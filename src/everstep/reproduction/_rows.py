@@ -54,11 +54,30 @@ class Row:
         """Mean processor time of a training, in minutes."""
         return float(sum(x["processor_seconds"] for x in self.lines) / len(self.lines) / 60)
 
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Mean processor time of a training in seconds, by processor."""
+        found: dict[str, list[float]] = {}
+        for line in self.lines:
+            found.setdefault(line["machine"]["cpu"], []).append(line["processor_seconds"])
+        return {cpu: sum(times) / len(times) for cpu, times in found.items()}
+
 
 def score_of(line: dict[str, Any], recipe: Recipe) -> float:
     """The return that the recipe compares."""
     found = line["training"] if recipe.header.score == "training" else line["evaluation"]["mean"]
     return float(found)
+
+
+def times_as_long(row: Row, own: Row) -> None | float:
+    """Processor time of a training of `row` over that of `own`; None without a common processor.
+
+    The times of one processor are not those of another: the mean of the ratios on each that both
+    sides were trained on.
+    """
+    theirs, ours = row.seconds, own.seconds
+    ratios = [theirs[cpu] / ours[cpu] for cpu in theirs.keys() & ours.keys()]
+    return sum(ratios) / len(ratios) if ratios else None
 
 
 def rows_of(results: Results, recipes: Sequence[Recipe]) -> list[Row]:

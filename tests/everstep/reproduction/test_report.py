@@ -14,7 +14,7 @@ from everstep.recipes import Recipe, own_results, read_recipe
 from everstep.reproduction import Results, key_of
 from everstep.reproduction._pictures import _axis
 from everstep.reproduction._report import BEGIN, END, write_own_results
-from everstep.reproduction._rows import normalized, rows_of
+from everstep.reproduction._rows import normalized, rows_of, times_as_long
 
 pytest.importorskip("scipy")
 pytest.importorskip("matplotlib")
@@ -105,6 +105,23 @@ def test_text_around_the_marks_stays(out: Path) -> None:
     page.write_text("# Mine\n")
     assert main(["reproduce", "--report", str(page), "--out", str(out)]) == 2
     assert page.read_text() == "# Mine\n"
+
+
+def test_processor_times_are_compared_on_the_same_processor(tmp_path: Path) -> None:
+    results = Results(tmp_path / "results.jsonl")
+    recipe = read_recipe("mujoco/Hopper-v4")
+    times = {"everstep": {"A": (10, 20), "B": (5,)}, "cleanrl": {"B": (20,), "A": (30,), "C": (1,)}}
+    for side, by_cpu in times.items():
+        ran = [(cpu, t) for cpu, seconds in by_cpu.items() for t in seconds]
+        for seed, (cpu, seconds) in enumerate(ran):
+            more = {"processor_seconds": seconds, "machine": {"cpu": cpu, "cores": 2}}
+            results.add(result(recipe, side, seed, 0.0, **more))
+    ours, theirs = rows_of(results, [recipe])
+    assert times_as_long(theirs, ours) == pytest.approx((30 / 15 + 20 / 5) / 2)
+    other = {"processor_seconds": 1, "machine": {"cpu": "D", "cores": 2}}
+    results.add(result(recipe, "stable-baselines3", 0, 0.0, **other))
+    alone = next(x for x in rows_of(results, [recipe]) if x.side == "stable-baselines3")
+    assert times_as_long(alone, ours) is None
 
 
 def test_results_of_other_keys_are_left_out(out: Path) -> None:
