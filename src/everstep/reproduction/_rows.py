@@ -76,7 +76,7 @@ def times_as_long(row: Row, own: Row) -> None | float:
     sides were trained on.
     """
     theirs, ours = row.seconds, own.seconds
-    ratios = [theirs[cpu] / ours[cpu] for cpu in theirs.keys() & ours.keys()]
+    ratios = [theirs[cpu] / ours[cpu] for cpu in sorted(theirs.keys() & ours)]
     return sum(ratios) / len(ratios) if ratios else None
 
 
