@@ -191,7 +191,7 @@ def _convolutions(layout: Layout) -> nn.Sequential:
     channels = (layout.channels, 32, 64, 64)
     layers: list[nn.Module] = []
     for (before, after), kernel, stride in zip(pairwise(channels), kernels, strides, strict=True):
-        layers += [nn.Conv2d(before, after, kernel, stride, padding), nn.ReLU(inplace=True)]
+        layers += [nn.Conv2d(before, after, kernel, stride, padding), nn.ReLU()]
     return nn.Sequential(*layers, nn.Flatten())
 
 
