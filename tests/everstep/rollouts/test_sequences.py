@@ -196,6 +196,26 @@ def test_invalid_rows_keep_the_mask_of_what_was_allowed() -> None:
     assert obs[("seen",)].flatten().tolist() == [1.0] * 5 + [0.0]
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.bool, torch.float32])
+def test_invalid_rows_are_zeros_of_every_type_and_shape(dtype: torch.dtype) -> None:
+    rollout = Rollout(
+        N,
+        2,
+        observation=Structure.of(Unbounded((2, 4, 4), dtype=dtype)),
+        action=Structure.of(Categorical(2, shape=torch.Size([1]))),
+        episode_keys=EPISODE_KEYS - {"final_obs"},
+        dtype=torch.float64,
+        device=torch.device("cpu"),
+    )
+    rollout.obs[0].fill_(1)
+    rollout.valid.copy_(~flags(2, N, (1, 2)))
+    rollout.obs[0][1, 2] = torch.nan if dtype.is_floating_point else torch.ones((), dtype=dtype)
+    [obs] = Sequences(rollout, rollout.valid).select(None).obs
+    assert obs.dtype == dtype
+    assert obs.flatten(1).all(-1).tolist() == [True] * 5 + [False]
+    assert not obs[-1].any()
+
+
 @pytest.mark.parametrize("chunk", [None, 2])
 @pytest.mark.parametrize("joint", [False, True])
 @pytest.mark.parametrize("copied", [False, True])
