@@ -118,7 +118,7 @@ def serve(name: str, ranks: int, threads: int, share: int, store: str, rank: int
     import torch
     import torch.distributed as dist
 
-    from everstep import AlgorithmConfig, reducers
+    from everstep import AlgorithmConfig
 
     if ranks > 1:
         from everstep.cli._processes import bind  # as the command line does
@@ -132,8 +132,10 @@ def serve(name: str, ranks: int, threads: int, share: int, store: str, rank: int
     num_envs *= share * ranks
     clock = Clock()
     if ranks > 1:
-        timed = clock.timed("collectives", reducers.GroupReducer._wait)
-        setattr(reducers.GroupReducer, "_wait", timed)  # noqa: B010 - mypy refuses an assignment
+        from everstep.reducers._collectives import Collectives
+
+        timed = clock.timed("collectives", Collectives._wait)
+        setattr(Collectives, "_wait", timed)  # noqa: B010 - mypy refuses an assignment
     source: Any = env
     if env.startswith("envpool:"):
         from everstep.registry import factory
@@ -160,8 +162,7 @@ def serve(name: str, ranks: int, threads: int, share: int, store: str, rank: int
         if request == "sums":
             _answer([_delay(), *(_seconds_of_sum(elements) for elements in ELEMENTS)])
             continue
-        reducer: Any = getattr(algorithm.parts, "reducer", None)  # older versions have none
-        before = getattr(reducer, "collectives", 0), getattr(reducer, "bytes", 0)
+        before = _sent(algorithm)
         clock.seconds.clear()
         began, cpu = time.perf_counter(), time.process_time()
         for _ in range(int(request)):
@@ -169,9 +170,16 @@ def serve(name: str, ranks: int, threads: int, share: int, store: str, rank: int
             algorithm.step()
         found = {"seconds": time.perf_counter() - began, "cpu": time.process_time() - cpu}
         found |= clock.seconds
-        found["sent"] = getattr(reducer, "collectives", 0) - before[0]
-        found["bytes"] = getattr(reducer, "bytes", 0) - before[1]
+        for key, x, y in zip(("sent", "bytes"), _sent(algorithm), before, strict=True):
+            found[key] = x - y
         _answer({name: x / int(request) for name, x in found.items()})
+
+
+def _sent(algorithm: Any) -> tuple[int, int]:
+    """Collectives so far, and their bytes; one process has none."""
+    reducer: Any = getattr(algorithm.parts, "reducer", None)  # older versions have none
+    collectives = getattr(reducer, "collectives", None)
+    return (0, 0) if collectives is None else (collectives.count, collectives.bytes)
 
 
 class Clock:

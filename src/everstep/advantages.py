@@ -2,7 +2,7 @@
 
 import torch
 
-from .reducers import Moments
+from .reducers import Measured, Moments
 
 
 def bootstrap_values(
@@ -193,6 +193,12 @@ def scale_of(moments: Moments, largest: torch.Tensor) -> tuple[torch.Tensor, tor
 def largest_of(x: torch.Tensor, mask: torch.Tensor, dim: tuple[int, ...] = ()) -> torch.Tensor:
     """Largest magnitude of `x` where `mask`."""
     return torch.where(mask, x, 0.0).abs().amax(dim, keepdim=bool(dim))
+
+
+def measured_rows(x: torch.Tensor, mask: torch.Tensor) -> Measured:
+    """Moments, and the largest magnitude, of each row of `[M, B]` where `mask`, `[M]` each."""
+    count, mean, squares = (y.squeeze(1) for y in moments_of(x, mask, (1,)))
+    return (count, mean, squares), largest_of(x, mask, (1,)).squeeze(1)
 
 
 def vanishes(std: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:

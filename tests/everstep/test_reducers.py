@@ -13,7 +13,7 @@ from everstep import AlgorithmConfig, Env, RecurrentAlgorithmConfig
 from everstep.bonuses import _rnd
 from everstep.errors import ConfigError
 from everstep.models import Model
-from everstep.reducers import CHECK_EVERY, Reducer, current_reducer
+from everstep.reducers import CHECK_EVERY, GroupReducer, Reducer, current_reducer
 from everstep.resolve import resolve_update
 from everstep.views import ViewRequirement
 from tests.ranks import run_ranks
@@ -91,6 +91,17 @@ CASES: dict[str, dict[str, Any]] = {
         "shuffle_minibatches": False,
         "accumulate_grads": True,
     },
+    "minibatches standardised": {
+        "sgd_minibatch_size": 2 * NUM_ENVS,
+        "shuffle_minibatches": False,
+        "normalize_advantages": "minibatch",
+    },
+    "accumulation of minibatches standardised": {
+        "sgd_minibatch_size": 2 * NUM_ENVS,
+        "shuffle_minibatches": False,
+        "normalize_advantages": "minibatch",
+        "accumulate_grads": True,
+    },
     "general": {"model_config": {"activation_fn": "gelu"}},
     "everything normalised": {"normalize_rewards": "running", "normalize_observations": True},
     "rewards of a rollout": {"normalize_rewards": True, "normalize_advantages": False},
@@ -99,9 +110,23 @@ CASES: dict[str, dict[str, Any]] = {
     "adaptive rate": {"lr_schedule_kind": "adaptive", "target_kl_div": 0.01},
     "early stop": {"target_kl_div": 1e-4},
     "lstm": {"recurrent": True},
+    "lstm, minibatches standardised": {
+        "recurrent": True,
+        "seq_len": 4,
+        "normalize_advantages": "minibatch",
+        "sgd_minibatch_size": NUM_ENVS,
+        "shuffle_minibatches": False,
+    },
     "windows": {"model_cls": Windowed},
     "normalised values": {"normalize_values": True},
 }
+
+
+def counts(reducer: Reducer) -> tuple[int, int]:
+    """Collectives so far, and their bytes."""
+    if isinstance(reducer, GroupReducer):
+        return reducer.collectives.count, reducer.collectives.bytes
+    return 0, 0
 
 
 def trained(options: dict[str, Any]) -> dict[str, Any]:
@@ -124,12 +149,10 @@ def trained(options: dict[str, Any]) -> dict[str, Any]:
     algorithm = config.build(Walks)
     reducer = algorithm.parts.reducer
     for _ in range(3):
-        before = getattr(reducer, "collectives", 0)
-        sent = getattr(reducer, "bytes", 0)
+        before = counts(reducer)
         collected = algorithm.collect(deterministic=True)
         stats = algorithm.step()
-        collectives = getattr(reducer, "collectives", 0) - before
-        sent = getattr(reducer, "bytes", 0) - sent
+        collectives, sent = (x - y for x, y in zip(counts(reducer), before, strict=True))
     parameters = [*algorithm.policy.model.parameters()]
     parameters += [p for bonus in algorithm.bonuses for p in bonus.parameters()]
     return {
@@ -192,13 +215,20 @@ def test_the_parameters_of_all_ranks_are_equal(results: dict[int, Any], case: st
     assert torch.equal(first, second)
 
 
+def minibatches_of(case: str) -> int:
+    """Optimizer steps of an epoch."""
+    options = CASES[case]
+    if options.get("accumulate_grads") or "sgd_minibatch_size" not in options:
+        return 1
+    sequences = NUM_ENVS * HORIZON // options.get("seq_len", 1)
+    return int(sequences // options["sgd_minibatch_size"])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_collectives_are_few(results: dict[int, Any], case: str) -> None:
     """One an optimizer step, and at most six an update beside it."""
-    options = CASES[case]
-    joint = options.get("accumulate_grads", False)
-    minibatches = 1 if joint else NUM_ENVS * HORIZON // options.get("sgd_minibatch_size", 64)
+    minibatches = minibatches_of(case)
     for rank in results[2]:
         steps = 1 if case == "early stop" else 3 * minibatches
         assert steps <= rank[case]["collectives"] <= steps + 6
@@ -208,9 +238,7 @@ def test_collectives_are_few(results: dict[int, Any], case: str) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_bytes_are_those_of_gradients_and_a_few_numbers(results: dict[int, Any], case: str) -> None:
     """A float64 a weight and a term of the loss, each optimizer step; statistics of 8 KiB."""
-    options = CASES[case]
-    joint = options.get("accumulate_grads", False)
-    minibatches = 1 if joint else NUM_ENVS * HORIZON // options.get("sgd_minibatch_size", 64)
+    minibatches = minibatches_of(case)
     for rank in results[2]:
         least, most = (1 if case == "early stop" else 3 * minibatches), 3 * minibatches
         step = 8 * rank[case]["weights"]

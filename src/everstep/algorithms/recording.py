@@ -238,16 +238,17 @@ def sequences_of(parts: Parts) -> Sequences:
 
 
 def optimizer_steps(parts: Parts, chunk: None | int) -> Iterator[Iterator[Minibatch]]:
-    """Minibatches of each optimizer step of an update, epoch by epoch, in chunks of sequences."""
-    config, sequences, device = parts.config, sequences_of(parts), parts.rollout.device
-    for _ in range(int(config.num_sgd_iters)):
-        yield from sequences.steps(
-            parts.minibatch_size,
-            chunk=chunk,
-            shuffle=config.shuffle_minibatches,
-            joint=config.accumulate_grads,
-            permute=lambda n: permutation(n, device),
-        )
+    """Minibatches of each optimizer step of an update, epoch by epoch; see `Sequences.epochs`."""
+    config, device = parts.config, parts.rollout.device
+    return sequences_of(parts).epochs(
+        int(config.num_sgd_iters),
+        parts.minibatch_size,
+        chunk=chunk,
+        shuffle=config.shuffle_minibatches,
+        joint=config.accumulate_grads,
+        permute=lambda n: permutation(n, device),
+        reducer=parts.reducer,
+    )
 
 
 def permutation(n: int, device: torch.device) -> torch.Tensor:
@@ -274,6 +275,8 @@ def _against_update(parts: Parts) -> list[str]:
     """Reasons why the update cannot be recorded."""
     if parts.grad_scaler.is_enabled():
         return ["gradient scaling of float16 asks the host whether to take a step"]
+    if parts.config.normalize_advantages == "minibatch" and parts.reducer.size > 1:
+        return ["each minibatch's advantages are standardised over all ranks"]
     if parts.updater.skips_on_device:
         return []
     name = type(parts.optimizer).__name__

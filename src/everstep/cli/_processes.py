@@ -164,7 +164,7 @@ def cause(error: Exception) -> str:
     """The reason for an error of a process that lost another one; empty if it is its own."""
     frames = traceback.extract_tb(error.__traceback__)
     places = [frame.filename.replace(os.sep, "/") for frame in frames]
-    waits = isinstance(error, RuntimeError) and places[-1].endswith("/everstep/reducers.py")
+    waits = isinstance(error, RuntimeError) and "/everstep/reducers/" in places[-1]
     if not is_started() or not (waits or any("/torch/distributed/" in x for x in places)):
         claim_failure()
         return ""

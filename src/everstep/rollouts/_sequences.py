@@ -2,14 +2,16 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain
 from typing import Any, cast
 
 import torch
 from tensordict import TensorDict
 
-from ..advantages import centre_and_scale, standardize
+from ..advantages import centre_and_scale, measured_rows, scale_of
 from ..data import DataKeys
+from ..reducers import Measured, Reducer
 from ..specs import Leaves
 from ._rollout import Rollout, before_reset
 
@@ -172,19 +174,25 @@ class Sequences:
     def minibatches(
         self, size: int, *, shuffle: bool, joint: bool, permute: Callable[[int], torch.Tensor]
     ) -> Iterator[Minibatch]:
-        """Minibatches of `size` sequences that cover the rollout once: one epoch.
-
-        A full batch is neither gathered nor shuffled: its order does not matter.
-
-        Args:
-            size: Sequences a minibatch.
-            shuffle: Whether to draw the order.
-            joint: Whether all minibatches share one optimizer step, and so one total weight.
-            permute: Draws a permutation of that many indices.
-
-        """
+        """Minibatches of an epoch, which cover the rollout once; see `steps` for the options."""
         steps = self.steps(size, chunk=None, shuffle=shuffle, joint=joint, permute=permute)
         return chain.from_iterable(steps)
+
+    def epochs(
+        self, count: int, size: int, *, reducer: Reducer, **options: Any
+    ) -> Iterator[Iterator[Minibatch]]:
+        """Minibatches of each optimizer step of `count` epochs; see `steps` for the options.
+
+        A minibatch's advantages are standardised over the rows of all processes of `reducer`.
+        """
+        permute, is_drawn = options["permute"], options["shuffle"] and size < self.count
+        orders = (permute(self.count) if is_drawn else None for _ in range(count))
+        epochs: Iterator[tuple[Any, None | Measured]] = ((order, None) for order in orders)
+        if self.standardized:
+            epochs = reducer.measured(orders, partial(self.measure, size=size))
+        for order, measured in epochs:
+            drawn = {**options, "permute": lambda _, order=order: order}
+            yield from self.steps(size, measured=measured, **drawn)
 
     def steps(
         self,
@@ -194,8 +202,11 @@ class Sequences:
         shuffle: bool,
         joint: bool,
         permute: Callable[[int], torch.Tensor],
+        measured: None | Measured = None,
     ) -> Iterator[Iterator[Minibatch]]:
         """Minibatches of each optimizer step of an epoch; their weights sum to 1 in each.
+
+        A full batch is neither gathered nor shuffled: its order does not matter.
 
         Args:
             size: Sequences a minibatch.
@@ -204,17 +215,28 @@ class Sequences:
             shuffle: Whether to draw the order.
             joint: Whether all minibatches share one optimizer step.
             permute: Draws a permutation of that many indices.
+            measured: What `measure` returns of the rows that advantages are standardised over;
+                None for those of this rollout.
 
         """
         if shuffle and size < self.count and self._bytes <= GATHERED_BYTES:
             whole = self._whole().take(permute(self.count))
-            minibatches = self._weighted(whole, size, joint).split(size)
+            minibatches = self._weighted(whole, size, joint, measured).split(size)
             for group in [minibatches] if joint else [[piece] for piece in minibatches]:
                 yield (part for piece in group for part in piece.split(chunk or size))
             return
         indices = list(self.indices(size, shuffle, permute))
-        for shared in [indices] if joint else [[index] for index in indices]:
-            yield self.step(shared, chunk, joint=joint)
+        scales = None if measured is None else list(zip(*scale_of(*measured), strict=True))
+        for i, shared in enumerate([indices] if joint else [[index] for index in indices]):
+            own = scales if scales is None or joint else [scales[i]]
+            yield self.step(shared, chunk, joint=joint, scales=own)
+
+    def measure(self, order: None | torch.Tensor, size: int) -> Measured:
+        """Moments and largest magnitudes of the advantages of each minibatch, `[M]` each."""
+        _, _, advantages, _ = self._fields["rows"]
+        (mask,) = self._fields["mask"]
+        x, mask = (self._take(x, order).reshape(-1, size * self.length) for x in (advantages, mask))
+        return measured_rows(x, mask)
 
     def _whole(self) -> Minibatch:
         """All sequences with weight 1 for each learnable row, built once."""
@@ -222,19 +244,34 @@ class Sequences:
             self._all = self.select(None, torch.ones_like(self.learnable))
         return self._all
 
-    def _weighted(self, whole: Minibatch, size: int, joint: bool) -> Minibatch:
+    def _weighted(
+        self, whole: Minibatch, size: int, joint: bool, measured: None | Measured
+    ) -> Minibatch:
         """All sequences, weighted for minibatches of `size` of them."""
         weight = whole.weight if joint else whole.weight.view(-1, size * self.length)
         total = weight.sum(-2 if joint else -1, keepdim=True)
         if self.standardized:
             rows = whole.advantages.view(-1, size * self.length)
-            rows = standardize(rows, whole.weight.view_as(rows) > 0, dim=(1,))
+            mask = whole.weight.view_as(rows) > 0
+            mean, scale = scale_of(*(measured or measured_rows(rows, mask)))
+            rows = torch.where(mask, rows - mean.view(-1, 1), 0.0) / scale.view(-1, 1)
             whole = replace(whole, advantages=rows.view_as(whole.advantages))
         return replace(whole, weight=(weight / total.clamp(min=1)).view_as(whole.weight))
 
-    def step(self, indices: list[Index], chunk: None | int, *, joint: bool) -> Iterator[Minibatch]:
-        """Minibatches of one optimizer step, in chunks, from indices of sequences."""
-        return self._chunks(indices, chunk, self.learnable if joint else None)
+    def step(
+        self,
+        indices: list[Index],
+        chunk: None | int,
+        *,
+        joint: bool,
+        scales: None | Sequence[tuple[torch.Tensor, ...]] = None,
+    ) -> Iterator[Minibatch]:
+        """Minibatches of one optimizer step, in chunks, from indices of sequences.
+
+        `scales` has the mean and divisor that standardise the advantages of each minibatch; None
+        for those of its own rows.
+        """
+        return self._chunks(indices, chunk, self.learnable if joint else None, scales)
 
     def indices(
         self, size: int, shuffle: bool, permute: Callable[[int], torch.Tensor]
@@ -248,16 +285,22 @@ class Sequences:
             yield from (slice(start, start + size) for start in range(0, self.count, size))
 
     def _chunks(
-        self, indices: list[Index], chunk: None | int, total: None | torch.Tensor
+        self,
+        indices: list[Index],
+        chunk: None | int,
+        total: None | torch.Tensor,
+        scales: None | Sequence[tuple[torch.Tensor, ...]],
     ) -> Iterator[Minibatch]:
         """The minibatches of one optimizer step, in chunks."""
-        for index in indices:
+        for i, index in enumerate(indices):
             pieces = [index] if chunk is None else _split(index, chunk, self.count)
             shared = total
             if shared is None and len(pieces) > 1:
                 (mask,) = self._fields["mask"]
                 shared = self._take(mask, index).sum()
-            scale = self._centre_and_scale(index) if self.standardized else None
+            scale = None if scales is None else scales[i]
+            if self.standardized and scale is None:
+                scale = self._centre_and_scale(index)
             for piece in pieces:
                 minibatch = self.select(piece, shared)
                 yield minibatch if scale is None else _standardized(minibatch, *scale)

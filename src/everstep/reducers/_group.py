@@ -1,35 +1,25 @@
-"""Sums, moments and statistics of all processes of one training.
-
-Each process, a rank, steps its own environments and holds its own rows; weights and everything
-that is computed from all rows are the same on every rank. `Reducer` is of one process, which has
-everything already; `GroupReducer` is of those that `torch.distributed` has connected.
-"""
+"""The reducer of the processes that `torch.distributed` has connected."""
 
 import functools
 import hashlib
 import json
-import math
 import os
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from . import errors
-from .errors import ConfigError, EverstepError, NonFiniteError
+from .. import errors
+from ..errors import ConfigError, EverstepError, NonFiniteError
+from ._collectives import Collectives
+from ._single import Counter, Measured, Moments, Reducer
+from ._statistics import reduce_stats
 
 T = TypeVar("T")
-
-#: `time.sleep(0)` sleeps for longer than a collective takes.
-_let_others_run: Callable[[], None] = getattr(os, "sched_yield", lambda: time.sleep(0))
-
-#: Count, mean and sum of squared distances from the mean, each of any shape.
-Moments = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 #: Name of the number of rows among the terms of a loss.
 _ROWS = "rows"
@@ -38,121 +28,8 @@ _ROWS = "rows"
 #: models; 0, the default, for never.
 CHECK_EVERY = "EVERSTEP_CHECK_RANKS"
 
-#: Seconds for which a process on a CPU asks whether a collective has ended before it sleeps: to be
-#: woken up takes longer than most collectives.
-_POLLING = 0.005
-
 #: Bytes in which the statistics of a rollout are sent; longer ones take a second collective.
 _BYTES = 8192
-
-
-class Counter(Protocol):
-    """Moments of all rows so far."""
-
-    def add(self, n: torch.Tensor, mean: torch.Tensor, squares: torch.Tensor, /) -> None:
-        """Add `n` rows with this mean and sum of squared distances from it."""
-
-
-class Reducer:
-    """The reducer of a single process."""
-
-    #: Number of this process.
-    rank: int = 0
-
-    #: Number of processes.
-    size: int = 1
-
-    def __deepcopy__(self, memo: Any) -> "Reducer":
-        return self
-
-    def share(self, name: str, total: int) -> int:
-        """Share of this process in a size of the whole training.
-
-        Raises:
-            ConfigError: If the processes cannot have equal shares.
-
-        """
-        if total % self.size:
-            near = [total // self.size * self.size, -(-total // self.size) * self.size]
-            raise ConfigError(
-                f"`{name}` is of all processes together, and must be a multiple of their number "
-                f"({self.size}); got {total}. Try {' or '.join(str(n) for n in near if n)}."
-            )
-        return total // self.size
-
-    def moments(
-        self, each: Sequence[Moments], largest: Sequence[torch.Tensor] = ()
-    ) -> tuple[Sequence[Moments], Sequence[torch.Tensor]]:
-        """Moments and largest numbers of the rows of all processes; one collective.
-
-        Args:
-            each: Moments of this process's rows.
-            largest: Largest numbers of its rows, 0-d each.
-
-        """
-        return each, largest
-
-    def count(self, rows: Sequence[tuple[Counter, Moments]]) -> None:
-        """Add moments of the rows of all processes to counters; one collective, if not `joined`."""
-        for counter, moments in rows:
-            counter.add(*moments)
-
-    @contextmanager
-    def joined(self) -> Iterator[None]:
-        """Context at whose end everything in it is counted, in one collective."""
-        yield
-
-    def counted(
-        self, terms: dict[str, torch.Tensor], weight: torch.Tensor
-    ) -> dict[str, torch.Tensor]:
-        """Terms of a loss, with the number of rows that have a weight, of `[B, 1]`."""
-        return terms
-
-    def gradients(
-        self, flats: Sequence[torch.Tensor], terms: dict[str, torch.Tensor]
-    ) -> dict[str, torch.Tensor]:
-        """Make gradients, in place, and terms of a loss those of the rows of all processes.
-
-        Args:
-            flats: Gradients of the mean over this process's rows.
-            terms: Means over this process's rows, 0-d each, from `counted`.
-
-        """
-        return terms
-
-    def statistics(self, stats: dict[str, float]) -> dict[str, float]:
-        """Statistics of a rollout, of all processes.
-
-        Raises:
-            NonFiniteError: If another process's rollout is not finite; this one's is refused, too.
-
-        """
-        return stats
-
-    def begin(self, *modules: None | nn.Module) -> None:
-        """Begin a training: weights and buffers are those of rank 0, noise is a rank's own."""
-
-    def agree(self, *flags: bool) -> tuple[bool, ...]:
-        """Whether any process says yes, for each flag; the answer is the same on all of them."""
-        return flags
-
-    @contextmanager
-    def together(self) -> Iterator[None]:
-        """Context whose errors are of all processes: if one raises in it, each does at its end.
-
-        Raises:
-            EverstepError: Of the class that another process raised, if it is one of Everstep's.
-
-        """
-        yield
-
-    def gather(self, value: Any) -> list[Any]:
-        """The value of each process, on rank 0; an empty list on the others."""
-        return [value]
-
-    def from_first(self, make: Callable[[], T]) -> T:
-        """The result of a function that rank 0 calls, on all processes; so is an error of it."""
-        return make()
 
 
 class GroupReducer(Reducer):
@@ -160,14 +37,11 @@ class GroupReducer(Reducer):
 
     def __init__(self) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        #: Collectives that were started so far, and the bytes of this process in them; those of
-        #: Python objects, which are sent when a training begins, evaluates or saves, not counted.
-        self.collectives, self.bytes = 0, 0
+        self.collectives = Collectives()
         self._modules: tuple[nn.Module, ...] = ()
         #: Whether rows are counted later, and those that wait for it.
         self._is_joined, self._waiting = False, cast(dict[Counter, Moments], {})
         self._rollouts, self._check_every = 0, _check_every()
-        self._polls = dist.get_backend() == "gloo"
 
     def moments(
         self, each: Sequence[Moments], largest: Sequence[torch.Tensor] = ()
@@ -176,7 +50,7 @@ class GroupReducer(Reducer):
         own = [*(x for moments in each for x in moments), *largest]
         flat = [x.double().reshape(-1) for x in own]
         sizes = [len(x) for x in flat]
-        parts = [x.split(sizes) for x in self._all_gather(torch.cat(flat))]
+        parts = [x.split(sizes) for x in self.collectives.gather(torch.cat(flat))]
         merged: list[Any] = []
         for i, moments in enumerate(each):
             found = functools.reduce(_sum, (tuple(x[3 * i : 3 * i + 3]) for x in parts))
@@ -185,6 +59,15 @@ class GroupReducer(Reducer):
         rest = zip(*(part[3 * len(each) :] for part in parts), strict=True)
         most = [torch.stack(x).amax(0).view_as(y) for x, y in zip(rest, largest, strict=True)]
         return merged, [x.to(y.dtype) for x, y in zip(most, largest, strict=True)]
+
+    def measured(
+        self, orders: Iterable[T], measure: Callable[[T], Measured]
+    ) -> Iterator[tuple[T, None | Measured]]:
+        """See `Reducer.measured`."""
+        drawn = list(orders)
+        own = [measure(order) for order in drawn]
+        found = self.moments([moments for moments, _ in own], [largest for _, largest in own])
+        return zip(drawn, zip(*found, strict=True), strict=True)
 
     def count(self, rows: Sequence[tuple[Counter, Moments]]) -> None:
         """See `Reducer.count`. In `joined`, each counter's rows are merged until its end."""
@@ -219,8 +102,7 @@ class GroupReducer(Reducer):
         """See `Reducer.gradients`; one collective of gradients, terms and the number of rows."""
         rows = terms.pop(_ROWS)
         packed = [*flats, torch.stack(list(terms.values())), torch.ones_like(flats[0][:1])]
-        sums = torch.cat(packed).mul_(rows)
-        self._all_reduce(sums)
+        sums = self.collectives.sum(torch.cat(packed).mul_(rows))
         *found, values, count = sums.split([len(x) for x in packed])
         count = count.clamp(min=1)
         for flat, total in zip(flats, found, strict=True):
@@ -246,6 +128,7 @@ class GroupReducer(Reducer):
 
     def begin(self, *modules: None | nn.Module) -> None:
         """See `Reducer.begin`."""
+        self.collectives.choose_waiting()
         self._modules = tuple(module for module in modules if module is not None)
         for module in self._modules:
             for tensor in (*module.parameters(), *module.buffers()):
@@ -258,9 +141,9 @@ class GroupReducer(Reducer):
 
     def agree(self, *flags: bool) -> tuple[bool, ...]:
         """See `Reducer.agree`; one collective of a byte a flag."""
-        asked = torch.tensor(flags, dtype=torch.uint8, device=self._device())
-        self._all_reduce(asked, op=dist.ReduceOp.MAX)
-        return tuple(bool(flag) for flag in asked.tolist())
+        asked = torch.tensor(flags, dtype=torch.uint8, device=self.collectives.device)
+        answers = torch.stack(self.collectives.gather(asked)).amax(0)
+        return tuple(bool(flag) for flag in answers.tolist())
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -282,7 +165,6 @@ class GroupReducer(Reducer):
     def gather(self, value: Any) -> list[Any]:
         """See `Reducer.gather`."""
         values: list[Any] = [None] * self.size if self.rank == 0 else []
-        self.collectives += 1
         dist.gather_object(value, values if self.rank == 0 else None)
         return values
 
@@ -294,7 +176,6 @@ class GroupReducer(Reducer):
                 sent[0] = make()
             except Exception as error:
                 sent[1] = error
-        self.collectives += 1
         dist.broadcast_object_list(sent, src=0)
         if sent[1] is not None:
             raise sent[1]
@@ -315,8 +196,10 @@ class GroupReducer(Reducer):
         for x in shared:
             row = x.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
             digest.update(row.numpy().tobytes())
-        own = torch.frombuffer(bytearray(digest.digest()), dtype=torch.uint8).to(self._device())
-        first, *others = self._all_gather(own)
+        own = torch.frombuffer(bytearray(digest.digest()), dtype=torch.uint8).to(
+            self.collectives.device
+        )
+        first, *others = self.collectives.gather(own)
         wrong = [str(i) for i, x in enumerate(others, 1) if not torch.equal(x, first)]
         if wrong:
             raise EverstepError(
@@ -324,39 +207,19 @@ class GroupReducer(Reducer):
                 f"{self._rollouts} rollouts: what changes weights must do so on all ranks alike."
             )
 
-    def _all_reduce(self, x: torch.Tensor, **op: Any) -> None:
-        self._wait(x, dist.all_reduce(x, async_op=self._polls, **op))
-
-    def _all_gather(self, x: torch.Tensor) -> list[torch.Tensor]:
-        parts = [torch.empty_like(x) for _ in range(self.size)]
-        self._wait(x, dist.all_gather(parts, x, async_op=self._polls))
-        return parts
-
-    def _wait(self, sent: torch.Tensor, work: Any) -> None:
-        """Count a collective, and wait until it has ended."""
-        self.collectives += 1
-        self.bytes += sent.nbytes
-        if work is None:
-            return
-        limit = time.perf_counter() + _POLLING
-        while not work.is_completed() and time.perf_counter() < limit:
-            _let_others_run()
-        work.wait()
-
     def _exchange(self, value: Mapping[str, Any]) -> list[dict[str, Any]]:
         """The value of every rank, as text of a fixed length; a longer one is sent again."""
         text, size = json.dumps(value).encode(), _BYTES
         while True:
             padded = text[:size].ljust(size) + len(text).to_bytes(8, "little")
-            sent = torch.frombuffer(bytearray(padded), dtype=torch.uint8).to(self._device())
-            texts = [bytes(x.cpu().numpy()) for x in self._all_gather(sent)]
+            sent = torch.frombuffer(bytearray(padded), dtype=torch.uint8).to(
+                self.collectives.device
+            )
+            texts = [bytes(x.cpu().numpy()) for x in self.collectives.gather(sent)]
             longest = max(int.from_bytes(x[size:], "little") for x in texts)
             if longest <= size:
                 return [json.loads(x[:size]) for x in texts]
             size = longest
-
-    def _device(self) -> str:
-        return "cuda" if dist.get_backend() == "nccl" else "cpu"
 
 
 def _sum(one: Moments, other: Moments) -> Moments:
@@ -388,32 +251,3 @@ def current_reducer() -> Reducer:
     """The reducer of this process: of a group, if `torch.distributed` is initialised."""
     is_group = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
     return GroupReducer() if is_group else Reducer()
-
-
-def reduce_stats(rollouts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Statistics over rollouts of equal length; a key may be absent from some of them.
-
-    Minima and maxima are reduced by min and max. Means are averaged and standard deviations are
-    the root of the mean square, weighted by the number of episodes for `episodes/*`. The
-    environment's own metrics are averaged. Everything else is a sum.
-    """
-    keys = dict.fromkeys(key for stats in rollouts for key in stats)
-    return {key: _reduce(key, [stats for stats in rollouts if key in stats]) for key in keys}
-
-
-def _reduce(key: str, rollouts: Sequence[Mapping[str, float]]) -> float:
-    values = [stats[key] for stats in rollouts]
-    kind = key.split("/")[-1].split("_")[-1]
-    if kind == "100":  # a moving window over episodes: the newest value
-        return values[-1]
-    about_episodes = key.startswith("episodes/")
-    weights = [stats["episodes/count"] if about_episodes else 1.0 for stats in rollouts]
-    is_own = key.startswith("env/") and key not in ("env/steps", "env/resets")
-    if kind in ("min", "max") and not is_own:
-        return min(values) if kind == "min" else max(values)
-    if kind == "mean" or is_own:
-        return sum(v * w for v, w in zip(values, weights, strict=True)) / sum(weights)
-    if kind == "std":
-        squares = sum(v * v * w for v, w in zip(values, weights, strict=True))
-        return math.sqrt(squares / sum(weights))
-    return sum(values)
