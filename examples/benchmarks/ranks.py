@@ -8,13 +8,15 @@
 Sides take turns: two and four ranks with a thread each; one process with a thread, and the work of
 one rank; one process with two threads, and the work of two. As many unconnected processes at once
 tell what the machine itself costs. Prints medians of the ratios of neighbours, and what the model
-says: time of an unconnected process, plus latency, bytes and delays of as many ranks' collectives.
+says: between two collectives ranks compute for as long as unconnected processes do, and the slowest
+of them is waited for; latency and bytes of the collectives are added.
 """
 
 import argparse
 import json
 import math
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -151,6 +153,10 @@ def serve(name: str, ranks: int, threads: int, share: int, store: str, rank: int
         seed=0,
     )
     algorithm = config.build(source)
+    if (reducer := getattr(algorithm.parts, "reducer", None)) is not None:
+        for name in ("statistics", "moments", "gradients"):
+            noted = clock.noted(getattr(type(reducer), name))
+            setattr(type(reducer), name, noted)
     for _ in range(3):
         algorithm.collect()
         algorithm.step()
@@ -160,19 +166,24 @@ def serve(name: str, ranks: int, threads: int, share: int, store: str, rank: int
     _answer(None)
     while request := sys.stdin.readline().strip():
         if request == "sums":
-            _answer([_delay(), *(_seconds_of_sum(elements) for elements in ELEMENTS)])
+            _answer([_seconds_of_sum(reducer.collectives, elements) for elements in ELEMENTS])
             continue
         before = _sent(algorithm)
-        clock.seconds.clear()
+        clock.reset()
         began, cpu = time.perf_counter(), time.process_time()
         for _ in range(int(request)):
+            clock.pieces.append([])
             algorithm.collect()
             algorithm.step()
-        found = {"seconds": time.perf_counter() - began, "cpu": time.process_time() - cpu}
+        found: dict[str, Any] = {
+            "seconds": time.perf_counter() - began,
+            "cpu": time.process_time() - cpu,
+        }
         found |= clock.seconds
         for key, x, y in zip(("sent", "bytes"), _sent(algorithm), before, strict=True):
             found[key] = x - y
-        _answer({name: x / int(request) for name, x in found.items()})
+        found = {name: x / int(request) for name, x in found.items()}
+        _answer(found | {"pieces": clock.pieces})
 
 
 def _sent(algorithm: Any) -> tuple[int, int]:
@@ -183,10 +194,12 @@ def _sent(algorithm: Any) -> tuple[int, int]:
 
 
 class Clock:
-    """Seconds in functions, by name."""
+    """Seconds in functions, by name, and between the collectives of each train step."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
+        self.pieces: list[list[float]] = []
+        self._last = 0.0
 
     def timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function, whose seconds are added."""
@@ -201,86 +214,77 @@ class Clock:
 
         return call
 
+    def reset(self) -> None:
+        """Begin a measurement."""
+        self.seconds.clear()
+        self.pieces.clear()
+        self._last = time.perf_counter()
+
+    def noted(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, at which a piece of a train step ends."""
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            now = time.perf_counter()
+            if self.pieces:
+                self.pieces[-1].append(now - self._last)
+            self._last = now
+            return function(*arguments, **options)
+
+        return call
+
 
 def _answer(value: Any) -> None:
     print("answer " + json.dumps(value), flush=True)
 
 
-def _seconds_of_sum(elements: int) -> float:
-    """Seconds of a sum over all ranks, the median."""
+def _seconds_of_sum(collectives: Any, elements: int) -> float:
+    """Seconds of a sum over all ranks, the mean without the slowest tenth."""
     import torch
-    import torch.distributed as dist
 
-    x = torch.ones(elements)
     times = []
     for _ in range(200):
+        x = torch.ones(elements)
         began = time.perf_counter()
-        dist.all_reduce(x.fill_(1.0))
+        collectives.sum(x)
         times.append(time.perf_counter() - began)
-    return statistics.median(times[20:])
-
-
-def _delay() -> float:
-    """Seconds, beside its own, that a sum takes between computations of 10 ms, the mean.
-
-    Ranks do not arrive at once, and those that wait are woken up.
-    """
-    import torch
-    import torch.distributed as dist
-
-    x, left, right = torch.ones(ELEMENTS[0]), torch.randn(8192, 64), torch.randn(64, 64)
-
-    def seconds(*, summed: bool) -> float:
-        dist.barrier()
-        began = time.perf_counter()
-        for _ in range(60):
-            for _ in range(13):
-                torch.mm(left, right)
-            if summed:
-                dist.all_reduce(x.fill_(1.0))
-        return (time.perf_counter() - began) / 60
-
-    seconds(summed=True)
-    each = [seconds(summed=True) - seconds(summed=False) for _ in range(3)]
-    return max(0.0, statistics.median(each) - _seconds_of_sum(ELEMENTS[0]))
+    return statistics.mean(sorted(times)[: len(times) * 9 // 10])
 
 
 class Fit(NamedTuple):
-    """Cost of sums: seconds of a step, seconds a byte, and the delay of each."""
+    """Cost of sums in which each rank sends to every other one: seconds a message, and a byte."""
 
-    latency: float
+    message: float
     byte: float
-    delay: float
 
     @classmethod
-    def of(cls, n: int, delay: float, *seconds: float) -> "Fit":
-        """From the delay and the seconds of sums of `ELEMENTS` over `n` ranks; the smallest is the
-        latency."""
+    def of(cls, n: int, *seconds: float) -> "Fit":
+        """From the seconds of sums of `ELEMENTS` over `n` ranks."""
         byte = (seconds[-1] - seconds[0]) / (4 * ELEMENTS[-1])
-        return cls(seconds[0] / (n - 1), byte * n / (2 * (n - 1)), delay / math.log2(n))
+        return cls(seconds[0] / (n - 1), byte / (n - 1))
 
 
-def expected(alone: float, sides: dict[str, float], fit: Fit, n: int) -> float:
-    """Seconds of a train step of `n` ranks.
+def computing(pieces: Sequence[Sequence[float]], n: int) -> float:
+    """Seconds of a train step's computation, if each piece takes as long as the slowest rank's.
 
-    Sums are rings, whose steps each have half of the latency. Delays grow with the logarithm.
-
-    Args:
-        alone: Seconds of an unconnected process.
-        sides: Collectives of a train step (`sent`), and their bytes.
-        fit: Cost of sums.
-        n: Number of ranks.
-
+    The mean over random choices of as many train steps, which are taken for those of `n` ranks.
     """
-    each = fit.latency * (n - 1) + fit.delay * math.log2(n)
-    return alone + sides["sent"] * each + sides["bytes"] * fit.byte * 2 * (n - 1) / n
+    generator = random.Random(0)
+    chosen = ([generator.choice(pieces) for _ in range(n)] for _ in range(-(-2000 // n)))
+    return statistics.mean(sum(map(max, zip(*steps, strict=True))) for steps in chosen)
 
 
-def at_once(sides: Sequence[Side], rounds: str) -> float:
-    """Seconds of a train step of unconnected processes that train at once, the mean."""
+def collecting(sides: dict[str, float], fit: Fit, n: int) -> float:
+    """Seconds of a train step's collectives, given how many there are (`sent`), and their bytes."""
+    return (n - 1) * (sides["sent"] * fit.message + sides["bytes"] * fit.byte)
+
+
+def at_once(sides: Sequence[Side], rounds: str) -> tuple[float, list[list[float]]]:
+    """Seconds of a train step of unconnected processes that train at once, the mean; its pieces."""
     for side in sides:
         side.ask(rounds)
-    return float(statistics.mean(side.wait()["seconds"] for side in sides))
+    found = [side.wait() for side in sides]
+    pieces = [pieces for each in found for pieces in each["pieces"]]
+    return float(statistics.mean(each["seconds"] for each in found)), pieces
 
 
 def compare_trees(name: str, tree: Path, pairs: int, rounds: str) -> None:
@@ -293,9 +297,12 @@ def compare_trees(name: str, tree: Path, pairs: int, rounds: str) -> None:
         ratios.append(seconds[id(sides[0])] / seconds[id(sides[1])])
     for side in sides:
         side.close()
-    middle = statistics.median(ratios)
+    ratios.sort()
+    reach = 0.98 * math.sqrt(pairs)  # of the ranks, a 95 % interval of the median
+    low, high = ratios[max(0, round(pairs / 2 - reach))], ratios[round(pairs / 2 + reach) - 1]
     print(
-        f"processor time of {tree} / of this: {middle:.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
+        f"processor time of {tree} / of this: {statistics.median(ratios):.3f}, 95 % interval of "
+        f"the median {low:.3f} to {high:.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f})"
     )
 
 
@@ -328,26 +335,27 @@ def compare_ranks(name: str, pairs: int, rounds: str) -> None:
     found: dict[str, list[float]] = {}
     for i in range(pairs):
         pair, alone = two.measure(rounds), singles[0].measure(rounds)["seconds"]
-        threaded, beside = wide.measure(rounds)["seconds"], at_once(singles[:2], rounds)
-        quad, crowded = four.measure(rounds), at_once(singles, rounds)
+        threaded, (beside, pieces) = wide.measure(rounds)["seconds"], at_once(singles[:2], rounds)
+        quad, (crowded, _) = four.measure(rounds), at_once(singles, rounds)
         fit, crowd = Fit.of(2, *two.measure("sums")), Fit.of(4, *four.measure("sums"))
-        prompt = fit._replace(delay=0.0)
-        models = expected(beside, pair, fit, 2), expected(crowded, quad, crowd, 4)
+        model = {n: computing(pieces, n) + collecting(pair, fit, n) for n in (2, *DRAWN)}
+        # On shared cores the slowest costs nothing: a rank that waits leaves its core to another.
+        model[4] = crowded + collecting(quad, crowd, 4)
         ratios = {
             "two ranks / one rank, transitions a second": 2 * alone / pair["seconds"],
             "two unconnected processes / one, transitions a second": 2 * alone / beside,
             "two ranks / one process of two threads": threaded / pair["seconds"],
-            "model / measured seconds of two ranks": models[0] / pair["seconds"],
-            "model / measured seconds of four ranks": models[1] / quad["seconds"],
+            "model / measured seconds of two ranks": model[2] / pair["seconds"],
+            "model / measured seconds of four ranks": model[4] / quad["seconds"],
             "collectives' part of two ranks' seconds": pair["collectives"] / pair["seconds"],
-            "latency and bytes alone": expected(0.0, pair, prompt, 2) / pair["seconds"],
+            "messages' part, of the model": collecting(pair, fit, 2) / pair["seconds"],
             "gradients' part of two ranks' seconds": pair["gradients"] / pair["seconds"],
-            "latency, us": 1e6 * fit.latency,
+            "a message, us": 1e6 * fit.message,
             "bandwidth, MB/s": 1e-6 / fit.byte,
-            "delay of a collective, us": 1e6 * fit.delay,
+            **{f"efficiency of {n} ranks": computing(pieces, 1) / model[n] for n in DRAWN},
             **{
-                f"efficiency of {n} ranks{name}": beside / expected(beside, pair, costs, n)
-                for name, costs in (("", fit), (" without delays", prompt))
+                f"efficiency of {n} ranks whose pieces take equal times": computing(pieces, 1)
+                / (computing(pieces, 1) + collecting(pair, fit, n))
                 for n in DRAWN
             },
         }
@@ -356,8 +364,8 @@ def compare_ranks(name: str, pairs: int, rounds: str) -> None:
         print(
             f"pair {i + 1}: ms a train step: two ranks {1e3 * pair['seconds']:.1f}, one "
             f"{1e3 * alone:.1f}, two at once {1e3 * beside:.1f}, two threads {1e3 * threaded:.1f}, "
-            f"model {1e3 * models[0]:.1f}; four ranks {1e3 * quad['seconds']:.1f}, four at once "
-            f"{1e3 * crowded:.1f}, model {1e3 * models[1]:.1f}; two ranks: {pair['sent']:.0f} "
+            f"model {1e3 * model[2]:.1f}; four ranks {1e3 * quad['seconds']:.1f}, four at once "
+            f"{1e3 * crowded:.1f}, model {1e3 * model[4]:.1f}; two ranks: {pair['sent']:.0f} "
             f"collectives of {pair['bytes'] / 1e3:.0f} kB in {1e3 * pair['collectives']:.1f} ms, "
             f"gradients {1e3 * pair['gradients']:.1f} ms",
             flush=True,

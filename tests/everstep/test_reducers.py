@@ -1,5 +1,6 @@
 """Several processes compute what one process computes."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from everstep.bonuses import _rnd
 from everstep.errors import ConfigError
 from everstep.models import Model
 from everstep.reducers import CHECK_EVERY, GroupReducer, Reducer, current_reducer
+from everstep.reducers._collectives import _DIRECT_BYTES, Collectives
 from everstep.resolve import resolve_update
 from everstep.views import ViewRequirement
 from tests.ranks import run_ranks
@@ -266,6 +268,44 @@ def test_models_that_differ_are_found(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv(CHECK_EVERY, "often")
     with pytest.raises(AssertionError, match="must be a number of rollouts; got 'often'"):
         run_ranks(2, diverged, tmp_path / "other")
+
+
+def sums_of_every_size() -> list[list[float]]:
+    """First and last number of sums of few and of many bytes, of ranks that hold 1, 2, …"""
+    collectives = Collectives()
+    found = []
+    for elements in (1, 1000, 2**17):
+        total = collectives.sum(torch.full((elements,), dist.get_rank() + 1.0))
+        found.append([float(total[0]), float(total[-1]), len(total)])
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 3])
+def test_tensors_of_every_size_are_summed(tmp_path: Path, size: int) -> None:
+    """Small ones are sent to every rank at once, large ones of more than two ranks in a ring."""
+    total = float(sum(range(1, size + 1)))
+    assert 4 * 2**17 > _DIRECT_BYTES > 4000
+    expected = [[total, total, elements] for elements in (1, 1000, 2**17)]
+    assert run_ranks(size, sums_of_every_size, tmp_path) == size * [expected]
+
+
+def asks_for_ends(*cores: list[int]) -> bool:
+    """Whether a rank that may use the cores of its number asks whether collectives have ended."""
+    os.sched_setaffinity(0, cores[dist.get_rank()])
+    collectives = Collectives()
+    collectives.choose_waiting()
+    return collectives.polling > 0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cores cannot be chosen here")
+def test_ranks_that_share_a_core_do_not_poll(tmp_path: Path) -> None:
+    one, *others = sorted(os.sched_getaffinity(0))
+    assert run_ranks(2, asks_for_ends, tmp_path / "shared", [one], [one]) == [False, False]
+    if not others:
+        pytest.skip("there is one core")
+    assert run_ranks(2, asks_for_ends, tmp_path / "own", [one], others[:1]) == [True, True]
 
 
 def test_one_process_is_a_reducer_that_changes_nothing() -> None:

@@ -31,11 +31,15 @@ class Collectives:
 
     def __init__(self) -> None:
         self.size = dist.get_world_size()
-        self.device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+        backends = dist.get_backend_config().split(",")  # such as "cpu:gloo,cuda:nccl"
+        #: Device of what is on the host otherwise.
+        self.device = "cpu" if any(x.startswith("cpu:") for x in backends) else "cuda"
         #: Collectives that were started so far, and the bytes of this process in them; those of
         #: Python objects, which are sent when a training begins, evaluates or saves, not counted.
         self.count, self.bytes = 0, 0
-        self._is_gloo, self._polling = dist.get_backend() == "gloo", 0.0
+        #: Seconds for which this process asks whether a collective has ended.
+        self.polling = 0.0
+        self._has_gloo = "cpu:gloo" in backends
 
     def choose_waiting(self) -> None:
         """Let processes with a core of their own ask for the end of collectives; all call it.
@@ -46,22 +50,22 @@ class Collectives:
         ranks: list[Any] = [own] * self.size
         dist.all_gather_object(ranks, own)
         cores = [each for host, each in ranks if host == own[0]]
-        self._polling = _POLLING if len(cores) <= len(set().union(*cores)) else 0.0
+        self.polling = _POLLING if len(cores) <= len(set().union(*cores)) else 0.0
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
         """The sum of a tensor `[D]` of all ranks, equal on each of them; `x` may be overwritten."""
-        if self._is_gloo and (self.size == 2 or x.nbytes <= _DIRECT_BYTES):
+        if self._is_of_gloo(x) and (self.size == 2 or x.nbytes <= _DIRECT_BYTES):
             first, *others = self.gather(x)
             for other in others:
                 first += other
             return first
-        self._wait(x, dist.all_reduce(x, async_op=self._is_gloo))
+        self._wait(x, dist.all_reduce(x, async_op=self._is_of_gloo(x)))
         return x
 
     def gather(self, x: torch.Tensor) -> list[torch.Tensor]:
         """A tensor `[D]` of each rank."""
         parts = x.new_empty(self.size, *x.shape)
-        if self._is_gloo:
+        if self._is_of_gloo(x):
             copies = x.expand_as(parts).contiguous()
             work = dist.all_to_all_single(parts, copies, async_op=True)
         else:
@@ -69,13 +73,16 @@ class Collectives:
         self._wait(x, work)
         return list(parts.unbind())
 
+    def _is_of_gloo(self, x: torch.Tensor) -> bool:
+        return self._has_gloo and x.device.type == "cpu"
+
     def _wait(self, sent: torch.Tensor, work: Any) -> None:
         """Count a collective, and wait until it has ended."""
         self.count += 1
         self.bytes += sent.nbytes
         if work is None:
             return
-        limit = time.perf_counter() + self._polling
+        limit = time.perf_counter() + self.polling
         while not work.is_completed() and time.perf_counter() < limit:
             _let_others_run()
         work.wait()

@@ -106,7 +106,7 @@ class GroupReducer(Reducer):
         *found, values, count = sums.split([len(x) for x in packed])
         count = count.clamp(min=1)
         for flat, total in zip(flats, found, strict=True):
-            flat.copy_(total.div_(count))
+            torch.div(total, count, out=flat)
         return dict(zip(terms, (values / count).unbind(), strict=True))
 
     def statistics(self, stats: dict[str, float]) -> dict[str, float]:

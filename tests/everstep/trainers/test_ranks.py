@@ -109,7 +109,7 @@ class _Counts(Callback):
         self.seen: list[int] = []
 
     def on_train_step(self, stats: dict[str, Any]) -> None:
-        self.seen.append(self.trainer.algorithm.reducer.collectives)
+        self.seen.append(self.trainer.algorithm.reducer.collectives.count)
 
 
 def counted() -> list[int]:
