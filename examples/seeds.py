@@ -5,7 +5,7 @@
 
 Every run is a process of its own, or several, started by the command that the README shows. Seconds
 are those of the process, imports and start-up included. With several numbers of processes a second
-table has the means over seeds, and Student's 95 % interval of each.
+table has the means over seeds of both returns, and Student's 95 % interval of each.
 """
 
 import argparse
@@ -56,22 +56,27 @@ def main() -> None:
     options = parser.parse_intermixed_args()
     print("| seed | env steps | last 100 episodes | evaluation, 100 episodes | seconds |")
     print("|---|---|---|---|---|")
-    reached: dict[int, list[float]] = {n: [] for n in options.processes}
+    kinds = ("return_mean_100", "eval_mean")
+    reached: dict[int, dict[str, list[float]]] = {
+        n: {kind: [] for kind in kinds} for n in options.processes
+    }
     with tempfile.TemporaryDirectory() as directory:
         for processes in options.processes:
             for seed in range(options.seeds):
                 run_dir = (options.keep or Path(directory)) / f"{processes}-{seed}"
                 row = train(options.file, options.keys, seed, processes, run_dir)
-                reached[processes].append(row["eval_mean"])
-                returns = " | ".join(_text(row[key]) for key in ("return_mean_100", "eval_mean"))
+                for kind in kinds:
+                    reached[processes][kind].append(row[kind])
+                returns = " | ".join(_text(row[kind]) for kind in kinds)
                 print(
                     f"| {seed} | {row['env_steps']:,} | {returns} | {row['seconds']:.0f} |",
                     flush=True,
                 )
     if len(reached) > 1:
-        print("\n| processes | evaluation, each seed | mean | 95 % interval |\n|---|---|---|---|")
-        for processes, values in reached.items():
-            print(f"| {processes} | {_with_interval(values)} |")
+        for kind, name in zip(kinds, ("last 100 episodes", "evaluation"), strict=True):
+            print(f"\n| processes | {name}, each seed | mean | 95 % interval |\n|---|---|---|---|")
+            for processes, values in reached.items():
+                print(f"| {processes} | {_with_interval(values[kind])} |")
 
 
 def _with_interval(values: list[float]) -> str:

@@ -288,15 +288,20 @@ def at_once(sides: Sequence[Side], rounds: str) -> tuple[float, list[list[float]
 
 
 def compare_trees(name: str, tree: Path, pairs: int, rounds: str) -> None:
-    """Print the ratio of processor times of one process with two versions of Everstep."""
-    sides = [Side(name, tree=tree), Side(name)]
+    """Print the ratio of processor times of one process with two versions of Everstep.
+
+    Each pair is of new processes, which differ by some per cent with the places of their memory.
+    """
     ratios = []
     for i in range(pairs):
-        order = sides if i % 2 else sides[::-1]
-        seconds = {id(side): side.measure(rounds)["cpu"] for side in order}
-        ratios.append(seconds[id(sides[0])] / seconds[id(sides[1])])
-    for side in sides:
-        side.close()
+        sides = [Side(name, tree=tree), Side(name)]
+        seconds: dict[int, list[float]] = {0: [], 1: []}
+        for k in range(4):
+            for which in (0, 1) if (i + k) % 2 else (1, 0):
+                seconds[which].append(sides[which].measure(rounds)["cpu"])
+        ratios.append(statistics.median(seconds[0]) / statistics.median(seconds[1]))
+        for side in sides:
+            side.close()
     ratios.sort()
     reach = 0.98 * math.sqrt(pairs)  # of the ranks, a 95 % interval of the median
     low, high = ratios[max(0, round(pairs / 2 - reach))], ratios[round(pairs / 2 + reach) - 1]
