@@ -185,7 +185,7 @@ def of_four(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     return run_ranks(4, trained_in_all_cases, tmp_path_factory.mktemp("ranks"))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("case", CASES)
 def test_two_processes_compute_what_one_computes(results: dict[int, Any], case: str) -> None:
     """Rows that are not valid and episodes are not equally many on the ranks."""
@@ -280,7 +280,7 @@ def sums_of_every_size() -> list[list[float]]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("size", [2, 3])
 def test_tensors_of_every_size_are_summed(tmp_path: Path, size: int) -> None:
     """Small ones are sent to every rank at once, large ones of more than two ranks in a ring."""
@@ -298,7 +298,7 @@ def asks_for_ends(*cores: list[int]) -> bool:
     return collectives.polling > 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cores cannot be chosen here")
 def test_ranks_that_share_a_core_do_not_poll(tmp_path: Path) -> None:
     one, *others = sorted(os.sched_getaffinity(0))

@@ -255,8 +255,11 @@ def test_a_saved_policy_predicts_without_the_adapter(
     np.save(tmp_path / "obs.npy", obs)
     command = [sys.executable, "-c", IN_A_PROCESS, tmp_path / "policy", tmp_path / "obs.npy"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    dtype = str(actions.dtype)
-    assert json.loads(done.stdout) == [actions.tolist(), more.tolist(), dtype, []]
+    *found, dtype, imported = json.loads(done.stdout)
+    assert (dtype, imported) == (str(actions.dtype), [])
+    for own, other in zip((actions, more), found, strict=True):
+        # Kernels of another process may round differently: they depend on where tensors lie.
+        np.testing.assert_allclose(other, own, rtol=1e-6)
 
 
 def test_files_without_a_format_load_and_damaged_ones_are_told(tmp_path: Path) -> None:
