@@ -25,8 +25,7 @@ _DIRECT_BYTES = 2**18
 class Collectives:
     """Sums and copies of tensors of all ranks.
 
-    All-to-all of gloo ends in half the time of its all-reduce, which passes small tensors around a
-    ring.
+    All-to-all of gloo ends sooner than its all-reduce, which passes small tensors around a ring.
     """
 
     def __init__(self) -> None:
