@@ -308,6 +308,26 @@ def test_ranks_that_share_a_core_do_not_poll(tmp_path: Path) -> None:
     assert run_ranks(2, asks_for_ends, tmp_path / "own", [one], others[:1]) == [True, True]
 
 
+def schedulers_of_threads() -> dict[str, list[int]]:
+    """Scheduling policies of this process's threads, by name."""
+    Collectives().sum(torch.ones(1))
+    found: dict[str, set[int]] = {}
+    for thread in Path("/proc/self/task").iterdir():
+        name = (thread / "comm").read_text().strip()
+        found.setdefault(name, set()).add(os.sched_getscheduler(int(thread.name)))
+    return {name: sorted(policies) for name, policies in found.items()}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="only Linux has this policy")
+def test_threads_of_gloo_do_not_interrupt_others(tmp_path: Path) -> None:
+    for found in run_ranks(2, schedulers_of_threads, tmp_path):
+        gloo = {name: policies for name, policies in found.items() if "gloo" in name}
+        assert gloo.keys() >= {"gloo_tcp_loop", "pt_gloo_runloop"}, found
+        assert set(map(tuple, gloo.values())) == {(os.SCHED_BATCH,)}
+        assert [os.SCHED_OTHER] in [found[name] for name in found.keys() - gloo.keys()]
+
+
 def test_one_process_is_a_reducer_that_changes_nothing() -> None:
     assert type(current_reducer()) is Reducer
     assert not dist.is_initialized()

@@ -4,6 +4,8 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -39,6 +41,8 @@ class Collectives:
         #: Seconds for which this process asks whether a collective has ended.
         self.polling = 0.0
         self._has_gloo = "cpu:gloo" in backends
+        if self._has_gloo:
+            _keep_gloo_from_interrupting()
 
     def choose_waiting(self) -> None:
         """Let processes with a core of their own ask for the end of collectives; all call it.
@@ -85,6 +89,20 @@ class Collectives:
         while not work.is_completed() and time.perf_counter() < limit:
             _let_others_run()
         work.wait()
+
+
+def _keep_gloo_from_interrupting() -> None:
+    """Let a thread of gloo that wakes up wait until others leave their core (Linux).
+
+    Its thread that receives tries to take a lock until another thread of gloo gives it back. If it
+    interrupted that one to do so, both would lose the milliseconds until the scheduler's next tick.
+    """
+    if not hasattr(os, "SCHED_BATCH"):
+        return
+    for thread in Path("/proc/self/task").iterdir():
+        with suppress(OSError):  # the thread has ended, or a container forbids it
+            if "gloo" in (thread / "comm").read_text():
+                os.sched_setscheduler(int(thread.name), os.SCHED_BATCH, os.sched_param(0))
 
 
 def _cores() -> set[int]:
