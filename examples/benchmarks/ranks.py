@@ -8,8 +8,9 @@
 Sides take turns: two and four ranks with a thread each; one process with a thread, and the work of
 one rank; one process with two threads, and the work of two. As many unconnected processes at once
 tell what the machine itself costs. Prints medians of the ratios of neighbours, and what the model
-says: between two collectives ranks compute for as long as unconnected processes do, and the slowest
-of them is waited for; latency and bytes of the collectives are added.
+says: ranks compute for as long as unconnected processes do, and latency and bytes of the
+collectives are added. It also prints what waiting for the slowest of all ranks adds to that, if
+their cores differ in speed as those of this machine do, and as much for plain arithmetic.
 """
 
 import argparse
@@ -39,7 +40,10 @@ MINIBATCHES, EPOCHS, HIDDENS = 4, 4, (64, 64)
 DRAWN = (8, 64, 512)
 
 #: Elements of the float32 tensors whose sums are timed.
-ELEMENTS = (2, 64, 1024, 8192, 65536, 262144)
+ELEMENTS = (2, 64, 1024, 8192, 65536)
+
+#: Pieces of plain arithmetic that are timed, and about how many seconds each takes.
+ARITHMETIC, SECONDS = 200, 0.015
 
 
 class Side:
@@ -168,6 +172,9 @@ def serve(name: str, ranks: int, threads: int, share: int, store: str, rank: int
         if request == "sums":
             _answer([_seconds_of_sum(reducer.collectives, elements) for elements in ELEMENTS])
             continue
+        if request == "arithmetic":
+            _answer(_seconds_of_arithmetic())
+            continue
         before = _sent(algorithm)
         clock.reset()
         began, cpu = time.perf_counter(), time.process_time()
@@ -237,30 +244,55 @@ def _answer(value: Any) -> None:
     print("answer " + json.dumps(value), flush=True)
 
 
-def _seconds_of_sum(collectives: Any, elements: int) -> float:
-    """Seconds of a sum over all ranks, the mean without the slowest tenth."""
+def _seconds_of_sum(collectives: Any, elements: int) -> tuple[float, float]:
+    """Seconds of a sum over all ranks, the mean without the slowest tenth; of the processor."""
     import torch
 
-    times = []
+    times, cpu = [], time.process_time()
     for _ in range(200):
         x = torch.ones(elements)
         began = time.perf_counter()
         collectives.sum(x)
         times.append(time.perf_counter() - began)
-    return statistics.mean(sorted(times)[: len(times) * 9 // 10])
+    cpu = (time.process_time() - cpu) / len(times)
+    return statistics.mean(sorted(times)[: len(times) * 9 // 10]), cpu
+
+
+def _seconds_of_arithmetic() -> list[float]:
+    """Seconds of pieces of the same arithmetic, on numbers that are in the cache."""
+    import torch
+
+    x = torch.ones(48, 48)
+    place, times, n = torch.empty_like(x), [], 1000
+    for i in range(1 + ARITHMETIC):
+        began = time.perf_counter()
+        for _ in range(n):
+            torch.mm(x, x, out=place)
+        times.append(time.perf_counter() - began)
+        if i == 0:
+            n = max(1, round(n * SECONDS / times.pop()))
+    return times
 
 
 class Fit(NamedTuple):
-    """Cost of sums in which each rank sends to every other one: seconds a message, and a byte."""
+    """Cost of sums in which each rank sends to every other one: seconds a sum, message and byte."""
 
+    each: float
     message: float
     byte: float
 
     @classmethod
-    def of(cls, n: int, *seconds: float) -> "Fit":
-        """From the seconds of sums of `ELEMENTS` over `n` ranks."""
-        byte = (seconds[-1] - seconds[0]) / (4 * ELEMENTS[-1])
-        return cls(seconds[0] / (n - 1), byte / (n - 1))
+    def of(cls, *sums: Sequence[tuple[float, float]]) -> "Fit":
+        """From sums of `ELEMENTS` over 2, 4 and 8 ranks: seconds, and those of the processor.
+
+        Two ranks have a core each. More share cores, where a sum takes what all of them compute:
+        the messages of one are the difference between the processor's seconds of 8 and of 4.
+        """
+        (two, _), (_, four), (_, eight) = (zip(*each, strict=True) for each in sums)
+        small = slice(3)  # sizes whose bytes cost nothing
+        message = (statistics.mean(eight[small]) - statistics.mean(four[small])) / 4
+        byte = (two[-1] - two[0]) / (4 * (ELEMENTS[-1] - ELEMENTS[0]))
+        return cls(max(statistics.mean(two[small]) - message, 0.0), message, byte)
 
 
 def computing(pieces: Sequence[Sequence[float]], n: int) -> float:
@@ -275,7 +307,8 @@ def computing(pieces: Sequence[Sequence[float]], n: int) -> float:
 
 def collecting(sides: dict[str, float], fit: Fit, n: int) -> float:
     """Seconds of a train step's collectives, given how many there are (`sent`), and their bytes."""
-    return (n - 1) * (sides["sent"] * fit.message + sides["bytes"] * fit.byte)
+    seconds = sides["sent"] * (fit.each + (n - 1) * fit.message)
+    return seconds + (n - 1) * sides["bytes"] * fit.byte
 
 
 def at_once(sides: Sequence[Side], rounds: str) -> tuple[float, list[list[float]]]:
@@ -335,32 +368,46 @@ def main() -> None:
 
 def compare_ranks(name: str, pairs: int, rounds: str) -> None:
     """Print ratios of two and four ranks, of one process, and of the model."""
-    two, four, wide = Side(name, ranks=2), Side(name, ranks=4), Side(name, threads=2, share=2)
+    two, four, eight = (Side(name, ranks=n) for n in (2, 4, 8))
+    wide = Side(name, threads=2, share=2)
+    shared = max(1.0, 4 / (os.cpu_count() or 1))  # ranks of four on a core
     singles = [Side(name) for _ in range(4)]
     found: dict[str, list[float]] = {}
     for i in range(pairs):
         pair, alone = two.measure(rounds), singles[0].measure(rounds)["seconds"]
         threaded, (beside, pieces) = wide.measure(rounds)["seconds"], at_once(singles[:2], rounds)
         quad, (crowded, _) = four.measure(rounds), at_once(singles, rounds)
-        fit, crowd = Fit.of(2, *two.measure("sums")), Fit.of(4, *four.measure("sums"))
-        model = {n: computing(pieces, n) + collecting(pair, fit, n) for n in (2, *DRAWN)}
+        fit = Fit.of(*(side.measure("sums") for side in (two, four, eight)))
+        for single in singles[:2]:
+            single.ask("arithmetic")
+        arithmetic = [[x] for single in singles[:2] for x in single.wait()]
+        costs = {n: collecting(pair, fit, n) for n in (2, *DRAWN)}
+        even = {n: beside + cost for n, cost in costs.items()}
+        slowest = {n: computing(pieces, n) + cost for n, cost in costs.items()}
         # On shared cores the slowest costs nothing: a rank that waits leaves its core to another.
-        model[4] = crowded + collecting(quad, crowd, 4)
+        even[4] = crowded + shared * collecting(quad, fit, 4)
         ratios = {
             "two ranks / one rank, transitions a second": 2 * alone / pair["seconds"],
             "two unconnected processes / one, transitions a second": 2 * alone / beside,
             "two ranks / one process of two threads": threaded / pair["seconds"],
-            "model / measured seconds of two ranks": model[2] / pair["seconds"],
-            "model / measured seconds of four ranks": model[4] / quad["seconds"],
+            "model / measured seconds of two ranks": even[2] / pair["seconds"],
+            "the same, and the slowest is waited for": slowest[2] / pair["seconds"],
+            "model / measured seconds of four ranks": even[4] / quad["seconds"],
             "collectives' part of two ranks' seconds": pair["collectives"] / pair["seconds"],
             "messages' part, of the model": collecting(pair, fit, 2) / pair["seconds"],
             "gradients' part of two ranks' seconds": pair["gradients"] / pair["seconds"],
+            "a collective, us": 1e6 * fit.each,
             "a message, us": 1e6 * fit.message,
             "bandwidth, MB/s": 1e-6 / fit.byte,
-            **{f"efficiency of {n} ranks": computing(pieces, 1) / model[n] for n in DRAWN},
+            **{f"efficiency of {n} ranks": beside / even[n] for n in DRAWN},
             **{
-                f"efficiency of {n} ranks whose pieces take equal times": computing(pieces, 1)
-                / (computing(pieces, 1) + collecting(pair, fit, n))
+                f"efficiency of {n} ranks, and the slowest is waited for": computing(pieces, 1)
+                / slowest[n]
+                for n in DRAWN
+            },
+            **{
+                f"efficiency of {n} processes of the same arithmetic, without collectives, "
+                "and the slowest is waited for": computing(arithmetic, 1) / computing(arithmetic, n)
                 for n in DRAWN
             },
         }
@@ -369,13 +416,13 @@ def compare_ranks(name: str, pairs: int, rounds: str) -> None:
         print(
             f"pair {i + 1}: ms a train step: two ranks {1e3 * pair['seconds']:.1f}, one "
             f"{1e3 * alone:.1f}, two at once {1e3 * beside:.1f}, two threads {1e3 * threaded:.1f}, "
-            f"model {1e3 * model[2]:.1f}; four ranks {1e3 * quad['seconds']:.1f}, four at once "
-            f"{1e3 * crowded:.1f}, model {1e3 * model[4]:.1f}; two ranks: {pair['sent']:.0f} "
+            f"model {1e3 * even[2]:.1f}; four ranks {1e3 * quad['seconds']:.1f}, four at once "
+            f"{1e3 * crowded:.1f}, model {1e3 * even[4]:.1f}; two ranks: {pair['sent']:.0f} "
             f"collectives of {pair['bytes'] / 1e3:.0f} kB in {1e3 * pair['collectives']:.1f} ms, "
             f"gradients {1e3 * pair['gradients']:.1f} ms",
             flush=True,
         )
-    for side in (two, four, wide, *singles):
+    for side in (two, four, eight, wide, *singles):
         side.close()
     for what, each in found.items():
         print(f"{what}: {statistics.median(each):.3f} ({min(each):.3f} to {max(each):.3f})")
