@@ -606,6 +606,18 @@ def test_a_pattern_that_is_another_in_every_rollout_is_not_recorded() -> None:
     assert graphed.executor.collection.refused == "phase changed before every one of some calls"
 
 
+@pytest.mark.parametrize("size", [1, 2])
+def test_minibatches_that_are_standardised_over_several_ranks_are_not_recorded(size: int) -> None:
+    options = {"normalize_advantages": "minibatch"}
+    algorithm = build(DiscreteDummyEnv, "cpu", Tape, AlgorithmConfig, **options)
+    algorithm.parts.reducer.size = size  # still a reducer that changes nothing
+    train(algorithm, 4)
+    refused = algorithm.executor.update.refused
+    expected = "each minibatch's advantages are standardised over all ranks"
+    assert refused == (None if size == 1 else expected)
+    assert (algorithm.executor.update.replays > 0) is (size == 1)
+
+
 @pytest.mark.parametrize(
     ("env_cls", "name"), [(Moving, "env.place"), (Counting, "env.steps")], ids=["moves", "counts"]
 )
