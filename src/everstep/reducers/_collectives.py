@@ -99,10 +99,11 @@ def _keep_gloo_from_interrupting() -> None:
     """
     if not hasattr(os, "SCHED_BATCH"):
         return
-    for thread in Path("/proc/self/task").iterdir():
+    for comm in Path("/proc/self/task").glob("*/comm"):
         with suppress(OSError):  # the thread has ended, or a container forbids it
-            if "gloo" in (thread / "comm").read_text():
-                os.sched_setscheduler(int(thread.name), os.SCHED_BATCH, os.sched_param(0))
+            thread = int(comm.parent.name)
+            if b"gloo" in comm.read_bytes() and os.sched_getscheduler(thread) == os.SCHED_OTHER:
+                os.sched_setscheduler(thread, os.SCHED_BATCH, os.sched_param(0))
 
 
 def _cores() -> set[int]:
