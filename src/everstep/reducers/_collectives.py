@@ -96,6 +96,7 @@ def _keep_gloo_from_interrupting() -> None:
 
     Its thread that receives tries to take a lock until another thread of gloo gives it back. If it
     interrupted that one to do so, both would lose the milliseconds until the scheduler's next tick.
+    Threads are found by their names: PyTorch 2.13 has them, 2.9 does not, and stays as it is.
     """
     if not hasattr(os, "SCHED_BATCH"):
         return
