@@ -260,7 +260,7 @@ def diverged() -> dict[str, str]:
     return {}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_models_that_differ_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(CHECK_EVERY, "2")
     with pytest.raises(AssertionError, match="rank 1 is not that of rank 0 after 2 rollouts"):
@@ -318,7 +318,7 @@ def schedulers_of_threads() -> dict[str, list[int]]:
     return {name: sorted(policies) for name, policies in found.items()}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="only Linux has this policy")
 @pytest.mark.skipif(torch.__version__ < (2, 13), reason="PyTorch 2.9 does not name gloo's threads")
 def test_threads_of_gloo_do_not_interrupt_others(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import signal
 import sys
 import time
 import traceback
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -20,8 +21,11 @@ _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 #: whose environment hangs, are noticed within seconds.
 _PATIENCE = timedelta(minutes=30)
 
-#: Seconds that a process which has lost another one waits for the reason.
-_MOMENT = 3.0
+#: Time that a process which has lost another one waits for the reason.
+_MOMENT = timedelta(seconds=3)
+
+#: Seconds between two looks at the store.
+_BETWEEN = 0.05
 
 #: Keys of the launcher's store: the message of rank 0, the rank that failed first, and whether the
 #: configuration is invalid, which starting again would not change.
@@ -63,7 +67,7 @@ def connected() -> Iterator[None]:
     store, rank, size = next(rendezvous("env://", timeout=_PATIENCE))
     if store.check([_INVALID]):
         raise SystemExit(2)
-    _store = PrefixStore(_attempt(), store)
+    _store = PrefixStore(f"everstep/{name_of_start(store, rank, size)}", store)
     dist.init_process_group(
         "nccl" if on_gpus else "gloo", store=_store, rank=rank, world_size=size, timeout=_PATIENCE
     )
@@ -110,13 +114,40 @@ def _place(core: int) -> tuple[int, ...]:
     return *found, core
 
 
-def _attempt() -> str:
-    """Name of this start of the processes: on one machine, `torchrun` keeps its store for all.
+def name_of_start(store: Any, rank: int, size: int) -> str:
+    """A name of this start of the processes, equal for all of them and new for each start.
 
-    Agents of several machines count restarts differently, so there it is one name.
+    `torchrun` keeps its store for all starts, with the addresses of processes that have ended, and
+    its agents on several machines count restarts differently. The first process lists names that
+    all give themselves, again and again, until each has found its own: then no name is of an
+    earlier start.
     """
-    is_alone = os.environ.get("GROUP_WORLD_SIZE", "1") == "1"
-    return f"everstep/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0') if is_alone else ''}"
+    own = uuid.uuid4().hex
+    others = [f"everstep/name/{other}" for other in range(1, size)]
+    if rank:
+        store.set(f"everstep/name/{rank}", own)
+    for _ in _looks(_PATIENCE):
+        if rank == 0 and store.check(others):
+            names = [own.encode(), *store.multi_get(others)]
+            store.set("everstep/start", b",".join(names))
+        if rank == 0 and store.add(f"everstep/agreed/{own}", 0) == len(others):
+            return own
+        first, *found = _text(store, "everstep/start").split(",")
+        if own in found:
+            store.add(f"everstep/agreed/{first}", 1)
+            return first
+    raise EverstepError(
+        f"Rank {rank} has waited for {_PATIENCE} for all {size} processes to start; one has not "
+        "started, or cannot reach MASTER_ADDR."
+    )
+
+
+def _looks(patience: timedelta) -> Iterator[None]:
+    """Looks at the store, one after the other, until a time has passed."""
+    limit = time.monotonic() + patience.total_seconds()
+    while time.monotonic() < limit:
+        yield
+        time.sleep(_BETWEEN)  # the store's own `wait` would print warnings
 
 
 def _is_reported(rank: int, message: str) -> bool:
@@ -131,10 +162,15 @@ def _is_reported(rank: int, message: str) -> bool:
 
 def _answer(key: str) -> str:
     """The text of a key that another process may set within a moment; empty if none does."""
-    limit = time.monotonic() + _MOMENT
-    while not _store.check([key]) and time.monotonic() < limit:
-        time.sleep(0.05)  # the store's own `wait` would print warnings
-    return str(_store.get(key).decode()) if _store.check([key]) else ""
+    for _ in _looks(_MOMENT):
+        if text := _text(_store, key):
+            return text
+    return ""
+
+
+def _text(store: Any, key: str) -> str:
+    """The text of a key; empty if there is none."""
+    return str(store.get(key).decode()) if store.check([key]) else ""
 
 
 def claim_failure(rank: None | int = None) -> int:
@@ -155,8 +191,7 @@ def tell(text: str) -> None:
 def told(rank: int) -> str:
     """The text that a process has left in the store; empty if it has left none."""
     with suppress(Exception):  # the store may be gone
-        if _store.check([key := f"everstep/told/{rank}"]):
-            return str(_store.get(key).decode())
+        return _text(_store, f"everstep/told/{rank}")
     return ""
 
 

@@ -38,8 +38,6 @@ class NextRank:
     def __init__(self) -> None:
         self.rank = (int(os.environ["RANK"]) + 1) % int(os.environ["WORLD_SIZE"])
         self._sign, self._silence = "", 0.0
-        #: One that a process before it may have left, on several machines.
-        self._first = told(self.rank)
 
     def is_lost(self, elapsed: float) -> bool:
         """Whether it has been silent for too long.
@@ -52,7 +50,7 @@ class NextRank:
         sign = told(self.rank)
         self._silence = 0.0 if sign != self._sign else self._silence + elapsed
         self._sign = sign
-        return sign != self._first and self._silence > self.patience
+        return self._silence > self.patience
 
     @property
     def patience(self) -> float:

@@ -730,7 +730,7 @@ def test_minibatches_of_a_recurrent_policy_are_of_sequences() -> None:
 # ---- several processes -----------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("float64")
 def test_gradients_of_two_processes_applied_in_a_third_are_those_of_one() -> None:
     together, server = drifting(6), drifting(1)

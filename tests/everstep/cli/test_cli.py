@@ -583,10 +583,11 @@ def test_an_initial_file_trains_as_the_line_does(everstep, here, flags):
     assert max(map(len, lines)) <= 100
     assert "# Discount of the next env step's reward.\ngamma: " in out
     assert [path.name for path in here.iterdir()] == ["train.yaml"]
-    code, _, err = everstep("train", "-f", "train.yaml", "--no-mlflow", "--run-dir", "file")
+    rest = ("num_sgd_iters=1", "--no-mlflow", "--run-dir")
+    code, _, err = everstep("train", "-f", "train.yaml", *rest, "file")
     assert code == 0, err
     line = [*(["recurrent=true"] if flags else []), "--steps", "3k", "--seed", "3"]
-    code, _, err = everstep("train", "CartPole-v1", *line, "--no-mlflow", "--run-dir", "line")
+    code, _, err = everstep("train", "CartPole-v1", *line, *rest, "line")
     assert code == 0, err
     assert metrics_of(here / "file") == metrics_of(here / "line")
 

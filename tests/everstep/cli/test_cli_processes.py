@@ -3,15 +3,21 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.distributed import HashStore
 
 from everstep.cli import _processes
+from everstep.errors import EverstepError
 from everstep.trainers._checkpointing import checkpoints_of
 
 pytestmark = pytest.mark.slow
@@ -152,6 +158,76 @@ def test_a_mistake_in_the_configuration_is_not_tried_again(tmp_path: Path) -> No
     assert refused.stderr.count("is of all processes together") == 1
 
 
+def names_of_start(store: Any, ranks: Iterable[int], size: int) -> list[str]:
+    """The name of a start that each of these ranks finds."""
+    with ThreadPoolExecutor(size) as pool:
+        return [*pool.map(lambda rank: _processes.name_of_start(store, rank, size), ranks)]
+
+
+def test_each_start_has_a_name_of_its_own() -> None:
+    """Also where the store has names of starts of which all processes, or some, have ended."""
+    store = HashStore()
+    first, second = (set(names_of_start(store, order, 3)) for order in ([2, 1, 0], [0, 1, 2]))
+    assert len(first) == len(second) == len(first | second) - 1 == 1
+    for rank in (1, 2):
+        store.set(f"everstep/name/{rank}", "of one that ended before all had started")
+    third = set(names_of_start(store, [0, 2, 1], 3))
+    assert len(third) == 1
+    assert not third & (first | second)
+
+
+def test_a_process_does_not_wait_forever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_processes, "_PATIENCE", timedelta(seconds=0.2))
+    for rank in (0, 1):
+        with pytest.raises(
+            EverstepError, match=f"Rank {rank} has waited for 0:00:00.2.* for all 2"
+        ):
+            _processes.name_of_start(HashStore(), rank, 2)
+
+
+KILLED = """
+with open("started", "a") as file:
+    print(os.environ["RANK"], file=file)
+if open("started").read().split().count("1") == 1:
+    os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.long
+def test_the_launchers_of_two_machines_start_all_again(tmp_path: Path) -> None:
+    """They keep their store, and each counts only the restarts that its own processes caused."""
+    failure = KILLED.strip().replace("\n", "\n            ")
+    (tmp_path / "failing.py").write_text(FAILING.format(failure=failure), encoding="utf-8")
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
+    launcher += ["--max-restarts=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{port}"]
+    words = ["train", "failing.Failing", "--run-dir", "run", "--resume", "auto", "--no-mlflow"]
+    command = [*launcher, "-m", "everstep", *words, "--steps", "1k", "num_envs=4", "horizon=8"]
+    machines = [
+        subprocess.Popen(
+            [*command, "checkpoint_every=1"],
+            cwd=tmp_path,
+            env=environment(),
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    try:
+        errors = [machine.communicate(timeout=240)[1] for machine in machines]
+    finally:
+        for machine in machines:
+            machine.terminate()  # which ends its processes, too
+            machine.wait(60)
+    assert [machine.returncode for machine in machines] == [0, 0], "\n".join(errors)
+    assert (tmp_path / "started").read_text().split().count("1") == 2
+    totals = [x["env/steps"] for x in lines(tmp_path / "run")]
+    assert totals == sorted(set(totals))
+    assert totals[-1] >= 1000
+
+
 THREADS = """
 import pathlib
 
@@ -174,6 +250,7 @@ def launch(directory: Path, script: str) -> None:
     assert launched.returncode == 0, launched.stderr
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="/proc lists threads on Linux")
 def test_threads_of_the_connection_end_with_it(tmp_path: Path) -> None:
     """One that is still there when Python ends may end the process with SIGABRT."""

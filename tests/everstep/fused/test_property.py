@@ -643,16 +643,16 @@ def default_dtype() -> Any:
 
 @pytest.mark.usefixtures("default_dtype")
 @pytest.mark.filterwarnings("ignore:.*backward hook:UserWarning")
-@pytest.mark.parametrize("seed", range(2 * len(SITUATIONS)))
+@pytest.mark.parametrize("seed", range(6 * len(SITUATIONS)))
 def test_training_is_that_of_autograd(seed: int) -> None:
     torch.set_default_dtype(drawn(seed).dtype)
     check(seed)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("default_dtype")
 @pytest.mark.filterwarnings("ignore:.*backward hook:UserWarning")
-@pytest.mark.parametrize("seed", range(2 * len(SITUATIONS), 12 * len(SITUATIONS)))
+@pytest.mark.parametrize("seed", range(6 * len(SITUATIONS), 12 * len(SITUATIONS)))
 def test_training_is_that_of_autograd_in_many_situations(seed: int) -> None:
     torch.set_default_dtype(drawn(seed).dtype)
     check(seed)

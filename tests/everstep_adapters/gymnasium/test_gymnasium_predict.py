@@ -238,10 +238,13 @@ print(json.dumps([actions.tolist(), more.tolist(), str(actions.dtype), loaded]))
 
 
 @pytest.mark.slow  # another process imports PyTorch
-@pytest.mark.parametrize("cls", [AlgorithmConfig, RecurrentAlgorithmConfig])
 @pytest.mark.parametrize(
-    ("make", "options"),
-    [(StartsAtTwo, {}), (Doubles, {"action_bounds": "rescale"}), (ManyChoices, {})],
+    ("make", "options", "cls"),
+    [
+        (StartsAtTwo, {}, AlgorithmConfig),
+        (Doubles, {"action_bounds": "rescale"}, RecurrentAlgorithmConfig),
+        (ManyChoices, {}, AlgorithmConfig),
+    ],
 )
 def test_a_saved_policy_predicts_without_the_adapter(
     make: Any, options: Any, cls: Any, tmp_path: Path
