@@ -104,6 +104,8 @@ class Side:
             line = process.stdout.readline()
             while line and not line.startswith("answer "):
                 line = process.stdout.readline()
+            if not line:
+                sys.exit("A process of the benchmark has ended; its error is above.")
             answers.append(json.loads(line.removeprefix("answer ")))
         return answers[0]
 

@@ -270,6 +270,24 @@ def test_models_that_differ_are_found(tmp_path: Path, monkeypatch: pytest.Monkey
         run_ranks(2, diverged, tmp_path / "other")
 
 
+def objects_of_ranks() -> list[Any]:
+    """What the first rank gets of all, and each rank of the first."""
+    reducer = GroupReducer()
+    own = {"key": torch.full((2,), reducer.rank, dtype=torch.uint32), "rank": reducer.rank}
+    gathered = reducer.gather(own)
+    first = reducer.from_first(lambda: own)
+    keys = [x["key"].tolist() for x in (*gathered, first)]
+    return [keys, first["key"].dtype, first["rank"]]
+
+
+@pytest.mark.slow
+def test_objects_with_tensors_of_any_dtype_are_exchanged(tmp_path: Path) -> None:
+    """States of JAX's environments have keys of uint32."""
+    first, second = run_ranks(2, objects_of_ranks, tmp_path)
+    assert first == [[[0, 0], [1, 1], [0, 0]], torch.uint32, 0]
+    assert second == [[[0, 0]], torch.uint32, 0]
+
+
 def sums_of_every_size() -> list[list[float]]:
     """First and last number of sums of few and of many bytes, of ranks that hold 1, 2, …"""
     collectives = Collectives()

@@ -197,10 +197,9 @@ def told(rank: int) -> str:
 
 def cause(error: Exception) -> str:
     """The reason for an error of a process that lost another one; empty if it is its own."""
-    frames = traceback.extract_tb(error.__traceback__)
-    places = [frame.filename.replace(os.sep, "/") for frame in frames]
-    waits = isinstance(error, RuntimeError) and "/everstep/reducers/" in places[-1]
-    if not is_started() or not (waits or any("/torch/distributed/" in x for x in places)):
+    place = traceback.extract_tb(error.__traceback__)[-1].filename.replace(os.sep, "/")
+    waits = "/everstep/reducers/" in place or "/torch/distributed/" in place
+    if not (is_started() and isinstance(error, RuntimeError) and waits):
         claim_failure()
         return ""
     with suppress(Exception):  # the store may be gone

@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import io
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -165,21 +166,23 @@ class GroupReducer(Reducer):
     def gather(self, value: Any) -> list[Any]:
         """See `Reducer.gather`."""
         values: list[Any] = [None] * self.size if self.rank == 0 else []
-        dist.gather_object(value, values if self.rank == 0 else None)
-        return values
+        dist.gather_object(_packed(value), values if self.rank == 0 else None)
+        return [_unpacked(each) for each in values]
 
     def from_first(self, make: Callable[[], T]) -> T:
         """See `Reducer.from_first`."""
+        made: Any = None
         sent: list[Any] = [None, None]
         if self.rank == 0:
             try:
-                sent[0] = make()
+                made = make()
+                sent[0] = _packed(made)
             except Exception as error:
                 sent[1] = error
         dist.broadcast_object_list(sent, src=0)
         if sent[1] is not None:
             raise sent[1]
-        return cast(T, sent[0])
+        return cast(T, made if self.rank == 0 else _unpacked(sent[0]))
 
     def _check_equal(self) -> None:
         """Compare weights and moments of all processes, by a hash; the moments of rows are shared.
@@ -231,6 +234,18 @@ def _sum(one: Moments, other: Moments) -> Moments:
     total, shift = (n + m).clamp(min=1), its_mean - mean
     squares = squares + its_squares + shift.square() * (n * m / total)
     return n + m, mean + shift * (m / total), squares
+
+
+def _packed(value: Any) -> bytes:
+    """A Python object as bytes; pickle alone cannot load tensors of some dtypes, such as uint32."""
+    file = io.BytesIO()
+    torch.save(value, file)
+    return file.getvalue()
+
+
+def _unpacked(data: bytes) -> Any:
+    """The object of `_packed`, which another rank of the same training has sent."""
+    return torch.load(io.BytesIO(data), weights_only=False)
 
 
 def _check_every() -> int:
