@@ -31,7 +31,9 @@ def train(file: str, keys: list[str], seed: int, processes: int, run_dir: Path) 
     words = [*named, *keys, f"seed={seed}", "--run-dir", str(run_dir)]
     if processes > 1:
         words += ["--processes", str(processes)]
-    subprocess.run([*EVERSTEP, "train", *words], check=True, capture_output=True)
+    trained = subprocess.run([*EVERSTEP, "train", *words], capture_output=True, text=True)
+    if trained.returncode:
+        sys.exit(trained.stderr)
     seconds = time.perf_counter() - start
     last = json.loads((run_dir / "metrics.jsonl").read_text().splitlines()[-1])
     evaluate = [*EVERSTEP, "eval", str(run_dir), "--episodes", "100", "--json"]
