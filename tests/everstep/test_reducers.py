@@ -271,7 +271,7 @@ def test_models_that_differ_are_found(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def objects_of_ranks() -> list[Any]:
-    """What the first rank gets of all, and each rank of the first."""
+    """Objects that the first rank gets of all ranks, and each rank of the first."""
     reducer = GroupReducer()
     own = {"key": torch.full((2,), reducer.rank, dtype=torch.uint32), "rank": reducer.rank}
     gathered = reducer.gather(own)
