@@ -22,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command in `argv`, by default the process's arguments, and return its exit code."""
     arguments = parse(argv)
     try:
-        with _modules_importable(getattr(arguments, "file", None)), _short_warnings():
+        with modules_importable(getattr(arguments, "file", None)), _short_warnings():
             return int(arguments.run(arguments))
     except ConfigError as error:
         print("\n".join(error.problems), file=sys.stderr)
@@ -87,24 +87,36 @@ def _parser() -> argparse.ArgumentParser:
 
 
 @contextmanager
-def _modules_importable(file: None | str) -> Iterator[None]:
+def modules_importable(file: None | str) -> Iterator[None]:
     """Let `env_cls: my_env.MyEnv` find `my_env.py` in the current directory, or beside the file.
 
-    The current directory is first, as it would be under `python -m everstep`. A file in a package
-    finds modules by their full names: `examples/cartpole/train.yaml` finds `examples.cartpole`.
+    Both come after everything that is installed, also under `python -m everstep`: a module
+    `mlflow.py` beside a file is not imported in place of the library. A file in a package finds
+    modules by their full names: `examples/cartpole/train.yaml` finds `examples.cartpole`.
     """
     here = os.getcwd()
+    first = sys.path[:1]
+    is_first = first and first[0] in ("", here) and not _is_chosen(first[0])
+    if is_first:  # put there by `python -m`
+        del sys.path[0]
     folders = [here, *([] if file is None else [_outside_packages(file)])]
     is_safe = getattr(sys.flags, "safe_path", False)
-    known = {*sys.path, *([here] if "" in sys.path else [])}
-    added = [] if is_safe else [x for x in dict.fromkeys(folders) if x not in known]
-    sys.path[:0] = added
+    added = [] if is_safe else [x for x in dict.fromkeys(folders) if x not in sys.path]
+    sys.path.extend(added)
     try:
         yield
     finally:
         for folder in added:
             if folder in sys.path:
                 sys.path.remove(folder)
+        if is_first:
+            sys.path[:0] = first
+
+
+def _is_chosen(folder: str) -> bool:
+    """Whether the user has put a folder on the path by PYTHONPATH."""
+    chosen = os.environ.get("PYTHONPATH", "")
+    return bool(chosen) and folder in map(os.path.abspath, chosen.split(os.pathsep))
 
 
 def _outside_packages(file: str) -> str:

@@ -1,5 +1,6 @@
 """Environments of other libraries, wrapped, or made from specs, classes and functions."""
 
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeAlias, cast, overload
@@ -8,7 +9,8 @@ from typing_extensions import Unpack
 
 from .data import Device, MakeOptions, WrapOptions
 from .env import Env, EnvFactory
-from .errors import AdapterError
+from .errors import AdapterError, ConfigError
+from .names import check_module
 from .plugins import (
     Adapter,
     adapter_of,
@@ -266,6 +268,11 @@ class SpecFactory(AdapterFactory):
 
     def __init__(self, spec: str, /, **kwargs: Any) -> None:
         prefix, name = _split(spec)
+        if module := re.match(r"(\w+)[.:]", name):  # the adapter imports it
+            try:
+                check_module(module[1])
+            except ConfigError as error:
+                raise AdapterError(f"{spec!r}: {error}.") from None
         self.spec = f"{prefix}:{name}"
         own = kwargs.pop("env_kwargs", None) or {}
         super().__init__(load(prefix), name, {**own, **kwargs})

@@ -7,10 +7,10 @@ A file writes `wrappers: [minigrid.wrappers.ImgObsWrapper]`, and with arguments
 import multiprocessing
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from importlib import import_module
 from typing import Any
 
-from everstep.errors import AdapterError
+from everstep.errors import AdapterError, ConfigError
+from everstep.names import Kind, import_kind
 
 Wrapper = Callable[[Any], Any]
 
@@ -65,17 +65,23 @@ def _load(wrapper: object) -> Wrapper:
 
 
 def _find(name: str) -> Wrapper:
-    module, _, attribute = name.replace(":", ".").rpartition(".")
+    from gymnasium import Wrapper as Base
+
+    path = name.replace(":", ".")
+    kind = Kind(
+        "a subclass of gymnasium.Wrapper, or a function of a module of your own",
+        lambda cls: issubclass(cls, Base),
+        functions=True,
+        own_classes=lambda cls: True,
+    )
     try:
-        found = getattr(import_module(module or _DEFAULT), attribute)
-    except (ImportError, AttributeError) as error:
+        found = import_kind(path if "." in path else f"{_DEFAULT}.{path}", kind)
+    except ConfigError as error:
         raise AdapterError(
             f"The wrapper {name!r} cannot be imported: {error}. Write the dotted name of its "
             "class, such as 'minigrid.wrappers.ImgObsWrapper'; names without a dot are those of "
             f"`{_DEFAULT}`."
         ) from error
-    if not callable(found):
-        raise AdapterError(f"The wrapper {name!r} must be a class or a function; got {found!r}.")
     wrapper: Wrapper = found
     return wrapper
 

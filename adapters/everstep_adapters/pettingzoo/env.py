@@ -11,7 +11,8 @@ import torch
 from tensordict import TensorDict
 
 from everstep.data import DataKeys, Device
-from everstep.errors import AdapterError
+from everstep.errors import AdapterError, ConfigError
+from everstep.names import check_module
 
 from ..common.actions import ActionBounds
 from ..common.libraries import (
@@ -188,11 +189,14 @@ def _maker(name: str) -> Callable[..., Any]:
     """
     for path in (name, f"pettingzoo.{name}"):
         try:
+            check_module(path)
             module = import_module(path)
         except ModuleNotFoundError as error:
             if error.name is None or not path.startswith(error.name):
                 raise AdapterError(f"{path} cannot be imported: {error}.") from error
             continue
+        except ConfigError as error:
+            raise AdapterError(f"{name!r}: {error}.") from None
         for function in ("parallel_env", "env"):
             if callable(made := getattr(module, function, None)):
                 return cast(Callable[..., Any], made)

@@ -4,7 +4,6 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigError
 from ._arguments import add_overrides, check_run_dir
 
 HELP = "write the policy of a run as a program that needs no Everstep"
@@ -71,7 +70,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _classes(run_dir: Path, overrides: list[str]) -> dict[str, Any]:
     """Classes of the policy that are named in the run's configuration, or on the command line."""
-    from ..config import apply_overrides, import_name, load
+    from ..config import apply_overrides, load
+    from ..trainers._config_checks import resolve_names
     from ..validation import Problem, unknown_name
 
     document = apply_overrides(load(run_dir / "config.yaml"), overrides)
@@ -83,12 +83,7 @@ def _classes(run_dir: Path, overrides: list[str]) -> dict[str, Any]:
         for name in names
         if name not in _CLASSES
     ]
-    classes: dict[str, Any] = {}
-    for key in _CLASSES:
-        name = document.values.get(key)
-        try:
-            classes |= {key: import_name(name)} if name else {}
-        except ConfigError as error:
-            problems.append(Problem((key,), str(error)))
-    document.check(problems)
+    given = {key: document.values[key] for key in _CLASSES if document.values.get(key) is not None}
+    classes, more = resolve_names(given, _CLASSES)
+    document.check(problems + more)
     return classes

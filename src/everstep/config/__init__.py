@@ -1,13 +1,13 @@
 """Configuration files: one loader for YAML and JSON that records the line of every key.
 
 YAML is read by the rules of YAML 1.2: `3e-4` is a number, `yes` and `off` are strings. JSON is read
-by the same code. Reading a file executes no code; classes are named by dotted paths, which
-`import_name` turns into objects.
+by the same code. Reading a file imports nothing and calls nothing: names in it stay strings, which
+`everstep.names` turns into objects when something is built.
 """
 
+from ..names import dotted_name, import_name
 from ._document import COMMAND_LINE, Document, KeyPath, Place
 from ._loader import MAX_VALUES, load
-from ._names import dotted_name, import_name
 from ._overrides import apply_overrides
 from ._recipes import PREFIX, RECIPES, recipe_names, recipe_path
 from ._writer import dump, plain

@@ -7,8 +7,8 @@ from typing import Any
 
 import yaml
 
+from ..names import dotted_name
 from ._loader import PLAIN_SCALARS, TAG
-from ._names import dotted_name
 
 
 class _Dumper(yaml.SafeDumper):

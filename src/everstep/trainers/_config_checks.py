@@ -6,20 +6,70 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from ..callbacks import callback_from_config
+from torch import nn, optim
+
+from ..bonuses import Bonus
+from ..callbacks import check_callback
 from ..conditions import condition_from_config
-from ..config import import_name
 from ..data import TrainStats
+from ..distributions import Distribution
+from ..env import Env
 from ..errors import AdapterError, ConfigError
 from ..hyperparameters import Hyperparameters
 from ..loggers import is_entry, tracker_of
 from ..loggers.base import writing_problem
-from ..registry import EXPECTED, check_callable, factory, is_made, takes_sizes
+from ..names import Kind, import_kind
+from ..objectives import ActorCritic
+from ..registry import EXPECTED, check_callable, factory, is_made, maker_of, takes_sizes
 from ..validation import InvalidError, Problem, check_fields, signature_of, unknown_name
 from ._checkpointing import Interval
 
 #: Modules searched for a class that was named without its module.
 _HOMES = ("torch.optim", "everstep.distributions", "everstep.models", "everstep.env")
+
+_FUNCTION = "a function of a module of your own that makes one"
+
+#: Kinds of objects that keys take by their dotted names.
+_KINDS = {
+    "env_cls": Kind(
+        f"an environment class, with `reset` and `step`, or {_FUNCTION}",
+        lambda cls: (
+            issubclass(cls, Env)
+            or (callable(getattr(cls, "reset", None)) and callable(getattr(cls, "step", None)))
+            or maker_of(cls) is not None
+        ),
+        functions=True,
+    ),
+    "model_cls": Kind(
+        f"a subclass of torch.nn.Module, or {_FUNCTION}",
+        lambda cls: issubclass(cls, nn.Module),
+        functions=True,
+    ),
+    "optimizer_cls": Kind(
+        "a subclass of torch.optim.Optimizer", lambda cls: issubclass(cls, optim.Optimizer)
+    ),
+    "distribution_cls": Kind(
+        "a subclass of everstep.distributions.Distribution",
+        lambda cls: issubclass(cls, Distribution),
+    ),
+    "objective": Kind(
+        f"a subclass of everstep.objectives.ActorCritic, or a class or {_FUNCTION}",
+        lambda cls: issubclass(cls, ActorCritic),
+        functions=True,
+        own_classes=lambda cls: callable(getattr(cls, "__call__", None)),  # noqa: B004
+    ),
+    "bonuses": Kind(
+        "the name of a bonus, or a subclass of everstep.bonuses.Bonus",
+        lambda cls: issubclass(cls, Bonus),
+    ),
+}
+
+#: Kind of a bonus's option that is named `…_cls`: a part of a network.
+_PART = Kind(
+    f"a subclass of torch.nn.Module, torch.optim.Optimizer or Distribution, or {_FUNCTION}",
+    lambda cls: issubclass(cls, nn.Module | optim.Optimizer | Distribution),
+    functions=True,
+)
 
 _SPEC = "gymnasium:CartPole-v1"
 
@@ -44,38 +94,50 @@ def resolve_names(
         if name is None or is_spec or is_word:
             continue
         try:
-            resolved[key] = _resolve(name)
+            resolved[key] = _resolve(name, _KINDS[key])
         except ConfigError as error:
             del resolved[key]
             problems.append(Problem((key,), str(error)))
-    for i, entry in enumerate(values.get("bonuses") or ()):
-        try:
-            _resolve_bonus(entry if isinstance(entry, dict) else {})
-        except ConfigError as error:
-            problems.append(Problem(("bonuses", i), str(error)))
+    bonuses = values.get("bonuses")
+    if isinstance(bonuses, list):
+        resolved["bonuses"] = made = []
+        for i, entry in enumerate(bonuses):
+            try:
+                made.append(_resolve_bonus(entry) if isinstance(entry, dict) else entry)
+            except ConfigError as error:
+                problems.append(Problem(("bonuses", i), str(error)))
+    add_ons = values.get("policy_loss_addons")
+    for i, entry in enumerate(add_ons if isinstance(add_ons, list) else ()):
+        if not callable(entry):
+            message = f"a file cannot hold functions; give them in Python. Got {entry!r}"
+            problems.append(Problem(("policy_loss_addons", i), message))
     if (model := values.get("model")) is not None:
         message = f"a file cannot hold a model; name its class in model_cls. Got {model!r}"
         problems.append(Problem(("model",), message))
     return resolved, problems
 
 
-def _resolve_bonus(named: dict[Any, Any]) -> None:
-    """Replace the dotted names of a bonus, and of its options `…_cls`, by classes."""
-    for options in named.values():
-        for key, value in (options if isinstance(options, dict) else {}).items():
-            if str(key).endswith("_cls") and isinstance(value, str):
-                options[key] = _resolve(value)
-    for name in [name for name in named if "." in str(name)]:
-        named[_resolve(name)] = named.pop(name)
+def _resolve_bonus(named: dict[str, Any]) -> dict[Any, Any]:
+    """A bonus with classes in place of its dotted name, and of those of its options `…_cls`."""
+    found: dict[Any, Any] = {}
+    for name, options in named.items():
+        made = options
+        if isinstance(options, dict):
+            made = {
+                key: _resolve(value, _PART)
+                if key.endswith("_cls") and isinstance(value, str)
+                else value
+                for key, value in options.items()
+            }
+        found[_resolve(name, _KINDS["bonuses"]) if "." in name else name] = made
+    return found
 
 
-def _resolve(name: Any) -> Any:
-    if not isinstance(name, str):
-        raise ConfigError(f"expected a dotted path such as my_package.envs.MyEnv; got {name!r}")
+def _resolve(name: Any, kind: Kind) -> Any:
     try:
-        return import_name(name)
+        return import_kind(name, kind)
     except ConfigError as error:
-        homes = _homes(name)
+        homes = _homes(str(name))
         hint = f" (did you mean {homes[0]}.{name}?)" if homes else ""
         raise ConfigError(f"{error}{hint}") from None
 
@@ -238,7 +300,7 @@ def saving_problems(options: Mapping[str, Any]) -> Iterator[Problem]:
         Interval(options.get("checkpoint_every") or "end")
     except ConfigError as error:
         yield sentence_problem(str(error))
-    for key, check in (("callbacks", callback_from_config), ("loggers", _check_logger)):
+    for key, check in (("callbacks", check_callback), ("loggers", _check_logger)):
         for i, entry in enumerate(options.get(key) or []):
             try:
                 check(entry)
