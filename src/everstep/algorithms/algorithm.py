@@ -110,9 +110,11 @@ class OnPolicyAlgorithm(
                 was_reset = self._begin(env_config)
                 collected = self.executor.collect(
                     self.parts,
-                    lambda states: self._roll_out(states, step, deterministic=deterministic),
+                    lambda states, resets: self._roll_out(
+                        states, step, resets, deterministic=deterministic
+                    ),
                     self._initial_states(0) if self.states is None else self.states,
-                    phase=self._first_sequence() % max(1, self._sequences_per_reset()),
+                    resets=self._changing_resets(),
                     eager=deterministic or self.is_evaluating,
                 )
             # NaN marks a statistic that does not exist, such as a mean without an episode.
@@ -156,12 +158,20 @@ class OnPolicyAlgorithm(
             self.rollout.carry()
         return reset
 
-    def _roll_out(self, states: Leaves, step: TimedSteps, *, deterministic: bool) -> Collected:
+    def _roll_out(
+        self,
+        states: Leaves,
+        step: TimedSteps,
+        resets: None | torch.Tensor,
+        *,
+        deterministic: bool,
+    ) -> Collected:
         """Act, step and write until the rollout is full.
 
         Args:
             states: Recurrent states before the first env step, `[N, …]`.
             step: The environment's.
+            resets: Sequences that reset the states, bool `[S]`; None if the host decides.
             deterministic: Whether actions are the distribution's mode.
 
         """
@@ -174,7 +184,7 @@ class OnPolicyAlgorithm(
             )
             for t in range(rollout.horizon):
                 if has_states and t % rollout.seq_len == 0:
-                    states = self._begin_sequence(t // rollout.seq_len, states)
+                    states = self._begin_sequence(t // rollout.seq_len, states, resets)
                 actions, states = acts.act(t, states)
                 rollout.write_outcome(t, step(rollout.action.unflatten(actions, batch_size)))
                 if has_episodes:
@@ -185,9 +195,12 @@ class OnPolicyAlgorithm(
             statistics, scale = estimates.complete(self.parts, evaluating=self.is_evaluating)
             return Collected(statistics, states, scale)
 
-    def _begin_sequence(self, sequence: int, states: Leaves) -> Leaves:
+    def _begin_sequence(self, sequence: int, states: Leaves, resets: None | torch.Tensor) -> Leaves:
         """Store the recurrent states of a sequence, which are reset first if that is due."""
-        if self._is_reset(sequence):
+        if resets is not None:
+            pairs = zip(self._initial_states(), states, strict=True)
+            states = tuple(torch.where(resets[sequence], new, old) for new, old in pairs)
+        elif self._is_reset(sequence):
             states = self._initial_states()
         self.rollout.write_states(sequence, states)
         return states
@@ -195,6 +208,12 @@ class OnPolicyAlgorithm(
     def _is_reset(self, sequence: int) -> bool:
         every = self._sequences_per_reset()
         return every > 0 and (self._first_sequence() + sequence) % every == 0
+
+    def _changing_resets(self) -> tuple[bool, ...]:
+        """Which sequences of this rollout reset states; empty if it is the same in every one."""
+        every, count = self._sequences_per_reset(), self.rollout.horizon // self.rollout.seq_len
+        is_same = every < 0 or count % every == 0
+        return () if is_same else tuple(map(self._is_reset, range(count)))
 
     def _sequences_per_reset(self) -> int:
         return cast(int, getattr(self.config, "seqs_per_state_reset", -1))

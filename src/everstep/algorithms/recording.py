@@ -50,7 +50,8 @@ class Collected(NamedTuple):
     reward_scale: None | torch.Tensor
 
 
-RollOut = Callable[[Leaves], Collected]
+#: Takes recurrent states, and which sequences reset them, bool `[S]` (None: the host decides).
+RollOut = Callable[[Leaves, None | torch.Tensor], Collected]
 Estimate = Callable[[None | torch.Tensor], torch.Tensor]
 Learn = Callable[[Iterable[Iterator[Minibatch]], Control], None]
 
@@ -68,11 +69,15 @@ class Executor:
         self.collection = Replayed("collection", cls, pool)
         self.estimates = Replayed("estimate of advantages", cls, pool)
         self.update = Replayed("update", cls, pool)
-        self._is_checked = graph_cls is None
+        self._records = graph_cls is not None
+        #: Config that recording was last checked with.
+        self._checked: Any = None
         if graph_cls is None:
             self.collection.refused = self.update.refused = "nothing is recorded"
-        # Arguments of the graphs: recurrent states, reward scale, order of the sequences.
+        # Arguments of the graphs: recurrent states, which sequences reset them, reward scale,
+        # order of the sequences.
         self._states: Leaves = ()
+        self._resets: None | torch.Tensor = None
         self._scale: None | torch.Tensor = None
         self._order: None | torch.Tensor = None
         self._control: None | DeviceControl = None
@@ -83,28 +88,39 @@ class Executor:
         return self.collection, self.estimates, self.update
 
     def collect(
-        self, parts: Parts, roll_out: RollOut, states: Leaves, *, phase: int, eager: bool
+        self,
+        parts: Parts,
+        roll_out: RollOut,
+        states: Leaves,
+        *,
+        resets: tuple[bool, ...],
+        eager: bool,
     ) -> Collected:
         """Run a rollout.
 
         Args:
             parts: The algorithm's parts.
-            roll_out: The rollout, given recurrent states.
+            roll_out: The rollout, given recurrent states and which sequences reset them.
             states: Recurrent states before the first env step, `[N, …]`.
-            phase: Which of its sequences reset the states: the same ones for the same number.
+            resets: Whether each of its sequences resets the states; empty if the same ones do in
+                every rollout.
             eager: Whether not to record.
 
         """
         self.check(parts)
         if eager or self.collection.refused is not None:
-            return roll_out(states)
+            return roll_out(states, None)
         if not self._states:
             self._states = tuple(x.clone() for x in states)
         for own, x in zip(self._states, states, strict=True):
             own.copy_(x)
+        if resets:
+            given = torch.tensor(resets)
+            self._resets = given.to(parts.rollout.device) if self._resets is None else self._resets
+            self._resets.copy_(given)
 
         def work() -> tuple[dict[str, torch.Tensor], None | torch.Tensor]:
-            collected = roll_out(self._states)
+            collected = roll_out(self._states, self._resets)
             for own, x in zip(self._states, collected.states, strict=True):
                 own.copy_(x)
             return collected.statistics, collected.reward_scale
@@ -112,7 +128,7 @@ class Executor:
         with _on(parts.rollout.device):
             statistics, reward_scale = self.collection(
                 work,
-                key=lambda: {"phase": phase, **_key_of_both(parts), **key_of(parts.env, "env")},
+                key=lambda: {**_key_of_both(parts), **key_of(parts.env, "env")},
                 undo=lambda: _undo_collection(parts, self._states),
                 generators=lambda: generators_of(parts.env),
             )
@@ -149,11 +165,12 @@ class Executor:
             if reward_scale is not None:
                 self._scale = torch.empty_like(reward_scale) if self._scale is None else self._scale
                 reward_scale = self._scale.copy_(reward_scale)
+            # A copy: the graphs share memory, and that of the optimizer steps is replayed next.
             explained_variance = self.estimates(
                 lambda: estimate(reward_scale),
                 key=lambda: {"config": Same(config), "streams": parts.streams},
                 undo=lambda: lambda: None,  # estimates are written whole
-            )
+            ).clone()
             for steps in self._recorded_orders(parts):
                 self.update(
                     partial(self._learn_recorded, parts, learn, steps, control),
@@ -205,10 +222,14 @@ class Executor:
             yield sequences.step(indices, parts.chunk_size, joint=joint)
 
     def check(self, parts: Parts) -> None:
-        """Refuse, once, what is known to be impossible."""
-        if self._is_checked:
+        """Refuse what is known to be impossible, once for each config."""
+        if not self._records or self._checked is parts.config:
             return
-        self._is_checked = True
+        is_first, self._checked = self._checked is None, parts.config
+        if not is_first:
+            if self.update.refused is None:
+                self.update.refuse_for(_against_update(parts))
+            return
         with suppress(ConfigError):  # what distributions look up once, they look up here
             check_policy(parts.policy, parts.rollout, parts.config)
         for work in self.graphs:

@@ -1,8 +1,10 @@
 """Addresses and numbers that recorded work depends on, and functions that undo work."""
 
 from collections.abc import Callable, Iterable
+from numbers import Number
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torchrl.data import TensorSpec
@@ -11,7 +13,10 @@ from torchrl.data import TensorSpec
 _DEPTH = 5
 
 #: Python values that a recording holds for good.
-_NUMBERS = (bool, int, float, str, type(None))
+_NUMBERS = (Number, str, type(None), np.generic)
+
+#: Bytes up to which an array of NumPy is read; a recording holds what Python took from it.
+_READ_BYTES = 4096
 
 #: Types without state.
 _CLOSED = (*_NUMBERS, TensorSpec, torch.dtype, torch.device, torch.Generator, type)
@@ -40,12 +45,23 @@ def _attributes(root: Any, name: str) -> list[tuple[Any, Any, str, Any]]:
 
 
 def key_of(root: Any, name: str) -> dict[str, Any]:
-    """Addresses of an object's tensors, and its numbers, by path."""
+    """Addresses of an object's tensors, its numbers, and those in arrays, by path."""
     return {
-        path: value.data_ptr() if isinstance(value, torch.Tensor) else value
+        path: _key(value)
         for *_, path, value in _attributes(root, name)
-        if isinstance(value, (*_NUMBERS, torch.Tensor))
+        if isinstance(value, (*_NUMBERS, torch.Tensor, np.ndarray))
     }
+
+
+def _key(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.data_ptr()
+    if isinstance(value, np.generic):
+        return value.dtype.str, value.tobytes()
+    if isinstance(value, np.ndarray):
+        content = value.tobytes() if value.nbytes <= _READ_BYTES else value.ctypes.data
+        return value.dtype.str, value.shape, content
+    return value
 
 
 def generators_of(root: Any) -> list[torch.Generator]:
@@ -59,10 +75,15 @@ def undo_object(root: Any) -> Callable[[], None]:
     attributes = _attributes(root, "")
     fill = undo_tensors(x for *_, x in attributes if isinstance(x, torch.Tensor))
     generators = [(x, x.get_state()) for *_, x in attributes if isinstance(x, torch.Generator)]
+    arrays = [(x, x.copy()) for *_, x in attributes if isinstance(x, np.ndarray)]
 
     def undo() -> None:
+        for array, before in arrays:
+            if array.flags.writeable:
+                array[...] = before
         for owner, name, _, value in attributes:
-            if not isinstance(value, (*_NUMBERS, torch.Tensor)) or isinstance(owner, tuple):
+            is_put_back = isinstance(value, (*_NUMBERS, torch.Tensor, np.ndarray))
+            if not is_put_back or isinstance(owner, tuple):
                 continue
             members = owner if isinstance(owner, dict | list) else owner.__dict__
             members[name] = value

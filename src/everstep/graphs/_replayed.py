@@ -94,7 +94,7 @@ class Replayed:
             generators: Its own random generators.
 
         """
-        if self.refused is None and self._key is not None and self._key == key():
+        if self.refused is None and self._key is not None and not changes(self._key, key()):
             if self._graph is None:
                 return self._capture(function, key, undo, generators())
             self._misses, self.replays = 0, self.replays + 1
@@ -144,6 +144,21 @@ class Replayed:
 
 def changes(before: Key, after: Key) -> list[str]:
     """Names under which two keys differ."""
+    try:
+        if before == after:
+            return []
+    except Exception:  # of an array, or of what a user's class does: one by one
+        pass
     gone = Same(None)
     names = dict.fromkeys([*before, *after])
-    return [name for name in names if before.get(name, gone) != after.get(name, gone)]
+    return [name for name in names if not _is_same(before.get(name, gone), after.get(name, gone))]
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Whether a recording with one value is one with the other, also where `==` does not tell."""
+    if one is other:
+        return True
+    try:
+        return bool(one == other) or bool(one != one and other != other)  # NaN
+    except Exception:
+        return False

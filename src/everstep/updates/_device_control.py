@@ -22,7 +22,7 @@ class DeviceControl:
         self._stopped = torch.zeros((), dtype=torch.bool, device=device)
         self._is_first = torch.ones((), dtype=torch.bool, device=device)
         self._counts = torch.zeros(2, device=device)
-        self._sums: None | torch.Tensor = None  # made by the first minibatch
+        self._sums: None | torch.Tensor = None  # made by the first minibatch of these terms
         self._names: tuple[str, ...] = ()
 
     def begin(self, target_kl_div: None | float, adapted: None | LRScheduler) -> None:
@@ -41,7 +41,7 @@ class DeviceControl:
     def admits(self, terms: Mapping[str, torch.Tensor], updater: Updater) -> bool:
         """See `Control.admits`; always True, `stopped` masks the step."""
         stacked = torch.stack([term.to(self._counts.dtype) for term in terms.values()])
-        if self._sums is None:
+        if self._sums is None or self._names != tuple(terms):  # other hyperparameters, other terms
             self._sums, self._names = torch.zeros_like(stacked), tuple(terms)
         self._sums += stacked.masked_fill(self._stopped, 0.0)
         self._counts[0] += ~self._stopped

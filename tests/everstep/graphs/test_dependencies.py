@@ -1,7 +1,10 @@
 """Dependencies of recorded work: every object is read once, however often it is reached."""
 
+import copy
 from typing import Any
 
+import numpy as np
+import pytest
 import torch
 from torch import nn
 
@@ -80,3 +83,40 @@ def test_modules_are_read_although_they_are_callable() -> None:
     env.model = nn.Linear(2, 1)
     key = key_of(env, "env")
     assert key["env.model._parameters.weight"] == env.model.weight.data_ptr()
+
+
+class Holding:
+    """Has an attribute."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (np.float32(1), np.float32(2)),
+        (np.bool_(True), np.bool_(False)),
+        (np.arange(3), np.arange(3) + 1),
+        (np.float64("nan"), np.float64(0)),
+        (1 + 2j, 1 + 3j),
+    ],
+)
+def test_numbers_that_are_not_python_s_own_are_read(before: Any, after: Any) -> None:
+    owner = Holding(before)
+    key = key_of(owner, "env")
+    assert key_of(Holding(copy.deepcopy(before)), "env") == key
+    undo = undo_object(owner)
+    owner.value = after
+    assert key_of(owner, "env") != key
+    undo()
+    assert key_of(owner, "env") == key
+
+
+def test_arrays_that_are_written_in_place_are_put_back() -> None:
+    owner = Holding(np.zeros(3))
+    key, undo = key_of(owner, "env"), undo_object(owner)
+    owner.value += 1
+    assert key_of(owner, "env") != key
+    undo()
+    assert key_of(owner, "env") == key

@@ -4,18 +4,22 @@ Without a GPU a tape takes the place of a CUDA graph: it has the same rules, and
 around it.
 """
 
+import contextlib
 import copy
 import gc
 import logging
+import random
 import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from everstep import (
     AlgorithmConfig,
@@ -28,6 +32,7 @@ from everstep.algorithms.recording import Executor
 from everstep.errors import ConfigError
 from everstep.graphs import CaptureError, CUDAGraph, Replayed, Tape, is_compiled
 from everstep.graphs._base import refuse, watching
+from everstep.hyperparameters import LIVE
 from tests.everstep.graphs.graph_toys import Counting, Late, Looking, Losing, Moving, Seeing, Walk
 
 on_every_device = pytest.mark.parametrize(
@@ -390,6 +395,37 @@ def test_work_that_fails_while_it_is_recorded_is_taken_back_and_done_eagerly() -
     assert work.calls == 5
 
 
+class Unequal:
+    """Cannot be compared."""
+
+    def __eq__(self, other: object) -> bool:
+        raise ValueError("no")
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+UNEQUAL = [Unequal(), np.arange(3), torch.arange(3)]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: float("nan"),
+        lambda: np.float32("nan"),
+        lambda: UNEQUAL[0],
+        lambda: UNEQUAL[1],
+        lambda: UNEQUAL[2],
+    ],
+    ids=["NaN", "NumPy's NaN", "unequal", "array", "tensor"],
+)
+def test_constants_that_are_not_equal_to_themselves_are_constants(make: Any) -> None:
+    work = Work()
+    for _ in range(3):
+        work.key["constant"] = make()
+        work()
+    assert (work.work.refused, work.work.replays) == (None, 1)
+
+
 def test_what_changes_before_every_call_is_not_recorded_for_ever() -> None:
     work = Work()
     for i in range(8):
@@ -469,6 +505,39 @@ def test_long_updates_replay_a_graph_for_each_optimizer_step(
     graphed = check_replayed_is_eager(Walk, device, graph_cls, **options)
     per_epoch = 1 if "accumulate_grads" in options else graphed.hparams.num_minibatches
     assert graphed.executor.update.replays == 6 * 4 * per_epoch - 2
+
+
+class Overwriting(Tape):
+    """A tape whose results are lost when another one of its pool is replayed."""
+
+    results: Any = ()
+
+    @classmethod
+    def shared_pool(cls) -> Any:
+        return []
+
+    def capture(self, function: Any) -> Any:
+        self.pool.append(self)
+        self.results = super().capture(function)
+        return self.results
+
+    def replay(self) -> None:
+        for other in self.pool:
+            if other is not self:
+                tensors = [x for x in tree_leaves(other.results) if isinstance(x, torch.Tensor)]
+                for x in tensors:
+                    x.fill_(float("nan") if x.is_floating_point() else 0)
+        super().replay()
+
+
+@pytest.mark.parametrize("max_steps", [3, 32])
+@pytest.mark.parametrize("options", [{}, {"normalize_rewards": "running"}])
+def test_results_are_read_before_another_graph_writes_into_the_memory_that_they_share(
+    options: dict[str, Any], max_steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recording, "MAX_STEPS", max_steps)
+    graphed = check_replayed_is_eager(Walk, "cpu", Overwriting, **MINIBATCHES, **options)
+    assert min(graph.replays for graph in graphed.executor.graphs) > 2
 
 
 def test_updates_have_stopped_early_and_learning_rates_adapted() -> None:
@@ -598,12 +667,27 @@ def test_recurrent_states_that_start_anew_are_counted_in_replays() -> None:
     assert graphed.state.seqs == 6 * 2
 
 
-def test_a_pattern_that_is_another_in_every_rollout_is_not_recorded() -> None:
-    options = {"seq_len": 4, "seqs_per_state_reset": 3, "horizons_per_env_reset": 3}
+@pytest.mark.parametrize(("every", "rollouts"), [(3, 3), (4, 2), (6, 3)])
+def test_sequences_that_reset_states_may_be_others_in_every_rollout(
+    every: int, rollouts: int
+) -> None:
+    options = {"seq_len": 4, "seqs_per_state_reset": every, "horizons_per_env_reset": rollouts}
     graphed = check_replayed_is_eager(
         DiscreteDummyEnv, "cpu", Tape, config=RecurrentAlgorithmConfig, **options
     )
-    assert graphed.executor.collection.refused == "phase changed before every one of some calls"
+    assert graphed.executor.collection.replays == 4
+
+
+def test_minibatches_that_come_to_be_standardised_over_several_ranks_are_eager_from_then_on() -> (
+    None
+):
+    algorithm = build(DiscreteDummyEnv, "cpu", Tape, AlgorithmConfig)
+    algorithm.parts.reducer.size = 2
+    train(algorithm, 3)
+    assert algorithm.executor.update.refused is None
+    algorithm.update_algorithm_parameter("normalize_advantages", "minibatch")
+    train(algorithm, 1)
+    assert "standardised over all ranks" in algorithm.executor.update.refused
 
 
 @pytest.mark.parametrize("size", [1, 2])
@@ -722,6 +806,79 @@ def test_hyperparameters_are_changed_in_between(
     )
     assert graphed.executor.update.replays > 2
     assert graphed.executor.collection.replays > 2
+
+
+#: Values of every hyperparameter that may change while training.
+LIVE_VALUES: dict[str, list[Any]] = {
+    "accumulate_grads": [True, False],
+    "bounds_loss_coeff": [0.5, 0.0],
+    "clip_param": [0.05, 0.3],
+    "clip_param_schedule": [None, [(0, 0.2), (128, 0.05)], "linear"],
+    "clip_param_schedule_kind": ["interp", "step"],
+    "clip_rewards": [None, 0.1],
+    "dual_clip_param": [None, 1.5],
+    "entropy_coeff": [0.0, 0.05],
+    "entropy_coeff_schedule": [None, [(0, 0.0), (128, 0.1)]],
+    "entropy_coeff_schedule_kind": ["interp", "step"],
+    "gae_lambda": [0.0, 0.5, 1.0],
+    "gamma": [0.5, 1.0],
+    "lr_schedule": [None, [(0, 1e-3), (192, 1e-2)], "linear"],
+    "lr_schedule_kind": ["interp", "step", "adaptive"],
+    "max_grad_norm": [None, 0.01],
+    "normalize_advantages": [True, False, "minibatch"],
+    "num_sgd_iters": [1, 2],
+    "num_test_episodes": [1, 2],
+    "on_missing_final": ["mask", "approximate", "terminate"],
+    "reward_scale": [1.0, 3.0],
+    "sgd_minibatch_size": [16, 32, None],
+    "shuffle_minibatches": [True, False],
+    "target_kl_div": [None, 1e-4, 0.1],
+    "test_every": [None, 2],
+    "vf_clip_param": [None, 0.01],
+    "vf_coeff": [0.1, 2.0],
+    "vf_loss": ["mse", "smooth_l1"],
+}
+
+
+class Drawn:
+    """Changes two hyperparameters before every fourth train step; those that rules forbid stay."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+
+    def __call__(self, algorithm: Any, i: int) -> None:
+        for name in self.random.sample(sorted(LIVE_VALUES), 2) if i % 4 == 3 else ():
+            with contextlib.suppress(ConfigError):
+                algorithm.update_algorithm_parameter(name, self.random.choice(LIVE_VALUES[name]))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_drawn_changes_of_hyperparameters_are_those_of_eager_training(seed: int) -> None:
+    assert LIVE_VALUES.keys() == LIVE
+    options: dict[str, Any] = {"num_envs": 4, "cuda_graphs": False, "normalize_observations": True}
+    algorithms = [
+        build(ContinuousDummyEnv, "cpu", cls, AlgorithmConfig, **options) for cls in (None, Tape)
+    ]
+    eager, found = (train(x, 24, change=Drawn(seed)) for x in algorithms)
+    for one, other in zip(eager, found, strict=True):
+        assert one == pytest.approx(other, rel=1e-9, abs=1e-9)
+    assert min(graph.replays for graph in algorithms[1].executor.graphs) > 5
+
+
+@pytest.mark.parametrize("values", [(0.5, 0.0, 0.5), (0.0, 0.5, 0.0)])
+@pytest.mark.parametrize("max_steps", [3, 32])
+def test_a_term_of_the_loss_comes_and_goes(
+    values: tuple[float, ...], max_steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recording, "MAX_STEPS", max_steps)
+
+    def change(algorithm: Any, i: int) -> None:
+        if i % 3 == 2:
+            algorithm.update_algorithm_parameter("bounds_loss_coeff", values[i // 3])
+
+    check_replayed_is_eager(
+        ContinuousDummyEnv, "cpu", Tape, change=change, iterations=9, **MINIBATCHES
+    )
 
 
 @on_every_device
