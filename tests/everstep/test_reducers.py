@@ -1,5 +1,6 @@
 """Several processes compute what one process computes."""
 
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from torchrl.data import Categorical, Unbounded
 
 from everstep import AlgorithmConfig, Env, RecurrentAlgorithmConfig
 from everstep.bonuses import _rnd
-from everstep.errors import ConfigError
+from everstep.errors import ConfigError, NonFiniteError
 from everstep.models import Model
 from everstep.reducers import CHECK_EVERY, GroupReducer, Reducer, current_reducer
 from everstep.reducers._collectives import _DIRECT_BYTES, Collectives
@@ -268,6 +269,78 @@ def test_models_that_differ_are_found(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv(CHECK_EVERY, "often")
     with pytest.raises(AssertionError, match="must be a number of rollouts; got 'often'"):
         run_ranks(2, diverged, tmp_path / "other")
+
+
+class Extreme(Walks):
+    """Returns extreme numbers where it is not rank 0."""
+
+    #: What observations and rewards are multiplied by.
+    factors = (1.0, 1.0)
+
+    def __init__(self, num_envs: int, horizon: Any = None, *, device: Any = "cpu") -> None:
+        super().__init__(num_envs, horizon, device=device)
+        self.observation_spec = Unbounded(3, dtype=torch.float32)
+
+    def _obs(self) -> torch.Tensor:
+        factor = self.factors[0] if current_reducer().rank else 1.0
+        return super()._obs().sign().float() * factor
+
+    def step(self, action: Any) -> TensorDict:
+        outcome = super().step(action)
+        factor = self.factors[1] if current_reducer().rank else 1.0
+        return outcome.set("rewards", outcome["rewards"].float().sign() * factor)
+
+
+class Signs(Model):
+    """Sees the signs of observations."""
+
+    def __init__(self, observation_spec: Any, action_spec: Any, /) -> None:
+        super().__init__(observation_spec, action_spec)
+        self.policy, self.value = torch.nn.Linear(3, 2), torch.nn.Linear(3, 1)
+
+    def forward(self, batch: Any, /) -> Any:
+        self.seen = batch["obs"].sign()
+        return {"logits": self.policy(self.seen).unsqueeze(1)}
+
+    def value_function(self) -> torch.Tensor:
+        return self.value(self.seen)
+
+
+#: Factors of observations and rewards, and whether all are finite.
+EXTREMES = {
+    "observations whose sum is not": ((3e38, 1.0), True),
+    "rewards whose sum is not": ((1.0, 3e38), True),
+    "an infinite observation": ((math.inf, 1.0), False),
+    "NaN as reward": ((1.0, math.nan), False),
+}
+
+
+def collected_extremes() -> dict[str, str]:
+    """The error of a rollout, and how many collectives there were until then."""
+    found = {}
+    for case, (factors, _) in EXTREMES.items():
+        env = Extreme(NUM_ENVS // current_reducer().size, HORIZON)
+        env.factors = factors
+        options: dict[str, Any] = {"normalize_rewards": False, "model_cls": Signs, "seed": 0}
+        algorithm = AlgorithmConfig(horizon=HORIZON, device="cpu", **options).build(env)
+        try:
+            algorithm.collect()
+            found[case] = ""
+        except NonFiniteError as error:
+            found[case] = str(error)
+    return found
+
+
+def test_all_ranks_refuse_numbers_that_are_not_finite_and_none_those_that_are(
+    tmp_path: Path,
+) -> None:
+    first, second = run_ranks(2, collected_extremes, tmp_path)
+    for case, (_, is_finite) in EXTREMES.items():
+        if is_finite:
+            assert (first[case], second[case]) == ("", ""), case
+        else:
+            assert first[case].startswith("The environments of rank 1 returned NaN"), case
+            assert "is not finite at" in second[case], case
 
 
 def objects_of_ranks() -> list[Any]:
