@@ -12,7 +12,7 @@ from everstep.errors import AdapterError, EnvError
 
 from ..common.calls import VectorCalls
 from ..common.rows import FLAGS
-from .final_observations import ReuseCheck, check_no_final, read_final
+from .final_observations import check_no_final, keep_final, read_final
 from .modes import AnyVectorEnv, pending_survives_reset, resets_single_rows
 from .rows import BoolArray, Row
 from .values import decode_generator, decode_like, encode, encode_generator
@@ -127,11 +127,12 @@ class Endings(ABC):
         return None
 
     @abstractmethod
-    def end(self, row: Row, infos: dict[str, Any]) -> None:
+    def end(self, row: Row, observation: Any, infos: dict[str, Any]) -> None:
         """Complete a row that holds what the environment returned.
 
         Args:
             row: Row with the environment's observations, rewards and flags.
+            observation: What it was read from.
             infos: The environment's infos.
 
         """
@@ -181,7 +182,7 @@ class NextStepEndings(Endings):
         if not self._survives_reset:
             self._pending.fill(False)
 
-    def end(self, row: Row, infos: dict[str, Any]) -> None:
+    def end(self, row: Row, observation: Any, infos: dict[str, Any]) -> None:
         """See `Endings.end`."""
         # No branch, and few kinds of operations: a slow env step leaves none of their code in the
         # processor's caches, and fetching it is what they cost.
@@ -221,20 +222,20 @@ class SameStepEndings(Endings):
 
     def __init__(self, env: AnyVectorEnv, calls: VectorCalls, clock: EpisodeClock) -> None:
         super().__init__(env, calls, clock)
-        self._reuse = ReuseCheck(env)
+        self._overwrites = keep_final(env)
 
-    def start(self) -> None:
-        """See `Endings.start`."""
-        super().start()
-        self._reuse.start()
-
-    def end(self, row: Row, infos: dict[str, Any]) -> None:
+    def end(self, row: Row, observation: Any, infos: dict[str, Any]) -> None:
         """See `Endings.end`."""
-        self._reuse.check()
+        if self._overwrites is not None and self._overwrites.watched:
+            self._overwrites.check_watched([x.array for x in row.obs], [x.path for x in row.obs])
         np.logical_or(row.terminated, row.truncated, out=row.first)
         row.copy_final()
         if np.count_nonzero(row.first):  # a third of the cost of `any`
             read_final(row, infos, row.first)
+            if self._overwrites is not None:
+                obs, final = ([x.array for x in leaves] for leaves in (row.obs, row.final))
+                paths = [x.path for x in row.obs]
+                self._overwrites.check(obs, final, row.first, paths, observation, infos)
         if self._clock.is_limited:
             self._expire(row)
 
@@ -257,7 +258,7 @@ class DisabledEndings(Endings):
         super().__init__(env, calls, clock)
         self._is_mask_checked = resets_single_rows(env)
 
-    def end(self, row: Row, infos: dict[str, Any]) -> None:
+    def end(self, row: Row, observation: Any, infos: dict[str, Any]) -> None:
         """See `Endings.end`."""
         if self._clock.is_limited:
             np.logical_or(row.truncated, self._clock.tick(row.valid), out=row.truncated)

@@ -13,6 +13,7 @@ from everstep.formats import EnvFormat
 
 from ..common.actions import ActionBounds, ActionCheck
 from ..common.handoff import declared_device
+from ..common.independence import MemoryCheck, check_independent
 from ..common.libraries import is_loaded_instance, is_loaded_kind, require, wrap_or_close
 from ..common.metrics import InfoMetrics, TensorMean
 from ..common.specs import compose_spec, describe_spec
@@ -39,8 +40,8 @@ class GymnasiumEnv(Env):
 
     In SAME_STEP, `final_obs` equals `obs` in rows in which no episode ended. If an episode was
     truncated and the environment lost its final observation, floating-point leaves hold NaN.
-    Environments that write to an observation which they have returned corrupt their final
-    observations in this mode; use another mode for them.
+    Environments in a `SyncVectorEnv` or an `AsyncVectorEnv` may write into what they have returned:
+    what ends an episode is copied before the reset. Other classes must put copies into their infos.
 
     Args:
         env: Vector environment. `close` closes it.
@@ -114,6 +115,9 @@ class GymnasiumEnv(Env):
         on_device = declared_device(env) if device is None else torch.device(device)
         super().__init__(env.num_envs, horizon, device=str(on_device) if device is None else device)
         self.env = env
+        singles = getattr(env.unwrapped, "envs", ())
+        check_independent(singles, str(env))
+        self._shared: None | MemoryCheck = MemoryCheck(singles, str(env)) if singles else None
         mode, self._mode_source = modes.resolve_mode(env, autoreset_mode)
         self.autoreset_mode = mode
         self._seed: int | None = None
@@ -237,10 +241,16 @@ class GymnasiumEnv(Env):
         if not self._was_reset:
             self._was_reset = True
             self._use_tensors(observation)
+            self._check_memory()
         if self._tensors is not None:
             return self._tensors.reset(observation)
         self._memory.writable().read_obs(observation)
         return cast(torch.Tensor | TensorDict, self._memory.publish()[DataKeys.OBS])
+
+    def _check_memory(self) -> None:
+        """In the first reset and the first env step: rows must not write into one memory."""
+        if self._shared is not None:
+            self._shared.check(getattr(self.env.unwrapped, "_env_obs", ()))
 
     def _use_tensors(self, observation: Any) -> None:
         """Send actions and read rows without the host, if the environment uses tensors."""
@@ -321,6 +331,9 @@ class GymnasiumEnv(Env):
 
     def _rows(self, returned: tuple[Any, Any, Any, Any, dict[str, Any]]) -> TensorDict:
         observation, rewards, terminated, truncated, infos = returned
+        if self._shared is not None:
+            self._check_memory()
+            self._shared = None
         if self._tensors is not None:
             rows = self._tensors.step(returned)
             if infos:
@@ -330,7 +343,7 @@ class GymnasiumEnv(Env):
             return rows
         row = self._memory.writable()
         row.read(observation, rewards, terminated, truncated)
-        self._endings.end(row, infos)
+        self._endings.end(row, observation, infos)
         if infos:
             valid = row.valid if self._has_valid else None
             self._metrics.add(infos, valid, row.terminated, row.truncated)

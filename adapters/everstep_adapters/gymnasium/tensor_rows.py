@@ -16,7 +16,7 @@ from ..common.handoff import borrow, lend, overlaps
 from ..common.rows import align, fill_nan
 from ..common.specs import compose_spec
 from .actions import Actions
-from .final_observations import final_key, is_one_a_row
+from .final_observations import final_key, is_one_a_row, keep_final
 from .modes import AnyVectorEnv, pending_survives_reset
 from .rows import check_shape, pick
 from .spaces import Part, where
@@ -113,6 +113,8 @@ class TensorRows:
         specs = {part.key: part.spec for part in parts}
         self._structure = Structure.of(compose_spec(specs, device))
         self._is_next_step = mode.name == "NEXT_STEP"
+        self._paths = [part.path for part in parts]
+        self._overwrites = None if self._is_next_step else keep_final(env)
         self._survives_reset = pending_survives_reset(env)
         self._pending = torch.zeros(env.num_envs, 1, dtype=torch.bool, device=device)
         self._is_checked = False
@@ -139,13 +141,17 @@ class TensorRows:
             DataKeys.TRUNCATED: self._column(truncated, torch.bool, DataKeys.TRUNCATED),
         }
         end = self._end_next_step if self._is_next_step else self._end_same_step
-        end(rows, obs, infos)
+        end(rows, obs, observation, infos)
         return TensorDict(rows, batch_size=[self._num_envs], device=self._device)
 
     # ---- where episodes end -------------------------------------------------------------------
 
     def _end_next_step(
-        self, rows: dict[str, Any], obs: list[torch.Tensor], infos: dict[str, Any]
+        self,
+        rows: dict[str, Any],
+        obs: list[torch.Tensor],
+        observation: Any,
+        infos: dict[str, Any],
     ) -> None:
         pending, valid = self._pending, ~self._pending
         rows[DataKeys.REWARDS] = torch.where(pending, 0.0, rows[DataKeys.REWARDS])
@@ -157,10 +163,18 @@ class TensorRows:
             self._check_mode(obs, infos)
 
     def _end_same_step(
-        self, rows: dict[str, Any], obs: list[torch.Tensor], infos: dict[str, Any]
+        self,
+        rows: dict[str, Any],
+        obs: list[torch.Tensor],
+        observation: Any,
+        infos: dict[str, Any],
     ) -> None:
         done = rows[DataKeys.TERMINATED] | rows[DataKeys.TRUNCATED]
         available, final = self._final(obs, infos, done)
+        if self._overwrites is not None:
+            self._overwrites.check_watched(obs, self._paths)
+            flat = available.view(-1)
+            self._overwrites.check(obs, final, flat, self._paths, observation, infos)
         lost = rows[DataKeys.TRUNCATED] & ~rows[DataKeys.TERMINATED] & ~available
         rows[DataKeys.FIRST] = done
         pairs = zip(obs, final, strict=True)

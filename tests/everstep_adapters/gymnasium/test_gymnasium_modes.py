@@ -1,14 +1,12 @@
 """Autoreset modes: where they are declared, wrong declarations, and the probe."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
 import torch
-from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
 
@@ -148,40 +146,6 @@ def test_a_final_observation_beside_a_later_reset_proves_nothing() -> None:
 
 def test_infos_of_resets_and_of_env_steps_may_have_different_keys() -> None:
     play(GymnasiumEnv(Behaving("SAME_STEP"), autoreset_mode="SAME_STEP"))
-
-
-class Reusing(gymnasium.Env[np.ndarray, int]):
-    """Observes an array that it writes to in the next env step."""
-
-    def __init__(self, as_dict: bool) -> None:
-        box = spaces.Box(-np.inf, np.inf, (1,), dtype=np.float32)
-        self.observation_space = spaces.Dict({"a": box}) if as_dict else box
-        self.action_space = spaces.Discrete(2)
-        self.array = np.zeros(1, dtype=np.float32)
-        self.observation = {"a": self.array} if as_dict else self.array
-
-    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
-        self.array[:] = 0
-        return self.observation, {}
-
-    def step(self, action: int) -> Any:
-        self.array += 1
-        return self.observation, 0.0, False, bool(self.array[0] == 3), {}
-
-
-@pytest.mark.parametrize("as_dict", [False, True])
-@pytest.mark.parametrize("mode", MODES)
-def test_observations_that_are_written_to_afterwards_are_found(mode: str, as_dict: bool) -> None:
-    make = [partial(Reusing, as_dict)] * 2
-    env = GymnasiumEnv(SyncVectorEnv(make, autoreset_mode=AutoresetMode[mode]))
-    if mode == "SAME_STEP":
-        with pytest.raises(EnvError, match=r"writes into observations.*NEXT_STEP or DISABLED"):
-            play(env)
-        return
-    rows = play(env)
-    ended = [row["obs" if mode == "NEXT_STEP" else "final_obs"] for row in rows]
-    ended = [end["a"] if as_dict else end for end in ended]
-    assert max(float(end.max()) for end in ended) == 3
 
 
 def test_a_scalar_flag_is_not_taken_for_all_rows() -> None:

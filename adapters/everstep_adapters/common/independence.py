@@ -1,0 +1,191 @@
+"""Copies of an environment that are not independent: rows that are one.
+
+What several rows hold in common is looked at when they are wrapped, and memory that they share when
+the first env steps have written to it: tables that nothing changes may be shared.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from everstep.errors import AdapterError, EnvError
+
+#: Attributes that hold what a layer wraps: Gymnasium's, PettingZoo's, dm_env's and TorchRL's.
+_INNER = ("env", "_env", "dm_env", "aec_env", "base_env", "par_env", "unwrapped")
+
+#: How methods begin that move a simulation on, and those that put it back.
+_MOVES, _RETURNS = ("step", "simulate", "advance", "act"), ("reset", "destroy", "reload")
+
+_WAY_OUT = (
+    "would write into each other's episodes. Make each row's environment, with all that it "
+    "simulates, in its own call: `SyncVectorEnv([make] * 8)` where `make` builds a new one, or "
+    "give `everstep.make` the class."
+)
+
+
+def check_independent(envs: Sequence[Any], name: str) -> None:
+    """Check that no two rows are one environment, or move one simulation.
+
+    Args:
+        envs: The environments of the rows, each perhaps in wrappers.
+        name: Name of the whole in errors.
+
+    Raises:
+        AdapterError: If two are not independent; names the rows and what they have in common.
+
+    """
+    owners: dict[int, int] = {}
+    for row, env in enumerate(envs):
+        for what, part in _parts(env):
+            other = owners.setdefault(id(part), row)
+            if other != row and what(part):
+                raise AdapterError(
+                    f"Rows {other} and {row} of {name} have one {what(part)}, so they {_WAY_OUT}"
+                )
+
+
+def _parts(env: Any) -> Iterator[tuple[Any, Any]]:
+    """Layers of an environment and what they hold, each with a function that names it."""
+    found = layers(env)
+    for layer in found:
+        yield _named_environment, layer
+    for layer in found:
+        for name, value in list(_attributes(layer).items()):
+            yield (_named_generator if name.endswith("np_random") else _named_part), value
+
+
+def _named_environment(layer: Any) -> str:
+    return f"environment, {type(layer).__name__}"
+
+
+def _named_generator(value: Any) -> str:
+    return "" if value is None else "generator of random numbers, `np_random`"
+
+
+def _named_part(value: Any) -> str:
+    """A simulation by name; empty for all else, such as spaces and tables, which rows may share."""
+    kind = type(value)
+    if kind.__module__.partition(".")[0] in ("builtins", "numpy", "gymnasium"):
+        return ""
+    names = [x.lower() for x in dir(kind) if not x.startswith("_")]
+    moves = any(x.startswith(_MOVES) for x in names) and any(x.startswith(_RETURNS) for x in names)
+    return f"simulation, {kind.__name__}" if moves or kind.__name__ == "MjData" else ""
+
+
+def layers(env: Any) -> list[Any]:
+    """An environment, and what it wraps, outermost first."""
+    found: list[Any] = []
+    waiting = [env]
+    while waiting:
+        layer = waiting.pop(0)
+        if layer is None or any(layer is x for x in found) or not hasattr(layer, "step"):
+            continue
+        found.append(layer)
+        own = _attributes(layer)
+        waiting += [own.get(name) for name in _INNER[:-1]]
+        waiting.append(getattr(layer, "unwrapped", None))
+    return found
+
+
+def _attributes(layer: Any) -> dict[str, Any]:
+    return getattr(layer, "__dict__", {})
+
+
+class MemoryCheck:
+    """Check that rows do not write into one memory: arrays that they hold, or that they return.
+
+    Args:
+        envs: The environments of the rows.
+        name: Name of the whole in errors.
+
+    """
+
+    def __init__(self, envs: Sequence[Any], name: str) -> None:
+        self._name = name
+        held: dict[int, tuple[str, npt.NDArray[Any], set[int]]] = {}
+        for row, env in enumerate(envs):
+            for label, array in _held_arrays(env):
+                held.setdefault(id(array), (label, array, set()))[2].add(row)
+        #: Arrays that several rows hold, and copies of them; most often there are none.
+        self._shared = [
+            (x, array, array.copy()) for x, array, rows in held.values() if len(rows) > 1
+        ]
+
+    def check(self, observations: Sequence[Any]) -> None:
+        """Compare them, and the memory of the observations that the rows returned.
+
+        Raises:
+            EnvError: If rows write into the same memory.
+
+        """
+        for label, array, before in self._shared:
+            if array.tobytes() != before.tobytes():
+                raise EnvError(
+                    f"The rows of {self._name} write into one array, `{label}`, so they {_WAY_OUT}"
+                )
+        pair = _overlapping([list(_arrays_in(x)) for x in observations])
+        if pair is not None:
+            raise EnvError(
+                f"Rows {pair[0]} and {pair[1]} of {self._name} return observations in one memory, "
+                "so each row would show the last one's. Let each environment have an array of its "
+                "own (`self.state = np.zeros(…)` in its constructor, not in its class), or return "
+                "copies."
+            )
+
+
+def _held_arrays(env: Any) -> Iterator[tuple[str, npt.NDArray[Any]]]:
+    """Arrays that can be written to, of an environment, its wrappers and their classes."""
+    for layer in layers(env):
+        values: dict[str, Any] = {}
+        for kind in reversed(type(layer).__mro__):
+            values |= vars(kind)
+        values |= _attributes(layer)
+        for name, value in values.items():
+            if isinstance(value, np.ndarray) and value.flags.writeable:
+                yield f"{type(layer).__name__}.{name}", value
+
+
+def _arrays_in(value: Any) -> Iterator[npt.NDArray[Any]]:
+    if isinstance(value, np.ndarray):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _arrays_in(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _arrays_in(item)
+
+
+def _overlapping(rows: Sequence[Sequence[npt.NDArray[Any]]]) -> None | tuple[int, int]:
+    """Two rows with an array in the same memory that can be written to; None if there are none."""
+    spans = sorted(
+        (*np.lib.array_utils.byte_bounds(array), row, i)
+        for row, arrays in enumerate(rows)
+        for i, array in enumerate(arrays)
+        if array.flags.writeable and array.nbytes
+    )
+    for (_, end, row, i), (start, _, other, j) in zip(spans, spans[1:], strict=False):
+        if start < end and row != other and shares(rows[row][i], rows[other][j]):
+            return min(row, other), max(row, other)
+    return None
+
+
+def shares(one: Any, other: Any) -> bool:
+    """Whether two arrays or tensors have memory in common; never waits for a device."""
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        storages = one.untyped_storage(), other.untyped_storage()
+        return storages[0].data_ptr() == storages[1].data_ptr() and bool(storages[0].nbytes())
+    one, other = (x.numpy() if _is_on_host(x) else x for x in (one, other))
+    if not (isinstance(one, np.ndarray) and isinstance(other, np.ndarray)):
+        return False
+    try:
+        return np.shares_memory(one, other, max_work=10**5)
+    except np.exceptions.TooHardError:
+        return np.may_share_memory(one, other)
+
+
+def _is_on_host(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_cpu and not value.requires_grad

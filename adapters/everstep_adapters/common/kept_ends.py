@@ -1,0 +1,81 @@
+"""Ends of episodes that a reset cannot change: copies, made before the environment is reset.
+
+Gymnasium's vector classes keep what `step` returned, reset the environment in SAME_STEP, and only
+then pass it on. An environment that reuses memory in `reset` overwrites it in between, and nothing
+that comes later shows it. So the copy is made where it is returned, in `step` itself, and in an
+`AsyncVectorEnv` in its processes. They import this module, so it imports little.
+"""
+
+import copy
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+
+def copied(value: Any) -> Any:
+    """A copy of nested arrays and tensors; other objects, such as numbers, are the same ones."""
+    if isinstance(value, np.ndarray):
+        return copy.deepcopy(value) if value.dtype.hasobject else value.copy()
+    if isinstance(value, Mapping):
+        return {key: copied(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        items = [copied(item) for item in value]
+        if isinstance(value, list):
+            return items
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    if hasattr(value, "detach") and hasattr(value, "clone"):
+        return value.detach().clone()
+    # Arrays of other libraries; JAX's cannot be written to, and a copy of them costs little.
+    is_array = hasattr(value, "__array__") and not isinstance(value, np.generic)
+    return copy.deepcopy(value) if is_array else value
+
+
+class KeptEnds:
+    """`step` of a single environment; where an episode ends, it returns copies.
+
+    Args:
+        step: The environment's own.
+
+    """
+
+    def __init__(self, step: Callable[[Any], Any]) -> None:
+        self._step = step
+
+    def __call__(self, action: Any) -> Any:
+        """The result of `step`."""
+        returned = self._step(action)
+        if len(returned) == 5 and (returned[2] or returned[3]):
+            observation, *others, info = returned
+            return (copied(observation), *others, copied(info))
+        return returned
+
+
+def keep_ends(env: Any) -> None:
+    """Let the `step` of a single environment return copies where an episode ends."""
+    if not isinstance(env.step, KeptEnds):
+        env.step = KeptEnds(env.step)
+
+
+class InWorker:
+    """A message that a process of an `AsyncVectorEnv` cannot read without keeping its ends.
+
+    Gymnasium sends processes values, and none of its messages reaches the environment's `step`;
+    but what is unpickled runs in the function that holds the environment. It arrives there as the
+    name of the attribute that this changed, or as one that no environment has.
+    """
+
+    def __reduce__(self) -> tuple[Any, tuple[()]]:
+        return _keep_ends_of_caller, ()
+
+
+def _keep_ends_of_caller() -> str:
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        env = frame.f_locals.get("env")
+        if callable(getattr(env, "step", None)) and "pipe" in frame.f_locals:
+            keep_ends(env)
+            return "step"
+        frame = frame.f_back
+    return "no environment in sight"

@@ -1,0 +1,293 @@
+"""Environments that write into what they have returned, and rows that are not independent."""
+
+import copy
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.wrappers import TimeLimit, TransformObservation
+
+import everstep
+from everstep.errors import AdapterError, EnvError
+from everstep_adapters import GymnasiumEnv
+from tests.everstep_adapters.gymnasium.gymnasium_toys import MODES, zeros
+
+# Python 3.12 and JAX warn of forks in a process that has threads, which `AsyncVectorEnv` does.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning"),
+]
+
+SAME = AutoresetMode.SAME_STEP
+
+#: Where the environments of one batch reuse memory.
+REUSES = {
+    "leaves": ["step", "reset", "both", "alternately", "reset, returning a copy", "info"],
+    "nested leaves": ["a nested leaf"] * 2,
+}
+
+
+class Reusing(gymnasium.Env[Any, int]):
+    """Counts its env steps up to 3, in memory that it writes to again."""
+
+    def __init__(self, reuses: str) -> None:
+        box = spaces.Box(-np.inf, np.inf, (2,), dtype=np.float32)
+        self.is_nested = reuses == "a nested leaf"
+        inner = spaces.Dict({"b": spaces.Tuple([box, box])})
+        self.observation_space = inner if self.is_nested else box
+        self.action_space = spaces.Discrete(2)
+        self.reuses = reuses
+        self.buffers = [np.zeros(2, np.float32) for _ in range(2)]
+        self.state, self.t, self.infos = self.buffers[0], 0, {"x": np.zeros(1)}
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        self.t, self.infos["x"][:] = 0, 0
+        if self.reuses in ("step", "info"):
+            self.state = np.zeros(2, np.float32)
+        for buffer in (self.state, *self.buffers):
+            buffer[:] = 0
+        return self._observed(copies="copy" in self.reuses), self.infos
+
+    def step(self, action: int) -> Any:
+        self.t += 1
+        if self.reuses == "alternately":
+            self.state = self.buffers[self.t % 2]
+        if self.reuses.startswith("reset"):
+            self.state = np.zeros(2, np.float32)
+        self.state[:] = self.t
+        self.infos["x"][:] = self.t
+        return self._observed(), 0.0, False, self.t == 3, self.infos
+
+    def _observed(self, copies: bool = False) -> Any:
+        observed = self.state.copy() if copies or self.reuses == "info" else self.state
+        return {"b": (observed.copy(), observed)} if self.is_nested else observed
+
+
+def vectorized(kind: str, mode: str, make: list[Callable[[], Any]]) -> VectorEnv:
+    options: Any = {"autoreset_mode": AutoresetMode[mode]}
+    if kind.startswith("sync"):
+        return SyncVectorEnv(make, copy="copies" in kind, **options)
+    return AsyncVectorEnv(make, shared_memory="shared" in kind, context="fork", **options)
+
+
+@pytest.mark.parametrize("reuses", REUSES)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", ["sync", "sync, copies", "async, shared", "async"])
+def test_the_observation_that_ends_an_episode_is_the_one_before_the_reset(
+    kind: str, mode: str, reuses: str
+) -> None:
+    env = GymnasiumEnv(vectorized(kind, mode, [partial(Reusing, x) for x in REUSES[reuses]]))
+    env.reset()
+    rows = [env.step(zeros(env)).clone() for _ in range(8)]
+    end = "obs" if mode == "NEXT_STEP" else "final_obs"
+    ends = [row[end] for row in rows if row["truncated"].any()]
+    leaves = [end["b"]["1"] if reuses == "nested leaves" else end for end in ends]
+    assert [leaf.tolist() for leaf in leaves] == [[[3, 3]] * env.num_envs] * 2
+    counted = [1, 2, 3, 1, 2, 3] if mode == "NEXT_STEP" else [1, 2, 3, 1, 2, 3, 1, 2]
+    assert env.metrics()["x"] == pytest.approx(np.mean(counted))  # two rows of 8 are resets
+    env.close()
+
+
+def test_wrappers_and_copies_that_everstep_makes_are_right_too() -> None:
+    def make() -> Any:
+        env = TimeLimit(Reusing("reset"), 2)
+        return TransformObservation(env, lambda x: x, env.observation_space)
+
+    for env in (
+        GymnasiumEnv(SyncVectorEnv([make] * 2, autoreset_mode=SAME), max_episode_steps=2),
+        everstep.make(make, 2, autoreset_mode="SAME_STEP"),
+        GymnasiumEnv(
+            gymnasium.wrappers.vector.RecordEpisodeStatistics(
+                vectorized("sync", "SAME_STEP", [make] * 2)
+            )
+        ),
+    ):
+        env.reset()
+        rows = [env.step(zeros(env)).clone() for _ in range(4)]
+        assert [row["final_obs"].tolist() for row in rows[1::2]] == [[[2, 2], [2, 2]]] * 2
+
+
+class Batch(VectorEnv):
+    """Resets in the same step; `final` says what its infos hold of the ends."""
+
+    def __init__(self, final: str, as_tensors: bool = False, length: int = 3) -> None:
+        self.metadata = {"autoreset_mode": SAME}
+        box = spaces.Box(-np.inf, np.inf, (2,), dtype=np.float32)
+        self.is_nested = "leaf" in final
+        self.single_observation_space = spaces.Dict(a=box, b=box) if self.is_nested else box
+        self.single_action_space = spaces.Discrete(2)
+        self.num_envs, self.final, self.length = 3, final, length
+        self.state = torch.zeros(3, 2) if as_tensors else np.zeros((3, 2), np.float32)
+        self.goal = self.state + 7
+        self.t = np.zeros(3, np.int64)
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        self.t[:] = [0, 1, 0]
+        self.state[:] = 0
+        return self._observed(self._copied(self.state)), {}
+
+    def step(self, actions: Any) -> Any:
+        self.t += 1
+        self.state += 1
+        truncated, infos = self.t == self.length, {}
+        returned = self._copied(self.state)
+        if truncated.any():
+            final = {"a copy": self._copied(self.state), "the state": self.state}
+            final |= {"what is returned": returned, "one leaf": self.state}
+            final |= {"a leaf that never changes": self._copied(self.state)}
+            value = final[self.final.removesuffix(", one by one")]
+            infos["final_obs"] = self._observed(value)
+            if self.final.endswith("one by one"):
+                infos["final_obs"] = np.array([None] * 3, dtype=object)
+                for i in np.flatnonzero(truncated):
+                    infos["final_obs"][i] = value[i]
+            for array in (self.state, returned):
+                array[truncated] = 0
+            self.t[truncated] = 0
+        rewards, flags = np.zeros(3), (np.zeros(3, bool), truncated)
+        if isinstance(self.state, torch.Tensor):
+            rewards, *flags = (torch.from_numpy(x) for x in (rewards, *flags))  # type: ignore
+        return self._observed(returned), rewards, *flags, infos
+
+    def _copied(self, value: Any) -> Any:
+        return value.clone() if isinstance(value, torch.Tensor) else value.copy()
+
+    def _observed(self, value: Any) -> Any:
+        if not self.is_nested:
+            return value
+        return {"a": value, "b": self.goal if "never" in self.final else self._copied(value)}
+
+
+@pytest.mark.parametrize("as_tensors", [False, True])
+@pytest.mark.parametrize(
+    "final", ["the state", "what is returned", "one leaf", "the state, one by one"]
+)
+def test_batches_whose_final_observations_are_overwritten_are_refused(
+    final: str, as_tensors: bool
+) -> None:
+    env = GymnasiumEnv(Batch(final, as_tensors))
+    env.reset()
+    with pytest.raises(EnvError, match=r"writes into final observations.*obs.*copy.*NEXT_STEP"):
+        for _ in range(6):
+            env.step(zeros(env))
+
+
+@pytest.mark.parametrize("as_tensors", [False, True])
+@pytest.mark.parametrize("final", ["a copy", "a copy, one by one", "a leaf that never changes"])
+def test_batches_with_copies_and_leaves_that_never_change_are_not(
+    final: str, as_tensors: bool
+) -> None:
+    env = GymnasiumEnv(Batch(final, as_tensors))
+    env.reset()
+    for t in range(1, 13):
+        row = env.step(zeros(env))
+        if t % 3 == 0:
+            leaf = row["final_obs"]["a"] if "leaf" in final else row["final_obs"]
+            assert leaf[0].tolist() == [3, 3]
+
+
+# Rows that are one.
+
+
+class Simulator:
+    def __init__(self) -> None:
+        self.x = 0
+
+    def step(self) -> None:
+        self.x += 1
+
+    def reset(self) -> None:
+        self.x = 0
+
+
+SIMULATOR, MEMORY = Simulator(), np.zeros(2, np.float32)
+
+
+class Sharing(gymnasium.Env[Any, int]):
+    """Shares with its copies what `shares` says."""
+
+    in_class = np.zeros(2, np.float32)
+    table = np.arange(5)
+
+    def __init__(self, shares: str) -> None:
+        self.observation_space = spaces.Box(-np.inf, np.inf, (2,), dtype=np.float32)
+        self.action_space = spaces.Discrete(2)
+        self.simulator = SIMULATOR if shares == "a simulator" else Simulator()
+        self.shares = shares
+        if shares == "an array":
+            self.state = MEMORY
+        elif shares == "an array of the class":
+            self.state = self.in_class
+        else:
+            self.state = np.zeros(2, np.float32)
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.simulator.reset()
+        self.state[:] = 0
+        return self._observed(), {}
+
+    def step(self, action: int) -> Any:
+        self.simulator.step()
+        self.state += 1
+        return self._observed(), 0.0, False, False, {}
+
+    def _observed(self) -> Any:
+        if self.shares == "what it returns":
+            return self.in_class
+        return self.state.copy()
+
+
+def with_own_state(env: Any) -> Any:
+    env.simulator, env.state = Simulator(), np.zeros(2, np.float32)
+    return env
+
+
+def one_twice(shares: str) -> list[Callable[[], Any]]:
+    env = Sharing(shares)
+    if shares == "the environment":
+        return [lambda: env] * 2
+    if shares == "the environment in wrappers":
+        return [lambda: TimeLimit(env, 5)] * 2
+    if shares == "a generator":
+        env.reset(seed=0)
+        return [lambda: with_own_state(copy.copy(env))] * 2
+    return [partial(Sharing, shares)] * 2
+
+
+@pytest.mark.parametrize(
+    ("shares", "named"),
+    [
+        ("the environment", "one environment, Sharing"),
+        ("the environment in wrappers", "one environment, Sharing"),
+        ("a simulator", "one simulation, Simulator"),
+        ("a generator", "one generator of random numbers"),
+        ("an array", "write into one array, `Sharing.state`"),
+        ("an array of the class", "write into one array"),
+        ("what it returns", "return observations in one memory"),
+    ],
+)
+def test_rows_that_are_not_independent_are_refused(shares: str, named: str) -> None:
+    inner = SyncVectorEnv(one_twice(shares))
+    with pytest.raises((AdapterError, EnvError), match=rf"[Rr]ows.*{named}.*own"):
+        env = GymnasiumEnv(inner)
+        env.reset()
+        env.step(zeros(env))
+
+
+def test_rows_may_share_tables_and_spaces() -> None:
+    env = GymnasiumEnv(SyncVectorEnv([partial(Sharing, "nothing")] * 3))
+    env.reset()
+    env.step(zeros(env))
+
+
+def test_a_function_that_makes_one_environment_is_refused_by_make() -> None:
+    env = Sharing("nothing")
+    with pytest.raises(AdapterError, match="Rows 0 and 1 .* have one environment"):
+        everstep.make(lambda: env, 4)
