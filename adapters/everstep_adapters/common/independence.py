@@ -5,6 +5,7 @@ the first env steps have written to it: tables that nothing changes may be share
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -167,7 +168,7 @@ def _overlapping(rows: Sequence[Sequence[npt.NDArray[Any]]]) -> None | tuple[int
         for i, array in enumerate(arrays)
         if array.flags.writeable and array.nbytes
     )
-    for (_, end, row, i), (start, _, other, j) in zip(spans, spans[1:], strict=False):
+    for (_, end, row, i), (start, _, other, j) in pairwise(spans):
         if start < end and row != other and shares(rows[row][i], rows[other][j]):
             return min(row, other), max(row, other)
     return None

@@ -12,6 +12,7 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.wrappers import TimeLimit, TransformObservation
+from gymnasium.wrappers.vector import RecordEpisodeStatistics
 
 import everstep
 from everstep.errors import AdapterError, EnvError
@@ -31,6 +32,11 @@ REUSES = {
     "leaves": ["step", "reset", "both", "alternately", "reset, returning a copy", "info"],
     "nested leaves": ["a nested leaf"] * 2,
 }
+
+
+def play(env: GymnasiumEnv, count: int) -> list[Any]:
+    env.reset()
+    return [env.step(zeros(env)).clone() for _ in range(count)]
 
 
 class Reusing(gymnasium.Env[Any, int]):
@@ -99,14 +105,11 @@ def test_wrappers_and_copies_that_everstep_makes_are_right_too() -> None:
         env = TimeLimit(Reusing("reset"), 2)
         return TransformObservation(env, lambda x: x, env.observation_space)
 
+    inner = [vectorized("sync", "SAME_STEP", [make] * 2) for _ in range(2)]
     for env in (
-        GymnasiumEnv(SyncVectorEnv([make] * 2, autoreset_mode=SAME), max_episode_steps=2),
+        GymnasiumEnv(inner[0], max_episode_steps=2),
         everstep.make(make, 2, autoreset_mode="SAME_STEP"),
-        GymnasiumEnv(
-            gymnasium.wrappers.vector.RecordEpisodeStatistics(
-                vectorized("sync", "SAME_STEP", [make] * 2)
-            )
-        ),
+        GymnasiumEnv(RecordEpisodeStatistics(inner[1])),
     ):
         env.reset()
         rows = [env.step(zeros(env)).clone() for _ in range(4)]
@@ -172,10 +175,8 @@ def test_batches_whose_final_observations_are_overwritten_are_refused(
     final: str, as_tensors: bool
 ) -> None:
     env = GymnasiumEnv(Batch(final, as_tensors))
-    env.reset()
     with pytest.raises(EnvError, match=r"writes into final observations.*obs.*copy.*NEXT_STEP"):
-        for _ in range(6):
-            env.step(zeros(env))
+        play(env, 6)
 
 
 @pytest.mark.parametrize("as_tensors", [False, True])
@@ -276,18 +277,14 @@ def one_twice(shares: str) -> list[Callable[[], Any]]:
 def test_rows_that_are_not_independent_are_refused(shares: str, named: str) -> None:
     inner = SyncVectorEnv(one_twice(shares))
     with pytest.raises((AdapterError, EnvError), match=rf"[Rr]ows.*{named}.*own"):
-        env = GymnasiumEnv(inner)
-        env.reset()
-        env.step(zeros(env))
+        play(GymnasiumEnv(inner), 1)
 
 
 def test_rows_may_share_tables_and_spaces() -> None:
-    env = GymnasiumEnv(SyncVectorEnv([partial(Sharing, "nothing")] * 3))
-    env.reset()
-    env.step(zeros(env))
+    play(GymnasiumEnv(SyncVectorEnv([partial(Sharing, "nothing")] * 3)), 2)
 
 
 def test_a_function_that_makes_one_environment_is_refused_by_make() -> None:
     env = Sharing("nothing")
-    with pytest.raises(AdapterError, match="Rows 0 and 1 .* have one environment"):
+    with pytest.raises(AdapterError, match=r"Rows 0 and 1 .* have one environment"):
         everstep.make(lambda: env, 4)
