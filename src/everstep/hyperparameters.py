@@ -194,7 +194,8 @@ class Hyperparameters:
 
     bounds_loss_coeff: NonNegativeFloat = 0.0
     """Weight of the loss Σ max(|μ| − 1.1, 0)² on means μ of normal distributions of actions, whose
-    bounds count as ±1; unbounded actions are taken as if they were bounded by ±1."""
+    bounds count as ±1; dimensions without bounds are taken as if they were bounded by ±1. A
+    dimension with one bound may be beyond it by 0.1."""
 
     target_kl_div: None | PositiveFloat = None
     """Approximate KL divergence above which an update stops early. With `lr_schedule_kind` set to

@@ -146,6 +146,39 @@ def options(spec: TensorSpec) -> list[int]:
     return []
 
 
+def is_bound(end: torch.Tensor) -> torch.Tensor:
+    """Which ends of a range of real numbers are bounds, bool of the same shape.
+
+    The largest number of the dtype, or of float32, stands for none: some environments write it for
+    infinity.
+    """
+    largest = min(torch.finfo(end.dtype).max, torch.finfo(torch.float32).max)
+    return end.abs() < largest
+
+
+def random_values(spec: TensorSpec, size: Sequence[int]) -> Any:
+    """Random values `[*size, *spec.shape]` of a spec, as `TensorSpec.rand` draws them.
+
+    Where real numbers lack a bound, it would draw infinity or NaN. With one bound the distance from
+    it is exponential, without bounds numbers are normal, as in Gymnasium.
+    """
+    if isinstance(spec, Composite):
+        drawn = {key: random_values(leaf, size) for key, leaf in spec.items()}
+        return TensorDict(drawn, batch_size=[*size, *spec.shape], device=spec.device)
+    if not isinstance(spec, Bounded) or not spec.dtype.is_floating_point:
+        return spec.rand(torch.Size(size))
+    low, high = spec.space.low, spec.space.high
+    has_low, has_high = is_bound(low), is_bound(high)
+    if bool((has_low & has_high).all()):
+        return spec.rand(torch.Size(size))
+    uniform = torch.rand(*size, *spec.shape, dtype=spec.dtype, device=low.device)
+    away = torch.empty_like(uniform).exponential_()
+    within = torch.lerp(low.where(has_low, 0.0), high.where(has_high, 1.0), uniform)
+    drawn = torch.where(has_high, high - away, torch.randn_like(uniform))
+    drawn = torch.where(has_low, torch.where(has_high, within, low + away), drawn)
+    return drawn.clamp(low, high)
+
+
 #: Kinds of spec that can be saved, by name; a subclass comes before its base.
 _KINDS: dict[str, type[TensorSpec]] = {
     "multi_categorical": MultiCategorical,

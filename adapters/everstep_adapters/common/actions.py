@@ -3,9 +3,10 @@
 from typing import Literal
 
 import torch
-from torchrl.data import TensorSpec
+from torchrl.data import Bounded, TensorSpec
 
 from everstep.errors import AdapterError
+from everstep.specs import is_bound
 
 #: How real-valued actions are brought inside their bounds.
 ActionBounds = Literal["clip", "rescale"]
@@ -72,7 +73,7 @@ def check_action_bounds(bounds: str, *, is_real: bool, space: object) -> None:
 def unit_to_bounds(
     low: torch.Tensor, high: torch.Tensor, name: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scale and offset of the map from [-1, 1] to the bounds; 1 and 0 if a bound is infinite.
+    """Scale and offset of the map from [-1, 1] to the bounds; 1 and 0 where a bound is missing.
 
     Args:
         low: Lower bounds.
@@ -83,7 +84,7 @@ def unit_to_bounds(
         AdapterError: If no dimension has finite bounds.
 
     """
-    finite = low.isfinite() & high.isfinite()
+    finite = is_bound(low) & is_bound(high)
     if not bool(finite.any()):
         raise AdapterError(
             f"`action_bounds='rescale'` needs a dimension with finite bounds; `{name}` has "
@@ -92,3 +93,13 @@ def unit_to_bounds(
     # Halved first: the difference of two large bounds would overflow.
     half_low, half_high = low.div(2).where(finite, -0.5), high.div(2).where(finite, 0.5)
     return half_high - half_low, half_high + half_low
+
+
+def rescaled_spec(spec: TensorSpec) -> TensorSpec:
+    """Spec of actions before they are rescaled: from -1 to 1 where a dimension has two bounds."""
+    if not isinstance(spec, Bounded):
+        return spec
+    low, high = spec.space.low, spec.space.high
+    both = is_bound(low) & is_bound(high)
+    low, high = low.masked_fill(both, -1.0), high.masked_fill(both, 1.0)
+    return Bounded(low=low, high=high, shape=spec.shape, device=spec.device, dtype=spec.dtype)

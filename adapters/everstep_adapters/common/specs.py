@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torchrl.data import Bounded, Composite, MultiCategorical, TensorSpec, Unbounded
 
-from everstep.specs import Path, leaf_specs, options
+from everstep.specs import Path, is_bound, leaf_specs, options
 
 
 def compose_spec(leaves: Mapping[Path, TensorSpec], device: torch.device) -> TensorSpec:
@@ -16,6 +16,25 @@ def compose_spec(leaves: Mapping[Path, TensorSpec], device: torch.device) -> Ten
     for path, leaf in leaves.items():
         spec[path] = leaf
     return spec
+
+
+def real_spec(low: torch.Tensor, high: torch.Tensor, device: torch.device) -> TensorSpec:
+    """Spec of real numbers of that shape and dtype: `Bounded`, or `Unbounded` if there is no bound.
+
+    Dimensions are independent of each other: a missing bound is infinite.
+
+    Args:
+        low: Lower bounds.
+        high: Upper bounds.
+        device: Device of the spec.
+
+    """
+    common = {"shape": low.shape, "device": device, "dtype": low.dtype}
+    has_low, has_high = is_bound(low), is_bound(high)
+    if not bool((has_low | has_high).any()):
+        return Unbounded(**common)
+    low, high = low.where(has_low, -torch.inf), high.where(has_high, torch.inf)
+    return Bounded(low=low.to(device), high=high.to(device), **common)
 
 
 def choices_spec(counts: torch.Tensor, dtype: torch.dtype = torch.int64) -> TensorSpec:

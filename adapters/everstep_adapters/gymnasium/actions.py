@@ -6,12 +6,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from gymnasium import spaces
-from torchrl.data import Bounded, TensorSpec
+from torchrl.data import TensorSpec
 
 from everstep.errors import AdapterError
 from everstep.formats import ActionFormat
 
-from ..common.actions import ActionBounds, check_action_bounds, unit_to_bounds
+from ..common.actions import ActionBounds, check_action_bounds, rescaled_spec, unit_to_bounds
 from ..common.handoff import Downlink
 from .spaces import box_spec, integer_spec, start_of
 
@@ -76,7 +76,7 @@ def box_actions(
     """Actions of real numbers, brought inside the space's bounds.
 
     `"clip"` sends the nearest action inside the bounds. `"rescale"` maps -1 to the lower and 1 to
-    the upper bound, linearly, then clips; dimensions with an infinite bound are only clipped.
+    the upper bound, linearly, then clips; dimensions without two bounds are only clipped.
 
     Args:
         space: Floating-point `Box`.
@@ -91,8 +91,7 @@ def box_actions(
         ends = torch.tensor(space.low), torch.tensor(space.high)
         scale, offset = unit_to_bounds(*ends, "action_space")
         arrays |= {"scale": scale.numpy(), "offset": offset.numpy()}
-        if isinstance(spec, Bounded):
-            spec = Bounded(-1.0, 1.0, spec.shape, device, spec.dtype)
+        spec = rescaled_spec(spec)
     form = ActionFormat(tuple(space.shape), np.dtype(space.dtype), **arrays)
     return Actions(spec, form, num_envs)
 

@@ -11,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from gymnasium import spaces
-from torchrl.data import Binary, Bounded, Categorical, TensorSpec, Unbounded
+from torchrl.data import Binary, Bounded, Categorical, TensorSpec
 
 from everstep.errors import AdapterError
 from everstep.formats import ObservationFormat
 
-from ..common.specs import choices_spec
+from ..common.specs import choices_spec, real_spec
 
 _SAME = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32")
 
@@ -153,10 +153,7 @@ def _leaf_spec(
 
 
 def box_spec(space: spaces.Box, device: torch.device, name: str) -> TensorSpec:
-    """`Bounded` if every bound is below the dtype's largest number, else `Unbounded`.
-
-    Some environments write the largest number for infinity.
-    """
+    """Spec of a `Box`; see `real_spec` for real numbers."""
     dtype = _torch_dtype(space.dtype, name)
     shape = torch.Size(space.shape or (1,))
     wide = np.float64 if dtype.is_floating_point else np.int64  # NumPy warns of overflows
@@ -164,10 +161,9 @@ def box_spec(space: spaces.Box, device: torch.device, name: str) -> TensorSpec:
         torch.from_numpy(bound.astype(wide)).to(device, dtype).reshape(shape)
         for bound in (space.low, space.high)
     )
-    ends = torch.stack((low, high))
-    if not dtype.is_floating_point or bool((ends.abs() < torch.finfo(dtype).max).all()):
-        return Bounded(low=low, high=high, shape=shape, device=device, dtype=dtype)
-    return Unbounded(shape=shape, device=device, dtype=dtype)
+    if dtype.is_floating_point:
+        return real_spec(low, high, device)
+    return Bounded(low=low, high=high, shape=shape, device=device, dtype=dtype)
 
 
 def integer_spec(space: spaces.Space[Any], device: torch.device) -> TensorSpec:

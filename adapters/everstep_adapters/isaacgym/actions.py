@@ -4,12 +4,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torchrl.data import Bounded, TensorSpec, Unbounded
+from torchrl.data import TensorSpec, Unbounded
 
 from everstep.errors import AdapterError
 from everstep.formats import ActionFormat, numpy_dtype
 
 from ..common.actions import ActionCheck
+from ..common.specs import real_spec
 from .tasks import Task
 
 
@@ -24,7 +25,7 @@ class Actions:
 
     """
 
-    #: Spec of one environment's action: `Bounded` if all bounds are finite, else `Unbounded`.
+    #: Spec of one environment's action.
     spec: TensorSpec
 
     #: The action as the task has it.
@@ -46,9 +47,7 @@ class Actions:
             low, high = (torch.tensor(np.broadcast_to(x, tuple(shape)), **self._own) for x in ends)
             if bool(low.isfinite().any() | high.isfinite().any()):
                 self._bounds = low, high
-            if bool(low.isfinite().all() & high.isfinite().all()):
-                on_device = low.to(task.device), high.to(task.device)
-                self.spec = Bounded(*on_device, shape, task.device, zeros.dtype)
+            self.spec = real_spec(low, high, task.device)
         bounds: dict[str, Any] = {}
         if self._bounds is not None:
             arrays = (end.numpy(force=True) for end in self._bounds)

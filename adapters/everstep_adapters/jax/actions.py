@@ -5,13 +5,13 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import torch
-from torchrl.data import Bounded, Categorical, TensorSpec, Unbounded
+from torchrl.data import Categorical, TensorSpec
 
 from everstep.formats import ActionFormat
 
-from ..common.actions import ActionBounds, check_action_bounds, unit_to_bounds
+from ..common.actions import ActionBounds, check_action_bounds, rescaled_spec, unit_to_bounds
 from ..common.handoff import Downlink
-from ..common.specs import choices_spec
+from ..common.specs import choices_spec, real_spec
 from .functions import Choices, Reals
 
 
@@ -71,13 +71,9 @@ class Actions:
         if bool(low.isfinite().any() | high.isfinite().any()):
             self.ends = action.low.astype(sent), action.high.astype(sent)
             arrays = {"low": action.low, "high": action.high}
-        self.spec = Unbounded(size, device, dtype)
-        if bool((low.isfinite() & high.isfinite()).all()):
-            ones = torch.ones(size, dtype=dtype)
-            own = low.reshape(size), high.reshape(size)
-            ends = (-ones, ones) if bounds == "rescale" else own
-            self.spec = Bounded(*(x.to(device) for x in ends), size, device, dtype)
+        self.spec = real_spec(low.reshape(size), high.reshape(size), device)
         if bounds == "rescale":
+            self.spec = rescaled_spec(self.spec)
             self._affine = tuple(x.to(device) for x in unit_to_bounds(low, high, "action"))
             for name, values in zip(("scale", "offset"), self._affine, strict=True):
                 arrays[name] = values.numpy(force=True)

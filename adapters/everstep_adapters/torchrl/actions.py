@@ -11,7 +11,7 @@ from torchrl.data import tensor_specs as specs
 from everstep.errors import AdapterError
 from everstep.formats import ActionFormat, numpy_dtype
 
-from ..common.actions import ActionBounds, check_action_bounds, unit_to_bounds
+from ..common.actions import ActionBounds, check_action_bounds, rescaled_spec, unit_to_bounds
 from .layout import Key, Layout, Leaf, join_keys, leaves_of, make_leaf
 
 
@@ -107,10 +107,7 @@ class RealActions(Actions):
         self._affine: tuple[torch.Tensor, ...] = ()
         if bounds == "rescale":
             self._affine = unit_to_bounds(self._low, self._high, join_keys([leaf.key]))
-            if isinstance(self.spec, specs.Bounded):
-                self.spec = specs.Bounded(
-                    -1.0, 1.0, self.spec.shape, self.spec.device, self.spec.dtype
-                )
+            self.spec = rescaled_spec(self.spec)
         self.form = self._make_form(tuple(leaf.feature))
 
     def _make_form(self, shape: tuple[int, ...]) -> None | ActionFormat:

@@ -12,7 +12,7 @@ from torchrl.data import tensor_specs as specs
 
 from everstep.errors import AdapterError, EnvError
 
-from ..common.specs import choices_spec
+from ..common.specs import choices_spec, real_spec
 
 #: A TorchRL key, always as a tuple: `("agents", "observation")`, `("reward",)`.
 Key = tuple[str, ...]
@@ -193,14 +193,14 @@ def _row_spec(key: Key, spec: TensorSpec, layout: Layout, common: dict[str, Any]
 
 
 def _bounded(key: Key, spec: specs.Bounded, layout: Layout, common: dict[str, Any]) -> TensorSpec:
-    """`Bounded` by the widest bounds of any row if they are finite, else `Unbounded`."""
+    """Spec with the widest bounds of any row."""
     feature = layout.feature(key, spec)
     ends = (layout.per_row(key, end, feature) for end in (spec.space.low, spec.space.high))
     low, high = (end.to(common["device"], common["dtype"]) for end in ends)
     low, high = low.amin(0), high.amax(0)
-    if bool(low.isfinite().all() and high.isfinite().all()):
-        return specs.Bounded(low=low, high=high, **common)
-    return specs.Unbounded(**common)
+    if common["dtype"].is_floating_point:
+        return real_spec(low, high, common["device"])
+    return specs.Bounded(low=low, high=high, **common)
 
 
 def observation_leaves(

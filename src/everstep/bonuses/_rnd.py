@@ -13,7 +13,7 @@ from ..errors import ConfigError
 from ..models import ObservationNetwork, is_image
 from ..normalizers import RunningMoments, update_moments
 from ..rollouts import Minibatch, Rollout
-from ..specs import Leaves, Structure, leaf_specs
+from ..specs import Leaves, Structure, leaf_specs, random_values
 from ._base import Bonus, Stream
 
 #: Observations in one forward pass, of whole env steps.
@@ -150,7 +150,7 @@ class RandomNetworkDistillation(Bonus):
         for t in range(self.pre_normalization):
             if t == 0:
                 env.reset()
-            action = env.action_spec.rand(torch.Size([env.num_envs]))
+            action = random_values(env.action_spec, [env.num_envs])
             leaves = structure.flatten(env.step(action)["obs"])
             self._observe(
                 leaves, torch.ones(env.num_envs, dtype=torch.bool, device=leaves[0].device)

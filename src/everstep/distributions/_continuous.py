@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from tensordict import TensorDict
 from torchrl.data import Bounded, TensorSpec
 
+from ..specs import is_bound
 from ._base import Distribution, action_dtype, as_dtype, cached, sum_rows
 
 #: ½·log 2π.
@@ -46,12 +47,13 @@ class Normal(Distribution):
     def beyond_bounds(self) -> torch.Tensor:
         """Squared distances of the means from 1.1 times the actions' range, summed, `[B, 1]`.
 
-        The range is scaled to ±1; without bounds it is ±1.
+        The range is scaled to ±1; without bounds it is ±1. With one bound, a mean may be beyond it
+        by 0.1, and nothing is beyond the other end.
 
         Source: rl_games, `bound_loss` with its soft bound.
         """
-        centre, half = cached(self.model, _range, self.mean.device, self.mean.dtype)
-        beyond = ((self.mean - centre) / half).abs() - SOFT_BOUND
+        low, high, half = cached(self.model, _range, self.mean.device, self.mean.dtype)
+        beyond = torch.maximum(low - self.mean, self.mean - high) / half - (SOFT_BOUND - 1)
         return sum_rows(beyond.clamp(min=0).square())
 
     def deterministic_sample(self) -> torch.Tensor:
@@ -177,8 +179,8 @@ class _Softplus:
     """
 
     def __init__(self, low: torch.Tensor, high: torch.Tensor) -> None:
-        has_low = _is_bound(low)
-        self._one_bound = has_low ^ _is_bound(high)
+        has_low = is_bound(low)
+        self._one_bound = has_low ^ is_bound(high)
         self._side = torch.where(has_low, 1.0, -1.0).to(low.dtype)
         self._end = torch.where(has_low, low, high).where(self._one_bound, 0.0)
         self._others = _Tanh(low, high)
@@ -212,25 +214,26 @@ def _bounds(spec: Bounded, device: torch.device) -> tuple[torch.Tensor, torch.Te
 def _squash(spec: Bounded, device: torch.device, dtype: torch.dtype) -> _Squash:
     """The squash of latents of that dtype into the bounds of actions."""
     low, high = _bounds(spec, device)
-    some_have_one = bool((_is_bound(low) ^ _is_bound(high)).any())
+    some_have_one = bool((is_bound(low) ^ is_bound(high)).any())
     squash = _Softplus if some_have_one else _Tanh
     return squash(as_dtype(low, dtype), as_dtype(high, dtype))
 
 
 def _range(
     spec: TensorSpec, device: torch.device, dtype: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Centre and half width `[…]` of actions; 0 and 1 where they have less than two bounds."""
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Lowest, highest and half width `[…]` of actions.
+
+    -1, 1 and 1 where they have no bounds. With one bound the other is infinite, and with less than
+    two, or equal ones, the half width is 1.
+    """
     if not isinstance(spec, Bounded):
-        zero = torch.zeros((), dtype=dtype, device=device)
-        return zero, torch.ones_like(zero)
+        one = torch.ones((), dtype=dtype, device=device)
+        return -one, one, one
     low, high = _bounds(spec, device)
-    unbounded = ~(_is_bound(low) & _is_bound(high) & (low < high))
+    has_low, has_high = is_bound(low), is_bound(high)
     low, high = as_dtype(low, dtype), as_dtype(high, dtype)
-    half = ((high - low) / 2).masked_fill(unbounded, 1.0)
-    return ((high + low) / 2).masked_fill(unbounded, 0.0), half
-
-
-def _is_bound(end: torch.Tensor) -> torch.Tensor:
-    """Whether an end is a bound; the largest number of the dtype stands for none."""
-    return end.abs() < torch.finfo(end.dtype).max
+    half = ((high - low) / 2).where(has_low & has_high & (low < high), 1.0)
+    low = low.where(has_low, torch.where(has_high, -torch.inf, -1.0).to(dtype))
+    high = high.where(has_high, torch.where(has_low, torch.inf, 1.0).to(dtype))
+    return low, high, half

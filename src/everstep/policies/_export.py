@@ -20,7 +20,7 @@ from torch import nn
 
 from ..data import DataKeys, ExportFormat, Parity
 from ..errors import ExportError
-from ..specs import Leaves, Structure
+from ..specs import Leaves, Structure, random_values
 from ._core import PolicyCore
 from ._export_formats import WRITERS, Run, Tensors
 from ._predict import acted_on, env_actions
@@ -137,7 +137,7 @@ class Step(nn.Module):
         """Random observations, and the states at the start of an episode, `[rows, …]`."""
         history = self.policy.history
         size = [rows, history + 1] if history else [rows]
-        obs = self.policy._observation.flatten(self.policy.observation_spec.rand(size))
+        obs = self.policy._observation.flatten(random_values(self.policy.observation_spec, size))
         states = self.policy.memory.flatten(self.policy.init_states(rows))
         seen = (*compress(obs, self.is_seen), *compress(states, self.is_kept))
         inputs = dict(zip((*self.obs, *self.memory), seen, strict=True))

@@ -7,7 +7,7 @@ import torch
 from tensordict import TensorDict
 from torchrl.data import Bounded
 
-from ..specs import Structure, leaf_specs
+from ..specs import Structure, is_bound, leaf_specs
 from ._player import Player, Row, compare, copies, difference, same
 from ._results import Unplayable, Violation
 from ._subject import Subject
@@ -146,4 +146,5 @@ def _far_out(leaf: torch.Tensor, spec: Any) -> torch.Tensor:
     """Real-valued actions at ten times their bounds: those of a Gaussian policy are unbounded."""
     if not (isinstance(spec, Bounded) and leaf.is_floating_point()):
         return leaf
-    return torch.where(leaf > 0, spec.space.high, spec.space.low).to(leaf.device) * 10
+    ends = torch.where(leaf > 0, spec.space.high, spec.space.low).to(leaf.device)
+    return torch.where(is_bound(ends), ends, leaf) * 10

@@ -9,7 +9,7 @@ from torchrl.data import Binary, TensorSpec
 
 from ..data import DataKeys, Device
 from ..env import Env
-from ..specs import options
+from ..specs import options, random_values
 
 
 class Subject(ABC):
@@ -81,7 +81,7 @@ def random_actions(
     action_spec: TensorSpec, obs: torch.Tensor | TensorDict, num_envs: int
 ) -> torch.Tensor | TensorDict:
     """Random actions `[num_envs, …]`, allowed by `action_mask` if observations have it."""
-    actions = action_spec.rand(torch.Size([num_envs]))
+    actions: Any = random_values(action_spec, [num_envs])
     mask = None if isinstance(obs, torch.Tensor) else obs.get(DataKeys.ACTION_MASK, None)
     counts = options(action_spec)
     if mask is None or not counts:

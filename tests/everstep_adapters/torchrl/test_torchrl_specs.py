@@ -58,7 +58,7 @@ OBSERVATIONS: dict[str, tuple[Any, Any]] = {
     "float16": (Unbounded((2, 3), dtype=torch.float16), Unbounded(3, dtype=torch.float16)),
     "scalar": (Unbounded((2,)), Unbounded(1)),
     "bounded": (Bounded(-1.0, 2.0, (2, 3)), Bounded(-1.0, 2.0, (3,))),
-    "half bounded": (Bounded(0.0, math.inf, (2, 3)), Unbounded(3)),
+    "half bounded": (Bounded(0.0, math.inf, (2, 3)), Bounded(0.0, math.inf, (3,))),
     "pixels": (
         Bounded(0, 255, (2, 3, 4, 4), dtype=torch.uint8),
         Bounded(0, 255, (3, 4, 4), dtype=torch.uint8),
@@ -199,7 +199,8 @@ ACTIONS: dict[str, tuple[Any, dict[str, Any], Any, Any, Any]] = {
         [[-1.0], [0.5]], [[-1.0], [2.0]],
     ),
     "half bounded": (
-        Bounded(0.0, math.inf, (2, 1)), {}, Unbounded(1), [[-1.0], [5.0]], [[0.0], [5.0]],
+        Bounded(0.0, math.inf, (2, 1)), {}, Bounded(0.0, math.inf, (1,)),
+        [[-1.0], [5.0]], [[0.0], [5.0]],
     ),
     "unbounded": (
         Unbounded((2, 1)), {}, Unbounded(1), [[-9.0], [9.0]], [[-9.0], [9.0]],
