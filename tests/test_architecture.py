@@ -19,7 +19,7 @@ FLOORS = [
     "schedulers views episodes",
     "nn env distributions normalizers rules hyperparameters plugins registry",
     "graphs models rollouts policies objectives bonuses fused updates resolve",
-    "algorithms evaluation",
+    "env_calls algorithms evaluation",
     "conditions config callbacks loggers live usage progress trainers adapters",
     "testing benchmarks visualization recipes reproduction tuning",
     "cli __main__",

@@ -5,7 +5,6 @@ the concepts page of the documentation.
 """
 
 import re
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
@@ -30,6 +29,10 @@ class Env(ABC):
     A subclass sets `observation_spec` and `action_spec` in its constructor and implements `reset`
     and `step`. Specs describe one environment, without the batch dimension; all tensors have the
     batch dimension first, `[num_envs, …]`, and are on `device`.
+
+    Training and evaluation call it in the settings of PyTorch that their caller has, so it may use
+    autograd. What it returns is detached, and so is what it holds after an env step: no graph
+    is kept from one to the next.
 
     Optional members: `close()`, `seed(seed: int)`, `render()`, `metrics()`, `state_dict()` and
     `load_state_dict(state)`, `max_horizon`, `max_num_envs`, `capturable`, `asynchronous`,
@@ -144,31 +147,6 @@ def check_sizes(name: str, num_envs: Any, horizon: Any) -> None:
     for size, value in (("num_envs", num_envs), ("horizon", 1 if horizon is None else horizon)):
         if not isinstance(value, int) or value < 1:
             raise ValueError(f"{name}: `{size}` must be an integer of at least 1; got {value!r}.")
-
-
-class TimedSteps:
-    """`env.step`, and how long it took in all; nothing is waited for on a device.
-
-    Args:
-        env: The environment.
-
-    """
-
-    def __init__(self, env: Env) -> None:
-        self._step = env.step
-        self._ns = 0
-
-    def __call__(self, action: torch.Tensor | TensorDict) -> TensorDict:
-        """The environment's step."""
-        start = time.perf_counter_ns()
-        outcome = self._step(action)
-        self._ns += time.perf_counter_ns() - start
-        return outcome
-
-    @property
-    def statistics(self) -> dict[str, float]:
-        """Milliseconds in all, by name; nothing if a graph was replayed instead."""
-        return {"profiling/env_ms": self._ns / 1e6} if self._ns else {}
 
 
 def read_metrics(env: Any) -> dict[str, float]:

@@ -7,6 +7,7 @@ from torchrl.data import TensorSpec
 
 from .data import DataKeys
 from .env import Env, read_metrics
+from .env_calls import EnvCalls
 from .errors import ConfigError, EnvError
 from .policies import GenericPolicyBase, model_mode
 from .resolve import check_env
@@ -157,6 +158,7 @@ class Player:
 
     def __init__(self, policy: GenericPolicyBase[Any], env: Env, deterministic: bool) -> None:
         self.policy, self.env, self.deterministic = policy, env, deterministic
+        self.calls = EnvCalls(env)
         #: One env step, carried over to the next.
         self.rollout = Rollout(
             env.num_envs,
@@ -170,10 +172,11 @@ class Player:
             device=torch.device(env.device),
         )
 
+    @torch.no_grad()
     def reset(self, env_config: None | dict[str, Any]) -> None:
         """Reset the environment, and begin all episodes."""
         policy, num_envs = self.policy, self.env.num_envs
-        self.rollout.open(self.env.reset(config=env_config))
+        self.calls.reset(self.rollout, env_config)
         self.states: Leaves = policy.memory.flatten(policy.init_states(num_envs))
         self.sums = torch.zeros(num_envs, 2, dtype=torch.float64)
         self.goes_on = False
@@ -183,12 +186,11 @@ class Player:
         """Ended episodes, bool `[N]`, and return and length of each so far, `[N, 2]`."""
         rollout, policy = self.rollout, self.policy
         if self.goes_on:
-            rollout.carry()
+            self.calls.carry(rollout)
         self.goes_on = True
         with model_mode(policy.model, training=False):
             sample = policy.act(rollout.obs_at(0), self.states, deterministic=self.deterministic)
-        outcome = self.env.step(rollout.action.unflatten(sample.actions, [rollout.num_envs]))
-        rollout.write_outcome(0, outcome)
+        self.calls.step(rollout, 0, sample.actions)
         self.states = sample.states
         if sample.states and DataKeys.FIRST in rollout.episode_keys:
             self.states = policy.next_states(sample.states, rollout.first_at(0))

@@ -90,8 +90,7 @@ class EverstepVectorEnv(VectorEnv[Any, Any, Any]):
             EnvError: If an episode does not end as the declared mode has it.
 
         """
-        with torch.no_grad():
-            outcome = self.env.step(self._action.to_torch(actions, self._device))
+        outcome = self.env.step(self._action.to_torch(actions, self._device))
         rewards = outcome[DataKeys.REWARDS].reshape(self.num_envs).numpy(force=True)
         terminated = self._flag(outcome, DataKeys.TERMINATED)
         truncated = self._flag(outcome, DataKeys.TRUNCATED)

@@ -15,7 +15,7 @@ from ..data import (
     RecurrentAlgorithmState,
     StepStats,
 )
-from ..env import TimedSteps, read_metrics
+from ..env_calls import EnvCalls
 from ..episodes import to_floats
 from ..errors import DivergedError, EnvError, NotBufferedError
 from ..fused import MinibatchGradients, actor, gradients
@@ -67,6 +67,7 @@ class OnPolicyAlgorithm(
             self.parts = build_parts(
                 env, config, policy_cls=self.policy_cls, hparams_cls=self.hparams_cls
             )
+        self.calls = EnvCalls(env)
         self.state = self.state_cls()
         self.executor = Executor(CUDAGraph if self.config.cuda_graphs else None)
         #: Recurrent states `[N, …]` after the last env step; None at the start of episodes.
@@ -102,23 +103,24 @@ class OnPolicyAlgorithm(
         """
         elapsed_ms = stopwatch()
         self._prepare()
-        step = TimedSteps(self.env)
+        self.calls.begin()
         precision = self.config.matmul_precision
         with undone_on_error(self.parts):
             mode = model_mode(self.policy.model, training=not deterministic, precision=precision)
-            with torch.no_grad(), mode:
+            with torch.inference_mode(False), torch.no_grad(), mode:
                 was_reset = self._begin(env_config)
                 collected = self.executor.collect(
                     self.parts,
                     lambda states, resets: self._roll_out(
-                        states, step, resets, deterministic=deterministic
+                        states, resets, deterministic=deterministic
                     ),
                     self._initial_states(0) if self.states is None else self.states,
                     resets=self._changing_resets(),
+                    settings=self.calls.settings.key,
                     eager=deterministic or self.is_evaluating,
                 )
             # NaN marks a statistic that does not exist, such as a mean without an episode.
-            found = to_floats(collected.statistics) | read_metrics(self.env)
+            found = to_floats(collected.statistics) | self.calls.metrics()
             stats = self.reducer.statistics({k: x for k, x in found.items() if x == x})
             self._check_rollout(finite=bool(stats.pop("finite")), lost=int(stats.pop("lost")))
         self.states, self._reward_scale = collected.states, collected.reward_scale
@@ -131,7 +133,7 @@ class OnPolicyAlgorithm(
         resets = self.rollout.num_envs * self.reducer.size * was_reset
         counts: dict[str, Any] = {"env/steps": self._rows_to_learn, "env/resets": resets}
         counts |= {key: int(stats[key]) for key in ("episodes/count",) if key in stats}
-        counts |= step.statistics
+        counts |= self.calls.statistics
         return cast(CollectStats, {**stats, **counts, "profiling/collect_ms": elapsed_ms()})
 
     def _prepare(self) -> None:
@@ -150,33 +152,27 @@ class OnPolicyAlgorithm(
         reset = due or not self.continues
         self.state.buffered = self.continues = False
         if reset:
-            self.rollout.open(self.env.reset(config=env_config))
-            read_metrics(self.env)  # those of a rollout that failed are discarded
+            self.calls.reset(self.rollout, env_config)
+            self.calls.metrics()  # those of a rollout that failed are discarded
             self.states = None
             self.episodes.reset()
         else:
-            self.rollout.carry()
+            self.calls.carry(self.rollout)
         return reset
 
     def _roll_out(
-        self,
-        states: Leaves,
-        step: TimedSteps,
-        resets: None | torch.Tensor,
-        *,
-        deterministic: bool,
+        self, states: Leaves, resets: None | torch.Tensor, *, deterministic: bool
     ) -> Collected:
         """Act, step and write until the rollout is full.
 
         Args:
             states: Recurrent states before the first env step, `[N, …]`.
-            step: The environment's.
             resets: Sequences that reset the states, bool `[S]`; None if the host decides.
             deterministic: Whether actions are the distribution's mode.
 
         """
         policy, rollout = self.policy, self.rollout
-        has_states, batch_size = bool(states), [rollout.num_envs]
+        has_states = bool(states)
         has_episodes = has_states and DataKeys.FIRST in rollout.episode_keys
         with policy.keep_casts():
             acts = actor(policy, rollout, deterministic=deterministic) or Actor(
@@ -186,7 +182,7 @@ class OnPolicyAlgorithm(
                 if has_states and t % rollout.seq_len == 0:
                     states = self._begin_sequence(t // rollout.seq_len, states, resets)
                 actions, states = acts.act(t, states)
-                rollout.write_outcome(t, step(rollout.action.unflatten(actions, batch_size)))
+                self.calls.step(rollout, t, actions)
                 if has_episodes:
                     if rollout.final_obs:
                         estimates.value_final_row(policy, rollout, t, states)
@@ -313,7 +309,12 @@ class OnPolicyAlgorithm(
         elapsed_ms = stopwatch()
         self._take_rollout("step")
         mode = model_mode(self.policy.model, training=True, precision=self.config.matmul_precision)
-        with undone_on_error(self.parts, "model"), torch.enable_grad(), mode:
+        with (
+            undone_on_error(self.parts, "model"),
+            torch.inference_mode(False),
+            torch.enable_grad(),
+            mode,
+        ):
             sums, counts = self.executor.learn(
                 self.parts, self.estimate, self.learn, self._reward_scale
             )

@@ -24,7 +24,7 @@ from ..graphs import (
     undo_random,
     undo_tensors,
 )
-from ..policies import check_policy
+from ..policies import autocast_of, check_policy
 from ..rollouts import Minibatch, Sequences
 from ..specs import Leaves
 from ..updates import Control, DeviceControl, HostControl
@@ -94,6 +94,7 @@ class Executor:
         states: Leaves,
         *,
         resets: tuple[bool, ...],
+        settings: Any,
         eager: bool,
     ) -> Collected:
         """Run a rollout.
@@ -104,6 +105,7 @@ class Executor:
             states: Recurrent states before the first env step, `[N, …]`.
             resets: Whether each of its sequences resets the states; empty if the same ones do in
                 every rollout.
+            settings: Settings of PyTorch that the environment runs in.
             eager: Whether not to record.
 
         """
@@ -128,7 +130,11 @@ class Executor:
         with _on(parts.rollout.device):
             statistics, reward_scale = self.collection(
                 work,
-                key=lambda: {**_key_of_both(parts), **key_of(parts.env, "env")},
+                key=lambda: {
+                    "settings": settings,
+                    **_key_of_both(parts),
+                    **key_of(parts.env, "env"),
+                },
                 undo=lambda: _undo_collection(parts, self._states),
                 generators=lambda: generators_of(parts.env),
             )
@@ -318,6 +324,7 @@ def _key_of_both(parts: Parts) -> dict[str, Any]:
     key: dict[str, Any] = {
         "config": Same(parts.config),
         "matmul_precision": torch.get_float32_matmul_precision(),
+        "autocast": autocast_of(parts.rollout.device),
     }
     for prefix, module in _modules(parts).items():
         for name, x in (*module.named_parameters(), *module.named_buffers()):

@@ -7,6 +7,7 @@ those of the recording, so everything that changes is in tensors that are writte
 from ._base import CaptureError, Graph, is_static, static_shapes, waits
 from ._cuda import CUDAGraph
 from ._dependencies import (
+    detach_tensors,
     generators_of,
     is_compiled,
     key_of,
@@ -25,6 +26,7 @@ __all__ = [
     "Replayed",
     "Same",
     "Tape",
+    "detach_tensors",
     "generators_of",
     "is_compiled",
     "is_static",

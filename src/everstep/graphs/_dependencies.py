@@ -70,6 +70,21 @@ def generators_of(root: Any) -> list[torch.Generator]:
     return [generator for generator in generators if generator.device.type == "cuda"]
 
 
+def detach_tensors(root: Any) -> bool:
+    """Detach an object's tensors from the graphs that computed them; whether there were any."""
+    found = False
+    for owner, name, _, value in _attributes(root, ""):
+        if not isinstance(value, torch.Tensor) or value.grad_fn is None:
+            continue
+        found = True
+        if isinstance(owner, tuple):
+            value.detach_()
+        else:
+            members = owner if isinstance(owner, dict | list) else owner.__dict__
+            members[name] = value.detach()
+    return found
+
+
 def undo_object(root: Any) -> Callable[[], None]:
     """A function that puts back an object's tensors and numbers, also replaced ones."""
     attributes = _attributes(root, "")

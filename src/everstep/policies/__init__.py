@@ -7,7 +7,7 @@ from ..data import Device
 from . import _saving
 from ._base import GenericPolicyBase
 from ._build import check_history, check_policy, make_policy
-from ._core import Actor, PolicyCore, Sample, model_mode
+from ._core import Actor, PolicyCore, Sample, autocast_of, model_mode
 from ._feedforward import Policy
 from ._recurrent import RecurrentPolicy
 from ._saving import save as save_policy
@@ -25,6 +25,7 @@ __all__ = [
     "PolicyCore",
     "RecurrentPolicy",
     "Sample",
+    "autocast_of",
     "check_history",
     "check_policy",
     "load_policy",

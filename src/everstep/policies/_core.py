@@ -283,8 +283,12 @@ class PolicyCore(ABC, Generic[_Model]):
         """
         self._frozen = None if self.normalizer is None else self.normalizer.frozen()
         outermost: AbstractContextManager[Any] = nullcontext()
+        is_enabled, dtype = autocast_of(self.device)
         if self.is_autocast:  # the outermost autocast keeps the casts
-            outermost = torch.autocast(self.device.type, enabled=False)
+            # It changes nothing: environments are stepped in it.
+            outermost = torch.autocast(self.device.type, dtype=dtype, enabled=is_enabled)
+        if is_enabled:  # that of the caller keeps casts of weights that were changed since
+            torch.clear_autocast_cache()
         try:
             with outermost:
                 yield
@@ -390,6 +394,14 @@ def in_full(features: TensorDict | Mapping[str, torch.Tensor]) -> Any:
     if isinstance(features, TensorDict):
         return features.apply(lambda x: x.float() if x.dtype in half else x)
     return {key: x.float() if x.dtype in half else x for key, x in features.items()}
+
+
+def autocast_of(device: torch.device) -> tuple[bool, torch.dtype]:
+    """Whether autocast is enabled for a device, and its dtype."""
+    kind = device.type
+    if not torch.amp.is_autocast_available(kind):
+        return False, torch.float32
+    return torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
 
 
 @contextmanager

@@ -236,8 +236,10 @@ class Rollout:
         for row, leaf in zip(self._actions[t], actions, strict=True):
             row.copy_(leaf)
 
-    def write_outcome(self, t: int, outcome: TensorDict) -> None:
-        """Write the outcome of env step `t`.
+    def write_outcome(self, t: int, outcome: TensorDict) -> bool:
+        """Write the outcome of env step `t`; whether a tensor of it requires gradients.
+
+        The rollout has none: call it where gradients are disabled.
 
         Raises:
             EnvError: If a key is missing, a tensor does not fit its spec, or the environment ends
@@ -265,6 +267,7 @@ class Rollout:
         if self.device.type == "cuda":  # older PyTorch assumes the first row's dtype for all
             leaves = [x.to(row.dtype) for x, row in zip(leaves, rows, strict=True)]
         torch._foreach_copy_(rows, leaves)  # one call instead of one a tensor
+        return any(x.requires_grad for x in leaves)
 
     def _write_obs(self, rows: Leaves, key: str, obs: torch.Tensor | TensorDict) -> None:
         leaves = self._leaves(key, obs)

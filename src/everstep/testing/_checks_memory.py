@@ -1,6 +1,6 @@
 """Checks of memory: who may write to observations, results and actions."""
 
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
 import torch
@@ -94,7 +94,14 @@ def check_action_forms(subject: Subject) -> None:
     """Actions may have any strides, require gradients, and exceed their bounds."""
     repeats, plain = _play(subject, _as_it_is)
     for name, form in {"with strides": _strided, "that require gradients": _with_gradients}.items():
-        _, rows = _play(subject, form, f"actions {name}")
+        what = f"actions {name}"
+        try:
+            with torch.no_grad() if form is _with_gradients else nullcontext():
+                _, rows = _play(subject, form, what)
+        except Violation:
+            if form is not _with_gradients:
+                raise
+            _, rows = _play(subject, form, what, _Detached)  # it may differentiate in `step`
         if repeats:
             compare(
                 plain,
@@ -106,9 +113,11 @@ def check_action_forms(subject: Subject) -> None:
     _play(subject, _far_out, "actions outside of their bounds")
 
 
-def _play(subject: Subject, form: Any, what: str = "actions") -> tuple[bool, list[Row]]:
+def _play(
+    subject: Subject, form: Any, what: str = "actions", player_cls: type[Player] = Player
+) -> tuple[bool, list[Row]]:
     """Whether a seed determines the rows, and the rows of actions in some form."""
-    with Player(subject, seed=subject.seed) as player:
+    with player_cls(subject, seed=subject.seed) as player:
         structure = Structure.of(player.env.action_spec)
         specs = leaf_specs(player.env.action_spec).values()
         player.reset()
@@ -125,6 +134,14 @@ def _play(subject: Subject, form: Any, what: str = "actions") -> tuple[bool, lis
                 fix = "Read it with `action.detach()`, and clip it to its bounds."
                 raise Violation("`step`", rule, error.received, fix) from error
         return player.repeats, rows
+
+
+class _Detached(Player):
+    """Results may require gradients, as the actions do that they depend on."""
+
+    def _call_step(self, action: torch.Tensor | TensorDict) -> Any:
+        outcome = super()._call_step(action)
+        return outcome.detach() if hasattr(outcome, "detach") else outcome
 
 
 def _as_it_is(leaf: torch.Tensor, spec: Any) -> torch.Tensor:

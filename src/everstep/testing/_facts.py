@@ -107,17 +107,16 @@ def _speed(env: Env, num_steps: int) -> str:
     """Env steps and transitions per second, with random actions drawn before the clock starts."""
     obs = env.reset()
     actions = [random_actions(env.action_spec, obs, env.num_envs) for _ in range(_WARM_UP)]
-    with torch.no_grad():
-        for action in actions:
-            obs = env.step(action)["obs"]
-        masked = not isinstance(obs, torch.Tensor) and "action_mask" in obs.keys()  # noqa: SIM118
-        _synchronize(env)
-        start = time.perf_counter()
-        for t in range(num_steps):
-            # Masks change from row to row, so masked actions are drawn within the time.
-            action = random_actions(env.action_spec, obs, env.num_envs) if masked else None
-            obs = env.step(actions[t % _WARM_UP] if action is None else action)["obs"]
-        _synchronize(env)
+    for action in actions:
+        obs = env.step(action)["obs"]
+    masked = not isinstance(obs, torch.Tensor) and "action_mask" in obs.keys()  # noqa: SIM118
+    _synchronize(env)
+    start = time.perf_counter()
+    for t in range(num_steps):
+        # Masks change from row to row, so masked actions are drawn within the time.
+        action = random_actions(env.action_spec, obs, env.num_envs) if masked else None
+        obs = env.step(actions[t % _WARM_UP] if action is None else action)["obs"]
+    _synchronize(env)
     rate = num_steps / (time.perf_counter() - start)
     return (
         f"{rate:,.0f} env steps/s of {env.num_envs} environments, "

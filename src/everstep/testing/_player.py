@@ -129,8 +129,7 @@ class Player(AbstractContextManager["Player"]):
 
     def reset(self, **options: Any) -> Leaves:
         """Copies of the first observations, `[N, …]`."""
-        with torch.no_grad():
-            self.acted_on = attempt("`reset`", lambda: self.env.reset(**options), Unresettable)
+        self.acted_on = attempt("`reset`", lambda: self.env.reset(**options), Unresettable)
         return copies(check_obs(self.env, self.observation, DataKeys.OBS, self.acted_on))
 
     def choose(self, salt: int = 0) -> torch.Tensor | TensorDict:
@@ -150,8 +149,7 @@ class Player(AbstractContextManager["Player"]):
 
     def step_as_is(self, action: torch.Tensor | TensorDict) -> Any:
         """Result of an env step, not copied."""
-        with torch.no_grad():
-            outcome = self._call_step(action)
+        outcome = self._call_step(action)
         check_outcome(self.env, self.observation, outcome)
         self.acted_on = outcome[DataKeys.OBS]
         self.t += 1

@@ -1,0 +1,129 @@
+"""Calls of an environment from inside of training and evaluation, in its caller's settings."""
+
+import time
+from types import TracebackType
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+
+from .env import Env, read_metrics
+from .graphs import detach_tensors
+from .rollouts import Rollout
+from .specs import Leaves
+
+
+class CallerSettings:
+    """PyTorch's settings where this object is made, as a context: gradients, inference mode and
+    the precision of float32 matrix products.
+
+    Training and evaluation run without gradients, and with a precision of their own. What is the
+    caller's, such as its environment, runs as if it called it itself.
+    """
+
+    def __init__(self) -> None:
+        self._has_grad = torch.is_grad_enabled()
+        self._precision = torch.get_float32_matmul_precision()
+        self._is_inference = torch.is_inference_mode_enabled()
+        #: What recorded work depends on.
+        self.key = self._has_grad, self._precision, self._is_inference
+
+    # `torch.set_grad_enabled` and `contextmanager` would cost 2 µs an env step.
+    def __enter__(self) -> None:
+        self._had_grad = torch.is_grad_enabled()
+        self._had_precision = torch.get_float32_matmul_precision()
+        self._inference = None
+        if self._is_inference != torch.is_inference_mode_enabled():
+            self._inference = torch.inference_mode(self._is_inference)
+            self._inference.__enter__()
+        if self._had_precision != self._precision:
+            torch.set_float32_matmul_precision(self._precision)
+        torch._C._set_grad_enabled(self._has_grad)
+
+    def __exit__(
+        self,
+        kind: None | type[BaseException],
+        error: None | BaseException,
+        traceback: None | TracebackType,
+    ) -> None:
+        if self._inference is not None:
+            self._inference.__exit__(kind, error, traceback)
+        if torch.get_float32_matmul_precision() != self._had_precision:
+            torch.set_float32_matmul_precision(self._had_precision)
+        torch._C._set_grad_enabled(self._had_grad)
+
+
+class EnvCalls:
+    """Calls of an environment in the settings of PyTorch of whoever starts a rollout.
+
+    What it returns is detached, and no graph of autograd is kept from one env step to the next,
+    where it would grow: tensors that the environment holds are detached after each env step whose
+    results require gradients, and between rollouts if it was seen to hold a graph.
+
+    Args:
+        env: The environment.
+
+    """
+
+    def __init__(self, env: Env) -> None:
+        self.env = env
+        #: Whether the environment holds tensors with a graph; None before that was looked at.
+        self._holds_graphs: None | bool = None
+        self._has_stepped = False
+        self.begin()
+
+    def begin(self) -> None:
+        """Take the settings of now for the calls to come, which are counted from 0."""
+        self.settings = CallerSettings()
+        self._step = self.env.step
+        self._ns = 0
+
+    def reset(self, rollout: Rollout, config: None | dict[str, Any]) -> None:
+        """Reset the environment, and open the rollout with its observations.
+
+        Call it without gradients.
+        """
+        self._drop_graphs()
+        with self.settings:
+            obs = self.env.reset(config=config)
+        rollout.open(obs)
+
+    def carry(self, rollout: Rollout) -> None:
+        """Start the rollout where the last one ended."""
+        self._drop_graphs()
+        rollout.carry()
+
+    def step(self, rollout: Rollout, t: int, actions: Leaves) -> None:
+        """Execute actions, and write what happened as row `t`; nothing is waited for on a device.
+
+        Call it without gradients.
+
+        Args:
+            rollout: The rollout.
+            t: Env step of the rollout.
+            actions: Leaves of the actions, `[N, …]`.
+
+        """
+        action: torch.Tensor | TensorDict = rollout.action.unflatten(actions, [rollout.num_envs])
+        start = time.perf_counter_ns()
+        with self.settings:
+            outcome = self._step(action)
+        self._ns += time.perf_counter_ns() - start
+        if rollout.write_outcome(t, outcome):
+            detach_tensors(self.env)
+        self._has_stepped = True
+
+    def _drop_graphs(self) -> None:
+        """Detach what the environment holds, if it holds graphs after its first rollout."""
+        if self._holds_graphs is not False and self._has_stepped:
+            self._holds_graphs = detach_tensors(self.env)
+
+    def metrics(self) -> dict[str, float]:
+        """See `read_metrics`."""
+        with self.settings:
+            return read_metrics(self.env)
+
+    @property
+    def statistics(self) -> dict[str, float]:
+        """Milliseconds of all env steps, by name; nothing if a graph was replayed instead."""
+        return {"profiling/env_ms": self._ns / 1e6} if self._ns else {}
