@@ -55,7 +55,7 @@ def train_step() -> None:
         700,
         190,
         *cells,
-        text(106, 36, "rollout: horizon env steps →"),
+        text(106, 36, "rollout: horizon vector steps →"),
         text(106, 158, "num_envs environments ↓"),
         arrow((202, 94), (240, 94)),
         box(242, 60, 140, 68, ORANGE, "advantages", "γ, λ, episode ends"),

@@ -25,7 +25,7 @@ HIDDENS = [256, 256]
 #: Target and predictor: as they are by default, and as wide as policy and values.
 NETWORKS: dict[str, dict[str, Any]] = {"default": {}, "as wide": {"hiddens": HIDDENS}}
 
-#: Environments, env steps of a rollout, and rows of a minibatch.
+#: Environments, vector steps of a rollout, and rows of a minibatch.
 SIZES = ((16, 64, 256), (64, 64, 1024), (128, 64, 4096))
 
 #: Shares of the rows that the predictor learns from.

@@ -389,8 +389,8 @@ def compare_ranks(name: str, pairs: int, rounds: str) -> None:
         # On shared cores the slowest costs nothing: a rank that waits leaves its core to another.
         even[4] = crowded + shared * collecting(quad, fit, 4)
         ratios = {
-            "two ranks / one rank, transitions a second": 2 * alone / pair["seconds"],
-            "two unconnected processes / one, transitions a second": 2 * alone / beside,
+            "two ranks / one rank, env steps a second": 2 * alone / pair["seconds"],
+            "two unconnected processes / one, env steps a second": 2 * alone / beside,
             "two ranks / one process of two threads": threaded / pair["seconds"],
             "model / measured seconds of two ranks": even[2] / pair["seconds"],
             "the same, and the slowest is waited for": slowest[2] / pair["seconds"],
@@ -430,7 +430,7 @@ def compare_ranks(name: str, pairs: int, rounds: str) -> None:
         print(f"{what}: {statistics.median(each):.3f} ({min(each):.3f} to {max(each):.3f})")
 
 
-#: Trainings on one GPU by NVIDIA, an L40: transitions of an update, transitions a second,
+#: Trainings on one GPU by NVIDIA, an L40: env steps of an update, env steps a second,
 #: optimizer steps, and weights. Source: Isaac Lab, "Performance Benchmarks"; sizes of the networks
 #: and of updates are those of its configurations.
 GPU_WORKS = {

@@ -5,7 +5,7 @@
 
 PPO with two perceptrons of two hidden layers, 32 numbers observed, in an environment that costs
 next to nothing. One thing grows at a time, in powers of two; the others stay at `BASE`. For each
-point: microseconds a transition of `collect` and of `step` (the median of at least three), and the
+point: microseconds an env step of `collect` and of `step` (the median of at least three), and the
 most memory that is there at one time, in the rollout and beside it (see `memory.py`).
 
 Writes `scaling.json`, and a picture for each of the four.
@@ -35,7 +35,7 @@ SWEEPS = {"num_envs": (4, 11), "horizon": (3, 8), "width": (4, 9), "minibatch": 
 #: Names of what grows, for pictures.
 LABELS = {
     "num_envs": "environments",
-    "horizon": "env steps a rollout",
+    "horizon": "vector steps a rollout",
     "width": "units a hidden layer",
     "minibatch": "transitions a minibatch",
 }
@@ -58,9 +58,9 @@ def build(size: dict[str, int], device: str) -> Algorithm:
 
 
 def measure(size: dict[str, int], device: str, least: int, seconds: float) -> Point:
-    """Microseconds a transition, and bytes; of at least so many iterations, for so many seconds."""
+    """Microseconds an env step, and bytes; of at least so many iterations, for so many seconds."""
     algorithm = build(size, device)
-    transitions = size["num_envs"] * size["horizon"]
+    env_steps = size["num_envs"] * size["horizon"]
     times: list[tuple[float, float]] = []
     end = None
     while len(times) <= least or time.perf_counter() < (end or 0):
@@ -72,8 +72,8 @@ def measure(size: dict[str, int], device: str, least: int, seconds: float) -> Po
     beside = [peak_of(call, where).most for call in (algorithm.collect, algorithm.step)]
     rollout = rollout_bytes(algorithm.rollout)
     return {
-        "collect_us": 1e3 * collect_ms / transitions,
-        "step_us": 1e3 * step_ms / transitions,
+        "collect_us": 1e3 * collect_ms / env_steps,
+        "step_us": 1e3 * step_ms / env_steps,
         "rollout_bytes": rollout,
         "peak_bytes": rollout + max(beside),
     }
@@ -86,7 +86,7 @@ def draw(name: str, points: dict[int, Point], out: Path) -> None:
 
     figure = Figure(figsize=(8, 3), layout="constrained")
     kinds = {
-        "µs a transition": {"collect": "collect_us", "step": "step_us"},
+        "µs an env step": {"collect": "collect_us", "step": "step_us"},
         "bytes": {"rollout": "rollout_bytes", "rollout and the most beside it": "peak_bytes"},
     }
     for place, (label, lines) in enumerate(kinds.items(), start=1):

@@ -31,7 +31,7 @@ class DoorKey(Rooms):
 
     Args:
         num_envs: Number of rooms.
-        horizon: Env steps of a rollout.
+        horizon: Vector steps of a rollout.
         device: Where everything that goes in and comes out is.
         size: Cells from wall to wall, walls included: 5, 6, 8 or 16.
         num_threads: Threads that step the rooms.

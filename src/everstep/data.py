@@ -129,7 +129,7 @@ class AlgorithmState:
     #: Number of horizons collected, evaluation on the shared environment included.
     horizons: int = 0
 
-    #: Environment transitions that updates have used; schedules count these.
+    #: Env steps that updates have learned from; schedules count these.
     env_steps: int = 0
 
     #: Divisor of the rewards of the last rollout; 1 if rewards are not normalised.

@@ -40,17 +40,17 @@ class Env(ABC):
     `metrics` returns numbers or 0-d tensors by name, such as means, of the time since its last
     call. It is called after each rollout and each evaluation, and they are logged as `env/<name>`.
     `capturable` is True if `step` never synchronises, changes its state in place, and depends on no
-    Python number that changes between env steps. `asynchronous` is True if `step_async(action)`
+    Python number that changes between vector steps. `asynchronous` is True if `step_async(action)`
     returns at once and `step_wait()` returns the result of `step`: loops of one's own may compute
     in between. `Algorithm.collect` calls `step`. `resets_rows` is True if `reset_rows(rows)` resets
-    rows bool `[num_envs, 1]` that the next env step would reset, and returns observations, of which
-    those of `rows` are meaningful: exports use it for libraries without `valid`. `rows_per_env` is
-    the number of rows that belong together, such as those of agents: a factory rounds `num_envs` up
-    to a multiple of it.
+    rows bool `[num_envs, 1]` that the next vector step would reset, and returns observations, of
+    which those of `rows` are meaningful: exports use it for libraries without `valid`.
+    `rows_per_env` is the number of rows that belong together, such as those of agents: a factory
+    rounds `num_envs` up to a multiple of it.
 
     Args:
         num_envs: Number of parallel, independent environments.
-        horizon: Expected env steps between resets; None if unknown.
+        horizon: Expected vector steps between resets; None if unknown.
         device: Device of all tensors that the environment takes and returns.
 
     Raises:
@@ -72,7 +72,7 @@ class Env(ABC):
     #: `truncated` and `first` are required together; `final_obs` and `valid` are optional.
     episode_keys: frozenset[str] = frozenset()
 
-    #: Expected env steps between resets.
+    #: Expected vector steps between resets.
     horizon: None | int
 
     #: Largest supported horizon, if there is one.
@@ -192,7 +192,7 @@ def is_asynchronous(env: Any) -> bool:
 
 
 def has_halves(env: object, first: str) -> bool:
-    """Whether calling the two halves of an env step is the same as calling `step`.
+    """Whether calling the two halves of a vector step is the same as calling `step`.
 
     False if `step` alone is overridden or replaced, as in a wrapper that forwards all attributes
     that it lacks: calling the halves would skip the wrapper's `step`.

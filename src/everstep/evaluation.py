@@ -159,7 +159,7 @@ class Player:
     def __init__(self, policy: GenericPolicyBase[Any], env: Env, deterministic: bool) -> None:
         self.policy, self.env, self.deterministic = policy, env, deterministic
         self.calls = EnvCalls(env)
-        #: One env step, carried over to the next.
+        #: One vector step, carried over to the next.
         self.rollout = Rollout(
             env.num_envs,
             1,

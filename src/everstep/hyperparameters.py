@@ -94,8 +94,8 @@ class Hyperparameters:
     """Action distribution. None: a default that fits the environment's action spec."""
 
     horizon: PositiveInt | Literal["auto"] = "auto"
-    """Env steps per rollout, in each environment. `"auto"`: the horizon of the environment, else
-    the default of its type, else 32."""
+    """Vector steps per rollout: env steps in each environment. `"auto"`: the horizon of the
+    environment, else the default of its type, else 32."""
 
     horizons_per_env_reset: Integer | Literal["auto"] = "auto"
     """Rollouts between resets of all environments; negative: one reset, at the start. `"auto"`: 1
@@ -135,9 +135,9 @@ class Hyperparameters:
     """Whether models run under autocast, in collection and update. Losses stay in float32."""
 
     lr_schedule: None | Schedule | Literal["linear", "auto"] = "auto"
-    """Learning rate over environment transitions, as (transitions, learning rate) points that
-    start at 0. None: constant; `"linear"`: from the optimizer's learning rate to 0 over the budget
-    of `Trainer.run` (constant without one). `"auto"`: None; `"linear"`."""
+    """Learning rate over env steps, as (env steps, learning rate) points that start at 0. None:
+    constant; `"linear"`: from the optimizer's learning rate to 0 over the budget of `Trainer.run`
+    (constant without one). `"auto"`: None; `"linear"`."""
 
     lr_schedule_kind: LRScheduleKind = "step"
     """`"step"`: step function; `"interp"`: linear interpolation; `"adaptive"`: no schedule, after
@@ -148,7 +148,8 @@ class Hyperparameters:
     """Weight of the entropy bonus. Ignored with `entropy_coeff_schedule`."""
 
     entropy_coeff_schedule: None | Schedule = None
-    """Weight of the entropy bonus over environment transitions. None: `entropy_coeff`."""
+    """Weight of the entropy bonus over env steps, as (env steps, weight) points that start at 0.
+    None: `entropy_coeff`."""
 
     entropy_coeff_schedule_kind: ScheduleKind = "step"
     """`"step"`: step function; `"interp"`: linear interpolation."""
@@ -174,7 +175,7 @@ class Hyperparameters:
     """ε of the clipped surrogate: bound on the distance of the probability ratio from 1."""
 
     clip_param_schedule: None | Schedule | Literal["linear"] = None
-    """ε over environment transitions, as (transitions, ε) points that start at 0. None:
+    """ε over env steps, as (env steps, ε) points that start at 0. None:
     `clip_param`; `"linear"`: from `clip_param` to 0 over the budget of `Trainer.run` (constant
     without one)."""
 

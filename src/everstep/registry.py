@@ -87,7 +87,7 @@ def make(
     Args:
         source: See `factory`.
         num_envs: Number of parallel environments.
-        horizon: Env steps between resets.
+        horizon: Vector steps between resets.
         device: Device of actions and results.
         kwargs: See `factory`.
 

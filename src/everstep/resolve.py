@@ -25,7 +25,7 @@ from .specs import leaf_specs
 
 C = TypeVar("C", bound=Hyperparameters)
 
-#: Environments and env steps a rollout if neither the config nor the environment says.
+#: Environments and vector steps a rollout if neither the config nor the environment says.
 DEFAULT_NUM_ENVS, DEFAULT_HORIZON = 8192, 32
 
 #: Environments of a class whose episodes end, on a CPU and on other devices.

@@ -106,8 +106,8 @@ def schedule_problems(name: str, schedule: None | str | list[tuple[int, float]])
         return []
     counts = [count for count, _ in schedule]
     broken = {
-        f"start at 0 transitions; got {schedule!r}": counts[:1] != [0],
-        f"count transitions upwards; got {counts}": counts != sorted(set(counts)),
+        f"start at 0 env steps; got {schedule!r}": counts[:1] != [0],
+        f"count env steps upwards; got {counts}": counts != sorted(set(counts)),
         f"not be negative; got {schedule!r}": any(value < 0 for _, value in schedule),
     }
     return [f"`{name}` must {rule}." for rule, is_broken in broken.items() if is_broken]

@@ -1,4 +1,4 @@
-"""Schedules of values over the number of environment transitions."""
+"""Schedules of values over the number of env steps."""
 
 import bisect
 from collections.abc import Sequence
@@ -9,15 +9,15 @@ from torch import optim
 
 from .data import LRScheduleKind, ScheduleKind
 
-#: (environment transitions, value) points of a schedule.
+#: (env steps, value) points of a schedule.
 Points = Sequence[tuple[int, float]]
 
 
 class Scheduler(Protocol):
-    """A value over environment transitions."""
+    """A value over env steps."""
 
     def step(self, count: int, /) -> float:
-        """The value after `count` environment transitions."""
+        """The value after `count` env steps."""
         ...
 
 
@@ -43,10 +43,10 @@ class ConstantScheduler:
 class _PointScheduler:
     """Base class of schedules between points."""
 
-    #: (environment transitions, value) points.
+    #: (env steps, value) points.
     schedule: Points
 
-    #: Environment transitions of the points.
+    #: Env steps of the points.
     x: list[int]
 
     #: Values of the points.
@@ -58,7 +58,7 @@ class _PointScheduler:
         self.y = [float(value) for _, value in schedule]
         if not self.x or self.x[0] != 0 or self.x != sorted(set(self.x)):
             raise ValueError(
-                f"{type(self).__name__}: `schedule` must start at 0 environment transitions and "
+                f"{type(self).__name__}: `schedule` must start at 0 env steps and "
                 f"count upwards; got {list(schedule)!r}."
             )
 
@@ -67,7 +67,7 @@ class InterpScheduler(_PointScheduler):
     """Linear interpolation between points; the last value after them.
 
     Args:
-        schedule: (environment transitions, value) points; transitions increase from 0.
+        schedule: (env steps, value) points; env steps increase from 0.
 
     Raises:
         ValueError: If they do not.
@@ -75,7 +75,7 @@ class InterpScheduler(_PointScheduler):
     """
 
     def step(self, count: int, /) -> float:
-        """The value after `count` environment transitions."""
+        """The value after `count` env steps."""
         i = bisect.bisect_right(self.x, count)
         if i == len(self.x):
             return self.y[-1]
@@ -87,7 +87,7 @@ class StepScheduler(_PointScheduler):
     """Step function: each point's value holds until the next point.
 
     Args:
-        schedule: (environment transitions, value) points; transitions increase from 0.
+        schedule: (env steps, value) points; env steps increase from 0.
 
     Raises:
         ValueError: If they do not.
@@ -95,7 +95,7 @@ class StepScheduler(_PointScheduler):
     """
 
     def step(self, count: int, /) -> float:
-        """The value after `count` environment transitions."""
+        """The value after `count` env steps."""
         return self.y[bisect.bisect_right(self.x, count) - 1]
 
 
@@ -125,10 +125,10 @@ class _Annealed:
     _total: None | int = None
 
     def anneal(self, total: int, /) -> None:
-        """From now on, interpolate between the initial value and 0 at `total` transitions.
+        """From now on, interpolate between the initial value and 0 at `total` env steps.
 
         Args:
-            total: Environment transitions.
+            total: Env steps.
 
         """
         self._total = total
@@ -145,19 +145,19 @@ class _Coefficient:
     scheduler: Scheduler
 
     def step(self, count: int, /) -> float:
-        """Set `coeff` to the value after `count` environment transitions, and return it."""
+        """Set `coeff` to the value after `count` env steps, and return it."""
         self.coeff = self.scheduler.step(count)
         return self.coeff
 
 
 class ClipScheduler(_Annealed, _Coefficient):
-    """`clip_param` over environment transitions.
+    """`clip_param` over env steps.
 
     With the schedule "linear" it is constant until `anneal` is called.
 
     Args:
         clip_param: Value if there is no schedule, and where "linear" begins.
-        schedule: (environment transitions, value) points, or "linear".
+        schedule: (env steps, value) points, or "linear".
         kind: `"step"` for a step function, `"interp"` for linear interpolation.
 
     """
@@ -176,17 +176,17 @@ class ClipScheduler(_Annealed, _Coefficient):
         self.coeff = self.step(0)
 
     def continue_from(self, previous: "ClipScheduler") -> None:
-        """Anneal over the transitions that `previous` anneals over."""
+        """Anneal over the env steps that `previous` anneals over."""
         if previous._total is not None:
             self.anneal(previous._total)
 
 
 class EntropyScheduler(_Coefficient):
-    """Weight of the entropy bonus over environment transitions.
+    """Weight of the entropy bonus over env steps.
 
     Args:
         coeff: Weight if there is no schedule.
-        schedule: (environment transitions, weight) points.
+        schedule: (env steps, weight) points.
         kind: `"step"` for a step function, `"interp"` for linear interpolation.
 
     """
@@ -203,14 +203,14 @@ ADAPTIVE_FACTOR, ADAPTIVE_MIN, ADAPTIVE_MAX = 1.5, 1e-5, 1e-2
 
 
 class LRScheduler(_Annealed):
-    """Learning rate over environment transitions, written into the optimizer.
+    """Learning rate over env steps, written into the optimizer.
 
     Without a schedule the optimizer keeps its own learning rates, and so it does with "linear"
     until `anneal` is called.
 
     Args:
         optimizer: Optimizer whose parameter groups are written.
-        schedule: (environment transitions, learning rate) points, or "linear".
+        schedule: (env steps, learning rate) points, or "linear".
         kind: `"step"` for a step function, `"interp"` for linear interpolation, `"adaptive"` if
             only `adapt` changes the learning rate.
 
@@ -242,7 +242,7 @@ class LRScheduler(_Annealed):
         self.coeff = self.step(0)
 
     def step(self, count: int, /) -> float:
-        """Set `coeff` to the learning rate after `count` transitions, and return it."""
+        """Set `coeff` to the learning rate after `count` env steps, and return it."""
         if isinstance(self.scheduler, ConstantScheduler):
             self.coeff = float(self.optimizer.param_groups[0]["lr"])
         else:

@@ -111,7 +111,7 @@ SYNONYMS: dict[str, str] = {
     "grad_norm_clip": "max_grad_norm",
     "kl_threshold": "target_kl_div",
     "learning_rate_scheduler": _LR_SCHEDULE,
-    "timesteps": "total_env_steps",
+    "timesteps": "total_env_steps: timesteps * num_envs",
     "max_steps": "total_env_steps",
     "epochs": "num_sgd_iters",
     "hidden_sizes": "model_config.hiddens",
@@ -126,6 +126,9 @@ SYNONYMS: dict[str, str] = {
     "weight_decay": "optimizer_config.weight_decay",
     "max_episode_steps": "env_kwargs.max_episode_steps",
     "render_mode": "env_kwargs.render_mode",
+    # Everstep's own before its release
+    "transitions": "env_steps",
+    "max_transitions": "max_env_steps",
     # statistics
     "return": _RETURN,
     "returns": _RETURN,

@@ -23,14 +23,14 @@ class ALEEnv(GymnasiumEnv):
 
     Args:
         env: Vector environment of one game, perhaps in wrappers.
-        horizon: Env steps between resets that it is meant for.
+        horizon: Vector steps between resets that it is meant for.
         device: Device of everything that goes in and comes out.
         autoreset_mode: As `GymnasiumEnv` has it.
         action_bounds: As `GymnasiumEnv` has it, for continuous actions.
         metrics: As `GymnasiumEnv` has it.
 
     Raises:
-        AdapterError: If it returns some of its rows in an env step, or its games have no action
+        AdapterError: If it returns some of its rows in a vector step, or its games have no action
             space in common.
 
     """
@@ -38,7 +38,7 @@ class ALEEnv(GymnasiumEnv):
     #: Number of environments that `num_envs="auto"` makes: threads step them.
     default_num_envs: ClassVar[int] = 16
 
-    #: Env steps that `horizon="auto"` means.
+    #: Vector steps that `horizon="auto"` means.
     default_horizon: ClassVar[int] = 128
 
     #: Name of the environment type in `describe`.
@@ -106,7 +106,7 @@ class ALEEnv(GymnasiumEnv):
         Args:
             name: Game as ALE spells it, such as `"pong"` or `"ms_pacman"`.
             num_envs: Number of parallel environments.
-            horizon: Env steps between resets that it is meant for.
+            horizon: Vector steps between resets that it is meant for.
             device: Device of everything that goes in and comes out.
             autoreset_mode: `"NEXT_STEP"` or `"SAME_STEP"`.
             action_bounds: As `GymnasiumEnv` has it, for continuous actions.

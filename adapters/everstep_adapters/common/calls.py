@@ -71,11 +71,11 @@ class Calls:
 class VectorCalls(Calls):
     """Calls to a Gymnasium vector environment."""
 
-    #: Names of the methods that begin an env step in the background and complete it; empty if there
-    #: are none.
+    #: Names of the methods that begin a vector step in the background and complete it; empty if
+    #: there are none.
     halves: ClassVar[tuple[str, str]] = ("", "")
 
-    #: Whether an env step runs in the background.
+    #: Whether a vector step runs in the background.
     _has_begun = False
 
     def reset(self, *, seed: None | int = None, options: None | dict[str, Any] = None) -> Any:
@@ -134,7 +134,7 @@ class VectorCalls(Calls):
         return self._env is self._env.unwrapped and has_halves(self._env, self.halves[0])
 
     def send(self, actions: Any) -> None:
-        """Begin an env step, which `receive` completes."""
+        """Begin a vector step, which `receive` completes."""
         if self.asynchronous:
             self.call(self.halves[0], actions)
             self._has_begun = True
@@ -142,7 +142,7 @@ class VectorCalls(Calls):
             self._actions = actions
 
     def receive(self) -> Any:
-        """The result of the env step that `send` began, as `step` returns it."""
+        """The result of the vector step that `send` began, as `step` returns it."""
         if not self._has_begun:
             return self.step(self._actions)
         returned = self.call(self.halves[1])

@@ -209,9 +209,9 @@ class Slab:
 class Downlink:
     """Transfer of actions to the host: from CUDA in one copy, into memory that is allocated once.
 
-    Actions on the host are not copied. `Tensor.numpy` costs 10 µs between the env steps of a small
-    environment, so the array of an address is cached. It is only returned for a tensor at that
-    address, so it never shows memory that was freed.
+    Actions on the host are not copied. `Tensor.numpy` costs 10 µs between the vector steps of a
+    small environment, so the array of an address is cached. It is only returned for a tensor at
+    that address, so it never shows memory that was freed.
 
     Args:
         shape: Shape of the arrays; tensors have as many elements.

@@ -1,7 +1,7 @@
 """Means of the numbers that environments report beside rewards, such as their infos.
 
-Nothing waits for a device, and host arrays are only copied in an env step: means are computed when
-they are read, or when the copies have become many.
+Nothing waits for a device, and host arrays are only copied in a vector step: means are computed
+when they are read, or when the copies have become many.
 """
 
 from collections.abc import Mapping, Sequence
@@ -56,7 +56,7 @@ class HostMean:
         return flags.copy() if is_bool else np.array(to_numpy(flags), np.bool_)
 
     def add(self, value: Any, mask: None | Array, valid: None | Array) -> None:
-        """Add an env step's values; only rows that are True in `mask` and `valid` count.
+        """Add a vector step's values; only rows that are True in `mask` and `valid` count.
 
         Values that are no number a row are ignored.
         """
@@ -119,7 +119,7 @@ class TensorMean:
         return torch.as_tensor(flags, device=device).bool().reshape(-1)
 
     def add(self, value: Any, *rows: None | torch.Tensor) -> None:
-        """Add an env step's values, `[num_envs]` or one for all.
+        """Add a vector step's values, `[num_envs]` or one for all.
 
         Values count by the product of `rows`: flags, or weights `[num_envs]` or 0-d.
         """
@@ -196,7 +196,7 @@ class InfoMetrics:
         self._ends: tuple[Any, Any] = (None, None)
 
     def add(self, infos: Mapping[str, Any], valid: Any, terminated: Any, truncated: Any) -> None:
-        """Add the infos of an env step.
+        """Add the infos of a vector step.
 
         Args:
             infos: A number a row under each name, and a mask under `_name` if some rows lack it;
@@ -295,7 +295,7 @@ class EpisodeMetrics:
         self._sums: dict[tuple[str, ...], torch.Tensor] = {}
 
     def add(self, infos: Mapping[str, Any], episodes: torch.Tensor) -> None:
-        """Add an env step's numbers, or tensors of one element; others are ignored.
+        """Add a vector step's numbers, or tensors of one element; others are ignored.
 
         Args:
             infos: Numbers by name.

@@ -30,7 +30,7 @@ class PoolCalls(VectorCalls):
 
     def reset(self, *, seed: None | int = None, options: None | dict[str, Any] = None) -> Any:
         """See `VectorCalls.reset`."""
-        if self._has_begun and not self._closed:  # an error interrupted an env step: take its rows
+        if self._has_begun and not self._closed:  # an error interrupted a step: take its rows
             super().receive()
         self._was_reset = True
         if seed is not None:
@@ -116,7 +116,7 @@ def _is_pool(env: Any, module: str, name: str) -> bool:
 
 
 def check_batch_size(env: Any, batch_size: int) -> None:
-    """Check that a pool returns all of its rows in every env step.
+    """Check that a pool returns all of its rows in every vector step.
 
     Raises:
         AdapterError: If it returns some of them.
@@ -124,6 +124,6 @@ def check_batch_size(env: Any, batch_size: int) -> None:
     """
     if batch_size not in (0, env.num_envs):
         raise AdapterError(
-            f"{env} returns {batch_size} of its {env.num_envs} rows in an env step, those that are "
-            "ready first, and every env step needs all. Make it without `batch_size`."
+            f"{env} returns {batch_size} of its {env.num_envs} rows in a vector step, those that "
+            "are ready first, and every vector step needs all. Make it without `batch_size`."
         )

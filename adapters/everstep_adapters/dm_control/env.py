@@ -29,7 +29,7 @@ class DMControlEnv(GymnasiumEnv):
     Args:
         env: An environment, several of one task, or a vector environment that `make` made. `close`
             closes them.
-        horizon: Env steps between resets that it is meant for.
+        horizon: Vector steps between resets that it is meant for.
         autoreset_mode: As `GymnasiumEnv` has it.
         max_episode_steps: As `GymnasiumEnv` has it.
         action_bounds: As `GymnasiumEnv` has it.
@@ -107,7 +107,7 @@ class DMControlEnv(GymnasiumEnv):
             name: Domain and task, such as `"cartpole/swingup"`; or a class or function that makes a
                 single environment.
             num_envs: Number of parallel environments.
-            horizon: Env steps between resets that it is meant for.
+            horizon: Vector steps between resets that it is meant for.
             device: Device of everything that goes in and comes out.
             kwargs: Options of `GymnasiumEnv`; `vectorization_mode`, `vector_kwargs`, `wrappers`;
                 `render_mode` and `render_kwargs`; what is none of these goes to

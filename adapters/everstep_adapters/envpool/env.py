@@ -26,14 +26,14 @@ class EnvPoolEnv(GymnasiumEnv):
 
     Args:
         env: Pool with Gymnasium's interface, perhaps in wrappers.
-        horizon: Env steps between resets that it is meant for.
+        horizon: Vector steps between resets that it is meant for.
         device: Device of everything that goes in and comes out.
         action_bounds: As `GymnasiumEnv` has it.
         metrics: As `GymnasiumEnv` has it.
 
     Raises:
-        AdapterError: If the pool returns some of its rows in an env step, has several players in an
-            environment, or a space without tensors.
+        AdapterError: If the pool returns some of its rows in a vector step, has several players in
+            an environment, or a space without tensors.
 
     """
 
@@ -117,7 +117,7 @@ class EnvPoolEnv(GymnasiumEnv):
         Args:
             name: Task, such as `"HalfCheetah-v4"` or `"Pong-v5"`.
             num_envs: Number of parallel environments.
-            horizon: Env steps between resets that it is meant for.
+            horizon: Vector steps between resets that it is meant for.
             device: Device of everything that goes in and comes out.
             action_bounds: As `GymnasiumEnv` has it.
             metrics: As `GymnasiumEnv` has it.

@@ -38,7 +38,7 @@ class EverstepVecEnv(VecEnv):
         self._actions = actions
 
     def step_wait(self) -> Any:
-        """Observations, rewards, ends and infos of the env step."""
+        """Observations, rewards, ends and infos of the vector step."""
         observations, rewards, terminated, truncated, found = self.env.step(self._actions)
         done = terminated | truncated
         infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]

@@ -32,7 +32,7 @@ def to_gymnasium(
         horizon: Env steps after which all rows are truncated, for environments without episode
             keys; `None` for never.
         copy: Whether observations are new arrays; else, on the CPU, they share the environment's
-            memory and are valid until the next env step.
+            memory and are valid until the next vector step.
 
     Raises:
         AdapterError: If a spec has no space, or the episodes do not end in that mode.

@@ -18,7 +18,7 @@ class OuterEnv(Env):
 
     Args:
         env: The other environment.
-        horizon: Expected env steps between resets.
+        horizon: Expected vector steps between resets.
 
     """
 
@@ -76,7 +76,7 @@ class HorizonEnv(OuterEnv):
         return self.env.reset(config=config)
 
     def step(self, action: torch.Tensor | TensorDict) -> TensorDict:
-        """The row of an env step, with episode keys; see the class."""
+        """The row of a vector step, with episode keys; see the class."""
         if self._elapsed == self._length:  # the row of a reset that no action caused
             rewards = torch.zeros(self.num_envs, 1, device=self.device)
             return self._row(self.reset(), rewards, first=True, valid=False)
@@ -87,7 +87,7 @@ class HorizonEnv(OuterEnv):
         if self._next_step:
             return self._row(obs, rewards, truncated=is_over)
         final = obs
-        if is_over:  # a reset may write to what the env step returned
+        if is_over:  # a reset may write to what the vector step returned
             leaves = tuple(leaf.clone() for leaf in self._observation.flatten(obs))
             final = self._observation.unflatten(leaves, [self.num_envs])
             rewards = rewards.clone()

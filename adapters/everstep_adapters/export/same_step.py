@@ -16,7 +16,7 @@ from .horizon import OuterEnv
 class SameStepEnv(OuterEnv):
     """An environment with `resets_rows` whose ended rows are reset in the env step that ends them.
 
-    Each row is a transition. Costs a synchronisation an env step, and a reset where rows ended.
+    Each row is a transition. Costs a synchronisation a vector step, and a reset where rows ended.
 
     Args:
         env: Environment with `valid` among its episode keys.
@@ -34,7 +34,7 @@ class SameStepEnv(OuterEnv):
         return self.env.reset(config=config)
 
     def step(self, action: torch.Tensor | TensorDict) -> TensorDict:
-        """The row of an env step; see the class."""
+        """The row of a vector step; see the class."""
         outcome = self.env.step(action)
         ended = outcome[DataKeys.TERMINATED] | outcome[DataKeys.TRUNCATED]
         waiting = ended & ~outcome[DataKeys.FIRST]  # an adapter's own limit resets at once

@@ -79,7 +79,7 @@ class EverstepEnvBase(EnvBase):  # type: ignore[misc]
         self.full_done_spec = Composite({key: flag() for key in _DONE}, **common)
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """The results of an env step, with the final observation of rows whose episode ended."""
+        """The results of a vector step, with the final observation of rows whose episode ended."""
         self._check_step(tensordict)
         outcome = self.env.step(tensordict.get("action"))
         terminated = self._flag(outcome, DataKeys.TERMINATED)

@@ -80,7 +80,7 @@ class EverstepVectorEnv(VectorEnv[Any, Any, Any]):
         return self._observed(self.env.reset(config=dict(options) if options else None)), {}
 
     def step(self, actions: Any) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
-        """Observations, rewards, terminations, truncations and infos of one env step.
+        """Observations, rewards, terminations, truncations and infos of one vector step.
 
         Args:
             actions: Batch of actions of `action_space`. Never written to, nor stored.

@@ -40,7 +40,7 @@ class Actions:
     def to_env(self, action: torch.Tensor) -> npt.NDArray[Any]:
         """Actions for the environment: a new array `[num_envs, …]`, never the caller's memory.
 
-        New in each env step, because environments store actions, say to penalise their changes.
+        New in each vector step, because environments store actions, say to penalise their changes.
         """
         return self.form.to_numpy(self._downlink.fetch(action))
 

@@ -64,7 +64,7 @@ class EpisodeClock:
             self._elapsed += self._random.integers(self._limit, size=len(self._elapsed))
 
     def tick(self, counted: BoolArray) -> BoolArray:
-        """Count an env step in the rows `counted`; rows `[num_envs]` that are at the limit."""
+        """Count a vector step in the rows `counted`; rows `[num_envs]` that are at the limit."""
         self._elapsed += counted
         np.greater_equal(self._elapsed, self._limit, out=self._expired)
         return self._expired
@@ -184,8 +184,8 @@ class NextStepEndings(Endings):
 
     def end(self, row: Row, observation: Any, infos: dict[str, Any]) -> None:
         """See `Endings.end`."""
-        # No branch, and few kinds of operations: a slow env step leaves none of their code in the
-        # processor's caches, and fetching it is what they cost.
+        # No branch, and few kinds of operations: a slow vector step leaves none of their code in
+        # the processor's caches, and fetching it is what they cost.
         valid, pending = row.valid, self._pending
         row.first[...] = pending
         np.logical_not(pending, valid)

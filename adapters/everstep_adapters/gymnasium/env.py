@@ -45,7 +45,7 @@ class GymnasiumEnv(Env):
 
     Args:
         env: Vector environment. `close` closes it.
-        horizon: Env steps between resets that it is meant for.
+        horizon: Vector steps between resets that it is meant for.
         device: Device of everything that goes in and comes out; `None` is the one that the
             environment says its tensors are on, the CPU if it has no attribute `device`.
         autoreset_mode: When the environment resets itself: a member of
@@ -70,10 +70,10 @@ class GymnasiumEnv(Env):
 
     """
 
-    #: Number of environments that `num_envs="auto"` makes; each costs CPU time in every env step.
+    #: Number of environments that `num_envs="auto"` makes; each costs CPU time in every step.
     default_num_envs: ClassVar[int] = 8
 
-    #: Env steps that `horizon="auto"` means.
+    #: Vector steps that `horizon="auto"` means.
     default_horizon: ClassVar[int] = 256
 
     #: Name of the environment type in `describe`.
@@ -200,7 +200,7 @@ class GymnasiumEnv(Env):
             name: Registered id, such as `"CartPole-v1"`; one that a module registers, such as
                 `"module:Name-v0"`; a subclass of `gymnasium.Env`, or a function that makes one.
             num_envs: Number of parallel environments.
-            horizon: Env steps between resets that it is meant for.
+            horizon: Vector steps between resets that it is meant for.
             device: Device of everything that goes in and comes out.
             kwargs: Options of `GymnasiumEnv` and of `gymnasium.make_vec`; what is neither goes to
                 each environment's constructor.
@@ -269,7 +269,7 @@ class GymnasiumEnv(Env):
             self._metrics = InfoMetrics(self.num_envs, names, device=device, mean=TensorMean)
 
     def step(self, action: torch.Tensor | TensorDict) -> TensorDict:
-        """The row of an env step: `obs`, `rewards` and the episode keys; see the module.
+        """The row of a vector step: `obs`, `rewards` and the episode keys; see the module.
 
         Args:
             action: Actions `[num_envs, *action_spec.shape]`, integers or floating point as the
@@ -310,7 +310,7 @@ class GymnasiumEnv(Env):
         return self._calls.asynchronous
 
     def step_async(self, action: torch.Tensor | TensorDict) -> None:
-        """Begin an env step, which `step_wait` completes; see `step` for arguments and errors.
+        """Begin a vector step, which `step_wait` completes; see `step` for arguments and errors.
 
         If `asynchronous` is False, the environments are stepped in `step_wait`.
         """
@@ -318,9 +318,9 @@ class GymnasiumEnv(Env):
         self._is_stepping = True
 
     def step_wait(self) -> TensorDict:
-        """The row of the env step that `step_async` began; see `step`."""
+        """The row of the vector step that `step_async` began; see `step`."""
         if not self._is_stepping:
-            raise AdapterError("`step_wait` completes an env step: call `step_async` before it.")
+            raise AdapterError("`step_wait` completes a vector step: call `step_async` before it.")
         self._is_stepping = False
         return self._rows(self._calls.receive())
 
@@ -428,4 +428,4 @@ class GymnasiumEnv(Env):
 
 
 def _unfinished(method: str) -> AdapterError:
-    return AdapterError(f"An env step has begun: call `step_wait` before `{method}`.")
+    return AdapterError(f"A vector step has begun: call `step_wait` before `{method}`.")

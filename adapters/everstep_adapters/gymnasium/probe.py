@@ -1,7 +1,7 @@
 """The autoreset mode of a vector environment, determined by stepping it.
 
 An episode is played to its end twice, from the same seed and with the same actions, and then
-stepped once more with different ones. The last env steps show the mode:
+stepped once more with different ones. The last vector steps show the mode:
 
 * the infos hold a final observation, and another one was returned: SAME_STEP;
 * the env step after the end returned the same for either action: NEXT_STEP;
@@ -26,7 +26,7 @@ from .modes import AnyVectorEnv
 from .rows import BoolArray, RowMemory
 from .spaces import observation_parts, single_space
 
-#: Most env steps until an episode ends.
+#: Most vector steps until an episode ends.
 _MOST_ENV_STEPS = 1000
 
 #: Seed of the resets, and of the first action.
@@ -44,7 +44,7 @@ class Evidence(NamedTuple):
 
 
 class _Played(NamedTuple):
-    """Results of an env step of all rows."""
+    """Results of a vector step of all rows."""
 
     #: Leaves of the observation.
     obs: list[npt.NDArray[Any]]
@@ -75,7 +75,7 @@ def probe_autoreset(env: AnyVectorEnv, calls: VectorCalls) -> Evidence:
     count, end = player.play_to_an_end()
     rows = end.done
     if not rows.any():
-        return Evidence(None, f"no episode ended in {count} env steps of random actions")
+        return Evidence(None, f"no episode ended in {count} vector steps of random actions")
     if end.holds_another:
         return Evidence(AutoresetMode.SAME_STEP, "its infos hold final observations")
     try:
@@ -86,7 +86,7 @@ def probe_autoreset(env: AnyVectorEnv, calls: VectorCalls) -> Evidence:
     if not end.equals(same_end, ~rows | rows):
         return Evidence(None, "the same seed and actions gave other observations")
     if not player.actions_matter(rows):
-        return Evidence(None, "what its actions change cannot be seen in one env step")
+        return Evidence(None, "what its actions change cannot be seen in one vector step")
     stays = bool(count > 1 and after.done[rows].all() and other.done[rows].all())
     if stays and (after.equals(end, rows) or not after.equals(other, rows)):
         return Evidence(AutoresetMode.DISABLED, "what has ended stays at its end")
@@ -108,7 +108,7 @@ class _Player:
         self._done = np.zeros(env.num_envs, dtype=np.bool_)
 
     def play_to_an_end(self) -> tuple[int, _Played]:
-        """The number of env steps until one ended an episode, and its results."""
+        """The number of vector steps until one ended an episode, and its results."""
         self._reset()
         for t in range(_MOST_ENV_STEPS):
             played = self.step(t)
@@ -117,7 +117,7 @@ class _Player:
         return t + 1, played
 
     def replay(self, count: int) -> tuple[_Played, _Played]:
-        """The last of `count` env steps with the same actions, and one more with others."""
+        """The last of `count` vector steps with the same actions, and one more with others."""
         self._reset()
         for t in range(count):
             played = self.step(t)
@@ -133,7 +133,7 @@ class _Player:
         return not any(outcomes[0].equals(outcomes[1], row) for row in each)
 
     def step(self, t: int, other: bool = False) -> _Played:
-        """Env step `t`, with its own action or with another."""
+        """Vector step `t`, with its own action or with another."""
         observation, _, terminated, truncated, infos = self._calls.step(self._action(t, other))
         row = self._row
         row.read_obs(observation)
@@ -153,7 +153,7 @@ class _Player:
         self._calls.reset(seed=_SEED)
 
     def _action(self, t: int, other: bool) -> Any:
-        """The action of env step `t`, or one that differs from it in every row if possible."""
+        """The action of vector step `t`, or one that differs from it in every row if possible."""
         space = batch_space(single_space(self._env, "action_space"), self._env.num_envs)
         space.seed(_SEED + t)
         action = changed = space.sample()

@@ -119,7 +119,7 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Row:
-    """The host's arrays of one row, which is all environments in one env step."""
+    """The host's arrays of one row, which is all environments in one vector step."""
 
     #: Leaves of the observation that is acted on next.
     obs: list[Leaf]
@@ -135,7 +135,7 @@ class Row:
     valid: BoolArray
 
     def read(self, batch: Any, rewards: Any, terminated: Any, truncated: Any) -> None:
-        """Read what an env step returned, but for its infos."""
+        """Read what a vector step returned, but for its infos."""
         self.read_obs(batch)
         if (  # what nearly all return; one test costs less than three
             type(rewards) is type(terminated) is type(truncated) is np.ndarray
@@ -182,7 +182,7 @@ class RowMemory:
 
     """
 
-    #: The tensors, locked: a key that a caller replaced would be lost to every later env step.
+    #: The tensors, locked: a key that a caller replaced would be lost to every later vector step.
     data: TensorDict
 
     def __init__(
@@ -245,7 +245,7 @@ def _make_row(parts: Sequence[Part], slots: dict[tuple[str, ...], Slot], side: i
 
 
 def describe_copies(device: None | torch.device) -> str:
-    """The copies of an env step, for `describe`; no device: the environment has tensors."""
+    """The copies of a vector step, for `describe`; no device: the environment has tensors."""
     if device is None:
         return "tensors as they are, 0 copies; rewards and flags are new"
     if device.type == "cpu":

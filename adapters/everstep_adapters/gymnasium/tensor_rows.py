@@ -54,7 +54,7 @@ class TensorActions:
     def __init__(self, actions: Actions, like: Any) -> None:
         self._actions, self._like = actions, like
         self._device = borrow(like).device
-        actions.form.on(self._device)  # copied here, not between env steps
+        actions.form.on(self._device)  # copied here, not between vector steps
 
     def to_env(self, action: torch.Tensor) -> Any:
         """Actions for the environment, never the caller's memory."""
@@ -93,7 +93,7 @@ class TensorRows:
     """Rows of an environment that returns tensors; episodes end as in `endings`.
 
     Observations of the right device and dtype are the environment's own tensors, without a copy;
-    all else is new in every env step, and nothing is ever written to. There is no host
+    all else is new in every vector step, and nothing is ever written to. There is no host
     synchronisation while the environment's tensors are on the rows' device. The mode is one for
     which `needs_host` is False.
 
@@ -126,7 +126,7 @@ class TensorRows:
         return self._show(self._read(observation, DataKeys.OBS))
 
     def step(self, returned: tuple[Any, Any, Any, Any, dict[str, Any]]) -> TensorDict:
-        """The row of an env step, from what the environment's `step` returned.
+        """The row of a vector step, from what the environment's `step` returned.
 
         Raises:
             EnvError: If that does not fit the environment's spaces or its mode.

@@ -1,7 +1,7 @@
 """Calls to Gymnasium's own vector environments, and the processes of an `AsyncVectorEnv`.
 
 All processes are ended as soon as one of them has failed: later answers of the others would belong
-to no env step.
+to no vector step.
 """
 
 import socket
@@ -42,7 +42,7 @@ class CartPoleCalls(VectorCalls):
     resets_rows = True
 
     def reset_rows(self, rows: BoolArray) -> Any:
-        """See `VectorCalls.reset_rows`: an env step resets the rows; the others are put back."""
+        """See `VectorCalls.reset_rows`: a vector step resets the rows; the others are put back."""
         env = self._env
         others, waiting = ~rows, env.prev_done & ~rows
         state, steps = env.state[:, others].copy(), env.steps[others].copy()
@@ -178,7 +178,7 @@ def make_calls(env: AnyVectorEnv, step_timeout: None | float) -> VectorCalls:
 def limit_waiting(env: AsyncVectorEnv, seconds: None | float) -> None:
     """Make reading a worker's answer raise `BlockingIOError` after `seconds`.
 
-    The operating system measures the time, so it costs nothing in an env step. Pipes of Windows
+    The operating system measures the time, so it costs nothing in a vector step. Pipes of Windows
     have no such limit: there this has no effect.
     """
     if not hasattr(socket, "AF_UNIX"):

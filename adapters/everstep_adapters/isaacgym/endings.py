@@ -51,7 +51,7 @@ def describe_style(style: str) -> str:
 
 
 class Endings(ABC):
-    """Base: env steps and resets of a task of one style.
+    """Base: vector steps and resets of a task of one style.
 
     Args:
         task: The task.
@@ -69,7 +69,7 @@ class Endings(ABC):
     #: Rows bool `[N, 1]` that the task resets in the next env step, in styles that have them.
     pending: None | torch.Tensor = None
 
-    #: The task's `extras` of the last env step.
+    #: The task's `extras` of the last vector step.
     extras: Mapping[str, Any]
 
     def __init__(self, task: Task, time_outs: TimeOuts, observations: Observations) -> None:
@@ -80,7 +80,7 @@ class Endings(ABC):
         """Observations after resetting every environment; no reset is pending afterwards."""
 
     def step(self, actions: torch.Tensor) -> TensorDict:
-        """The row of an env step.
+        """The row of a vector step.
 
         Args:
             actions: Actions as the task takes them, `[N, A]`; memory of its own.
@@ -94,7 +94,7 @@ class Endings(ABC):
     def _outcome(
         self, actions: torch.Tensor, pending: None | torch.Tensor = None
     ) -> tuple[Outcome, dict[str, Any]]:
-        """The outcome of an env step, and the row that follows if it returns first observations.
+        """The outcome of a vector step, and the row that follows if it returns first observations.
 
         Rewards are a copy: the task may use their memory in a reset. Rows that are `pending` end no
         episode.
@@ -200,7 +200,7 @@ def _mark_lost(obs: Leaves, rows: torch.Tensor, name: str) -> Leaves:
     if not any(leaf.is_floating_point() for leaf in obs):
         raise EnvError(
             f"{name} returned no final observations in `extras`, and integers have no NaN to mark "
-            "that they are lost. Return them in every env step, or never."
+            "that they are lost. Return them in every vector step, or never."
         )
     return tuple(fill_nan(leaf, rows) for leaf in obs)
 
@@ -296,7 +296,7 @@ class External(Endings):
 class Waiting(Endings):
     """Style D of Isaac Lab's interface: ended environments wait for `reset(env_ids=…)`.
 
-    The adapter calls it at the end of the env step, which the row is that of `External`.
+    The adapter calls it at the end of the vector step, which the row is that of `External`.
     """
 
     episode_keys = FLAGS | {DataKeys.FINAL_OBS}

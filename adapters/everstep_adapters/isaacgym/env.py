@@ -41,9 +41,9 @@ _INTERFACES = {
 class IsaacGymEnv(Env):
     """A task with the interface of IsaacGymEnvs' `VecTask`, legged_gym, rsl_rl or Isaac Lab.
 
-    The constructor takes a few env steps of the task, with actions of 0: they show its reset style,
-    the limit of its clock, and its observations. Observations of several tensors are a `Composite`:
-    `states`, meant for a critic, is beside `obs`.
+    The constructor takes a few vector steps of the task, with actions of 0: they show its reset
+    style, the limit of its clock, and its observations. Observations of several tensors are a
+    `Composite`: `states`, meant for a critic, is beside `obs`.
 
     Observations are returned as the task returns them, without a copy if they are on the device
     already; rewards and flags are new tensors. In styles A, B and C the adapter never waits for the
@@ -51,7 +51,7 @@ class IsaacGymEnv(Env):
 
     Args:
         task: The task. `close` closes it, if it has a `close`.
-        horizon: Env steps between resets that it is meant for.
+        horizon: Vector steps between resets that it is meant for.
         reset_style: When the task resets itself: a letter or name of the module's list. `None`
             determines it; legged_gym, rsl_rl and Isaac Lab always reset in the same step.
         device: Device of everything that goes in and comes out; `None` for the task's own
@@ -76,7 +76,7 @@ class IsaacGymEnv(Env):
     #: Number of environments that `num_envs="auto"` makes.
     default_num_envs: ClassVar[int] = 4096
 
-    #: Env steps that `horizon="auto"` means.
+    #: Vector steps that `horizon="auto"` means.
     default_horizon: ClassVar[int] = 32
 
     #: Module of the library, and how to install it.
@@ -169,7 +169,7 @@ class IsaacGymEnv(Env):
         Args:
             name: Name of the task, such as `"Cartpole"`.
             num_envs: Number of parallel environments.
-            horizon: Env steps between resets that it is meant for.
+            horizon: Vector steps between resets that it is meant for.
             device: `rl_device`; and `sim_device`, unless that is given.
             kwargs: Options of `IsaacGymEnv` and of `isaacgymenvs.make`; the defaults are
                 `headless=True` and `force_render=False`.
@@ -237,7 +237,7 @@ class IsaacGymEnv(Env):
             yield
 
     def step(self, action: torch.Tensor | TensorDict) -> TensorDict:
-        """The row of an env step: `obs`, `rewards` and the episode keys; see the module.
+        """The row of a vector step: `obs`, `rewards` and the episode keys; see the module.
 
         Args:
             action: Actions `[num_envs, *action_spec.shape]`, real numbers. Never written to; the

@@ -35,12 +35,12 @@ class Profile(NamedTuple):
     #: Key of final observations in `extras`; None if there is none.
     final_key: None | str
 
-    #: Outcome of an env step.
+    #: Outcome of a vector step.
     outcome: Outcome
 
 
 def study(task: Task, reset_style: None | str, max_episode_length: Any) -> Profile:
-    """The properties of a task. Takes a few env steps of it.
+    """The properties of a task. Takes a few vector steps of it.
 
     Args:
         task: The task.
@@ -87,8 +87,8 @@ def _probe(task: Task, longest: Any) -> Profile:
 
     The style is known from the calls of `reset_idx`, see `Resets`. Of a task that makes none it is
     known from its clock, which a reset sets back: in the env step in which time is up (C), or one
-    env step later to 0 (A), to 1 (B), or not at all (D). Takes up to 63 env steps with actions of
-    0, usually 9, and synchronises.
+    vector step later to 0 (A), to 1 (B), or not at all (D). Takes up to 63 vector steps with
+    actions of 0, usually 9, and synchronises.
 
     Raises:
         AdapterError: If the style cannot be determined; names the option that sets it.
@@ -134,7 +134,7 @@ class _Trial(NamedTuple):
     #: Env steps of an episode: the most that a row was seen to have.
     limit: int
 
-    #: What the env step returned that ended the episodes.
+    #: What the vector step returned that ended the episodes.
     outcome: Outcome
 
 
@@ -185,7 +185,7 @@ def _try(task: Task, resets: "Resets", longest: float) -> list[_Trial]:
 
 
 class Resets:
-    """Env steps of a task, and the styles that its calls of `reset_idx` in them show, row by row.
+    """Vector steps of a task, and the styles that its calls of `reset_idx` in them show by row.
 
     A row that ends and is reset in the same env step shows C. One that ended before and is reset
     before the clock moves shows B, after it A, and not at all for some env steps D. The clock
@@ -238,12 +238,12 @@ class Resets:
         return self._own(env_ids, *args, **kwargs)
 
     def set_clock(self, value: float) -> None:
-        """Set the clock of every row; those that have ended show nothing in the next env step."""
+        """Set the clock of every row; those that have ended show nothing in the next step."""
         self._task.set_clock(value)
         self._at_once = torch.ones_like(self._at_once)
 
     def step(self) -> Outcome:
-        """The outcome of an env step with actions of 0."""
+        """The outcome of a vector step with actions of 0."""
         task, before = self._task, self._task.clock.clone()
         self._clocks = torch.full_like(before, -1)  # where `reset_idx` is called, when it is
         outcome = task.step(task.zero_actions())

@@ -47,7 +47,7 @@ _OTHER_ADAPTERS = (("gymnasium.vector", "VectorEnv"), ("torchrl.envs.common", "E
 
 
 class Outcome(NamedTuple):
-    """Results of an env step on the adapter's device; columns are `[N, 1]`."""
+    """Results of a vector step on the adapter's device; columns are `[N, 1]`."""
 
     #: Observation `[N, …]`; the task's own memory if it is on the device already.
     obs: Tree
@@ -79,8 +79,8 @@ def interface_of(env: Any) -> None | str:
         return "VecTask"
     if not _has(_clocked(env), "episode_length_buf"):
         return None
-    # Isaac Lab's managed environments have no flags before their first env step, and mjlab's have
-    # `get_observations`; rsl_rl's wrappers have no space of one action.
+    # Isaac Lab's managed environments have no flags before their first vector step, and mjlab's
+    # have `get_observations`; rsl_rl's wrappers have no space of one action.
     if hasattr(env, "single_action_space") or _has(env, "reset_terminated", "reset_time_outs"):
         return "VecEnv" if _is_wrapper(env) else "Lab"
     return "VecEnv" if _calls(env, "get_observations") else None
@@ -240,7 +240,7 @@ class Task:
         return next((getattr(self.env, n) for n in names if hasattr(self.env, n)), None)
 
     def step(self, actions: torch.Tensor) -> Outcome:
-        """The outcome of an env step.
+        """The outcome of a vector step.
 
         Args:
             actions: Actions `[N, A]`. The task may store and change them.
@@ -269,7 +269,7 @@ class Task:
     def _lab_outcome(
         self, obs: Tree, rewards: Any, terminated: Any, truncated: Any, extras: Mapping[str, Any]
     ) -> Outcome:
-        """The outcome of an env step in Isaac Lab, which has two flags."""
+        """The outcome of a vector step in Isaac Lab, which has two flags."""
         if not isinstance(truncated, torch.Tensor):  # one for all rows, from a wrapper
             truncated = torch.full_like(terminated, bool(truncated))
         # Compared, which copies: the task writes its flags in place.
@@ -376,7 +376,7 @@ class Observations:
         except (KeyError, IndexError, TypeError):
             raise EnvError(
                 f"{self._name} returned observations without {'.'.join(path)}, which its first "
-                "ones had. Return the same entries in every env step."
+                "ones had. Return the same entries in every vector step."
             ) from None
         leaf = on_device(leaf, self._device)
         return leaf.unsqueeze(-1) if leaf.ndim == 1 else leaf

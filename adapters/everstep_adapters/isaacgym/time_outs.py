@@ -46,12 +46,12 @@ class TimeOuts:
         self.before()
 
     def before(self) -> None:
-        """Read the clock before an env step, if the env step may reset it."""
+        """Read the clock before a vector step, if the vector step may reset it."""
         if self._reads_before:
             self._is_up = self._task.clock >= self._limit - 1  # new memory: the clock moves on
 
     def split(self, outcome: Outcome, ended: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """`terminated` and `truncated` of an env step, bool `[N, 1]`.
+        """`terminated` and `truncated` of a vector step, bool `[N, 1]`.
 
         Args:
             outcome: What the task returned.
@@ -87,8 +87,8 @@ def terminations(task: Task, outcome: Outcome) -> None | torch.Tensor:
 def time_outs(task: Task, outcome: Outcome) -> None | torch.Tensor:
     """The time-outs that the task reports, `[N]`; None if it reports none.
 
-    legged_gym computes its buffer in every env step, but puts it into `extras` only if an episode
-    ended: the buffer comes first.
+    legged_gym computes its buffer in every vector step, but puts it into `extras` only if an
+    episode ended: the buffer comes first.
     """
     buffer = getattr(task.env, "time_out_buf", None)
     return outcome.extras.get("time_outs") if buffer is None else buffer
@@ -101,7 +101,7 @@ def make_time_outs(
 
     Args:
         task: The task.
-        outcome: Outcome of an env step.
+        outcome: Outcome of a vector step.
         limit: Env steps of an episode; None if unknown, infinity if there is no limit.
         source: One of `SOURCES`, or None for the most reliable that the task has.
         resets_at_once: Whether the task resets itself in the env step that ends an episode.

@@ -33,11 +33,11 @@ class JaxEnv(Env):
 
     On a GPU, observations are the program's own memory; on the host they are copied into rows.
     `float64` becomes PyTorch's default dtype. Observations that are trees of several arrays are a
-    `Composite`. An env step is one compiled call, and the first of each compiles it.
+    `Composite`. A vector step is one compiled call, and the first of each compiles it.
 
     Args:
         env: Environment of the library; gymnax's and Craftax's may be a pair with its parameters.
-        horizon: Env steps between resets that it is meant for.
+        horizon: Vector steps between resets that it is meant for.
         num_envs: Number of parallel environments.
         device: Device of everything that goes in and comes out; `None` is JAX's own.
         max_episode_steps: Env steps after which the adapter truncates an episode. Limits of the
@@ -54,7 +54,7 @@ class JaxEnv(Env):
     #: Number of environments that `num_envs="auto"` makes.
     default_num_envs: ClassVar[int] = 64
 
-    #: Env steps that `horizon="auto"` means.
+    #: Vector steps that `horizon="auto"` means.
     default_horizon: ClassVar[int] = 128
 
     #: Name of the library in `describe`.
@@ -168,7 +168,7 @@ class JaxEnv(Env):
         Args:
             name: The library's name of it, or a function that makes one.
             num_envs: Number of parallel environments.
-            horizon: Env steps between resets that it is meant for.
+            horizon: Vector steps between resets that it is meant for.
             device: Device of everything that goes in and comes out.
             kwargs: Options of the adapter; others go to the library's constructor.
 
@@ -182,7 +182,7 @@ class JaxEnv(Env):
             env = name(**kwargs) if callable(name) else cls._make_one(name, **kwargs)
         return cls(env, horizon, num_envs=num_envs, device=device, **options)
 
-    # ---- env steps -------------------------------------------------------------------------------
+    # ---- vector steps ----------------------------------------------------------------------------
 
     def seed(self, seed: int) -> None:
         """Seed the next reset; later ones continue from its key."""
@@ -214,7 +214,7 @@ class JaxEnv(Env):
         return self._observations.read(obs)
 
     def step(self, action: torch.Tensor | TensorDict) -> TensorDict:
-        """The row of an env step: `obs`, `rewards` and the episode keys; see the module.
+        """The row of a vector step: `obs`, `rewards` and the episode keys; see the module.
 
         Args:
             action: Actions `[num_envs, *action_spec.shape]`, integers or floating point as the

@@ -24,7 +24,7 @@ _BRAX_EPISODE = 1000
 
 
 class Stepped(NamedTuple):
-    """Results of an env step of one environment."""
+    """Results of a vector step of one environment."""
 
     state: Tree
     obs: Tree
@@ -65,7 +65,7 @@ class Functions:
     #: State and observation of a new episode, from a key.
     reset: Callable[[jax.Array], tuple[Tree, Tree]]
 
-    #: An env step, from a key, a state and an action.
+    #: A vector step, from a key, a state and an action.
     step: Callable[[jax.Array, Tree, jax.Array], Stepped]
 
     #: Actions that `step` takes.

@@ -1,4 +1,4 @@
-"""Compiled reset and env step of a batch: one call each."""
+"""Compiled reset and vector step of a batch: one call each."""
 
 import math
 from typing import Any, NamedTuple
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from .functions import Functions, Tree
 from .packing import Packing
 
-#: Rows that are reset together: resets cost as an env step or more, and few rows end at once.
+#: Rows that are reset together: resets cost as a vector step or more, and few rows end at once.
 _TOGETHER = 32
 
 #: Bytes that a reset of all rows moves, up to which all are: fewer than a loop's start takes.
@@ -17,9 +17,9 @@ _CHEAP = 2**20
 
 
 class Carry(NamedTuple):
-    """All that changes between env steps."""
+    """All that changes between vector steps."""
 
-    #: Key from which those of env steps and resets are split.
+    #: Key from which those of vector steps and resets are split.
     key: jax.Array
 
     #: States of the environments.
@@ -30,7 +30,7 @@ class Carry(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """Results of an env step."""
+    """Results of a vector step."""
 
     #: Observations that are acted on next, `[N, …]`.
     obs: Tree
@@ -61,7 +61,7 @@ class Program:
     carry: Carry
     obs: Tree
 
-    #: How a carry is joined between env steps, and an outcome.
+    #: How a carry is joined between vector steps, and an outcome.
     held: Packing
     packing: Packing
 
@@ -107,7 +107,7 @@ class Program:
     def _advance(
         self, held: tuple[jax.Array, ...], action: jax.Array
     ) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
-        """An env step, and the resets of the rows whose episodes it ended.
+        """A vector step, and the resets of the rows whose episodes it ended.
 
         Takes and returns a joined `Carry`; the second that is returned is a joined `Outcome`.
         """

@@ -1,4 +1,4 @@
-"""Results of a compiled env step as rows of tensors."""
+"""Results of a compiled vector step as rows of tensors."""
 
 import math
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ _FLAGS = (DataKeys.TERMINATED, DataKeys.TRUNCATED, DataKeys.FIRST)
 
 
 class Rows:
-    """Reader of the results of env steps.
+    """Reader of the results of vector steps.
 
     On the host NumPy copies them into memory of their own: operations of PyTorch on views take
     longer, except for `bfloat16`, which NumPy has not. On a GPU they are the program's own.
@@ -78,7 +78,7 @@ class Rows:
         self._row = self._assemble(tensors, lock=True)
 
     def read(self, arrays: Sequence[jax.Array]) -> TensorDict:
-        """The row of an env step, valid until the next one."""
+        """The row of a vector step, valid until the next one."""
         if self._slab is None:
             leaves = self._packing.split([tensor_of(x) for x in arrays])
             columns = zip(leaves, self._layout, strict=True)

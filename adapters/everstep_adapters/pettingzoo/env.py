@@ -36,7 +36,7 @@ class PettingZooEnv(GymnasiumEnv):
     Args:
         env: A parallel environment, one of turns that can be made parallel, or a list of several
             of one kind. `close` closes them.
-        horizon: Env steps between resets that it is meant for.
+        horizon: Vector steps between resets that it is meant for.
         device: Device of everything that goes in and comes out.
         agents: Agents that the policy controls: names, or the part of their names before the
             number, such as `"adversary"`; None for all, whose spaces must be equal. The others act
@@ -132,7 +132,7 @@ class PettingZooEnv(GymnasiumEnv):
                 `"sisl.pursuit_v5"` (of PettingZoo's own); or a class or function that makes one.
             num_envs: Number of rows, so of environments times agents; rounded up to whole
                 environments.
-            horizon: Env steps between resets that it is meant for.
+            horizon: Vector steps between resets that it is meant for.
             device: Device of everything that goes in and comes out.
             kwargs: Options of `PettingZooEnv`; others go to each environment's constructor.
 
@@ -161,7 +161,7 @@ class PettingZooEnv(GymnasiumEnv):
         return len(self._vector.agents)
 
     def step(self, action: torch.Tensor | TensorDict) -> TensorDict:
-        """The row of an env step: `obs`, `rewards` and the episode keys; see the module."""
+        """The row of a vector step: `obs`, `rewards` and the episode keys; see the module."""
         row = super().step(action).copy()
         for key, flags in (
             (DataKeys.FIRST, self._vector.first),
@@ -232,5 +232,5 @@ def _parallel(env: Any) -> Any:
     except AssertionError as error:
         raise AdapterError(
             f"Agents of {env} take turns, and it cannot be made parallel: {error}. Every agent "
-            "has to act in every env step."
+            "has to act in every vector step."
         ) from error

@@ -60,7 +60,7 @@ class AgentsVectorEnv(VectorEnv[Any, Any, Any]):
         return self._batch(), {}
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """An env step of every environment; see the module `everstep_adapters.pettingzoo`."""
+        """A vector step of every environment; see the module `everstep_adapters.pettingzoo`."""
         self.first[:] = self.valid[:] = False
         rewards = np.zeros(self.num_envs)
         flags = np.zeros((2, self.num_envs), np.bool_)

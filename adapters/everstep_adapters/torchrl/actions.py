@@ -39,7 +39,7 @@ class Actions(ABC):
     def to_env(self, action: torch.Tensor) -> torch.Tensor:
         """Actions for the environment, `[*batch, *agents, …]`.
 
-        New memory in each env step, because environments store actions, say to penalise changes.
+        New memory in each vector step, because environments store actions, say to penalise changes.
         """
         return self._convert(action.detach().to(self._device)).reshape(self._shape)
 

@@ -31,7 +31,7 @@ class TorchRLCalls(Calls):
     """Calls to a TorchRL environment.
 
     All processes of a `ParallelEnv` are ended as soon as one of them has failed: later answers of
-    the others would belong to no env step.
+    the others would belong to no vector step.
 
     Args:
         env: The environment.

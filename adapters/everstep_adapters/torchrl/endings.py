@@ -53,7 +53,7 @@ class DoneGroup:
     reset: tuple[Key, ...]
 
     def read(self, data: TensorDictBase, layout: Layout) -> Ends:
-        """The flags of an env step as rows.
+        """The flags of a vector step as rows.
 
         An end that is neither `terminated` nor `truncated` is the one that has no flag; if both
         have one it is `truncated`, as the clock of an outer wrapper is.
@@ -81,7 +81,7 @@ def _any(flags: list[torch.Tensor]) -> torch.Tensor:
 
 
 class Endings:
-    """The episode keys of each env step, from the environment's flags.
+    """The episode keys of each vector step, from the environment's flags.
 
     TorchRL resets by the flags at the root if there are some, whatever those below say, and by each
     group's own flags otherwise.
@@ -206,7 +206,7 @@ class Endings:
         return assign
 
     def read(self, outcome: TensorDictBase, following: TensorDictBase) -> dict[str, torch.Tensor]:
-        """The episode keys `[N, 1]` of an env step.
+        """The episode keys `[N, 1]` of a vector step.
 
         Args:
             outcome: What it returned under `next`.

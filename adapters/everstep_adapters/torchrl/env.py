@@ -42,12 +42,12 @@ class TorchRLEnv(Env):
     own tensors if device, dtype and strides allow it; `float64` becomes PyTorch's default dtype. A
     scalar gets one dimension. Actions are sent in new memory each time.
 
-    An environment that resets the tensors of an env step in place corrupts its final observations,
-    here as in TorchRL's own collectors.
+    An environment that resets the tensors of a vector step in place corrupts its final
+    observations, here as in TorchRL's own collectors.
 
     Args:
         env: Environment. `close` closes it.
-        horizon: Env steps between resets that it is meant for.
+        horizon: Vector steps between resets that it is meant for.
         device: Device of everything that goes in and comes out; `None` is the environment's own.
         num_envs: Rows of a stateless environment that is not locked to a batch of its own.
         max_episode_steps: Env steps after which an episode is truncated, by a `StepCounter`. Limits
@@ -80,10 +80,10 @@ class TorchRLEnv(Env):
 
     """
 
-    #: Number of environments that `num_envs="auto"` makes; each costs CPU time in every env step.
+    #: Number of environments that `num_envs="auto"` makes; each costs CPU time in every step.
     default_num_envs: ClassVar[int] = 8
 
-    #: Env steps that `horizon="auto"` means.
+    #: Vector steps that `horizon="auto"` means.
     default_horizon: ClassVar[int] = 256
 
     #: Env steps after which the adapter truncates an episode.
@@ -202,7 +202,7 @@ class TorchRLEnv(Env):
                 makes an environment without a batch; else the id of a Gymnasium environment, for
                 `torchrl.envs.GymEnv`.
             num_envs: Number of parallel environments.
-            horizon: Env steps between resets that it is meant for.
+            horizon: Vector steps between resets that it is meant for.
             device: Device of everything that goes in and comes out.
             kwargs: Options of `TorchRLEnv`; `parallel=True` for a `ParallelEnv` rather than a
                 `SerialEnv` of environments without a batch, and `vector_kwargs` for its
@@ -246,7 +246,7 @@ class TorchRLEnv(Env):
         return self._structure.unflatten(leaves, [self.num_envs])
 
     def step(self, action: torch.Tensor | TensorDict) -> TensorDict:
-        """The row of an env step: `obs`, `rewards` and the episode keys; see the module.
+        """The row of a vector step: `obs`, `rewards` and the episode keys; see the module.
 
         Args:
             action: Actions `[num_envs, *action_spec.shape]`, integers or floating point as the
@@ -263,8 +263,8 @@ class TorchRLEnv(Env):
         data.set(self._key, self._actions.to_env(self._check_action(action)))
         for key, draw in self._others.items():
             data.set(key, draw())
-        self._data = None  # after an env step that fails, a reset is needed
-        # One sync an env step on an accelerator: TorchRL checks whether anything is done.
+        self._data = None  # after a vector step that fails, a reset is needed
+        # One sync a vector step on an accelerator: TorchRL checks whether anything is done.
         stepped, self._data = self._calls.call("step_and_maybe_reset", data)
         return self._row(stepped.get("next"), self._data)
 
@@ -358,7 +358,7 @@ class TorchRLEnv(Env):
         return "lost, the environment resets itself: `on_missing_final` decides"
 
     def _row(self, outcome: TensorDictBase, following: TensorDictBase) -> TensorDict:
-        """The row of an env step.
+        """The row of a vector step.
 
         Args:
             outcome: What the action caused, before any reset.

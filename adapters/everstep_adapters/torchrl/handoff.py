@@ -8,7 +8,7 @@ from ..common.handoff import Slab, indexed
 
 
 class Handoff:
-    """Transfer of the tensors of an env step.
+    """Transfer of the tensors of a vector step.
 
     On the environment's own device they are returned as they are. From the CPU to an accelerator
     they go through pinned memory that is allocated once, all in one copy. From an accelerator to

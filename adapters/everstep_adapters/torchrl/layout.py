@@ -75,7 +75,7 @@ class Layout:
         """Shape of one row's value, without batch and agents.
 
         Raises:
-            AdapterError: If it is not the same in all rows and env steps.
+            AdapterError: If it is not the same in all rows and vector steps.
 
         """
         dims = self.batch_dims + (0 if self.is_shared(key) else len(self.agents))

@@ -1,4 +1,4 @@
-"""States of TorchRL environments: the tensordict of the last env step, and what it does not hold.
+"""States of TorchRL environments: the tensordict of the last step, and what it does not hold.
 
 Stateless environments and most transforms keep everything in the tensordict. `ATTRIBUTES` lists
 what a class has beside it. An environment is restored if all its layers are in the table, or have

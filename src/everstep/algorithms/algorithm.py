@@ -70,7 +70,7 @@ class OnPolicyAlgorithm(
         self.calls = EnvCalls(env)
         self.state = self.state_cls()
         self.executor = Executor(CUDAGraph if self.config.cuda_graphs else None)
-        #: Recurrent states `[N, …]` after the last env step; None at the start of episodes.
+        #: Recurrent states `[N, …]` after the last vector step; None at the start of episodes.
         self.states: None | Leaves = None
         #: Whether the environment is where the last rollout ended.
         self.continues = False
@@ -166,7 +166,7 @@ class OnPolicyAlgorithm(
         """Act, step and write until the rollout is full.
 
         Args:
-            states: Recurrent states before the first env step, `[N, …]`.
+            states: Recurrent states before the first vector step, `[N, …]`.
             resets: Sequences that reset the states, bool `[S]`; None if the host decides.
             deterministic: Whether actions are the distribution's mode.
 
@@ -337,7 +337,7 @@ class OnPolicyAlgorithm(
         self.state.buffered = False
 
     def _end_update(self) -> None:
-        """Update statistics of observations and bonuses, count transitions, move schedules on."""
+        """Update statistics of observations and bonuses, count env steps, move schedules on."""
         with self.reducer.joined():
             self.policy.update_statistics(self.rollout)
             for bonus in self.bonuses:
@@ -346,7 +346,7 @@ class OnPolicyAlgorithm(
         self.follow_schedules()
 
     def follow_schedules(self) -> None:
-        """Set what schedules set to its value after the transitions so far."""
+        """Set what schedules set to its value after the env steps so far."""
         self.lr_scheduler.step(self.state.env_steps)
         self.objective.entropy_coeff.fill_(self.entropy_scheduler.step(self.state.env_steps))
         if self.config.clip_param_schedule is not None:

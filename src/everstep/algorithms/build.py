@@ -60,11 +60,11 @@ class Parts:
     grad_scaler: GradScaler
     #: Loss that an update minimises.
     objective: Objective
-    #: Learning rate, over environment transitions learned from.
+    #: Learning rate, over env steps learned from.
     lr_scheduler: LRScheduler
-    #: Weight of the entropy bonus, over environment transitions learned from.
+    #: Weight of the entropy bonus, over env steps learned from.
     entropy_scheduler: EntropyScheduler
-    #: `clip_param`, over environment transitions learned from.
+    #: `clip_param`, over env steps learned from.
     clip_scheduler: ClipScheduler
     #: Sequences of a forward pass in an update; None for a whole minibatch.
     chunk_size: None | int

@@ -76,7 +76,7 @@ def _value_rows(
     """Fill in `final_values` of rows `(t, n)`; whether they have final observations, bool `[R]`."""
     final_obs = tuple(leaf[t, n] for leaf in rollout.final_obs)
     present = _finite_rows(final_obs, len(t), rollout.device)
-    if not policy.memory.paths:  # else `value_final_row` has valued them in their env steps
+    if not policy.memory.paths:  # else `value_final_row` has valued them in their vector steps
         rows = present.nonzero().squeeze(-1)
         if len(rows):
             values = policy.values(tuple(leaf[rows] for leaf in final_obs), ())
@@ -111,12 +111,12 @@ def _value_all_rows(
 def value_final_row(
     policy: GenericPolicyBase[Any], rollout: Rollout, t: int, states: Leaves
 ) -> None:
-    """Fill in `final_values` of env step `t` for a recurrent policy.
+    """Fill in `final_values` of vector step `t` for a recurrent policy.
 
     Args:
         policy: Policy whose values bootstrap.
-        rollout: Rollout, complete up to this env step.
-        t: Env step.
+        rollout: Rollout, complete up to this vector step.
+        t: Vector step.
         states: Recurrent states after it, `[N, …]`, before they are reset.
 
     """
@@ -125,7 +125,7 @@ def value_final_row(
         values = policy.values(rollout.final_obs_at(t, slice(None)), states)
         rollout.final_values[t] = torch.where(final, values, 0.0)
         return
-    rows = final.squeeze(-1).nonzero().squeeze(-1)  # one sync an env step
+    rows = final.squeeze(-1).nonzero().squeeze(-1)  # one sync a vector step
     if len(rows):
         obs = rollout.final_obs_at(t, rows)
         values = policy.values(obs, tuple(x[rows] for x in states))

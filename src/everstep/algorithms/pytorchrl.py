@@ -96,7 +96,7 @@ class PytorchrlOperations:
     def acting_step(
         self, obs: Any, rhs: Any, done: Any, deterministic: bool = False
     ) -> tuple[Any, Any, Any, dict[str, torch.Tensor]]:
-        """Act in one env step, on observations from anywhere.
+        """Act in one vector step, on observations from anywhere.
 
         Args:
             obs: Observations `[N, …]`; windows `[N, history + 1, …]` where the policy has a
@@ -176,13 +176,13 @@ class PytorchrlOperations:
 
     @property
     def update_every(self) -> int:
-        """Transitions between updates: those of a rollout."""
+        """Env steps between updates: those of a rollout."""
         return self.parts.rollout.num_envs * self.parts.rollout.horizon
 
     # ---- hyperparameters ----------------------------------------------------------------------
 
     def anneal(self, total: int) -> None:
-        """Let schedules that are "linear" end in 0 at `total` transitions, and follow them."""
+        """Let schedules that are "linear" end in 0 at `total` env steps, and follow them."""
         if self.parts.config.lr_schedule == "linear":
             self.parts.lr_scheduler.anneal(total)
         if self.parts.config.clip_param_schedule == "linear":

@@ -31,8 +31,8 @@ from ..updates import Control, DeviceControl, HostControl
 from .build import Parts, mixes_rows
 from .snapshot import put_back, snapshot
 
-#: Most env steps of a recorded rollout: each has 20 to 90 nodes, which take time to capture.
-MAX_ENV_STEPS = 512
+#: Most vector steps of a recorded rollout: each has 20 to 90 nodes, which take time to capture.
+MAX_HORIZON = 512
 
 #: Most optimizer steps of an update that is one graph, of 120 to 350 nodes each; longer updates
 #: replay a graph of a single optimizer step.
@@ -44,7 +44,7 @@ class Collected(NamedTuple):
 
     #: Statistics, 0-d each.
     statistics: dict[str, torch.Tensor]
-    #: Recurrent states after the last env step, `[N, …]`.
+    #: Recurrent states after the last vector step, `[N, …]`.
     states: Leaves
     #: Divisor of the environment's rewards, 0-d; None for none.
     reward_scale: None | torch.Tensor
@@ -102,7 +102,7 @@ class Executor:
         Args:
             parts: The algorithm's parts.
             roll_out: The rollout, given recurrent states and which sequences reset them.
-            states: Recurrent states before the first env step, `[N, …]`.
+            states: Recurrent states before the first vector step, `[N, …]`.
             resets: Whether each of its sequences resets the states; empty if the same ones do in
                 every rollout.
             settings: Settings of PyTorch that the environment runs in.
@@ -291,8 +291,8 @@ def _on(device: torch.device) -> Any:
 def _against_collection(parts: Parts) -> list[str]:
     """Reasons why the collection cannot be recorded."""
     rollout, reasons = parts.rollout, []
-    if rollout.horizon > MAX_ENV_STEPS:
-        reasons.append(f"`horizon` is {rollout.horizon}, and graphs have {MAX_ENV_STEPS} env steps")
+    if rollout.horizon > MAX_HORIZON:
+        reasons.append(f"`horizon` is {rollout.horizon}, and graphs have at most {MAX_HORIZON}")
     if rollout.final_obs and mixes_rows(parts.policy.model):
         reasons.append("final observations would be valued together with other rows")
     return reasons

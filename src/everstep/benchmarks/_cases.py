@@ -44,7 +44,7 @@ class Work:
     """Parallel environments."""
 
     horizon: PositiveInt
-    """Env steps a rollout, in each environment."""
+    """Vector steps a rollout: env steps in each environment."""
 
     horizons_per_env_reset: Integer = 1
     """Rollouts between resets of all environments; -1 resets once."""
@@ -105,8 +105,8 @@ class Learning:
     """`return`: mean of the last 100 episodes; `reward`: mean of an env step of the last
     rollout."""
 
-    transitions: PositiveInt
-    """Transitions to learn from, the same on every side."""
+    env_steps: PositiveInt
+    """Env steps to learn from, the same on every side."""
 
     seeds: PositiveInt = 3
     """Trainings, each with its own seed."""
@@ -114,7 +114,7 @@ class Learning:
 
 @dataclass(kw_only=True)
 class Solving:
-    """A threshold to be reached, and the limit of transitions."""
+    """A threshold to be reached, and the limit of env steps."""
 
     __pydantic_config__: ClassVar[Any] = STRICT
 
@@ -124,8 +124,8 @@ class Solving:
     threshold: float
     """Value at which the clock stops."""
 
-    max_transitions: PositiveInt
-    """Transitions after which a training is given up."""
+    max_env_steps: PositiveInt
+    """Env steps after which a training is given up."""
 
     seeds: PositiveInt = 5
     """Trainings, each with its own seed and processes."""

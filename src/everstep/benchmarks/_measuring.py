@@ -62,7 +62,7 @@ class SideResult:
     trainings: list[dict[str, Any]] = field(default_factory=list)
 
     def rate(self, phase: str = "total_s") -> None | float:
-        """Transitions per second of the median block; None for a phase that does nothing."""
+        """Env steps per second of the median block; None for a phase that does nothing."""
         found = [_rate(block, phase) for block in self.blocks if block[phase] > 0]
         return median(found) if found else None
 
@@ -87,7 +87,7 @@ class CellResult:
     precision: str
     sides: dict[str, SideResult]
 
-    #: Everstep ÷ peer in transitions per second, or peer time ÷ Everstep time, by pairs.
+    #: Everstep ÷ peer in env steps per second, or peer time ÷ Everstep time, by pairs.
     ratios: dict[str, Interval]
 
 
@@ -132,7 +132,7 @@ def _result(side: Side) -> SideResult:
 
 
 def _rate(block: Mapping[str, Any], phase: str) -> float:
-    return float(block["transitions"] / block[phase])
+    return float(block["env_steps"] / block[phase])
 
 
 def _alternate(
@@ -159,7 +159,7 @@ def _learn(
     assert learn is not None
     for seed in range(learn.seeds):
         bench.say(f"{cell.name}, {cell.precision}: learning check, seed {seed}")
-        request = {"seed": seed, "metric": learn.metric, "transitions": learn.transitions}
+        request = {"seed": seed, "metric": learn.metric, "env_steps": learn.env_steps}
         for side in sides:
             results[side.name].trainings.append(side.ask("learn", request) | {"seed": seed})
 
@@ -176,7 +176,7 @@ def _solve(cell: Cell, bench: Bench) -> CellResult:
             request = {
                 "seed": seed,
                 "metric": solve.metric,
-                "transitions": solve.max_transitions,
+                "env_steps": solve.max_env_steps,
                 "threshold": solve.threshold,
             }
             with bench.start(name, cell) as side:

@@ -14,12 +14,12 @@ _SPEED = (
     "row",
     "side",
     "precision",
-    "transitions/s",
+    "env steps/s",
     "collect/s",
     "update/s",
     "collect, ms",
     "update, ms",
-    "µs an env step",
+    "µs a vector step",
     "memory, MB",
     "CUDA, MB",
     "warm-up, s",
@@ -34,7 +34,7 @@ _SOLVE = (
     "solved",
     "seconds",
     "with start-up",
-    "transitions",
+    "env steps",
     "ratio (95 %)",
 )
 
@@ -92,14 +92,14 @@ def report(
 def _learning_notes(cells: Sequence[Cell], bench: Bench) -> list[str]:
     learns = {cell.name: cell.learn for cell in cells if cell.learn is not None and bench.learning}
     return [
-        f"* learned, {name}: {learn.metric} after {learn.transitions:,} transitions, "
+        f"* learned, {name}: {learn.metric} after {learn.env_steps:,} env steps, "
         f"mean of {learn.seeds} seeds (least to greatest)"
         for name, learn in learns.items()
     ]
 
 
 def _horizons(cells: Sequence[Cell], bench: Bench) -> dict[str, int]:
-    """Env steps a rollout, by row and side."""
+    """Vector steps a rollout, by row and side."""
     return {
         f"{cell.name}/{side}": cell.order(side, bench.device, bench.threads)["horizon"]
         for cell in cells
@@ -112,7 +112,7 @@ def speed_table(results: Sequence[CellResult], horizons: dict[str, int]) -> str:
 
     Args:
         results: Results of cells.
-        horizons: Env steps a rollout, by row and side: `"{row}/{side}"`.
+        horizons: Vector steps a rollout, by row and side: `"{row}/{side}"`.
 
     """
     rows = []
@@ -152,7 +152,7 @@ def solve_table(results: Sequence[CellResult]) -> str:
                     name,
                     side.precision,
                     f"{solved} of {len(found)}",
-                    *(_spread(found, key) for key in ("total_s", "start_to_end_s", "transitions")),
+                    *(_spread(found, key) for key in ("total_s", "start_to_end_s", "env_steps")),
                     _ratio(result.ratios.get(name)),
                 ]
             )
@@ -170,7 +170,7 @@ def _cell(result: CellResult) -> dict[str, Any]:
     found = asdict(result) | {"ratios": {n: r._asdict() for n, r in result.ratios.items()}}
     for name, side in result.sides.items():
         found["sides"][name]["medians"] = {
-            "transitions_per_s": side.rate(),
+            "env_steps_per_s": side.rate(),
             "collect_per_s": side.rate("collect_s"),
             "update_per_s": side.rate("update_s"),
             "collect_ms": side.milliseconds("collect_s"),

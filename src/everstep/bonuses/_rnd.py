@@ -16,7 +16,7 @@ from ..rollouts import Minibatch, Rollout
 from ..specs import Leaves, Structure, leaf_specs, random_values
 from ._base import Bonus, Stream
 
-#: Observations in one forward pass, of whole env steps.
+#: Observations in one forward pass, of whole vector steps.
 CHUNK = 1024
 
 #: Largest absolute value of a normalised observation.
@@ -40,7 +40,7 @@ class RandomNetworkDistillation(Bonus):
             anew for each; 1 or more for all. The others cost nothing, and these count for them.
         pre_normalization_steps: Rollouts of random actions that observations' statistics begin
             with.
-        pre_normalization_length: Env steps of each.
+        pre_normalization_length: Vector steps of each.
         episodic: Whether its returns end where episodes do.
         features: Width of the target's output.
         hiddens: Widths of the target's hidden layers; the predictor has two more, of `features`.
@@ -173,7 +173,7 @@ class RandomNetworkDistillation(Bonus):
         return novelty / self.spread.std.to(novelty.dtype)
 
     def _keep(self, targets: torch.Tensor, rollout: Rollout, start: int, end: int) -> None:
-        """Store the target's outputs of some env steps, in memory that is reused."""
+        """Store the target's outputs of some vector steps, in memory that is reused."""
         batch = (rollout.horizon, rollout.num_envs)
         if not self.cache or self.cache[0].shape[:2] != batch:
             self.cache = (targets.new_empty(*batch, *targets.shape[1:]),)
@@ -233,7 +233,7 @@ class RandomNetworkDistillation(Bonus):
 
 
 def _pieces(rollout: Rollout) -> Iterator[tuple[int, int]]:
-    """First and last env steps of the pieces of a rollout."""
+    """First and last vector steps of the pieces of a rollout."""
     steps = max(1, CHUNK // rollout.num_envs)
     for start in range(0, rollout.horizon, steps):
         yield start, min(start + steps, rollout.horizon)

@@ -1,8 +1,8 @@
 """A watch over environments and processes: one that hangs ends, and the reason is printed.
 
 The other processes of the training would wait for it without end. A thread of each process looks at
-the clock while an env step lasts; it also gives signs of life, and looks at those of the next rank,
-because a process that is stopped, or in code that holds Python's lock, cannot look at a clock.
+the clock while a vector step lasts; it also gives signs of life, and looks at those of the next
+rank: a process that is stopped, or in code that holds Python's lock, cannot look at a clock.
 """
 
 import functools
@@ -21,10 +21,10 @@ from ..errors import ConfigError
 from ._processes import claim_failure, is_started
 from ._pulse import NextRank, Pulse
 
-#: Environment variable with the seconds that an env step, or a reset, may take.
+#: Environment variable with the seconds that a vector step, or a reset, may take.
 TIMEOUT = "EVERSTEP_TIMEOUT"
 
-#: Its default: longer than any env step should be.
+#: Its default: longer than any vector step should be.
 _SECONDS = 30.0
 
 #: How much longer the first call may take, which may compile, or load a simulator.
@@ -122,7 +122,7 @@ def _end() -> None:
 
 @contextmanager
 def watched(envs: Sequence[Any]) -> Iterator[None]:
-    """Context in which env steps and resets are watched, if this is one of several processes.
+    """Context in which vector steps and resets are watched, if this is one of several processes.
 
     Raises:
         ConfigError: If the environment variable is not a positive number.

@@ -39,11 +39,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="options of the environment, such as max_episode_steps=200",
     )
     add_number(parser, "--num-envs", "parallel environments (default: 1, 2, 5)")
-    add_number(parser, "--horizon", "(default: 16 env steps)")
+    add_number(parser, "--horizon", "vector steps between resets (default: 16)")
     parser.add_argument("--device", default="cpu", metavar="DEVICE", help="(default: %(default)s)")
-    add_number(parser, "--steps", "env steps (default: %(default)s)", default=200)
+    add_number(parser, "--vector-steps", "calls of `step` (default: %(default)s)", default=200)
+    parser.add_argument("--steps", type=_renamed, help=argparse.SUPPRESS)
     add_number(parser, "--seed", "(default: %(default)s)", least=0, default=0)
     parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _renamed(value: str) -> str:
+    raise argparse.ArgumentTypeError(f"counts env steps elsewhere; write --vector-steps {value}")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -69,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
     num_envs = arguments.num_envs or getattr(source, "default_num_envs", _NUM_ENVS)
     num_envs = _at_most(max_num_envs, num_envs)
     facts, probed = inspect_env(
-        lambda: make_env(num_envs, horizon, arguments.device), arguments.steps
+        lambda: make_env(num_envs, horizon, arguments.device), arguments.vector_steps
     )
     report.show_facts(facts)
     results = iterate_checks(
@@ -77,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
         num_envs_choices=tuple(sorted({_at_most(max_num_envs, size) for size in sizes})),
         horizon=horizon,
         device=arguments.device,
-        num_steps=arguments.steps,
+        num_steps=arguments.vector_steps,
         seed=arguments.seed,
     )
     return report.show_results(chain(probed, results))

@@ -100,7 +100,7 @@ class TorchDistributionWrapper(
 def cached(model: Any, find_out: Callable[..., _Fact], *arguments: Any) -> _Fact:
     """`find_out` of the model's action spec and the arguments, cached for each model.
 
-    Distributions are made in every env step, and copying the bounds of a spec to an accelerator
+    Distributions are made in every vector step, and copying the bounds of a spec to an accelerator
     would synchronise each time.
     """
     facts = _FACTS.setdefault(model, {})

@@ -1,6 +1,6 @@
-"""Acting in blocks: actions in every env step, log-probabilities and values for many at once.
+"""Acting in blocks: actions in every vector step, log-probabilities and values for many at once.
 
-An operation on few rows costs what it costs on many, so with few environments an env step takes a
+An operation on few rows costs what it costs on many, so with few environments a vector step takes a
 third of the time of `Policy.act`. The numbers are the same up to rounding; random numbers are
 drawn for a whole block.
 """
@@ -48,10 +48,10 @@ _NOISE: dict[type[Distribution], tuple[str, Any, Any, Any]] = {
 
 
 class Noise:
-    """Noise of `S` env steps, drawn at once, and the actions it makes of their features.
+    """Noise of `S` vector steps, drawn at once, and the actions it makes of their features.
 
-    The caller fills the features `[S·N, …]` env step by env step. Noise is added by NumPy, whose
-    operations cost less than PyTorch's on few rows.
+    The caller fills the features `[S·N, …]` vector step by vector step. Noise is added by NumPy,
+    whose operations cost less than PyTorch's on few rows.
     """
 
     def __init__(
@@ -66,11 +66,11 @@ class Noise:
         self._dtype = torch.empty(0, dtype=action_dtype(model, default)).numpy().dtype
 
     def draw(self) -> None:
-        """Draw the noise of the next `S` env steps."""
+        """Draw the noise of the next `S` vector steps."""
         self._draw(self._noise, self._features)
 
     def actions(self, step: int, *, deterministic: bool) -> Array:
-        """Actions of an env step of the block, `[N, …]`, in new memory."""
+        """Actions of a vector step of the block, `[N, …]`, in new memory."""
         x = self._centres[step]
         if not deterministic:
             x = self._add(x, self._noises[step], self._sum)
@@ -101,7 +101,7 @@ class BlockActor:
         self._normalized = policy._normalization()
         # Indexing a tensor costs a microsecond; an array is indexed in a fifth of that.
         self._rows, self._action_rows = self._outputs.unbind(), rollout.actions[0].numpy()
-        self._start, self._end = 0, 0  # the block's env steps
+        self._start, self._end = 0, 0  # the block's vector steps
 
     def act(self, t: int, states: Leaves) -> tuple[Leaves, Leaves]:
         """See `policies.Actor.act`."""
@@ -139,11 +139,11 @@ class BlockActor:
         (actions,) = rollout.actions
         logp = distribution.latents_logp(actions[start:end].flatten(0, 1))
         rollout.logp[start:end].flatten(0, 1).copy_(logp)
-        end += end == rollout.horizon  # the observation after the last env step has a value, too
+        end += end == rollout.horizon  # the observation after the last vector step has a value, too
         obs = tuple(leaf[start:end].flatten(0, 1) for leaf in rollout.obs)
         self._critic(self._normalized(obs)[0], rollout.values[start:end].flatten(0, 1))
 
     def _features(self, steps: slice) -> dict[str, torch.Tensor]:
-        """Features `[S·N, …]` of some env steps of the block."""
+        """Features `[S·N, …]` of some vector steps of the block."""
         features: dict[str, torch.Tensor] = self._model.outputs(self._outputs[steps].flatten(0, 1))
         return features

@@ -39,7 +39,7 @@ class GenericModelBase(nn.Module, Generic[_P, _T]):
     #: `model_config` of the algorithm.
     config: dict[str, Any]
 
-    #: Noise that lasts for several env steps of a rollout; None for none.
+    #: Noise that lasts for several steps of a rollout; None for none.
     exploration: None | Exploration = None
 
     #: Spec of one observation.

@@ -281,7 +281,7 @@ class DefaultModel(KeepsValues, SeesParts, Model):
             width = vf_width = hiddens[-1] if hiddens else width
             hiddens = ()
         below = hiddens if vf_hiddens is None else vf_hiddens
-        # Flat Sequentials: every nested call costs a microsecond an env step.
+        # Flat Sequentials: every nested call costs a microsecond a vector step.
         self.policy = nn.Sequential(
             *perceptron(width, hiddens, outputs.width, **layers, gains=(hidden, policy))
         )

@@ -154,7 +154,7 @@ class Exploration:
         self.head, self.every = head, every
 
     def begin_step(self, t: int, num_envs: int) -> None:
-        """Draw new weights for as many environments if that is due in env step `t`."""
+        """Draw new weights for as many environments if that is due in vector step `t`."""
         if t == 0 or (self.every > 0 and t % self.every == 0):
             self.head.draw(num_envs)
 

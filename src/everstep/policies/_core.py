@@ -26,7 +26,7 @@ _Model = TypeVar("_Model", bound=GenericModelBase[..., Any])
 
 
 class Sample(NamedTuple):
-    """Actions of one env step, with what is stored beside them."""
+    """Actions of one vector step, with what is stored beside them."""
 
     #: Actions `[N, …]` as they were sampled; these are stored and learned from.
     latents: Leaves
@@ -198,7 +198,7 @@ class PolicyCore(ABC, Generic[_Model]):
         """Recurrent states at the start of `n` episodes, batch `[n]`."""
 
     def act(self, obs: Leaves, states: Leaves, *, deterministic: bool = False) -> Sample:
-        """Actions of one env step.
+        """Actions of one vector step.
 
         Args:
             obs: Observations `[N, …]`; windows `[N, history + 1, …]` where there is a history.
@@ -230,7 +230,7 @@ class PolicyCore(ABC, Generic[_Model]):
         """Recurrent states `[N, …]`, reset where an episode starts.
 
         Args:
-            states: States after the env step.
+            states: States after the vector step.
             first: Whether the new observation is the first of an episode, bool `[N, 1]`.
 
         """
@@ -363,10 +363,10 @@ class Actor:
         self._noise: None | Exploration = getattr(policy.model, "exploration", None)
 
     def act(self, t: int, states: Leaves) -> tuple[Leaves, Leaves]:
-        """Actions of env step `t` for the environment, and the recurrent states after it.
+        """Actions of vector step `t` for the environment, and the recurrent states after it.
 
         Args:
-            t: Env step.
+            t: Vector step.
             states: Recurrent states before it, `[N, …]`.
 
         """

@@ -23,7 +23,7 @@ class _Expected:
 
     Args:
         name: Key, and path within it.
-        row: Storage of one env step.
+        row: Storage of one vector step.
         any_float: Whether any floating-point dtype is accepted.
 
     """
@@ -70,7 +70,7 @@ _UNDECLARED = (
 
 
 class Rollout:
-    """One rollout of `horizon` env steps in `num_envs` environments.
+    """One rollout of `horizon` vector steps in `num_envs` environments.
 
     Args:
         num_envs: N.
@@ -140,12 +140,12 @@ class Rollout:
             key: [".".join((key, *path)) for path in observation.paths]
             for key in (DataKeys.OBS, DataKeys.FINAL_OBS)
         }
-        #: Storage rows of each env step's outcome, and the tensors that they accept.
+        #: Storage rows of each vector step's outcome, and the tensors that they accept.
         self._flag_keys = sorted(episode_keys - {DataKeys.FINAL_OBS})
         self._outcomes, self._expected = self._outcome_rows()
 
     def _outcome_rows(self) -> tuple[list[list[torch.Tensor]], list[_Expected]]:
-        """Storage rows of each env step's outcome, and the tensors they accept, in one order."""
+        """Storage rows of each vector step's outcome, and the tensors they accept, in one order."""
         final_names = self._names[DataKeys.FINAL_OBS] if self.final_obs else []
         names = [*self._names[DataKeys.OBS], DataKeys.REWARDS, *self._flag_keys, *final_names]
         flags = (getattr(self, key) for key in self._flag_keys)
@@ -158,7 +158,7 @@ class Rollout:
         ]
         return rows, expected
 
-    # ---- one env step -------------------------------------------------------------------------
+    # ---- one vector step -------------------------------------------------------------------------
 
     def obs_at(self, t: int) -> Leaves:
         """Observation `t`, `[N, …]`; with a history the window that ends in it, `[N, H + 1, …]`."""
@@ -168,7 +168,7 @@ class Rollout:
         """Final observations of row `t`, `[R, …]`; with a history the windows that end in them.
 
         Args:
-            t: Env step.
+            t: Vector step.
             rows: Environments, `[R]`, or a slice of them.
 
         """
@@ -226,18 +226,18 @@ class Rollout:
     def write_sample(
         self, t: int, actions: Leaves, logp: torch.Tensor, values: torch.Tensor
     ) -> None:
-        """Write actions, log-probabilities and values of env step `t`."""
+        """Write actions, log-probabilities and values of vector step `t`."""
         self.write_actions(t, actions)
         self._logp[t].copy_(logp)
         self._values[t].copy_(values)
 
     def write_actions(self, t: int, actions: Leaves) -> None:
-        """Write the actions of env step `t`, as they were sampled."""
+        """Write the actions of vector step `t`, as they were sampled."""
         for row, leaf in zip(self._actions[t], actions, strict=True):
             row.copy_(leaf)
 
     def write_outcome(self, t: int, outcome: TensorDict) -> bool:
-        """Write the outcome of env step `t`; whether a tensor of it requires gradients.
+        """Write the outcome of vector step `t`; whether a tensor of it requires gradients.
 
         The rollout has none: call it where gradients are disabled.
 
@@ -359,7 +359,7 @@ class Rollout:
         return found & self.valid
 
     def next_obs(self, start: int, end: int) -> Leaves:
-        """Observations after the actions of env steps `start` to `end`, `[(end − start)·N, …]`."""
+        """Observations after vector steps `start` to `end`, `[(end − start)·N, …]`."""
         return before_reset(
             tuple(leaf[start + 1 : end + 1].flatten(0, 1) for leaf in self.obs),
             tuple(leaf[start:end].flatten(0, 1) for leaf in self.final_obs),

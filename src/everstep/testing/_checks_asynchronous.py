@@ -11,7 +11,7 @@ from ._results import NotApplicable, Violation
 from ._structure import attempt
 from ._subject import Subject
 
-#: Env steps that are compared.
+#: Vector steps that are compared.
 _STEPS = 12
 
 
@@ -21,7 +21,7 @@ def check_asynchronous(subject: Subject) -> None:
         _check_declared(halves.env)
         halves.reset()
         rows = halves.play(_STEPS)
-        halves.reset()  # no env step is pending
+        halves.reset()  # no vector step is pending
         if not halves.repeats:
             return
     with Player(subject, seed=subject.seed) as player:

@@ -9,7 +9,7 @@ from ._player import Player
 from ._results import NotApplicable, Violation
 from ._subject import Subject
 
-#: Env steps that are watched.
+#: Vector steps that are watched.
 _STEPS = 16
 
 

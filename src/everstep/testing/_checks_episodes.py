@@ -8,7 +8,7 @@ from ._player import FLAGS, Row, Trace, traces
 from ._results import NotApplicable, Violation
 from ._subject import Subject
 
-#: Predicate of an env step on the environments whose episodes ended, bool `[N]`.
+#: Predicate of a vector step on the environments whose episodes ended, bool `[N]`.
 Kind = Callable[[torch.Tensor], bool]
 
 
@@ -29,7 +29,7 @@ def check_all_end(subject: Subject) -> None:
 
 
 def _check_kind(subject: Subject, what: str, kind: Kind) -> None:
-    """Check the env steps of a kind, and those after them.
+    """Check the vector steps of a kind, and those after them.
 
     Raises:
         NotApplicable: If there was none.
@@ -44,8 +44,8 @@ def _check_kind(subject: Subject, what: str, kind: Kind) -> None:
     if not seen:
         sizes = " or ".join(map(str, subject.num_envs_choices))
         raise NotApplicable(
-            f"in {subject.num_steps} env steps of {sizes} environments there was none in which "
-            f"{what}; raise `num_steps` (`--steps`), or choose actions that end episodes "
+            f"in {subject.num_steps} vector steps of {sizes} environments there was none in which "
+            f"{what}; raise `num_steps` (`--vector-steps`), or choose actions that end episodes "
             "(`choose_action`)"
         )
 
@@ -59,7 +59,7 @@ def _check_expectation(subject: Subject) -> None:
     raise Violation(
         "`episodes_end`",
         f"The suite declares that episodes {'' if subject.episodes_end else 'do not '}end.",
-        f"{'ends' if ended else 'none'} in {subject.num_steps} env steps",
+        f"{'ends' if ended else 'none'} in {subject.num_steps} vector steps",
         "Raise `num_steps` (`--steps`), choose actions that end episodes (`choose_action`), or fix "
         "the flags.",
     )
@@ -98,7 +98,7 @@ def _check_row(row: Row, pending: torch.Tensor, when: str) -> None:
     Args:
         row: The row.
         pending: Whether an episode had ended before and none had begun, bool `[N]`.
-        when: Description of the env step for errors.
+        when: Description of the vector step for errors.
 
     """
     ends = "`terminated` or `truncated`"

@@ -26,7 +26,7 @@ def check_final_obs(subject: Subject) -> None:
     if len(ends.final) < _ENOUGH:
         raise NotApplicable(
             f"{len(ends.final)} episodes ended with an observation of their own and were followed "
-            "by another, too few to compare; raise `num_steps` (`--steps`), or choose actions that "
+            "by another, too few to compare; raise `num_steps` (`--vector-steps`), or choose actions that "
             "end episodes. If neither `final_obs` nor `valid` is declared, `on_missing_final` "
             "decides what truncated rows are bootstrapped from"
         )
@@ -128,7 +128,7 @@ def check_invalid_rows(subject: Subject) -> None:
         raise NotApplicable("the environment does not declare `valid`: an action caused every row")
     rows = declaring[-1].segments[0]
     if all(bool(row.valid.all()) for row in rows):
-        raise NotApplicable(f"every row of {subject.num_steps} env steps was valid")
+        raise NotApplicable(f"every row of {subject.num_steps} vector steps was valid")
     with Player(subject, subject.num_envs_choices[-1], seed=subject.seed) as player:
         if not player.repeats:
             raise NotApplicable("the environment is not deterministic by seed")
@@ -144,7 +144,7 @@ def check_invalid_rows(subject: Subject) -> None:
 
 
 def _other_if_invalid(player: Player, row: Row) -> torch.Tensor | TensorDict:
-    """The actions of the next env step, with others in rows that are not valid."""
+    """The actions of the next vector step, with others in rows that are not valid."""
     structure = Structure.of(player.env.action_spec)
     chosen, others = (structure.flatten(player.choose(salt)) for salt in (0, 1))
     invalid = ~row.valid.to(chosen[0].device)

@@ -12,7 +12,7 @@ from ._results import NotApplicable, Violation
 from ._structure import attempt
 from ._subject import Subject
 
-#: Env steps that are compared.
+#: Vector steps that are compared.
 _STEPS = 12
 
 #: Resets in a row that are compared.
@@ -136,7 +136,7 @@ def check_close(subject: Subject) -> None:
         _close(player, "twice")
         if not subject.exclusive:
             other.play(2)
-            _close(other, "after env steps")
+            _close(other, "after vector steps")
     with Player(subject, num_envs) as again:
         again.reset()
         again.play(2)

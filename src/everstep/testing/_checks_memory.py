@@ -12,7 +12,7 @@ from ._player import Player, Row, compare, copies, difference, same
 from ._results import Unplayable, Violation
 from ._subject import Subject
 
-#: Env steps in which memory is watched.
+#: Vector steps in which memory is watched.
 _STEPS = 8
 
 
@@ -41,7 +41,7 @@ def check_memory(subject: Subject) -> None:
 
 
 def _disturb(player: Player, others: list[Player], outcome: Any = None) -> None:
-    """Do what a caller may do between two env steps."""
+    """Do what a caller may do between two vector steps."""
     for other in others:
         other.step()
     player.env.observation_spec.rand()

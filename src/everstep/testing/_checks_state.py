@@ -12,7 +12,7 @@ from ._results import NotApplicable, Violation
 from ._structure import attempt
 from ._subject import Subject
 
-#: Env steps that are compared.
+#: Vector steps that are compared.
 _STEPS = 12
 
 
@@ -67,7 +67,7 @@ def _check_continues(player: Player, state: Any, t: int, acted_on: Any, rows: li
     Args:
         player: The environment.
         state: A state.
-        t: Env steps before it.
+        t: Vector steps before it.
         acted_on: Observations that the next action was chosen from.
         rows: The rows that followed.
 

@@ -14,7 +14,7 @@ from ..specs import leaf_specs
 from ._results import CheckResult, Violation
 from ._subject import random_actions
 
-#: Env steps before the clock starts: libraries warm up.
+#: Vector steps before the clock starts: libraries warm up.
 _WARM_UP = 10
 
 
@@ -27,7 +27,7 @@ def inspect_env(
 
     Args:
         make_env: Makes the environment.
-        num_steps: Env steps over which speed is measured.
+        num_steps: Vector steps over which speed is measured.
 
     Raises:
         EverstepError: If the adapter cannot make the environment.
@@ -104,7 +104,7 @@ def _mode_name(mode: Any) -> str:
 
 
 def _speed(env: Env, num_steps: int) -> str:
-    """Env steps and transitions per second, with random actions drawn before the clock starts."""
+    """Env steps and vector steps per second, with random actions drawn before the clock starts."""
     obs = env.reset()
     actions = [random_actions(env.action_spec, obs, env.num_envs) for _ in range(_WARM_UP)]
     for action in actions:
@@ -119,8 +119,8 @@ def _speed(env: Env, num_steps: int) -> str:
     _synchronize(env)
     rate = num_steps / (time.perf_counter() - start)
     return (
-        f"{rate:,.0f} env steps/s of {env.num_envs} environments, "
-        f"{rate * env.num_envs:,.0f} transitions/s"
+        f"{rate * env.num_envs:,.0f} env steps/s: "
+        f"{rate:,.0f} vector steps/s of {env.num_envs} environments"
     )
 
 

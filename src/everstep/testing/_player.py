@@ -23,7 +23,7 @@ FLAGS = (DataKeys.TERMINATED, DataKeys.TRUNCATED, DataKeys.FIRST, DataKeys.VALID
 
 @dataclass(frozen=True)
 class Row:
-    """Copies of the inputs and results of one env step, on the CPU."""
+    """Copies of the inputs and results of one vector step, on the CPU."""
 
     #: Observations that actions were chosen from, `[N, …]`.
     obs: Leaves
@@ -55,7 +55,7 @@ class Row:
         return self.terminated | self.truncated
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Results of the env step, by name."""
+        """Results of the vector step, by name."""
         groups = {DataKeys.OBS: self.next_obs, DataKeys.FINAL_OBS: self.final_obs}
         leaves = {f"{key} {i}": x for key, xs in groups.items() for i, x in enumerate(xs)}
         flags = {key: cast(torch.Tensor, getattr(self, key)) for key in FLAGS}
@@ -82,7 +82,7 @@ class Player(AbstractContextManager["Player"]):
     #: Structure of one observation.
     observation: Structure
 
-    #: Env steps so far.
+    #: Vector steps so far.
     t: int
 
     #: Observations that the next action is chosen from, as the environment returned them.
@@ -133,7 +133,7 @@ class Player(AbstractContextManager["Player"]):
         return copies(check_obs(self.env, self.observation, DataKeys.OBS, self.acted_on))
 
     def choose(self, salt: int = 0) -> torch.Tensor | TensorDict:
-        """Actions of the next env step; the caller's generators stay as they were.
+        """Actions of the next vector step; the caller's generators stay as they were.
 
         Args:
             salt: Another number for other actions.
@@ -148,7 +148,7 @@ class Player(AbstractContextManager["Player"]):
             return self._subject.choose_action(self.env, self.acted_on, self.t)
 
     def step_as_is(self, action: torch.Tensor | TensorDict) -> Any:
-        """Result of an env step, not copied."""
+        """Result of a vector step, not copied."""
         outcome = self._call_step(action)
         check_outcome(self.env, self.observation, outcome)
         self.acted_on = outcome[DataKeys.OBS]
@@ -156,11 +156,11 @@ class Player(AbstractContextManager["Player"]):
         return outcome
 
     def _call_step(self, action: torch.Tensor | TensorDict) -> Any:
-        """Result of an env step, not checked. Subclasses may step in another way."""
+        """Result of a vector step, not checked. Subclasses may step in another way."""
         return attempt("`step`", lambda: self.env.step(action))
 
     def step(self, action: None | torch.Tensor | TensorDict = None) -> Row:
-        """Copies of the result of an env step.
+        """Copies of the result of a vector step.
 
         Args:
             action: Actions, `[N, …]`; None to choose them.
@@ -171,11 +171,11 @@ class Player(AbstractContextManager["Player"]):
         return self.copy_row(obs, self.step_as_is(action))
 
     def play(self, num_steps: int) -> list[Row]:
-        """Rows of that many env steps."""
+        """Rows of that many vector steps."""
         return [self.step() for _ in range(num_steps)]
 
     def copy_row(self, obs: Leaves, outcome: Any) -> Row:
-        """Copies of the result of an env step from `obs`, `[N, …]`."""
+        """Copies of the result of a vector step from `obs`, `[N, …]`."""
         declared = episode_keys(self.env)
         flags = {key: torch.zeros(self.env.num_envs, dtype=torch.bool) for key in FLAGS}
         flags[DataKeys.VALID] = ~flags[DataKeys.VALID]
@@ -239,7 +239,7 @@ def compare(
     fix: str,
     when: str = "at env step {t}",
 ) -> None:
-    """Compare the rows of successive env steps.
+    """Compare the rows of successive vector steps.
 
     Args:
         expected: Rows.
@@ -247,7 +247,7 @@ def compare(
         what: The thing that is wrong if they differ.
         rule: The rule that it breaks.
         fix: How to fix it.
-        when: Description of the env step `t`.
+        when: Description of the vector step `t`.
 
     Raises:
         Violation: If two rows differ.

@@ -21,7 +21,7 @@ class Subject(ABC):
     #: `horizon` that environments are made with.
     horizon: int = 16
 
-    #: Env steps that are played; enough for episodes to end.
+    #: Vector steps that are played; enough for episodes to end.
     num_steps: int = 64
 
     #: Numbers of parallel environments; a single one if the batch size is fixed.
@@ -55,7 +55,7 @@ class Subject(ABC):
 
         Args:
             num_envs: One of `num_envs_choices`.
-            horizon: Env steps between resets.
+            horizon: Vector steps between resets.
             device: Device of actions and results.
 
         """
@@ -63,15 +63,15 @@ class Subject(ABC):
     def choose_action(
         self, env: Env, obs: torch.Tensor | TensorDict, t: int
     ) -> torch.Tensor | TensorDict:
-        """Actions `[num_envs, …]` of env step `t`, random by default.
+        """Actions `[num_envs, …]` of vector step `t`, random by default.
 
         Override it if random actions end no episode. PyTorch's generator is seeded before each
-        call, so equal env steps get equal actions.
+        call, so equal vector steps get equal actions.
 
         Args:
             env: The environment.
             obs: Current observations, `[num_envs, …]`.
-            t: Env steps since the environment was made.
+            t: Vector steps since the environment was made.
 
         """
         return random_actions(env.action_spec, obs, env.num_envs)

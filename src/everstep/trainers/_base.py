@@ -214,7 +214,7 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
                 shared environment is never reset.
             steps_per_eval: Train steps between evaluations; None for no evaluations.
             stop_conditions: Conditions, called after every train step; one is enough to stop.
-            total_env_steps: Environment transitions after which to stop, counted from the
+            total_env_steps: Env steps of all environments after which to stop, counted from the
                 trainer's first. `float("inf")`: train until a condition is met or `run` is
                 interrupted.
 

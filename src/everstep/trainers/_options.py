@@ -32,7 +32,7 @@ class RunOptions:
     """Whether the policy is recurrent; `model_cls` is then a `RecurrentModel`, or None."""
 
     total_env_steps: PositiveInt | None = None
-    """Environment transitions after which training stops. None: no such limit."""
+    """Env steps, of all environments together, after which training stops. None: no such limit."""
 
     stop: list[Any] | None = None
     """Conditions that stop training; one is enough. Objects, or mappings such as

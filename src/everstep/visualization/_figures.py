@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 #: Units of statistics, by pattern of their names without `eval/`.
 _UNITS = {
-    "env/steps": "transitions",
+    "env/steps": "env steps",
     "env/resets": "environments",
     "algorithm/collects": "rollouts",
     "algorithm/steps": "updates",

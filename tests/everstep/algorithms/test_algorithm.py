@@ -150,7 +150,7 @@ def test_sizes_above_the_environments_maximum_are_clipped_with_one_warning() -> 
     assert AlgorithmConfig(num_envs=2).build(Limited).hparams.horizon == 7  # no warning for "auto"
 
 
-def test_schedules_count_transitions() -> None:
+def test_schedules_count_env_steps() -> None:
     algorithm = AlgorithmConfig(
         **SMALL,
         lr_schedule=[(0, 1e-3), (129, 5e-4), (384, 1e-4)],

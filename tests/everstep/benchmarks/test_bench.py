@@ -53,7 +53,7 @@ work:
   activation: tanh
 everstep: {vf_loss: mse}
 rows: [{name: 4 × 8}]
-learn: {metric: reward, transitions: 64, seeds: 1}
+learn: {metric: reward, env_steps: 64, seeds: 1}
 measure: {warm_up: 0, block_s: 0.001, timeout_s: 120}
 peers:
   cleanrl: {}
@@ -120,13 +120,13 @@ def test_both_sides_are_measured(case: Path, capsys: pytest.CaptureFixture[str])
             assert block["collect_s"] + block["update_s"] <= block["total_s"]
         assert [training["seed"] for training in told["trainings"]] == [0]
         # 2 iterations of 32, or 3 where rows that reset are left out
-        assert all(64 <= training["transitions"] <= 96 for training in told["trainings"])
-    assert all(block["transitions"] == 32 * block["iterations"] for block in theirs["blocks"])
+        assert all(64 <= training["env_steps"] <= 96 for training in told["trainings"])
+    assert all(block["env_steps"] == 32 * block["iterations"] for block in theirs["blocks"])
 
 
 @pytest.mark.long
 def test_time_to_a_threshold(case: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    solve = "solve.metric=reward solve.threshold=0.5 solve.max_transitions=1000 solve.seeds=1"
+    solve = "solve.metric=reward solve.threshold=0.5 solve.max_env_steps=1000 solve.seeds=1"
     assert main(["bench", str(case), "--set", *solve.split()]) == 0
     table = capsys.readouterr().out
     assert "| 4 × 8 | everstep | fp32 | 1 of 1 |" in table  # a pole stands for an env step or more
@@ -153,7 +153,7 @@ def test_blocks_alternate(monkeypatch: pytest.MonkeyPatch) -> None:
             order.append(f"{self.name} {argument}")
             seconds = argument * (0.5 if self.name == "everstep" else 1.0)
             parts = {"collect_s": seconds / 2, "update_s": seconds / 2, "total_s": seconds}
-            return {"transitions": 100 * argument, "memory": {"rss": 1}, **parts}
+            return {"env_steps": 100 * argument, "memory": {"rss": 1}, **parts}
 
     monkeypatch.setattr(Bench, "start", lambda self, name, cell: Told(name))
     cell = cells(load_case("cpu-cartpole"))[0]
@@ -208,20 +208,20 @@ def test_returns_are_those_of_episodes() -> None:
 
 
 def test_what_does_not_exist_has_no_column() -> None:
-    block = {"transitions": 10, "iterations": 1, "collect_s": 0.5, "update_s": 0.0, "total_s": 0.5}
+    block = {"env_steps": 10, "iterations": 1, "collect_s": 0.5, "update_s": 0.0, "total_s": 0.5}
     told = SideResult("fp32", "python", {}, 1.0, [block | {"memory": {"rss": 2**20}}])
     table = speed_table([CellResult("a", "fp32", {"env": told}, {})], {"a/env": 10})
     header, _, row = (line.strip("| ").split(" | ") for line in table.splitlines())
     found = dict(zip(header, row, strict=True))
     assert "update/s" not in found
     assert "CUDA, MB" not in found
-    assert (found["transitions/s"], found["collect, ms"]) == ("20", "500")
-    assert found["µs an env step"] == "5e+04"
+    assert (found["env steps/s"], found["collect, ms"]) == ("20", "500")
+    assert found["µs a vector step"] == "5e+04"
 
 
 def test_what_was_not_solved_is_said() -> None:
     trainings = [
-        {"solved": i > 0, "total_s": i, "start_to_end_s": i + 1, "transitions": 100 * i}
+        {"solved": i > 0, "total_s": i, "start_to_end_s": i + 1, "env_steps": 100 * i}
         for i in range(3)
     ]
     told = SideResult("fp32", "python", {}, trainings=trainings)

@@ -14,7 +14,7 @@ from everstep.env import ContinuousDummyEnv, DiscreteDummyEnv
 from everstep.testing import CHECKS
 
 #: Fast, and without the process that a new interpreter would be.
-SMALL = ["--num-envs", "2", "--steps", "24", "--horizon", "4"]
+SMALL = ["--num-envs", "2", "--vector-steps", "24", "--horizon", "4"]
 
 Check = Callable[..., tuple[int, str, str]]
 
@@ -96,12 +96,12 @@ def test_an_environment_of_a_family(check: Check) -> None:
     assert out.startswith("gymnasium:CartPole-v1\n")
     assert {name for name in CHECKS if lines[name] in ("✓", "–")} == set(CHECKS)
     assert lines["final_obs"] == "✓"
-    assert "env steps/s of 2 environments" in lines["speed"]
+    assert "vector steps/s of 2 environments" in lines["speed"]
     assert "0 failed" in out.splitlines()[-1]
 
 
 def test_an_environment_by_its_path_says_what_can_be_seen_of_it(check: Check) -> None:
-    code, out, _ = check(here(Limited), "--steps", "10", "--horizon", "100")
+    code, out, _ = check(here(Limited), "--vector-steps", "10", "--horizon", "100")
     lines = lines_of(out)
     assert code == 0
     assert lines["environment"].split()[1] == here(Limited)
@@ -112,7 +112,7 @@ def test_an_environment_by_its_path_says_what_can_be_seen_of_it(check: Check) ->
 
 
 def test_what_an_adapter_says_of_itself_is_printed(check: Check) -> None:
-    _, out, _ = check(here(Probed), "--steps", "10")
+    _, out, _ = check(here(Probed), "--vector-steps", "10")
     lines = lines_of(out)
     assert lines["family"].split()[1] == "dummies"
     assert lines["num_envs"].split()[1] == "3"
@@ -124,19 +124,19 @@ def test_an_adapter_that_is_mistaken_about_resets_is_told(
     check: Check, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Probed, "seen", "SAME_STEP")
-    code, out, _ = check(here(Probed), "--steps", "10")
+    code, out, _ = check(here(Probed), "--vector-steps", "10")
     assert code == 1
     assert "received  NEXT_STEP, but it looks like SAME_STEP: it was seen to" in out
     assert "--env-kwargs autoreset_mode=SAME_STEP" in out
     monkeypatch.setattr(Probed, "seen", None)
-    code, out, _ = check(here(Probed), "--steps", "10")
+    code, out, _ = check(here(Probed), "--vector-steps", "10")
     assert code == 0
     assert lines_of(out)["probe"] == "–"
 
 
 def test_a_wrong_autoreset_mode_is_found_out(check: Check) -> None:
     code, out, _ = check(
-        *("gymnasium:CartPole-v1", "--num-envs", "3", "--steps", "60", "--env-kwargs"),
+        *("gymnasium:CartPole-v1", "--num-envs", "3", "--vector-steps", "60", "--env-kwargs"),
         *("vectorization_mode=vector_entry_point", "autoreset_mode=SAME_STEP"),
     )
     assert code == 1
@@ -185,10 +185,12 @@ def test_every_number_of_the_command_line_counts(
         initial(self, num_envs, horizon, **options)
 
     monkeypatch.setattr(DiscreteDummyEnv, "__init__", init)
-    check("everstep.env.DiscreteDummyEnv", "--num-envs", "4", "--horizon", "9", "--steps", "3")
+    check(
+        "everstep.env.DiscreteDummyEnv", "--num-envs", "4", "--horizon", "9", "--vector-steps", "3"
+    )
     assert set(made) == {(4, 9, "cpu")}
     made.clear()
-    check("everstep.env.DiscreteDummyEnv", "--steps", "3")
+    check("everstep.env.DiscreteDummyEnv", "--vector-steps", "3")
     assert {num_envs for num_envs, *_ in made} == {1, 2, 5, 8}
 
 
@@ -214,7 +216,7 @@ def test_what_is_not_an_environment_is_told(
 
 
 @pytest.mark.parametrize(
-    "arguments", [[], ["x", "--num-envs", "0"], ["x", "--steps", "few"], ["x", "y"]]
+    "arguments", [[], ["x", "--num-envs", "0"], ["x", "--vector-steps", "few"], ["x", "y"]]
 )
 def test_a_wrong_command_line_ends_with_its_usage(
     arguments: list[str], capsys: pytest.CaptureFixture[str]

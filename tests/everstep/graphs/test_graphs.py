@@ -981,7 +981,7 @@ def test_what_is_known_to_be_impossible_is_not_tried(
 
 
 def test_a_long_rollout_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recording, "MAX_ENV_STEPS", 7)
+    monkeypatch.setattr(recording, "MAX_HORIZON", 7)
     graphed = check_replayed_is_eager(Walk, "cpu", Tape)
     assert "`horizon` is 8" in graphed.executor.collection.refused
 

@@ -208,7 +208,7 @@ def test_a_suite_may_say_whether_episodes_end(num_steps: int, expected: bool) ->
     violation = found["all_end"].violation
     assert violation is not None
     assert violation.what == "`episodes_end`"
-    assert f"{num_steps} env steps" in violation.received
+    assert f"{num_steps} vector steps" in violation.received
     right = results(made_by(Walk), num_steps=num_steps, horizon=2, episodes_end=not expected)
     assert right["all_end"].status == ("not applicable" if expected else "passed")
 
@@ -235,7 +235,7 @@ def test_actions_may_be_chosen() -> None:
 
     Suite().test_all_end()
     Suite.choose_action = EnvConformance.choose_action  # type: ignore[method-assign]
-    with pytest.raises(pytest.skip.Exception, match="not applicable: in 8 env steps of 2 env"):
+    with pytest.raises(pytest.skip.Exception, match="not applicable: in 8 vector steps of 2 env"):
         Suite().test_all_end()
 
 

@@ -14,7 +14,7 @@ class Returns:
         self._open = np.zeros(num_envs)
 
     def add(self, rewards: np.ndarray, done: np.ndarray) -> None:
-        """Take in an env step: rewards and ends, `[N]`."""
+        """Take in a vector step: rewards and ends, `[N]`."""
         self._open += rewards
         if done.any():
             self.last.extend(self._open[done].tolist())

@@ -77,7 +77,7 @@ class PPO:
     Args:
         space: Space of an action.
         obs_shape: Shape of an observation.
-        shape: Env steps of a rollout, and environments.
+        shape: Vector steps of a rollout, and environments.
         hiddens: Widths of the hidden layers.
         settings: Hyperparameters.
         device: Where all tensors are.
@@ -107,7 +107,7 @@ class PPO:
         """Actions for the environments, within their bounds.
 
         Args:
-            t: Env step of the rollout.
+            t: Vector step of the rollout.
             obs: Observations `[N, D]`.
             done: Whether these are the first of their episodes, float `[N]`.
 
@@ -124,7 +124,7 @@ class PPO:
         return array if self.low is None else np.clip(array, self.low, self.high)
 
     def update(self, next_obs: torch.Tensor, next_done: torch.Tensor) -> None:
-        """Learn from the rollout, whose last env step led to the arguments."""
+        """Learn from the rollout, whose last vector step led to the arguments."""
         advantages = self._advantages(next_obs, next_done)
         columns = (self.obs, self.actions, self.logp, advantages, self.values)
         rows = [x.flatten(0, 1) for x in columns]

@@ -6,9 +6,9 @@ The first line from the bench is the work: what to train, with how many threads.
 |---|---|
 | – | `{"ready": {"versions": …}}`, once the libraries are imported |
 | `{"warm": n}` | `{"warm_s"}`: seconds for making the program and n iterations |
-| `{"run": n}` | `{"transitions", "collect_s", "update_s", "total_s", "memory"}` |
-| `{"learn": {"seed", "transitions", "metric"}}` | `{"return", "transitions", "total_s"}` |
-| `{"solve": {"seed", "threshold", "max_transitions", "metric"}}` | the same, and `"solved"` |
+| `{"run": n}` | `{"env_steps", "collect_s", "update_s", "total_s", "memory"}` |
+| `{"learn": {"seed", "env_steps", "metric"}}` | `{"return", "env_steps", "total_s"}` |
+| `{"solve": {"seed", "threshold", "max_env_steps", "metric"}}` | the same, and `"solved"` |
 
 It ends with its input. Between requests a program waits for the next line, so that it leaves the
 processor to the others. This file needs Python and PyTorch alone.
@@ -27,10 +27,10 @@ import torch
 
 
 class Iteration(NamedTuple):
-    """Transitions and seconds of one rollout and one update."""
+    """Env steps and seconds of one rollout and one update."""
 
-    #: Env steps, added up over the environments.
-    transitions: int
+    #: Env steps of all environments.
+    env_steps: int
 
     #: Seconds for the rollout.
     collect_s: float
@@ -134,7 +134,7 @@ def _run(program: Program, work: dict[str, Any], iterations: int) -> dict[str, A
     _synchronize(work)
     return {
         "total_s": elapsed(),
-        "transitions": sum(iteration.transitions for iteration in found),
+        "env_steps": sum(iteration.env_steps for iteration in found),
         "collect_s": sum(iteration.collect_s for iteration in found),
         "update_s": sum(iteration.update_s for iteration in found),
         "memory": _memory(work),
@@ -147,19 +147,19 @@ def _train(
     *,
     seed: int,
     metric: str,
-    transitions: float = float("inf"),
+    env_steps: float = float("inf"),
     threshold: float = float("inf"),
 ) -> dict[str, Any]:
-    """Train anew until so many transitions were seen, or the score reaches the threshold."""
+    """Train anew until so many env steps were seen, or the score reaches the threshold."""
     elapsed = Stopwatch()
     program = _made(make, work, seed)
     seen, score = 0, None
-    while seen < transitions and not (score is not None and score >= threshold):
-        seen += program.iterate().transitions
+    while seen < env_steps and not (score is not None and score >= threshold):
+        seen += program.iterate().env_steps
         score = program.score(metric)
     _synchronize(work)
     solved = score is not None and score >= threshold
-    found = {"return": score, "transitions": seen, "total_s": elapsed(), "solved": solved}
+    found = {"return": score, "env_steps": seen, "total_s": elapsed(), "solved": solved}
     program.close()
     return found
 

@@ -83,7 +83,7 @@ class Skrl:
         self.t = 0
 
     def iterate(self) -> Iteration:
-        """A rollout; its last env step brings the update."""
+        """A rollout; its last vector step brings the update."""
         elapsed, collect_s = Stopwatch(), 0.0
         for _ in range(self.horizon):
             collect_s += elapsed()
@@ -92,7 +92,7 @@ class Skrl:
         return Iteration(self.horizon * self.num_envs, collect_s, elapsed())
 
     def _step(self) -> None:
-        """One env step, and what the trainer calls around it but for what ends it."""
+        """One vector step, and what the trainer calls around it but for what ends it."""
         agent, clock = self.agent, {"timestep": self.t, "timesteps": 10**9}
         if self.t % self.horizon:
             agent.post_interaction(timestep=self.t - 1, timesteps=10**9)

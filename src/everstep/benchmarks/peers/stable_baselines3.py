@@ -109,10 +109,10 @@ class StableBaselines3:
         settings = _settings(work) | options.get("ppo", {})
         for name in ("learning_rate", "clip_range"):  # a function of what is left of the training
             start = settings[name]
-            if options.get("decay_transitions"):
+            if options.get("decay_env_steps"):
                 settings[name] = lambda left, start=start: left * start
         self.model = PPO("MlpPolicy", env, **settings)
-        self.total = options.get("decay_transitions", 10**9)
+        self.total = options.get("decay_env_steps", 10**9)
         _, self.callback = self.model._setup_learn(self.total, Silent())
 
     def iterate(self) -> Iteration:

@@ -22,7 +22,7 @@ class DeepSea(Env):
 
     Args:
         num_envs: Number of seas.
-        horizon: Env steps of a rollout.
+        horizon: Vector steps of a rollout.
         device: Where the seas are.
         size: Rows and columns.
         mapping_seed: Seed of what the actions mean.

@@ -27,7 +27,7 @@ class Rooms(Env):
 
     Args:
         num_envs: Number of rooms.
-        horizon: Env steps of a rollout.
+        horizon: Vector steps of a rollout.
         device: Where everything that goes in and comes out is.
         task: Name of the task in EnvPool.
         num_threads: Threads that step the rooms.
@@ -91,7 +91,7 @@ class MiniGrid(Rooms):
 
     Args:
         num_envs: Number of rooms.
-        horizon: Env steps of a rollout.
+        horizon: Vector steps of a rollout.
         device: Where everything that goes in and comes out is.
         task: Name of the task in EnvPool.
         num_threads: Threads that step the rooms.

@@ -19,7 +19,7 @@ class Tracking(Env):
 
     Args:
         num_envs: Number of targets; even, so that levels cancel.
-        horizon: Env steps of a rollout.
+        horizon: Vector steps of a rollout.
         device: Where everything is.
         spread: Absolute value of the levels.
 
