@@ -17,7 +17,8 @@ from everstep.progress import summary
 from tests.test_docs import DOCS, ROOT, section, tables
 
 TEXTS = [
-    *ROOT.glob("*.md"),
+    ROOT / "README.md",  # not the changelog, which names what was renamed
+    ROOT / "CONTRIBUTING.md",
     *DOCS.rglob("*.md"),
     *(ROOT / "examples").rglob("*.md"),
     *(
@@ -36,7 +37,7 @@ WRONG = (
     r"environment transitions",
     r"transitions (?:learned from|collected|per second|a second|/s)|transitions/s",
     r"\bcount(?:s|ed)?(?: in)? transitions",
-    r"(?i)rollout(?: of|:) `?horizon`? env steps|\bhorizon: env steps (?:of a|between)",
+    r"(?i)rollout(?: of|:) `?horizon`? env steps|\bhorizon: env steps (?:of a rollout|between)",
     r"(?i)env steps of a rollout",
     r"(?i)env steps between (?:resets|\w+ resets)",
     r"microseconds of (?:an|one) env step",

@@ -75,8 +75,8 @@ def main() -> None:
         f"the view      {share:.2%} of the processor time, with {REDRAWS_A_SECOND} redraws a second"
     )
     print(
-        f"env_ms        {1e6 * measured:.2f} µs a vector step, {measured * horizon / train_step:.3%} "
-        "of the processor time"
+        f"env_ms        {1e6 * measured:.2f} µs a vector step, "
+        f"{measured * horizon / train_step:.3%} of the processor time"
     )
 
 

@@ -129,6 +129,7 @@ SYNONYMS: dict[str, str] = {
     # Everstep's own before its release
     "transitions": "env_steps",
     "max_transitions": "max_env_steps",
+    "decay_transitions": "decay_env_steps",
     # statistics
     "return": _RETURN,
     "returns": _RETURN,

@@ -337,13 +337,22 @@ def _cell(case: Case, row: Row, precision: Precision) -> Cell:
     everstep = {**case.everstep, **row.everstep}
     check_fields(RecurrentAlgorithmConfig if work.recurrent else AlgorithmConfig, everstep)
     learn, solve = {**case.learn, **row.learn}, {**case.solve, **row.solve}
-    peers = row.peers or case.peers
+    peers = {name: own or {} for name, own in (row.peers or case.peers).items()}
+    unknown = [
+        Problem(("peers", name, "options", option), unknown_name("key", option, known))
+        for name, own in peers.items()
+        for known in [PEERS[family(name)].options if family(name) in PEERS else ()]
+        for option in own.get("options", {})
+        if option not in known
+    ]
+    if unknown:
+        raise InvalidError(unknown)
     return Cell(
         name=row.name,
         precision=precision,
         work=work,
         everstep=everstep,
-        peers={name: own or {} for name, own in peers.items()},
+        peers=peers,
         learn=validate(Learning, learn) if learn else None,
         solve=validate(Solving, solve) if solve else None,
         measure=validate(Measure, case.measure),

@@ -12,14 +12,21 @@ class Peer(NamedTuple):
     #: What its interpreter needs, in pip's words.
     needs: str
 
+    #: Keys of its `options`.
+    options: tuple[str, ...] = ()
+
 
 PEERS = {
     "rl8": Peer("rl8", "torch rl8==1.0.0"),
-    "stable-baselines3": Peer("stable_baselines3", "torch stable-baselines3"),
-    "cleanrl": Peer("cleanrl", "torch gymnasium"),
+    "stable-baselines3": Peer(
+        "stable_baselines3",
+        "torch stable-baselines3",
+        ("vectorized", "ppo", "decay_env_steps"),
+    ),
+    "cleanrl": Peer("cleanrl", "torch gymnasium", ("vectorization",)),
     "torchrl": Peer("torchrl", "torch torchrl gymnasium"),
-    "env": Peer("env", "torch gymnasium envpool"),
-    "rsl_rl": Peer("rsl_rl", "torch rsl-rl-lib"),
+    "env": Peer("env", "torch gymnasium envpool", ("vectorization",)),
+    "rsl_rl": Peer("rsl_rl", "torch rsl-rl-lib", ("torch_compile_mode",)),
     "skrl": Peer("skrl", "torch skrl"),
     "rl_games": Peer("rl_games", "torch rl-games"),
 }

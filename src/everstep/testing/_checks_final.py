@@ -26,9 +26,9 @@ def check_final_obs(subject: Subject) -> None:
     if len(ends.final) < _ENOUGH:
         raise NotApplicable(
             f"{len(ends.final)} episodes ended with an observation of their own and were followed "
-            "by another, too few to compare; raise `num_steps` (`--vector-steps`), or choose actions that "
-            "end episodes. If neither `final_obs` nor `valid` is declared, `on_missing_final` "
-            "decides what truncated rows are bootstrapped from"
+            "by another, too few to compare; raise `num_steps` (`--vector-steps`), or choose "
+            "actions that end episodes. If neither `final_obs` nor `valid` is declared, "
+            "`on_missing_final` decides what truncated rows are bootstrapped from"
         )
     _check_not_next(ends)
     _check_not_last(ends, segments)

@@ -320,6 +320,8 @@ def test_a_gpu_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
         (["cpu-cartpole", "--set", "wrk.num_envs=3"], "unknown key wrk (did you mean work?)"),
         (["cpu-cartpole", "--set", "work.num_envs=0"], "num_envs: expected int > 0; got 0"),
         (["cpu-cartpole", "--set", "everstep.gama=1"], "gama: unknown key (did you mean gamma?)"),
+        (["cpu-cartpole", "--set", "learn.transitions=9"], "(Everstep's name is env_steps)"),
+        (["time-to-solve", "--set", "solve.max_transitions=9"], "name is max_env_steps)"),
         (["cpu-cartpole", "--json", "/no/such/place.json"], "no file can be written there"),
     ],
 )
@@ -335,6 +337,11 @@ def test_a_wrong_command_says_why(
     [
         ("title: small", "titel: small", "small.yaml:2: titel: unknown key (did you mean title?)"),
         ("  cleanrl: {}", "  cleanrll: {}", "unknown peer (did you mean cleanrl?)"),
+        (
+            "  cleanrl: {}",
+            "  stable-baselines3: {options: {decay_transitions: 9}}",
+            "peers.stable-baselines3.options.decay_transitions: unknown key (Everstep's name is de",
+        ),
         ("horizon: 8", "horizon: none", "horizon: expected int > 0; got 'none'"),
         ("rows: [{name: 4 × 8}]", "rows: []", "a benchmark needs at least one row"),
         ("rows: [{name: 4 × 8}]", "rows: [{nam: 4}]", "rows.0.nam: unknown key (did you mean name"),
