@@ -842,7 +842,7 @@ def test_validation_touches_neither_environment_nor_generators() -> None:
         ({"clip_param": 1.0}, "`clip_param`"),
         ({"dual_clip_param": 1.0}, "`dual_clip_param`"),
         ({"lr_schedule": [(5, 1e-3)]}, "must start at 0"),
-        ({"lr_schedule": [(0, 1e-3), (10, 1e-4), (5, 1e-5)]}, "count transitions upwards"),
+        ({"lr_schedule": [(0, 1e-3), (10, 1e-4), (5, 1e-5)]}, "count env steps upwards"),
         ({"shuffle_minibatches": "false"}, "`shuffle_minibatches`: expected bool"),
         ({"num_envs": 0}, "`num_envs`: expected int > 0 or 'auto'"),
         ({"optimizer_cls": "Adam"}, "`optimizer_cls`: expected a subclass of Optimizer"),

@@ -174,9 +174,9 @@ BAD_LINES = [
         "lr_schedule: 3",
         "lr_schedule: expected a list of [int >= 0, float] or 'linear' or 'auto' or null; got 3",
     ),
-    ("lr_schedule: []", "lr_schedule: must start at 0 transitions; got []"),
-    ("lr_schedule: [[1, 1]]", "lr_schedule: must start at 0 transitions; got [(1, 1.0)]"),
-    ("lr_schedule: [[0, 1], [0, 2]]", "lr_schedule: must count transitions upwards"),
+    ("lr_schedule: []", "lr_schedule: must start at 0 env steps; got []"),
+    ("lr_schedule: [[1, 1]]", "lr_schedule: must start at 0 env steps; got [(1, 1.0)]"),
+    ("lr_schedule: [[0, 1], [0, 2]]", "lr_schedule: must count env steps upwards"),
     ("entropy_coeff_schedule: [[0, -1]]", "entropy_coeff_schedule: must not be negative"),
     # names
     ("optimizer_cls: AdamW", "optimizer_cls: expected a dotted path such as my_package.envs.MyEnv"),

@@ -189,7 +189,7 @@ def test_a_reset_after_the_probe_is_one(name: str) -> None:
 
 def test_the_probe_says_why_it_cannot_tell() -> None:
     endless = GymnasiumEnv(Behaving("NEXT_STEP", 2000), autoreset_mode="NEXT_STEP")
-    assert endless.probe() == (None, "no episode ended in 1000 env steps of random actions")
+    assert endless.probe() == (None, "no episode ended in 1000 vector steps of random actions")
 
     class Unseeded(Behaving):
         def reset(self, *, seed: Any = None, options: Any = None) -> Any:
