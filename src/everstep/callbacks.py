@@ -28,7 +28,7 @@ class Callback:
     """Base of callbacks; its methods do nothing.
 
     A callback with `state_dict` and `load_state_dict` is restored when the run is resumed; the
-    state is made of dicts, lists, tuples, tensors, numbers, strings and None.
+    state is made of dicts, lists, tuples, tensors, NumPy arrays, numbers, strings, bytes and None.
     """
 
     #: The trainer, from `on_start` on.

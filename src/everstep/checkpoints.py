@@ -1,14 +1,14 @@
 """Nested states on disk: written atomically, and read without running code.
 
-A state is made of dicts, lists, tuples, tensors, ints, floats, bools, strings and None. It becomes
-a JSON document, with a checksum over itself, and an `.npz` archive of the tensors, with a checksum
-for each. `save_state` puts the two side by side in a directory, `save_file` puts the document into
-the archive. Any NumPy can read the archive; a dtype that NumPy lacks, such as bfloat16, is stored
-as the integers with the same bits.
+A state is made of dicts, lists, tuples, tensors, arrays and scalars of NumPy, numbers, strings,
+bytes and None; all come back with their type, and arrays with their dtype. It becomes a JSON
+document, with a checksum over itself, and an `.npz` archive of the tensors, with a checksum for
+each. `save_state` puts the two side by side in a directory, `save_file` puts the document into the
+archive. Any NumPy can read the archive; a dtype that NumPy lacks, such as bfloat16, is stored as
+the integers with the same bits, and NumPy's own arrays as bytes.
 """
 
 import contextlib
-import glob
 import hashlib
 import io
 import json
@@ -17,8 +17,9 @@ import os
 import platform
 import re
 import secrets
+import warnings
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -28,6 +29,7 @@ import torch
 from ._version import __version__
 from .data import Device
 from .errors import CheckpointError
+from .files import replacing, write_file
 
 _FORMAT = "everstep state"
 _VERSION = 1
@@ -61,20 +63,19 @@ def save_state(directory: str | Path, state: Any) -> None:
     encoder = _Encoder(state)
     token = secrets.token_hex(8)
     archive = directory / f"tensors-{token}.npz"
-    document = directory / f"{_DOCUMENT}.{token}.tmp"
     directory.mkdir(parents=True, exist_ok=True)
-    # An interrupt can arrive between the replacement and the end of this block.
-    archives = _removed_on_error(archive, unless=lambda: _names(directory, archive))
-    with _removed_on_error(document), archives:
-        with _synced(archive) as file:
+    try:
+        with replacing(archive) as place, open(place, "xb") as file:
             _write_archive(file, encoder.arrays, None)
-        with _synced(document) as file:
-            file.write(encoder.document(archive.name))
-        sync_directory(directory)
-        document.replace(directory / _DOCUMENT)
-    sync_directory(directory)
-    _remove_leftovers(directory, f"{_DOCUMENT}.*.tmp", keep=archive)
-    _remove_leftovers(directory, "tensors-*.npz", keep=archive)
+        write_file(directory / _DOCUMENT, encoder.document(archive.name))
+    except BaseException:
+        if not _names(directory, archive):  # an interrupt can arrive after the replacement
+            archive.unlink(missing_ok=True)
+        raise
+    for old in directory.glob("tensors-*.npz"):
+        if old != archive:
+            with contextlib.suppress(OSError):  # it may be open elsewhere; the next save retries
+                old.unlink()
 
 
 def load_state(directory: str | Path, map_location: Device = "cpu") -> Any:
@@ -106,13 +107,8 @@ def save_file(path: str | Path, state: Any) -> None:
     path = Path(path)
     encoder = _Encoder(state)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
-    with _removed_on_error(temporary):
-        with _synced(temporary) as file:
-            _write_archive(file, encoder.arrays, encoder.document(None))
-        temporary.replace(path)
-    sync_directory(path.parent)
-    _remove_leftovers(path.parent, f".{glob.escape(path.name)}.*.tmp", keep=path)
+    with replacing(path) as place, open(place, "wb") as file:
+        _write_archive(file, encoder.arrays, encoder.document(None))
 
 
 def load_file(path: str | Path, map_location: Device = "cpu") -> Any:
@@ -143,7 +139,11 @@ class _Encoder:
     def __init__(self, state: Any) -> None:
         self.arrays: list[np.ndarray[Any, Any]] = []
         self.tensors: list[_Tensor] = []
-        self.encoded = self.encode(state, "state")
+        try:
+            self.encoded = self.encode(state, "state")
+        except RecursionError:
+            message = "`state` cannot be saved: it contains itself, or is nested too deeply."
+            raise CheckpointError(message) from None
 
     def document(self, archive: None | str) -> bytes:
         """The JSON document; `archive` is the name of the tensors' file if they are in another."""
@@ -162,6 +162,8 @@ class _Encoder:
         return json.dumps(document, indent=1, allow_nan=False).encode()
 
     def encode(self, value: Any, path: str) -> Any:
+        if isinstance(value, np.ndarray | np.generic):  # first: some are floats or strings, too
+            return self._encode_array(value, path)
         if value is None or isinstance(value, bool | str):
             return value
         if isinstance(value, int):  # beyond 64 bits in hexadecimal: Python limits decimal digits
@@ -170,6 +172,11 @@ class _Encoder:
         if isinstance(value, float):
             value = float(value)
             return value if math.isfinite(value) else {_TAG: "float", "value": repr(value)}
+        if isinstance(value, complex):
+            return {_TAG: "complex", "value": [repr(value.real), repr(value.imag)]}
+        if isinstance(value, bytes | bytearray):
+            kind = "bytes" if isinstance(value, bytes) else "bytearray"
+            return {_TAG: kind, "index": self._store_bytes(value)}
         if isinstance(value, torch.Tensor):
             return self._encode_tensor(value, path)
         if isinstance(value, dict):
@@ -178,9 +185,10 @@ class _Encoder:
             items = [self.encode(item, f"{path}[{i}]") for i, item in enumerate(value)]
             return items if isinstance(value, list) else {_TAG: "tuple", "items": items}
         raise CheckpointError(
-            f"`{path}` cannot be saved: it is a {type(value).__module__}."
-            f"{type(value).__qualname__}. A state is made of dicts, lists, tuples, tensors, ints, "
-            "floats, bools, strings and None."
+            f"`{path}` cannot be saved: it is a {_type_name(value)}. A state is made of dicts, "
+            "lists, tuples, tensors, NumPy arrays, numbers, strings, bytes and None. Put what the "
+            "object is made of into the state, such as `rng.bit_generator.state` of a generator of "
+            "NumPy, and make the object from it again when the state is loaded."
         )
 
     def _encode_dict(self, value: dict[Any, Any], path: str) -> dict[str, Any]:
@@ -201,13 +209,86 @@ class _Encoder:
                 f"`{path}` cannot be saved: it is a sparse, quantized or meta tensor. "
                 "Save a dense one."
             )
+        return {_TAG: "tensor", "index": self._store(tensor)}
+
+    def _encode_array(self, value: Any, path: str) -> dict[str, Any]:
+        """An array's bytes, and how to read them: NumPy has dtypes that PyTorch lacks."""
+        descr = _descr_of(value.dtype)
+        if type(value) is not np.ndarray and not isinstance(value, np.generic):
+            problem = f"it is a {_type_name(value)}. Save `numpy.asarray` of it."
+        elif descr is None:
+            problem = f"its dtype is {value.dtype}. Save an array of numbers, or a list."
+        else:
+            index = self._store_bytes(np.asarray(value).tobytes())
+            entry = {_TAG: "array", "index": index, "dtype": descr, "shape": list(value.shape)}
+            return entry | {"scalar": isinstance(value, np.generic)}
+        raise CheckpointError(f"`{path}` cannot be saved: {problem}")
+
+    def _store_bytes(self, content: bytes | bytearray) -> int:
+        data = bytearray(content)  # tensors are writable
+        return self._store(torch.from_numpy(np.ndarray(len(data), np.uint8, data)))
+
+    def _store(self, tensor: torch.Tensor) -> int:
+        """Add a tensor; its index."""
         dense = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
         array = dense.view(_stored_dtype(dense.dtype)).numpy()
         name = str(tensor.dtype).removeprefix("torch.")
         checksum = _sha256(array.reshape(-1).view(np.uint8))
         self.arrays.append(array)
         self.tensors.append(_Tensor(name, list(tensor.shape), checksum))
-        return {_TAG: "tensor", "index": len(self.arrays) - 1}
+        return len(self.arrays) - 1
+
+
+class _Checker(_Encoder):
+    """Walks a state as an encoder does, without its tensors' content."""
+
+    def _store(self, tensor: torch.Tensor) -> int:
+        return 0
+
+
+def check_state(state: Any) -> None:
+    """Check that a state can be saved; reads no tensor's content.
+
+    Raises:
+        CheckpointError: Names the part of the state that is of another type.
+
+    """
+    _Checker(state)
+
+
+def _type_name(value: Any) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def _descr_of(dtype: np.dtype[Any]) -> Any:
+    """A dtype as JSON; None if it has objects, or is of another library than NumPy."""
+    if dtype.hasobject:
+        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # another library's: it would be stored as bare bytes
+        descr = json.loads(json.dumps(np.lib.format.dtype_to_descr(dtype)))
+        return descr if _dtype_of(descr) == dtype else None
+
+
+def _dtype_of(descr: Any) -> np.dtype[Any]:
+    """The dtype of `_descr_of`.
+
+    Raises:
+        CheckpointError: If it has objects.
+
+    """
+
+    def field(name: Any, descr: Any, *shape: Any) -> tuple[Any, ...]:
+        named = tuple(name) if isinstance(name, list) else name  # with a title
+        return (named, fields(descr), *map(tuple, shape))
+
+    def fields(descr: Any) -> Any:
+        return [field(*each) for each in descr] if isinstance(descr, list) else descr
+
+    dtype = np.lib.format.descr_to_dtype(fields(descr))
+    if dtype.hasobject:
+        raise CheckpointError("it contains an array of objects, which a saved state never does")
+    return dtype
 
 
 def _stored_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -283,10 +364,10 @@ def _checked_body(content: bytes) -> dict[str, Any]:
 
 def _decode_body(body: dict[str, Any], archive: zipfile.ZipFile, map_location: Device) -> Any:
     tensors = [
-        _read_tensor(archive, f"{i}.npy", _Tensor(**entry)).to(map_location)
+        _read_tensor(archive, f"{i}.npy", _Tensor(**entry))
         for i, entry in enumerate(body["tensors"])
     ]
-    return _decode(body["state"], tensors)
+    return _decode(body["state"], tensors, map_location)
 
 
 def _check_sizes(archive: zipfile.ZipFile, size: int) -> None:
@@ -326,27 +407,46 @@ def _read_tensor(archive: zipfile.ZipFile, name: str, declared: _Tensor) -> torc
     return torch.from_numpy(np.ndarray(shape, expected, data)).view(dtype)
 
 
-def _decode(value: Any, tensors: list[torch.Tensor]) -> Any:
+def _decode(value: Any, tensors: list[torch.Tensor], place: Device) -> Any:
     if isinstance(value, list):
-        return [_decode(item, tensors) for item in value]
+        return [_decode(item, tensors, place) for item in value]
     if not isinstance(value, dict):
         return value
     kind = value.get(_TAG)
     if kind is None:
-        return {key: _decode(item, tensors) for key, item in value.items()}
+        return {key: _decode(item, tensors, place) for key, item in value.items()}
     if kind == "tensor":
-        return tensors[value["index"]]
+        return tensors[value["index"]].to(place)
+    if kind == "array":
+        return _decode_array(value, tensors[value["index"]])
+    if kind in ("bytes", "bytearray"):
+        content = tensors[value["index"]].numpy().tobytes()
+        return content if kind == "bytes" else bytearray(content)
     if kind == "tuple":
-        return tuple(_decode(item, tensors) for item in value["items"])
+        return tuple(_decode(item, tensors, place) for item in value["items"])
     if kind == "dict":
-        return {_decode(key, tensors): _decode(item, tensors) for key, item in value["items"]}
+        pairs = value["items"]
+        return {_decode(k, tensors, place): _decode(v, tensors, place) for k, v in pairs}
     if kind == "float":
         return float(value["value"])
+    if kind == "complex":
+        return complex(*map(float, value["value"]))
     if kind == "int":
         return int(value["value"], 16)
     raise CheckpointError(
         f"it contains a {kind!r}, which this Everstep ({__version__}) does not know"
     )
+
+
+def _decode_array(entry: dict[str, Any], content: torch.Tensor) -> Any:
+    dtype, shape = _dtype_of(entry["dtype"]), tuple(entry["shape"])
+    if content.dtype != torch.uint8 or len(content) != math.prod(shape) * dtype.itemsize:
+        raise CheckpointError(
+            f"an array of {dtype} of shape {list(shape)} must have as many bytes; got "
+            f"{content.dtype} of {list(content.shape)}"
+        )
+    array: Any = np.ndarray(shape, dtype, content.numpy().data)
+    return array[()] if entry["scalar"] else array
 
 
 @contextlib.contextmanager
@@ -370,51 +470,9 @@ def _reading(path: Path) -> Iterator[None]:
         raise CheckpointError(f"{path}: it is damaged or not a saved state ({reason}).") from error
 
 
-@contextlib.contextmanager
-def _synced(path: Path) -> Iterator[IO[bytes]]:
-    """A new file that is flushed to the disk when the block ends."""
-    with open(path, "xb") as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
-
-
-@contextlib.contextmanager
-def _removed_on_error(path: Path, unless: Callable[[], bool] = lambda: False) -> Iterator[None]:
-    """Remove a file if the block raises; an error of writing it names it."""
-    try:
-        yield
-    except BaseException as error:
-        if not unless():
-            path.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.errno is not None and error.filename is None:
-            raise OSError(error.errno, error.strerror, str(path.parent)) from error
-        raise
-
-
 def _names(directory: Path, archive: Path) -> bool:
     """Whether the document in the directory is the one of an archive."""
     try:
         return archive.name.encode() in (directory / _DOCUMENT).read_bytes()
     except FileNotFoundError:
         return False
-
-
-def sync_directory(directory: Path) -> None:
-    """Flush the names of a directory to the disk."""
-    if os.name == "nt":  # directories cannot be opened there
-        return
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):  # not supported by some network file systems
-            os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _remove_leftovers(directory: Path, pattern: str, *, keep: Path) -> None:
-    """Remove files of an earlier state, or of a save that was killed."""
-    for path in directory.glob(pattern):
-        if path != keep:
-            with contextlib.suppress(OSError):  # it may be open elsewhere; the next save retries
-                path.unlink()

@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 
 from .errors import CheckpointError, EverstepError
@@ -80,6 +81,8 @@ def copied(value: Any) -> Any:
     """A copy of a state, with its tensors on the CPU."""
     if isinstance(value, torch.Tensor):
         return value.detach().to("cpu", copy=True)
+    if isinstance(value, np.ndarray | np.void | bytearray):  # a `void` may be part of an array
+        return value.copy()
     if isinstance(value, dict):
         return {key: copied(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import ConfigError
+from ..files import write_file
 from ._arguments import add_number
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
     print(report(results, chosen, bench, settings))
     if path is not None:
         text = json.dumps(document(results, settings, machine(bench.device)), indent=2)
-        path.write_text(text + "\n", encoding="utf-8")
+        write_file(path, text + "\n")
     return 0
 
 

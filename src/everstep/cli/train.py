@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._version import __version__
 from ..errors import ConfigError
+from ..files import replacing, write_file
 from ._arguments import (
     DEFAULT_ENV_STEPS,
     add_env_steps,
@@ -329,17 +330,18 @@ def _save(policy: "GenericPolicyBase[Any]", directory: Path) -> None:
     python_model = policy.save(directory / "policy")
     run = mlflow.active_run()
     metadata = {} if run is None else {"run_id": run.info.run_id, "run_name": run.info.run_name}
-    mlflow.pyfunc.save_model(
-        str(directory / "model"),
-        python_model=python_model,
-        artifacts={"policy": str(directory / "policy")},
-        pip_requirements=[
-            f"everstep=={__version__}",
-            f"torch=={Version(torch.__version__).public}",
-            f"mlflow=={mlflow.__version__}",
-        ],
-        metadata=metadata,
-    )
+    with replacing(directory / "model") as place:
+        mlflow.pyfunc.save_model(
+            str(place),
+            python_model=python_model,
+            artifacts={"policy": str(directory / "policy")},
+            pip_requirements=[
+                f"everstep=={__version__}",
+                f"torch=={Version(torch.__version__).public}",
+                f"mlflow=={mlflow.__version__}",
+            ],
+            metadata=metadata,
+        )
 
 
 def _report_failure(error: Exception, run_dir: Path | None) -> None:
@@ -357,7 +359,7 @@ def _report_failure(error: Exception, run_dir: Path | None) -> None:
         return
     place = run_dir / ("traceback.txt" if rank == "0" else f"traceback-{rank}.txt")
     try:
-        place.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
+        write_file(place, "".join(traceback.format_exception(error)))
     except OSError:
         return  # of a full disk, which the line above names
     print(f"The traceback is in {place}.", file=sys.stderr)

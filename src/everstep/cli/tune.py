@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from ..files import write_file
 from ._arguments import add_env_steps, add_number, add_overrides, flag_overrides
 
 HELP = "search hyperparameters"
@@ -78,9 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
         show=_show,
     )
     best = Path(arguments.out) if arguments.out else path.with_name(f"{path.stem}-best.yaml")
-    best.write_text(
-        best_text(study, space, arguments.file, overrides, arguments.score), encoding="utf-8"
-    )
+    write_file(best, best_text(study, space, arguments.file, overrides, arguments.score))
     print(f"Best    {best}: {study.best_value:.5g}, trial {study.best_trial.number}")
     picture = best.with_name(f"{best.stem}-importance.svg")
     if draw_importances(study, picture):

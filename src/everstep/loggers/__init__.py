@@ -1,7 +1,8 @@
 """Loggers: a file with every statistic of a run, and trackers that may fail without stopping it."""
 
 from .base import Logger, LoggerGroup, RunStatus, create_run_dir
-from .jsonl import JsonlLogger, read_metrics, writer_of
+from .jsonl import JsonlLogger, read_metrics
+from .lock import writer_of
 from .mlflow_logger import MlflowLogger
 from .queued import QueuedLogger, TrackedRun
 from .tensorboard_logger import TensorBoardLogger

@@ -5,20 +5,22 @@ epoch, then the statistics. JSON has no NaN and no infinities, so they are the s
 `"Infinity"` and `"-Infinity"`, which `float()`, pandas and JavaScript's `Number()` understand.
 """
 
-import errno
+import contextlib
 import json
 import logging
 import math
 import os
-import struct
-import sys
+from collections import deque
 from collections.abc import Mapping
+from numbers import Integral, Real
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, NamedTuple
 
-from ..errors import ConfigError, EverstepError
+from ..errors import EverstepError
+from ..files import drop_torn_line, open_lines, write_at, write_file
 from .base import RunStatus
 from .clock import Clock
+from .lock import WriteLock
 
 _log = logging.getLogger(__name__)
 
@@ -29,7 +31,8 @@ class JsonlLogger:
     """Appends the statistics of each call to a file as one line, unbuffered.
 
     Lines that cannot be written, as on a full disk, are kept in memory and written before the next
-    one that can; one warning names the file.
+    one that can; one warning names the file. A line is in the file whole or not at all, and once,
+    also if writing it was interrupted.
 
     Times do not go back, also if the machine's clock does: lines are in the order of time.
 
@@ -40,7 +43,7 @@ class JsonlLogger:
         path: The file; its directory must exist.
 
     Raises:
-        ConfigError: If another process writes to the file.
+        ConfigError: If it has another writer, which is named.
         OSError: If the file cannot be opened.
 
     """
@@ -50,20 +53,22 @@ class JsonlLogger:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self._pending: list[bytes] = []
-        self._file = open(self.path, "a+b", buffering=0)  # noqa: SIM115  closed in `close`
+        self._pending: deque[_Line] = deque()
+        self._lock = WriteLock(self.path)
         try:
-            _lock(self._file.fileno(), self.path)
+            self._file = open_lines(self.path)
+            last = drop_torn_line(self._file, _is_record)
         except BaseException:
-            self._file.close()
+            self._lock.release()
             raise
-        last = _drop_torn_line(self._file)
         self._clock = Clock(after=_time_of(last))
 
     @property
     def size(self) -> int:
         """Size of the file in bytes with the lines that are still to be written, for `cut`."""
-        return os.fstat(self._file.fileno()).st_size + sum(map(len, self._pending))
+        if self._pending:
+            return self._pending[-1].place + len(self._pending[-1].content)
+        return os.fstat(self._file.fileno()).st_size
 
     def cut(self, size: int, step: int) -> None:
         """Remove the lines of a run after the checkpoint that it goes on from.
@@ -73,16 +78,17 @@ class JsonlLogger:
             step: Env steps at the checkpoint; later lines are removed if the file was changed.
 
         """
-        self._file.seek(0)  # opening the file once more, and closing it, would unlock it
-        content = self._file.read()
+        content = self.path.read_bytes()
         kept = content[:size]
         if len(content) < size or not (kept.endswith(b"\n") or not kept):
             lines = [x for x in content.splitlines(keepends=True) if _is_record(x)]
             kept = b"".join(x for x in lines if json.loads(x).get("step", 0) <= step)
-        if kept != content[: len(kept)]:
-            os.ftruncate(self._file.fileno(), 0)
-            self._append(kept)
-        os.ftruncate(self._file.fileno(), len(kept))
+        if content.startswith(kept):
+            os.ftruncate(self._file.fileno(), len(kept))
+        else:
+            write_file(self.path, kept)
+            self._file.close()
+            self._file = open_lines(self.path)
 
     def sync(self) -> None:
         """Write all lines and flush the file to the disk; does nothing after `close`.
@@ -102,16 +108,18 @@ class JsonlLogger:
         """Append one line.
 
         Raises:
-            ValueError: If a statistic is named `step` or `time`, or the logger is closed.
+            ValueError: If a statistic is named `step` or `time`, or is no number, or the logger is
+                closed; nothing is recorded then.
 
         """
+        if self._file.closed:
+            raise ValueError(f"{self.path} is closed: nothing can be recorded in it.")
         record: dict[str, Any] = {"step": int(step), "time": self._clock()}
         for name, value in metrics.items():
-            if name in ("step", "time"):
-                raise ValueError(f"A statistic cannot be named `{name}`: the record uses the name.")
-            record[name] = _to_json(value)
+            record[name] = _to_json(checked(name, value))
         was_full = bool(self._pending)
-        self._pending.append(json.dumps(record, allow_nan=False).encode() + b"\n")
+        content = json.dumps(record, allow_nan=False).encode() + b"\n"
+        self._pending.append(_Line(self.size, content))
         try:
             self._write_pending()
         except OSError as error:
@@ -130,57 +138,62 @@ class JsonlLogger:
         except OSError as error:
             lost = f"{len(self._pending)} lines at its end could not be written"
             _log.error("%s: %s: %s.", self.path, lost, error.strerror)
-        self._file.close()
+        finally:
+            self._file.close()
+            self._lock.release()
 
     def _write_pending(self) -> None:
-        while self._pending:
-            self._append(self._pending[0])
-            self._pending.pop(0)
-
-    def _append(self, line: bytes) -> None:
-        descriptor = self._file.fileno()
-        start = os.fstat(descriptor).st_size
-        written = 0
-        try:
-            while written < len(line):  # a nearly full disk writes a part and then fails
-                written += os.write(descriptor, line[written:])
-        except OSError as error:
-            os.ftruncate(descriptor, start)
-            raise OSError(error.errno, error.strerror, str(self.path)) from error
+        while self._pending:  # after an interrupt a line may be written to its place again
+            line = self._pending[0]
+            write_at(self._file, line.place, line.content, self.path)
+            self._pending.popleft()
 
 
-def _lock(descriptor: int, path: Path) -> None:
-    """Lock a file for this process: no second one may write lines between ours."""
-    if sys.platform == "win32":
-        return
-    import fcntl
+class _Line(NamedTuple):
+    """A line that is to be written."""
 
-    try:
-        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in (errno.EACCES, errno.EAGAIN):  # others: no locks on this file system
-            raise ConfigError(
-                f"`run_dir`: another process is training in {path.parent}. Stop it first, or name "
-                "another directory."
-            ) from None
+    #: Its first byte's position in the file.
+    place: int
+
+    #: Its bytes, with the end of the line.
+    content: bytes
 
 
-def writer_of(path: str | Path) -> None | int:
-    """The process that writes to a file with a `JsonlLogger`; 0 if none does.
+def checked(name: Any, value: Any) -> int | float:
+    """A statistic as a number of Python: an int that a float can hold, or a float.
 
-    None if that cannot be found out: on systems other than Linux, or on another machine.
+    Raises:
+        ValueError: Says why it cannot be recorded.
+
     """
-    if sys.platform != "linux":
-        return None
-    import fcntl
-
-    asked = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    if not isinstance(name, str):
+        raise ValueError(f"the name of a statistic must be a string; got {name!r}")
+    if name in ("step", "time"):
+        raise ValueError(f"a statistic cannot be named `{name}`: the record uses the name")
+    if not name.isprintable() or not name.strip():
+        raise ValueError(f"the name of a statistic must be printable text; got {name!r}")
+    number = value
+    if not isinstance(value, str | bytes | bytearray):
+        with contextlib.suppress(Exception):  # arrays and tensors of one element have `item`
+            number = value.item() if hasattr(value, "item") else value
+        if isinstance(number, Integral):  # bools too
+            number = int(number)
+        elif isinstance(number, Real):
+            number = float(number)
+    kind = type(value)
+    if not isinstance(number, int | float):
+        shape = f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else ""
+        raise ValueError(
+            f"`{name}` must be a number; got {kind.__module__}.{kind.__qualname__}{shape}. Leave "
+            "it out, or add one number a name, such as a mean"
+        )
     try:
-        with open(path, "rb") as file:
-            kind, _, _, _, pid = struct.unpack("hhqqi", fcntl.fcntl(file, fcntl.F_GETLK, asked))
-    except OSError:  # no locks on this file system
-        return None
-    return 0 if kind == fcntl.F_UNLCK else pid
+        float(number)
+    except OverflowError:
+        raise ValueError(
+            f"`{name}` is too large: an int must be below 1.8e308, which a float can hold"
+        ) from None
+    return number
 
 
 def read_metrics(path: str | Path, *, skipped: None | list[str] = None) -> list[dict[str, Any]]:
@@ -210,8 +223,7 @@ def read_metrics(path: str | Path, *, skipped: None | list[str] = None) -> list[
     return records
 
 
-def _to_json(value: Any) -> float | int | str:
-    number = value if isinstance(value, int | float) else float(value)
+def _to_json(number: float) -> float | str:
     return number if math.isfinite(number) else json.dumps(number)
 
 
@@ -230,30 +242,6 @@ def _from_line(line: bytes, where: str) -> dict[str, Any]:
         name: _NON_FINITE.get(value, value) if isinstance(value, str) else value
         for name, value in record.items()
     }
-
-
-def _drop_torn_line(file: IO[bytes]) -> bytes:
-    """Remove what follows the last end of a line, and return the line before it.
-
-    Not with `mmap`, whose end unlocks the file.
-    """
-    end = _line_end(file, file.seek(0, os.SEEK_END))
-    os.ftruncate(file.fileno(), end)
-    start = _line_end(file, end - 1)
-    file.seek(start)
-    return file.read(end - start)
-
-
-def _line_end(file: IO[bytes], end: int) -> int:
-    """Position after the last end of a line before `end`; 0 if there is none."""
-    while end > 0:
-        start = max(0, end - 65536)
-        file.seek(start)
-        found = file.read(end - start).rfind(b"\n")
-        if found >= 0:
-            return start + found + 1
-        end = start
-    return 0
 
 
 def _time_of(line: bytes) -> float:

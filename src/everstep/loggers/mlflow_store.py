@@ -170,14 +170,13 @@ def first_use_lock(uri: str) -> Iterator[None]:
     Two processes that create its tables at once fail with `duplicate column name`.
     """
     path = database(uri)
-    if path is None or sys.platform == "win32":  # the caller retries there
+    if path is None:
         yield
         return
-    import fcntl
+    from filelock import FileLock
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(f"{path}.lock", "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # released when the file is closed
+    with FileLock(f"{path}.lock"):
         yield
 
 

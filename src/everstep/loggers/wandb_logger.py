@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from typing_extensions import Self
 
+from ..files import write_file
 from .base import RunStatus
 from .delivery import Delivery, Media, Point, redacted
 from .queued import QUEUE_SIZE, QueuedLogger, TrackedRun, warn_of_import
@@ -128,7 +129,7 @@ class _WandbRun(Delivery):
 
     def _send_text(self, name: str, text: str) -> None:
         path = Path(self._run.dir) / name
-        path.write_text(text, encoding="utf-8")
+        write_file(path, text)
         self._run.save(str(path), base_path=self._run.dir, policy="now")
 
     def _send_media(self, media: Media) -> None:

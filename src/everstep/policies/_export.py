@@ -20,6 +20,7 @@ from torch import nn
 
 from ..data import DataKeys, ExportFormat, Parity
 from ..errors import ExportError
+from ..files import replacing
 from ..specs import Leaves, Structure, random_values
 from ._core import PolicyCore
 from ._export_formats import WRITERS, Run, Tensors
@@ -70,7 +71,8 @@ def export(
             except ExportError as error:
                 raise _refusal(step.label, str(error)) from error.__cause__
             parity = _compare(step, run)
-            written.rename(path)
+            with replacing(path) as place:
+                written.rename(place)
     return parity
 
 

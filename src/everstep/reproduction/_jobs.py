@@ -1,13 +1,13 @@
 """Jobs, which are trainings of recipes with a seed, and the file of their results."""
 
 import json
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..errors import EverstepError
+from ..files import append_line
 from ..recipes import Recipe
 
 #: Name of our own side.
@@ -67,7 +67,8 @@ def jobs_of(
 class Results:
     """The file `results.jsonl`: a line for each training that has ended.
 
-    A last line that was not written to its end, by a process that was killed, is removed.
+    Lines are only ever appended: the last one of a training counts. A last line that was not
+    written to its end, by a process that was killed, is left out, and removed by the next one.
 
     Args:
         path: The file; it is made when the first line is added.
@@ -80,7 +81,7 @@ class Results:
     #: The file.
     path: Path
 
-    #: Its lines, oldest first.
+    #: The line of each training, oldest first.
     lines: list[dict[str, Any]]
 
     def __init__(self, path: Path) -> None:
@@ -90,10 +91,8 @@ class Results:
             return
         text = path.read_text(encoding="utf-8")
         whole = text[: text.rfind("\n") + 1]
-        if whole != text:
-            path.write_text(whole, encoding="utf-8")
         for number, line in enumerate(whole.splitlines(), start=1):
-            self.lines.append(_parsed(line, f"{path}:{number}"))
+            self._take(_parsed(line, f"{path}:{number}"))
 
     def missing(self, jobs: Iterable[Job], *, retry: bool = False) -> list[Job]:
         """Jobs without a line; with `retry`, those that failed are among them."""
@@ -101,16 +100,15 @@ class Results:
         return [job for job in jobs if job.key not in there]
 
     def add(self, line: dict[str, Any]) -> None:
-        """Append a line, which is on the disk when this returns; it replaces that of a failure."""
-        kept = [x for x in self.lines if key_of(x) != key_of(line)]
-        is_new = len(kept) == len(self.lines)
-        self.lines = [*kept, line]
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a" if is_new else "w", encoding="utf-8") as file:
-            for each in [line] if is_new else self.lines:
-                file.write(json.dumps(each) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        """Append a line, which is on the disk when this returns; it replaces that of a failure.
+
+        Several processes may do that at once.
+        """
+        append_line(self.path, json.dumps(line))
+        self._take(line)
+
+    def _take(self, line: dict[str, Any]) -> None:
+        self.lines = [*(x for x in self.lines if key_of(x) != key_of(line)), line]
 
 
 def key_of(line: Mapping[str, Any]) -> tuple[str, str, str, int]:

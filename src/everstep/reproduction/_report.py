@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ..config import PREFIX, recipe_names
 from ..errors import ConfigError, EverstepError
+from ..files import write_file
 from ..recipes import Recipe, read_recipe
 from ..recipes._recipes import OWN_PAGE, RESULTS
 from ._jobs import OURS, Results
@@ -71,7 +72,7 @@ def write_page(results: Results, page: Path, recipes: Sequence[Recipe]) -> None:
     expected = list(recipes) or [read_recipe(name) for name in recipe_names()]
     text = page_text(rows, pictures, [x for x in expected if x.name not in measured])
     head, tail = before.split(BEGIN)[0], before.split(END)[1]
-    page.write_text(f"{head}{BEGIN}\n\n{text}\n{END}{tail}", encoding="utf-8")
+    write_file(page, f"{head}{BEGIN}\n\n{text}\n{END}{tail}")
     for name, kind in (("env_steps", "env_steps"), ("time", "processor_seconds")):
         for family, members in families(rows).items():
             draw_family(members, kind, pictures / f"{family}_{name}.svg")
@@ -263,7 +264,7 @@ def write_own_results(rows: Sequence[Row], path: Path = RESULTS) -> None:
         for row in rows
         if row.side == OURS and row.lines and row.is_current
     }
-    path.write_text(json.dumps(own, indent=1) + "\n", encoding="utf-8")
+    write_file(path, json.dumps(own, indent=1) + "\n")
 
 
 def rounded(x: float) -> str:

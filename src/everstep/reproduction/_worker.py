@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..callbacks import Callback
 from ..errors import EverstepError
+from ..files import append_line, write_file
 
 if TYPE_CHECKING:
     from ..trainers import TrainConfig
@@ -75,8 +76,7 @@ class ProcessorClock(Callback):
 
     def _write(self) -> None:
         self._written = time.process_time()
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(f"{self.attempt} {self._written - self._zero:.2f}\n")
+        append_line(self.path, f"{self.attempt} {self._written - self._zero:.2f}")
 
     def _lines(self) -> list[tuple[int, float]]:
         if not self.path.exists():
@@ -245,10 +245,7 @@ def main() -> int:
     except KeyboardInterrupt as error:
         print("interrupted; the run goes on with the next `everstep reproduce`")
         return getattr(error, "exit_code", 130)
-    place = Path(request["result"])
-    written = place.with_suffix(".tmp")
-    written.write_text(json.dumps(result), encoding="utf-8")
-    written.replace(place)
+    write_file(request["result"], json.dumps(result))
     return 0
 
 

@@ -15,6 +15,7 @@ from ..conditions import Condition, check_stopping
 from ..config import dotted_name, plain
 from ..data import EvalCollectStats, TrainStats
 from ..errors import ConfigError
+from ..files import write_file
 from ..loggers import (
     Logger,
     LoggerGroup,
@@ -169,7 +170,7 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
         if self._files is None or self.run_dir is None:
             return
         text = config_text(self.algorithm, self._record)
-        (self.run_dir / "config.yaml").write_text(text, encoding="utf-8")
+        write_file(self.run_dir / "config.yaml", text)
         for tracker in self.trackers.values():
             tracker.log_tags(made_with(self.algorithm))
             tracker.log_params(plain(keys))

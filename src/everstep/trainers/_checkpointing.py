@@ -18,8 +18,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..checkpoints import load_state, save_file, save_state, sync_directory
+from ..checkpoints import load_state, save_file, save_state
 from ..errors import CheckpointError, ConfigError
+from ..files import sync_directory
 from ..restoring import copied
 
 #: Train steps of a checkpoint, and how many with the same number are older.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..checkpoints import save_file
 from ..data import TrainerState
+from ..files import write_file
 from ..loggers import JsonlLogger
 from ..restoring import copied
 from ._checkpointing import Checkpoints, Interval, load_newest, set_aside
@@ -155,7 +156,4 @@ class RunFiles:
         self.metrics.sync()
         if policy is not None:
             save_file(self._run_dir / "best" / "policy", policy)
-            text = self._run_dir / "best" / "best.json"
-            written = text.with_name("best.json.tmp")
-            written.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-            written.replace(text)
+            write_file(self._run_dir / "best" / "best.json", json.dumps(result, indent=1) + "\n")

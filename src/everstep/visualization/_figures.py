@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, EverstepError
+from ..files import replacing
 from ..validation import unknown_name
 from ._curves import LEAST_SEEDS, Group, default_keys, group_runs, mean_curve, x_scale
 from ._records import Array, RunRecord, XAxis
@@ -167,7 +168,8 @@ def svg_text(figure: "Figure") -> str:
 
 def save_figure(figure: "Figure", path: Path) -> None:
     """Write a figure as `.png` or `.svg`."""
-    _save(figure, path, path.suffix.removeprefix("."))
+    with replacing(path) as place:
+        _save(figure, place, path.suffix.removeprefix("."))
 
 
 def _save(figure: "Figure", target: Any, kind: str) -> None:

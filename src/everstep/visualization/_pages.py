@@ -9,6 +9,7 @@ from typing import Any
 
 from .._version import __version__
 from ..errors import ConfigError
+from ..files import write_file
 from ._comparison import compare_runs, comparison_rows, result_of, shown
 from ._figures import choose_keys, draw_curves, svg_text
 from ._records import RunRecord, read_run
@@ -77,7 +78,7 @@ def write_report(
     path = run.run_dir / "report.html" if out is None else Path(out)
     if path.suffix.lower() not in (".html", ".htm"):
         raise ConfigError(f"--out {path}: the name must end in .html; got {path.suffix!r}.")
-    path.write_text(_report(run, _find_video(run.run_dir, video)), encoding="utf-8")
+    write_file(path, _report(run, _find_video(run.run_dir, video)))
     return path
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..files import write_file
 from ._figures import (
     check_suffix,
     choose_keys,
@@ -45,7 +46,7 @@ def plot_runs(
     runs = [read_run(run_dir) for run_dir in find_runs(run_dirs)]
     figure = draw_curves(runs, choose_keys(runs, keys), x=x)
     if path.suffix.lower() == ".html":
-        path.write_text(curves_page(runs, svg_text(figure)), encoding="utf-8")
+        write_file(path, curves_page(runs, svg_text(figure)))
     else:
         save_figure(figure, path)
     return runs

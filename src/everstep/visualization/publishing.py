@@ -11,6 +11,7 @@ import yaml
 
 from .._version import __version__
 from ..errors import ConfigError
+from ..files import replacing, write_file
 from ._comparison import result_of, shown
 from ._plot import plot_runs
 from ._records import RunRecord, read_run
@@ -61,7 +62,14 @@ def publish_run(run_dir: str | Path, out: str | Path) -> Path:
         raise ConfigError(f"{run.run_dir}: no policy in it: the run ended before its first one.")
     if out.exists():
         raise ConfigError(f"{out} exists already: name another folder, or remove it.")
-    out.mkdir(parents=True)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(out) as place:
+        _publish(run, place)
+    return out / "README.md"
+
+
+def _publish(run: RunRecord, out: Path) -> None:
+    out.mkdir()
     best = run.run_dir / "best"
     is_best = (best / "policy").is_file()
     shutil.copyfile((best if is_best else run.run_dir) / "policy", out / "policy")
@@ -69,11 +77,10 @@ def publish_run(run_dir: str | Path, out: str | Path) -> Path:
         shutil.copyfile(run.run_dir / name, out / name)
     results = _results(run, best if is_best else None)
     text = json.dumps(results, indent=1)
-    (out / "results.json").write_text(text + "\n", encoding="utf-8")
+    write_file(out / "results.json", text + "\n")
     pictures = [*_curves(run, out), *_video(run, out)]
     card = out / "README.md"
-    card.write_text(_card(run, results, pictures, is_best=is_best), encoding="utf-8")
-    return card
+    write_file(card, _card(run, results, pictures, is_best=is_best))
 
 
 def _results(run: RunRecord, best: None | Path) -> dict[str, Any]:

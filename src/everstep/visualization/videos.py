@@ -9,6 +9,7 @@ import numpy as np
 
 from ..env import Env
 from ..errors import EverstepError
+from ..files import replacing
 from ._figures import check_suffix
 from ._playing import (
     Frame,
@@ -81,13 +82,9 @@ def record_video(
                 ends.append(moment)
                 yield from [picture] * round(_HOLD * fps)
 
-    partial = path.with_name(f"{path.stem}.part{path.suffix}")
-    try:
-        encode = _write_gif if path.suffix.lower() == ".gif" else _write_mp4
-        encode(partial, pictures(), fps)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    encode = _write_gif if path.suffix.lower() == ".gif" else _write_mp4
+    with replacing(path) as place:
+        encode(place, pictures(), fps)
     return ends
 
 
