@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import FrozenInstanceError, dataclass, field, fields
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import torch
@@ -285,6 +285,23 @@ class Hyperparameters:
             if unknown:
                 raise ConfigError([f"`{x}`: {unknown_name('field', x, known)}." for x in unknown])
             return super().__new__(cls)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set a field, unless an algorithm is built of this config."""
+        if self.__dict__.get("_is_built_in"):
+            instead = f"call `update_algorithm_parameter({name!r}, …)`"
+            if name not in LIVE:
+                instead = "set it in the config of a new algorithm"
+            raise FrozenInstanceError(
+                f"`{name}` of an algorithm's config cannot be set, because the algorithm is built "
+                f"with it: {instead}."
+            )
+        super().__setattr__(name, value)
+
+    def built_in(self) -> Self:
+        """The config itself, whose fields cannot be set from now on: an algorithm has it."""
+        self.__dict__["_is_built_in"] = True
+        return self
 
     def validate(self) -> Self:
         """A checked copy.

@@ -9,6 +9,7 @@ import importlib
 import math
 import re
 import shutil
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -330,6 +331,7 @@ def test_the_type_of_a_device_is_its_own(hparams_cls: Any, device: str) -> None:
 def test_only_cuda_is_asked_for_the_memory_of_cuda(monkeypatch: Any) -> None:
     algorithm = AlgorithmConfig(**SMALL).build(DiscreteDummyEnv)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: 1 / 0)
-    algorithm.hparams = AlgorithmHparams(AlgorithmConfig(device="mps"), num_minibatches=1)
+    hparams = AlgorithmHparams(AlgorithmConfig(device="mps"), num_minibatches=1)
+    algorithm.parts = replace(algorithm.parts, hparams=hparams)
     stats = algorithm.memory_stats()
     assert 0 < stats["memory/free"] <= stats["memory/total"]

@@ -102,6 +102,7 @@ class OnPolicyAlgorithm(
 
         """
         elapsed_ms = stopwatch()
+        self._end_open_update()
         self._prepare()
         self.calls.begin()
         precision = self.config.matmul_precision
@@ -308,6 +309,7 @@ class OnPolicyAlgorithm(
         """
         elapsed_ms = stopwatch()
         self._take_rollout("step")
+        self.updater.check_trained(self.parameters())
         mode = model_mode(self.policy.model, training=True, precision=self.config.matmul_precision)
         with (
             undone_on_error(self.parts, "model"),
@@ -371,6 +373,7 @@ class OnPolicyAlgorithm(
 
         The environment itself moves on, and episodes that are open in it with it.
         """
+        self._end_open_update()
         parts, rollout = self.parts, self.rollout
         saved = snapshots.snapshot(parts)
         returns = rollout.reversed_returns[-1].clone()

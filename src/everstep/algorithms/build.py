@@ -129,8 +129,9 @@ def build_parts(
     reducer.begin(policy.model, policy.normalizer, policy.critic, discounted_returns, *bonuses)
     lr_scheduler, entropy_scheduler, clip_scheduler = make_schedules(config, updater.optimizer)
     objective = make_objective(config, device, entropy_scheduler.coeff, clip_scheduler.coeff)
+    policy.is_wired = True
     return Parts(
-        config=config,
+        config=config.built_in(),
         hparams=hparams_cls(config, num_minibatches=sequences // size),
         env=env,
         policy=policy,
@@ -216,7 +217,7 @@ def changed_parts(parts: Parts, config: Resolved, *, rates: bool) -> Parts:
     size = parts.reducer.share("sgd_minibatch_size", cast(int, config.sgd_minibatch_size))
     return replace(
         parts,
-        config=config,
+        config=config.built_in(),
         hparams=type(parts.hparams)(config, num_minibatches=sequences // size),
         minibatch_size=size,
         streams=streams_of(config, parts.bonuses),

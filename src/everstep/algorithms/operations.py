@@ -1,8 +1,9 @@
 """The parts of an algorithm as attributes, and the parts of an update as single operations."""
 
+import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import FrozenInstanceError, fields, replace
 from itertools import chain
 from operator import attrgetter
 from typing import Any, Generic, TypeVar
@@ -18,15 +19,16 @@ from ..bonuses import Bonus, Stream
 from ..data import AlgorithmHparams, AlgorithmState, CollectStats, MemoryStats, StepStats
 from ..env import Env
 from ..episodes import EpisodeTracker, to_floats
-from ..errors import ConfigError, DivergedError
+from ..errors import ConfigError, DivergedError, NotBufferedError
 from ..fused import eligible
-from ..hyperparameters import Hyperparameters, RecurrentHyperparameters, Resolved
+from ..hyperparameters import LIVE, Hyperparameters, RecurrentHyperparameters, Resolved
 from ..normalizers import RunningMoments
 from ..objectives import PPO, Objective
 from ..policies import GenericPolicyBase, model_mode
 from ..reducers import Reducer
 from ..rollouts import Minibatch, Rollout
 from ..schedulers import ClipScheduler, EntropyScheduler, LRScheduler
+from ..synonyms import PYTORCHRL_NAMES
 from ..updates import Updater
 from .estimates import statistic
 from .pytorchrl import PytorchrlOperations
@@ -39,12 +41,67 @@ _Policy = TypeVar("_Policy", bound=GenericPolicyBase[Any])
 
 
 def _part(name: str) -> Any:
-    """A part as an attribute; setting it replaces the parts."""
+    """A part as an attribute that cannot be set: other parts hold references to it."""
+    return property(attrgetter(f"parts.{name}"))
 
-    def write(self: "WorkerOperations[Any, Any, Any]", value: Any) -> None:
-        self.parts = replace(self.parts, **{name: value})
 
-    return property(attrgetter(f"parts.{name}"), write)
+def _change(name: str) -> str:
+    return f"call `update_algorithm_parameter({name!r}, …)`"
+
+
+_BUILD = "set `{}` in the config and build a new algorithm"
+
+#: What to do instead of replacing a part; for all others, to build a new algorithm.
+_INSTEAD = {
+    "bonuses": _BUILD.format("bonuses"),
+    "clip_scheduler": _change("clip_param_schedule"),
+    "entropy_scheduler": _change("entropy_coeff_schedule"),
+    "env": "build a new algorithm with the other environment; `set_weights` gives it these weights",
+    "lr_scheduler": _change("lr_schedule"),
+    "minibatch_size": _change("sgd_minibatch_size"),
+    "objective": _BUILD.format("objective"),
+    "optimizer": f"{_BUILD.format('optimizer_cls')}; for another learning rate, {_change('lr')}",
+    "policy": "call `set_weights(…)` for other weights, or build a new algorithm with `model=…`",
+}
+
+#: Names of hyperparameters, which are no attributes of algorithms.
+_HYPERPARAMETERS = frozenset({f.name for f in fields(RecurrentHyperparameters)}) | {
+    *PYTORCHRL_NAMES
+}
+
+
+class MinibatchesOfUpdate(Iterator[Minibatch]):
+    """The minibatches of one update.
+
+    The update ends with them, with `close` or with this object, and where the algorithm collects
+    the next rollout; no minibatch is of the old one from then on.
+
+    Args:
+        algorithm: The algorithm.
+
+    """
+
+    def __init__(self, algorithm: "WorkerOperations[Any, Any, Any]") -> None:
+        self.algorithm = algorithm
+        self._minibatches = algorithm._minibatches(weakref.ref(self))
+        self._is_superseded = False
+
+    def __next__(self) -> Minibatch:
+        if self._is_superseded:
+            raise NotBufferedError(
+                "This update has ended, because the algorithm has collected another rollout since: "
+                "call `minibatches` again."
+            )
+        return next(self._minibatches)
+
+    def close(self) -> None:
+        """End the update, if it has begun."""
+        self._minibatches.close()
+
+    def supersede(self) -> None:
+        """End the update, because another rollout follows."""
+        self._is_superseded = True
+        self.close()
 
 
 class WorkerOperations(PytorchrlOperations, ABC, Generic[_Hparams, _State, _Policy]):
@@ -67,7 +124,6 @@ class WorkerOperations(PytorchrlOperations, ABC, Generic[_Hparams, _State, _Poli
     bonuses: tuple[Bonus, ...] = _part("bonuses")
     buffer: TensorDict = _part("buffer")
     buffer_spec: Composite = _part("buffer_spec")
-    chunk_size: None | int = _part("chunk_size")
     clip_scheduler: ClipScheduler = _part("clip_scheduler")
     config: Resolved = _part("config")
     discounted_returns: RunningMoments = _part("discounted_returns")
@@ -87,6 +143,32 @@ class WorkerOperations(PytorchrlOperations, ABC, Generic[_Hparams, _State, _Poli
     updater: Updater = _part("updater")
 
     _rows_to_learn: int
+
+    #: The update whose minibatches are being asked for.
+    _open_update: "None | weakref.ref[MinibatchesOfUpdate]" = None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set what is not wired to other parts, and no hyperparameter."""
+        is_wired = getattr(getattr(type(self), name, self), "fset", self) is None
+        if is_wired or name in _HYPERPARAMETERS:
+            instead = _INSTEAD.get(name, "build a new algorithm")
+            if name in _HYPERPARAMETERS and name not in _INSTEAD:
+                is_live = name in LIVE or name in PYTORCHRL_NAMES
+                instead = _change(name) if is_live else _BUILD.format(name)
+            raise FrozenInstanceError(
+                f"`{type(self).__name__}.{name}` cannot be set: the algorithm's other parts would "
+                f"go on with the one that they have. Instead, {instead}."
+            )
+        super().__setattr__(name, value)
+
+    @property
+    def chunk_size(self) -> None | int:
+        """Sequences of a forward pass in an update; None for a whole minibatch."""
+        return self.parts.chunk_size
+
+    @chunk_size.setter
+    def chunk_size(self, size: None | int) -> None:
+        self.parts = replace(self.parts, chunk_size=size)
 
     @abstractmethod
     def collect(
@@ -167,7 +249,8 @@ class WorkerOperations(PytorchrlOperations, ABC, Generic[_Hparams, _State, _Poli
 
         Advantages are estimated when the first one is asked for.
         When the iterator ends, also if a loop is left early, the update does: transitions are
-        counted, schedules and statistics move on. `target_kl_div` is not applied.
+        counted, schedules and statistics move on. A loop that was left and whose iterator is held
+        ends with the next `collect`. `target_kl_div` is not applied.
 
         With `accumulate_grads`, the gradients of one epoch's minibatches add up to one step's.
 
@@ -177,18 +260,29 @@ class WorkerOperations(PytorchrlOperations, ABC, Generic[_Hparams, _State, _Poli
         """
         if not self.state.buffered:
             self._take_rollout("minibatches")  # raises now, rather than in the first iteration
-        return self._minibatches()
+        return MinibatchesOfUpdate(self)
 
-    def _minibatches(self) -> Iterator[Minibatch]:
+    def _minibatches(
+        self, update: "weakref.ref[MinibatchesOfUpdate]"
+    ) -> Generator[Minibatch, None, None]:
         self._take_rollout("minibatches")
+        self._open_update = update
         self.estimate()
         state, horizons = self.state, self.state.horizons
         try:
             yield from chain.from_iterable(optimizer_steps(self.parts, chunk=None))
         finally:
+            if self._open_update is update:
+                self._open_update = None
             # Not if there is another rollout by now, or training continued from a checkpoint.
             if self.state is state and state.horizons == horizons:
                 self._end_update()
+
+    def _end_open_update(self) -> None:
+        """End the update whose iterator is held, before the rollout is overwritten."""
+        update = None if self._open_update is None else self._open_update()
+        if update is not None and update.algorithm is self:  # not of what this is a copy of
+            update.supersede()
 
     def compute_loss(self, batch: Minibatch) -> Any:
         """The loss of a minibatch, for `backward`; nothing is changed.

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import FrozenInstanceError, replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
@@ -23,6 +23,22 @@ from ..specs import EMPTY, Leaves, Structure
 from ._models import make_model
 
 _Model = TypeVar("_Model", bound=GenericModelBase[..., Any])
+
+
+_REBUILD = "build a new algorithm with `{}=…`"
+
+#: What to do instead of replacing a part of a policy that is trained.
+_WIRED = {
+    "critic": _REBUILD.format("bonuses"),
+    "distribution_cls": _REBUILD.format("distribution_cls"),
+    "dtype": "call `torch.set_default_dtype` before the algorithm is built",
+    "history": _REBUILD.format("model_cls"),
+    "memory": _REBUILD.format("model_cls"),
+    "model": "call `model.load_state_dict(…)`, or build a new algorithm with `model=…`",
+    "normalizer": "call `normalizer.load_state_dict(…)`, or set `normalize_observations`",
+    "seq_len": _REBUILD.format("seq_len"),
+    "value_normalizer": "call `value_normalizer.load_state_dict(…)`, or set `normalize_values`",
+}
 
 
 class Sample(NamedTuple):
@@ -97,6 +113,9 @@ class PolicyCore(ABC, Generic[_Model]):
     #: Moments of returns that the model's values are in units of; a module of the model.
     value_normalizer: None | ValueNormalizer
 
+    #: Whether an algorithm trains this policy: other parts hold references to its own then.
+    is_wired: bool = False
+
     #: The normaliser's function in `keep_casts`.
     _frozen: None | Callable[[Leaves], Leaves] = None
 
@@ -143,6 +162,15 @@ class PolicyCore(ABC, Generic[_Model]):
         self._spec = (observation_spec, action_spec)
         self.env_format = env_format or EnvFormat.of(observation_spec, action_spec)
         self._prepare()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute, unless the optimizer or the rollout goes on with the one it has."""
+        if self.is_wired and name in _WIRED and value is not getattr(self, name):
+            raise FrozenInstanceError(
+                f"`policy.{name}` cannot be set while an algorithm trains the policy: optimizer "
+                f"and rollout would go on with the one that they have. Instead, {_WIRED[name]}."
+            )
+        super().__setattr__(name, value)
 
     @staticmethod
     @abstractmethod

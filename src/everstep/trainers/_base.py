@@ -5,6 +5,7 @@ import math
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import FrozenInstanceError
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -97,6 +98,9 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
     #: Shows progress while `run` lasts.
     view: ProgressView
 
+    #: Whether the trainer is made: what the run was set up with stays from then on.
+    _is_wired: bool = False
+
     def __init__(
         self,
         algorithm: _Algorithm,
@@ -164,6 +168,7 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
         self.view = ProgressView(progress)
         self.logger.log_params(params_of(algorithm, env_cls))
         self._write_record({k: v for k, v in self._record.items() if v is not None})
+        self._is_wired = True
 
     def _write_record(self, keys: Mapping[str, Any]) -> None:
         """Write `config.yaml`, and send it and `keys` of it to the trackers."""
@@ -175,6 +180,15 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
             tracker.log_tags(made_with(self.algorithm))
             tracker.log_params(plain(keys))
             tracker.log_text("config.yaml", text)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute, unless files and loggers of the run go on with the one that it has."""
+        if self._is_wired and name in _WIRED:
+            raise FrozenInstanceError(
+                f"`{type(self).__name__}.{name}` cannot be set: the run was set up with the one "
+                f"that it has. Instead, {_WIRED[name]}."
+            )
+        super().__setattr__(name, value)
 
     if not TYPE_CHECKING:  # type checkers know the attributes
 
@@ -404,6 +418,15 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
             self._files.wait()
         self.logger.close(status)
 
+
+#: What to do instead of replacing a part of a trainer.
+_WIRED = {
+    "algorithm": "make a trainer of the other algorithm",
+    "callbacks": "pass `callbacks=[…]` when the trainer is made",
+    "eval_env": "pass `eval_env=…` when the trainer is made",
+    "logger": "pass `loggers=[…]` when the trainer is made",
+    "run_dir": "pass `run_dir=…` when the trainer is made",
+}
 
 _NO_BUDGET = (
     "`run` must know when to stop: give it `total_env_steps=100_000`, or a condition, such as "

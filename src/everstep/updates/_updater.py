@@ -63,6 +63,7 @@ class Updater:
             {**g, "params": [p for p in g["params"] if p.is_floating_point()]} for g in groups
         ]
         self._parameters: list[nn.Parameter] = [p for group in groups for p in group["params"]]
+        self._known = frozenset(self._parameters)
         if not any(p.requires_grad for p in self._parameters):
             raise ConfigError(
                 "There is nothing to train: every parameter of the model is frozen "
@@ -87,6 +88,22 @@ class Updater:
         self.skipped = torch.zeros((), device=device)
         self.pending = False
         self._attach()
+
+    def check_trained(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Check that the parameters of the model and of bonuses are those that are trained.
+
+        Raises:
+            ConfigError: If a layer was put into the model since: the optimizer does not know it.
+
+        """
+        strange = [p for p in parameters if p.requires_grad and p not in self._known]
+        if strange:
+            raise ConfigError(
+                f"{len(strange)} parameters of the model, such as one of shape "
+                f"{list(strange[0].shape)}, were put into it after the algorithm was built, and "
+                "the optimizer would not train them. Change the model before, or copy weights "
+                "into its own parameters with `set_weights`."
+            )
 
     def begin(self) -> None:
         """Begin an update: counters and gradients are 0."""

@@ -165,7 +165,7 @@ def test_a_state_with_an_environments_needs_one_that_loads_it() -> None:
                 raise AttributeError(name)
             return getattr(self.env, name)
 
-    algorithm.env = Without(algorithm.env)
+    algorithm.parts = dataclasses.replace(algorithm.parts, env=Without(algorithm.env))
     check_refused(algorithm, state, "no `load_state_dict`")
 
 
