@@ -30,7 +30,13 @@ from ..loggers import (
 )
 from ..synonyms import METHODS
 from ..validation import keywords_only
-from ._evaluations import NEEDS_EVAL_ENV, check_evaluations, evaluate_apart, evaluate_shared
+from ._evaluations import (
+    NEEDS_EVAL_ENV,
+    check_evaluations,
+    evaluate_apart,
+    evaluate_shared,
+    seed_eval_env,
+)
 from ._files import RunFiles
 from ._record import (
     RUNS,
@@ -67,8 +73,8 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
         track: Whether there is an MLflow run: the caller's if one is active, else a new one.
         loggers: Further loggers of parameters and statistics. Names of trackers, `"mlflow"`,
             `"tensorboard"` and `"wandb"`, or mappings of one to its options, replace MLflow.
-        eval_env: Environment of `eval`. None: evaluations share the training environment, and can
-            only start when it is due for a reset.
+        eval_env: Environment of `eval`, which `seed` seeds too. None: evaluations share the
+            training environment, and can only start when it is due for a reset.
         eval_episodes: Complete episodes per evaluation on `eval_env`.
         record: Further keys of `config.yaml`, beside the resolved hyperparameters.
         run_arguments: Default arguments of `run`.
@@ -126,6 +132,7 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
 
         self.algorithm = algorithm
         self.run_arguments = dict(run_arguments or {})
+        seed_eval_env(eval_env, algorithm)
         self.eval_env = eval_env
         self.eval_episodes = eval_episodes
         self.state = {"algorithm/collects": 0, "algorithm/steps": 0, "env/steps": 0}

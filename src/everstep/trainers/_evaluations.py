@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from ..errors import ConfigError
 from ..reducers import reduce_stats
 
 if TYPE_CHECKING:  # they import TorchRL and TensorDict, which takes two seconds
@@ -20,6 +21,28 @@ UNUSED_CONFIG = (
     "`horizons_per_env_reset`), so an evaluation cannot use an environment config. Leave it out, "
     "set `horizons_per_env_reset`, or give the trainer an `eval_env`."
 )
+
+
+def eval_seed(seed: int) -> int:
+    """Seed of evaluation environments, far from those that count up from the training seed."""
+    return 2**31 - 1 - seed % 2**30
+
+
+def seed_eval_env(env: "None | Env", algorithm: "GenericAlgorithmBase[Any, Any, Any]") -> None:
+    """Seed an evaluation environment, so that evaluations are part of what `seed` repeats.
+
+    Raises:
+        ConfigError: If it is the environment of the training.
+
+    """
+    if env is not None and env is algorithm.env:
+        raise ConfigError(
+            "`eval_env` is the environment of the training, whose episodes an evaluation would "
+            "break off. Pass another one, or leave it out: evaluations then take turns with it."
+        )
+    seed = algorithm.hparams.seed
+    if seed is not None and hasattr(env, "seed"):
+        cast(Any, env).seed(eval_seed(seed))
 
 
 def check_evaluations(

@@ -22,11 +22,13 @@ from ..loggers import create_run_dir
 from ..registry import EnvSource, SpecFactory, is_made, resolve
 from ..validation import Problem, unknown_name
 from . import _config_checks as checks
-from ._evaluations import check_evaluations
+from ._evaluations import check_evaluations, eval_seed
 from ._keywords import with_fields
 from ._options import SAVING, RunOptions
 from ._record import RUNS, check_run_dir, choose_seed
 from ._trainers import RecurrentTrainer, Trainer
+
+__all__ = ["TrainConfig", "eval_seed"]
 
 AnyAlgorithm = Algorithm | RecurrentAlgorithm
 
@@ -324,8 +326,6 @@ class TrainConfig(RunOptions):
         if not is_made(env):
             num_envs = min(hparams.num_envs, EVAL_NUM_ENVS)
             env = env(num_envs, hparams.horizon, device=hparams.device)
-        if hparams.seed is not None and hasattr(env, "seed"):
-            env.seed(eval_seed(hparams.seed))
         return cast(Env, env)
 
     def _env_name(self) -> str:
@@ -340,11 +340,6 @@ class TrainConfig(RunOptions):
         names = {*_OPTIONS, "model", *_SWITCHES} - {"run_dir", *SAVING}
         record = {name: value for name, value in given.items() if name in names}
         return record | {name: given.get(name) for name in _CLASSES}
-
-
-def eval_seed(seed: int) -> int:
-    """Seed of evaluation environments, far from those that count up from the training seed."""
-    return 2**31 - 1 - seed % 2**30
 
 
 def _check(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:

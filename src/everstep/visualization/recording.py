@@ -17,6 +17,7 @@ from ..checkpoints import save_file
 from ..config import load
 from ..policies import load_policy, policy_state
 from ..trainers import TrainConfig
+from ..trainers._evaluations import seed_eval_env
 from ._display import use_headless_renderers
 from ._playing import make_rendering_env
 from .videos import record_video
@@ -92,6 +93,7 @@ class RecordVideos(Callback):
         use_headless_renderers()
         if self._env is None:
             self._env = make_rendering_env(_config_of(self.trainer.run_dir), "rgb_array")
+            seed_eval_env(self._env, self.trainer.algorithm)
         policy = self.trainer.algorithm.policy
         with tempfile.TemporaryDirectory() as directory:  # another copy: with its own modes
             file = Path(directory) / "policy"
