@@ -70,7 +70,7 @@ def resets_single_rows(env: AnyVectorEnv) -> bool:
     base = env.unwrapped
     if isinstance(base, AsyncVectorEnv):
         return bool(base.shared_memory)
-    return isinstance(base, SyncVectorEnv)
+    return isinstance(base, SyncVectorEnv) or bool(getattr(base, "resets_single_rows", False))
 
 
 def pending_survives_reset(env: AnyVectorEnv) -> bool:

@@ -7,7 +7,7 @@ to no vector step.
 import socket
 import struct
 from multiprocessing.connection import wait
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
@@ -166,6 +166,8 @@ def make_calls(env: AnyVectorEnv, step_timeout: None | float) -> VectorCalls:
     """
     if step_timeout is not None and not step_timeout > 0:
         raise AdapterError(f"`step_timeout` must be above 0 seconds, or None; got {step_timeout}.")
+    if (own := getattr(env.unwrapped, "calls_cls", None)) is not None:
+        return cast(VectorCalls, own(env))
     if isinstance(env.unwrapped, AsyncVectorEnv):
         return WorkerCalls(env, step_timeout)
     if type(env) is SyncVectorEnv:

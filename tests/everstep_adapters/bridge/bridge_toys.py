@@ -1,0 +1,179 @@
+"""Environments that a server hosts in tests: NumPy and whatever they name, in any Python."""
+
+import os
+import sys
+import time
+
+import numpy as np
+
+
+class Space:
+    """A space that no version of gym has, for the test of a refusal."""
+
+
+def gymnasium_env(id="CartPole-v1", **kwargs):
+    import gymnasium
+
+    return gymnasium.make(id, **kwargs)
+
+
+def gymnasium_vector(num_envs, mode="NEXT_STEP", id="CartPole-v1"):
+    import gymnasium
+    from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+    make = lambda: gymnasium.make(id)  # noqa: E731
+    return SyncVectorEnv([make] * num_envs, autoreset_mode=AutoresetMode[mode])
+
+
+def mixed(**options):
+    """A class made here, because Gymnasium is imported by what hosts it alone."""
+    import gymnasium
+    from gymnasium import spaces
+
+    class Mixed(gymnasium.Env):
+        """Every kind of space; one array is reused by `step` and overwritten by `reset`."""
+
+        def __init__(self):
+            self.observation_space = spaces.Dict(
+                {
+                    "image": spaces.Box(0, 255, (4, 5, 3), np.uint8),
+                    "state": spaces.Box(
+                        np.array([0.0, -5.0]), np.array([np.inf, 5.0]), dtype=np.float64
+                    ),
+                    "parts": spaces.Tuple([spaces.Discrete(4, start=2), spaces.MultiBinary(3)]),
+                    "many": spaces.MultiDiscrete([3, 7]),
+                }
+            )
+            self.action_space = spaces.MultiDiscrete([3, 4])
+            self._state = np.zeros(2)
+            self._t = 0
+
+        def _obs(self):
+            random = self.np_random
+            return {
+                "image": random.integers(0, 256, (4, 5, 3)).astype(np.uint8),
+                "state": self._state,
+                "parts": (int(random.integers(2, 6)), random.integers(0, 2, 3).astype(np.int8)),
+                "many": random.integers([3, 7]),
+            }
+
+        def reset(self, seed=None, options=None):
+            super().reset(seed=seed)
+            self._state[:] = 0 if options is None else options["start"]
+            self._t = 0
+            return self._obs(), {}
+
+        def step(self, action):
+            self._t += 1
+            self._state[:] += action
+            over = bool(self.np_random.random() < 0.2)
+            info = {"speed": float(self._t), "deep": {"x": np.float32(2)}, "text": "no number"}
+            return self._obs(), float(self._state.sum()), over, self._t >= 6, info
+
+        def render(self):
+            return np.full((2, 3, 3), self._t, np.uint8)
+
+    return Mixed()
+
+
+class Old:
+    """gym's interface before 0.26, without gym: `seed`, observations alone, `done`."""
+
+    def __init__(self, limit=5, fails_at=None, hangs_at=None, dies_at=None, noise=False):
+        from gymnasium import spaces
+
+        self.observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+        self.action_space = spaces.Discrete(2)
+        self._limit, self._noise = limit, noise
+        self._at = {"fail": fails_at, "hang": hangs_at, "die": dies_at}
+        self._random = np.random.RandomState(0)
+        self.state = np.zeros(2, np.float32)
+
+    def seed(self, seed=None):
+        self._random = np.random.RandomState(seed)
+        return [seed]
+
+    def reset(self):
+        self._t = 0
+        self.state[:] = self._random.rand()
+        return self.state
+
+    def step(self, action):
+        self._t += 1
+        if self._noise:
+            print("a line on standard output", flush=True)
+            sys.stderr.write("another\n")
+            if os.fork() == 0:
+                time.sleep(0.2)
+                os._exit(0)
+        if self._t == self._at["fail"]:
+            raise ZeroDivisionError("the physics exploded")
+        if self._t == self._at["hang"]:
+            time.sleep(1000)
+        if self._t == self._at["die"]:
+            os._exit(7)
+        self.state[1] = self._t
+        clocked = self._t >= self._limit
+        failed = self._t == 3 and action == 1
+        info = {"TimeLimit.truncated": not failed} if clocked else {}
+        return self.state, 1.0, clocked or failed, info
+
+    def close(self):
+        pass
+
+
+class OldVector:
+    """The interface of stable-baselines' `VecEnv`: resets rows itself, one info a row."""
+
+    def __init__(self, num_envs, terminal=True):
+        self.num_envs, self._terminal = num_envs, terminal
+        self.envs = [Old() for _ in range(num_envs)]
+        self.observation_space = self.envs[0].observation_space
+        self.action_space = self.envs[0].action_space
+
+    def seed(self, seed):
+        for i, env in enumerate(self.envs):
+            env.seed(seed + i)
+
+    def reset(self):
+        return np.stack([env.reset().copy() for env in self.envs])
+
+    def step(self, actions):
+        rows = []
+        for env, action in zip(self.envs, actions):  # noqa: B905  Python 3.6
+            obs, reward, done, info = env.step(action)
+            if done:
+                if self._terminal:
+                    info = dict(info, terminal_observation=obs.copy())
+                obs = env.reset()
+            rows.append((obs.copy(), reward, done, info))
+        obs, rewards, done, infos = zip(*rows)  # noqa: B905
+        return np.stack(obs), np.array(rewards), np.array(done), list(infos)
+
+    def close(self):
+        pass
+
+
+_SAME = []
+
+
+def same(**options):
+    if not _SAME:
+        _SAME.append(Old())
+    return _SAME[0]
+
+
+def nothing():
+    return 3
+
+
+def odd_space():
+    env = Old()
+    env.observation_space = Space()
+    return env
+
+
+def wrong_shape():
+    env = Old()
+    env.reset = lambda: np.zeros(3)
+    return env

@@ -1,0 +1,426 @@
+"""Environments in another Python; here that is the tests' own, in another process.
+
+`test_pythons.py` has those of other versions.
+"""
+
+import gc
+import os
+import signal
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from tensordict import TensorDict
+
+import everstep
+from everstep.errors import AdapterError, EnvError
+from everstep.testing import run_checks
+from everstep_adapters.bridge import BridgeEnv, client, server
+from everstep_adapters.gymnasium import GymnasiumEnv
+from tests.everstep_adapters.bridge import bridge_toys
+
+TOYS = "tests.everstep_adapters.bridge.bridge_toys"
+
+
+@contextmanager
+def bridge(entry: str, num_envs: int = 3, **options: Any) -> Iterator[BridgeEnv]:
+    env = BridgeEnv.make(entry, num_envs, python=sys.executable, **options)
+    try:
+        yield env
+    finally:
+        env.close()
+
+
+def assert_equal(one: Any, other: Any) -> None:
+    if isinstance(one, TensorDict):
+        assert set(one.keys()) == set(other.keys())
+        for key in sorted(one.keys()):
+            assert_equal(one[key], other[key])
+        return
+    assert one.dtype == other.dtype
+    assert torch.equal(one, other)
+
+
+def assert_alike(bridged: Any, own: Any, steps: int = 60) -> None:
+    """Rollouts with the same seeds and actions are equal, bit for bit."""
+    for env in (bridged, own):
+        env.seed(11)
+    assert bridged.episode_keys == own.episode_keys
+    assert str(bridged.observation_spec) == str(own.observation_spec)
+    assert_equal(bridged.reset(), own.reset())
+    torch.manual_seed(0)
+    for _ in range(steps):
+        action = own.action_spec.rand(torch.Size([own.num_envs]))
+        assert_equal(bridged.step(action), own.step(action))
+    assert bridged.metrics() == own.metrics()
+
+
+@pytest.mark.parametrize("id", ["CartPole-v1", "Pendulum-v1", "MountainCar-v0"])
+def test_copies_are_as_in_process(id: str) -> None:
+    own = GymnasiumEnv(
+        SyncVectorEnv([lambda: gymnasium.make(id)] * 3, autoreset_mode=AutoresetMode.SAME_STEP)
+    )
+    with bridge(f"gymnasium:{id}") as env:
+        assert_alike(env, own, steps=250)
+    own.close()
+
+
+@pytest.mark.parametrize("mode", ["NEXT_STEP", "SAME_STEP"])
+def test_vector_environments_keep_their_mode(mode: str) -> None:
+    own = GymnasiumEnv(bridge_toys.gymnasium_vector(3, mode))
+    with bridge(f"{TOYS}:gymnasium_vector", kwargs={"mode": mode}) as env:
+        assert env.autoreset_mode.name == mode
+        assert_alike(env, own, steps=120)
+    own.close()
+
+
+def test_every_space_crosses_and_memory_that_a_reset_overwrites_is_right() -> None:
+    with bridge(f"{TOYS}:mixed") as env:
+        env.seed(11)
+        obs: Any = env.reset()
+        oracle = [bridge_toys.mixed() for _ in range(3)]
+        rows = [one.reset(seed=11 + i)[0] for i, one in enumerate(oracle)]
+        for _ in range(40):
+            for i, row in enumerate(rows):
+                assert np.array_equal(obs["image"][i].permute(1, 2, 0).numpy(), row["image"]) or (
+                    np.array_equal(obs["image"][i].numpy(), row["image"])
+                )
+                assert obs["state"][i].tolist() == np.float32(row["state"]).tolist()
+                assert int(obs["parts"]["0"][i]) == row["parts"][0] - 2
+                assert obs["many"][i].tolist() == row["many"].tolist()
+            action = env.action_spec.rand(torch.Size([3]))
+            returned = env.step(action)
+            for i, one in enumerate(oracle):
+                final, reward, terminated, truncated, _ = one.step(action[i].numpy())
+                final = {**final, "state": final["state"].copy()}
+                assert float(returned["rewards"][i]) == np.float32(reward)
+                assert bool(returned["terminated"][i]) == terminated
+                assert bool(returned["truncated"][i]) == truncated
+                known = returned["final_obs"]["state"][i].tolist()
+                if terminated or truncated:
+                    assert known == np.float32(final["state"]).tolist()
+                    rows[i] = one.reset()[0]
+                else:
+                    rows[i] = final
+            obs = returned["obs"].clone()
+
+
+def test_infos_are_metrics() -> None:
+    with bridge(f"{TOYS}:mixed") as env:
+        env.reset()
+        env.step(env.action_spec.rand(torch.Size([3])))
+        assert env.metrics() == {"speed": 1.0, "deep/x": 2.0}
+
+
+def test_gyms_old_interface_tells_time_outs_from_ends() -> None:
+    with bridge(f"{TOYS}:Old", 2) as env:
+        env.seed(3)
+        first = env.reset()
+        assert first[:, 0].tolist() == [
+            np.float32(np.random.RandomState(3 + i).rand()) for i in range(2)
+        ]
+        ends = []
+        for _ in range(5):
+            row = env.step(torch.tensor([[0], [1]]))
+            ends.append((row["terminated"].flatten().tolist(), row["truncated"].flatten().tolist()))
+        assert ends[2] == ([False, True], [False, False])
+        assert ends[4] == ([False, False], [True, False])
+        assert row["final_obs"][0, 1] == 5
+        assert row["obs"][0, 1] == row["obs"][0, 0]  # the array that `step` and `reset` share
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_old_vector_environments(terminal: bool) -> None:
+    with bridge(f"{TOYS}:OldVector", 2, kwargs={"terminal": terminal}) as env:
+        env.reset()
+        for _ in range(5):
+            row = env.step(torch.tensor([[0], [0]]))
+        assert row["truncated"].all()
+        found = row["final_obs"][:, 1]
+        assert found.tolist() == [5, 5] if terminal else bool(found.isnan().all())
+
+
+@pytest.mark.parametrize(
+    "entry",
+    ["gymnasium:CartPole-v1", f"{TOYS}:mixed", f"{TOYS}:Old", f"{TOYS}:OldVector"],
+)
+def test_it_obeys_the_protocol(entry: str) -> None:
+    def make(num_envs: int, horizon: None | int = None, device: Any = "cpu") -> BridgeEnv:
+        options: Any = {"horizon": horizon, "device": device}
+        return BridgeEnv.make(entry, num_envs, python=sys.executable, **options)
+
+    broken = [str(result) for result in run_checks(make) if result.status == "failed"]
+    assert broken == []
+
+
+def test_the_limit_of_the_adapter_resets_single_rows() -> None:
+    with bridge("gymnasium:CartPole-v1", 2, max_episode_steps=4) as env:
+        env.reset()
+        for _ in range(4):
+            row = env.step(torch.zeros(2, 1, dtype=torch.int64))
+        assert row["truncated"].all()
+        assert not torch.equal(row["obs"], row["final_obs"])
+
+
+def test_it_trains_from_a_name(tmp_path: Path) -> None:
+    factory = everstep.factory(
+        "bridge:gymnasium:CartPole-v1", env_kwargs={"python": sys.executable}
+    )
+    with everstep.Trainer(
+        factory, seed=0, num_envs=4, horizon=16, run_dir=tmp_path / "r"
+    ) as trainer:
+        trainer.run(total_env_steps=128)
+    assert (tmp_path / "r" / "policy").exists()
+
+
+# ---- refusals and failures --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("entry", "options", "says"),
+    [
+        ("gymnasium:NoSuch-v0", {}, "NoSuch"),
+        ("no_such_library:x", {}, "-m pip install no_such_library"),
+        (f"{TOYS}:absent", {}, "has no absent"),
+        (f"{TOYS}:nothing", {}, "which is no environment"),
+        (f"{TOYS}:same", {}, "same environment"),
+        (f"{TOYS}:odd_space", {}, "no arrays of a fixed shape"),
+        ("CartPole-v1", {}, "library:name"),
+        (f"{TOYS}:Old", {"kwargs": {"limit": {1, 2}}}, "cross as JSON"),
+        (f"{TOYS}:Old", {"step_timeout": 0.0}, "`step_timeout`"),
+    ],
+)
+def test_refusals_say_why(entry: str, options: Any, says: str) -> None:
+    with pytest.raises((AdapterError, EnvError), match=says):
+        BridgeEnv.make(entry, 2, python=sys.executable, **options)
+
+
+def test_the_interpreter_is_needed_and_must_start(tmp_path: Path) -> None:
+    with pytest.raises(AdapterError, match="needs `python`"):
+        BridgeEnv.make("gymnasium:CartPole-v1", 1)
+    with pytest.raises(AdapterError, match="must be an interpreter"):
+        BridgeEnv.make("gymnasium:CartPole-v1", 1, python=tmp_path / "python")
+    with pytest.raises(EnvError, match="exit status 1"):
+        BridgeEnv.make("gymnasium:CartPole-v1", 1, python="/bin/false")
+
+
+def test_a_wrong_shape_is_named() -> None:
+    with bridge(f"{TOYS}:wrong_shape") as env, pytest.raises(AdapterError, match=r"\[3\].*\[2\]"):
+        env.reset()
+
+
+def test_an_error_has_the_servers_traceback_and_versions() -> None:
+    with bridge(f"{TOYS}:Old", kwargs={"fails_at": 2}) as env:
+        env.reset()
+        env.step(torch.zeros(3, 1, dtype=torch.int64))
+        with pytest.raises(EnvError) as caught:
+            env.step(torch.zeros(3, 1, dtype=torch.int64))
+        text = str(caught.value)
+        assert "ZeroDivisionError: the physics exploded" in text
+        assert "bridge_toys.py" in text
+        assert f"numpy {np.__version__}" in text
+        env.reset()  # the server goes on
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def gone(pid: int, within: float = 5.0) -> bool:
+    end = time.monotonic() + within
+    while time.monotonic() < end:
+        if not is_running(pid):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "says"),
+    [({"dies_at": 2}, "exit status 7"), ({"hangs_at": 2}, "did not answer within 1 s")],
+)
+def test_a_server_that_dies_or_hangs_is_named(kwargs: Any, says: str) -> None:
+    with bridge(f"{TOYS}:Old", kwargs=kwargs, step_timeout=1.0) as env:
+        pid = env.env._connection.process.pid
+        env.reset()
+        env.step(torch.zeros(3, 1, dtype=torch.int64))
+        with pytest.raises(EnvError, match=says):
+            env.step(torch.zeros(3, 1, dtype=torch.int64))
+        assert gone(pid)
+        with pytest.raises(EnvError):
+            env.step(torch.zeros(3, 1, dtype=torch.int64))
+
+
+def test_a_server_that_prints_and_forks_harms_nothing(capfd: Any) -> None:
+    with bridge(f"{TOYS}:Old", 2, kwargs={"noise": True}) as env:
+        env.reset()
+        for _ in range(4):
+            row = env.step(torch.zeros(2, 1, dtype=torch.int64))
+        assert row["obs"][:, 1].tolist() == [4, 4]
+    assert "a line on standard output" in capfd.readouterr().out
+
+
+def test_a_killed_server_is_an_error_although_a_fork_holds_its_socket() -> None:
+    with bridge(f"{TOYS}:Old", 1, kwargs={"noise": True}) as env:
+        env.reset()
+        env.step(torch.zeros(1, 1, dtype=torch.int64))
+        os.kill(env.env._connection.process.pid, signal.SIGKILL)
+        with pytest.raises(EnvError, match="killed by signal 9"):
+            env.step(torch.zeros(1, 1, dtype=torch.int64))
+
+
+def test_nothing_is_left_when_the_environment_is_forgotten() -> None:
+    env = BridgeEnv.make(f"{TOYS}:Old", 1, python=sys.executable)
+    pid = env.env._connection.process.pid
+    del env
+    gc.collect()
+    assert gone(pid)
+
+
+@pytest.mark.slow
+def test_nothing_is_left_when_the_client_is_killed(tmp_path: Path) -> None:
+    code = (
+        "import sys, time; from everstep_adapters.bridge import BridgeEnv; "
+        f"env = BridgeEnv.make({TOYS + ':Old'!r}, 1, python=sys.executable, "
+        "kwargs={'hangs_at': 1}); env.reset(); "
+        "print(env.env._connection.process.pid, flush=True); "
+        "env.env.step_async([0]); time.sleep(1000)"
+    )
+    before = set(os.listdir("/dev/shm"))
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        pid = int(process.stdout.readline())
+        process.kill()
+    assert gone(pid)
+    assert set(os.listdir("/dev/shm")) <= before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", range(10))
+def test_a_server_killed_at_a_random_moment_is_an_error(victim: int) -> None:
+    random = np.random.default_rng(victim)
+    env = BridgeEnv.make(f"{TOYS}:Old", 2, python=sys.executable)
+    pid = env.env._connection.process.pid
+    moment = time.monotonic() + random.uniform(0, 0.05)
+    env.reset()
+
+    def play() -> None:
+        nonlocal moment
+        while True:
+            if time.monotonic() > moment:
+                os.kill(pid, signal.SIGKILL)
+                moment = float("inf")
+            env.step(torch.zeros(2, 1, dtype=torch.int64))
+
+    with pytest.raises(EnvError):
+        play()
+    assert gone(pid)
+    env.close()
+
+
+# ---- a hostile server -------------------------------------------------------------------------
+
+FAKE = """
+import socket, struct, sys
+s = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, fileno=int(sys.argv[2]))
+answers = {answers!r}
+for answer in answers:
+    if not s.recv(65536):
+        break
+    s.sendall(answer)
+s.recv(65536)
+"""
+
+
+def message(kind: int, payload: bytes, magic: bytes = b"EVST", protocol: int = 1) -> bytes:
+    return server._HEADER.pack(magic, protocol, kind, len(payload)) + payload
+
+
+def fake(tmp_path: Path, answers: list[bytes]) -> str:
+    """An interpreter that answers with these bytes, whatever it is asked."""
+    script = tmp_path / "fake.py"
+    script.write_text(FAKE.replace("argv[2]", "argv[1]").format(answers=answers))
+    run = tmp_path / "python"
+    run.write_text(f'#!/bin/sh\nexec {sys.executable} {script} "$3"\n')
+    run.chmod(0o755)
+    return str(run)
+
+
+GOOD = (
+    b'{"num_envs": 1, "mode": "SAME_STEP", "final": true, "resets_rows": true, "kind": "x", '
+    b'"limit": "y", "python": "3.8", "packages": {}, '
+    b'"observation": {"kind": "Box", "shape": [2], "dtype": "<f4", "low": -1, "high": 1}, '
+    b'"action": {"kind": "Discrete", "n": 2, "start": 0, "dtype": "<i8"}}'
+)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 200 OK\r\n\r\n",
+        message(server.DONE, GOOD, protocol=2),
+        message(server.DONE, GOOD, magic=b"EVIL"),
+        server._HEADER.pack(b"EVST", 1, server.DONE, 2**60),
+        message(server.OPEN, GOOD),
+        message(server.DONE, b"[1, 2]"),
+        message(server.DONE, b"[" * 100_000),
+        message(server.DONE, GOOD.replace(b"[2]", b"[4294967296, 4]")),
+        message(server.DONE, GOOD.replace(b"[2]", b"[-1]")),
+        message(server.DONE, GOOD.replace(b"<f4", b"|O")),
+        message(server.DONE, GOOD.replace(b'"num_envs": 1', b'"num_envs": 7')),
+        message(server.DONE, GOOD.replace(b"SAME_STEP", b"NO_STEP")),
+        message(server.DONE, GOOD.replace(b'"n": 2', b'"n": -2')),
+        message(server.DONE, b'{"observation": ' + b'{"kind": "Tuple", "spaces": [' * 500),
+        message(server.FAILED, b'{"refused": 3, "packages": 4}'),
+    ],
+)
+def test_a_hostile_answer_is_refused(tmp_path: Path, answer: bytes) -> None:
+    with pytest.raises((AdapterError, EnvError)):
+        client.BridgeVectorEnv(fake(tmp_path, [answer]), "x:y", 1, step_timeout=10)
+
+
+@pytest.mark.slow
+def test_mutated_answers_are_refused_or_harmless(tmp_path: Path) -> None:
+    """Any change of any byte of the answers gives an `EverstepError`, or an environment."""
+    random = np.random.default_rng(0)
+    opened, done = message(server.DONE, GOOD), message(server.DONE, b"")
+    for _ in range(40):
+        answers = [bytearray(opened), bytearray(done), bytearray(done), bytearray(done)]
+        for _ in range(int(random.integers(1, 4))):
+            one = answers[int(random.integers(len(answers)))]
+            one[int(random.integers(len(one)))] = int(random.integers(256))
+        try:
+            env = client.BridgeVectorEnv(
+                fake(tmp_path, [bytes(x) for x in answers]), "x:y", 1, step_timeout=1
+            )
+        except (AdapterError, EnvError):
+            continue
+        try:
+            env.reset()
+            env.step(np.zeros(1, np.int64))
+        except (AdapterError, EnvError):
+            pass
+        finally:
+            env.close()
+
+
+def test_bounds_of_arrays_cross_as_bytes() -> None:
+    box = gymnasium.spaces.Box(np.array([0.0, -5]), np.array([np.inf, 5]), dtype=np.float64)
+    from everstep_adapters.bridge.spaces import space_from
+
+    assert space_from(server.space_of(box)) == box
+    assert struct.calcsize("<4sHHQ") == server._HEADER.size
