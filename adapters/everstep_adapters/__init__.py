@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .ale import ALEEnv as ALEEnv
+    from .bridge import BridgeEnv as BridgeEnv
     from .dm_control import DMControlEnv as DMControlEnv
     from .envpool import EnvPoolEnv as EnvPoolEnv
     from .export import to_gymnasium as to_gymnasium
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "ALEEnv": "ale",
     "BraxEnv": "jax",
+    "BridgeEnv": "bridge",
     "CraftaxEnv": "jax",
     "DMControlEnv": "dm_control",
     "EnvPoolEnv": "envpool",

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from everstep_adapters import ALEEnv as ALEEnv
     from everstep_adapters import BraxEnv as BraxEnv
+    from everstep_adapters import BridgeEnv as BridgeEnv
     from everstep_adapters import CraftaxEnv as CraftaxEnv
     from everstep_adapters import DMControlEnv as DMControlEnv
     from everstep_adapters import EnvPoolEnv as EnvPoolEnv
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ALEEnv",
     "BraxEnv",
+    "BridgeEnv",
     "CraftaxEnv",
     "DMControlEnv",
     "EnvPoolEnv",

@@ -219,6 +219,30 @@ def _error_of(failure: Mapping[str, Any], python: str) -> Exception:
     return EnvError(f"{text['type']}: {text['message']}. {where}")
 
 
+def examine(python: str) -> dict[str, str]:
+    """Versions of an interpreter, and of the libraries that it can host, or why it cannot.
+
+    Raises:
+        AdapterError: If it cannot run the server.
+
+    """
+    command = [python, str(Path(server.__file__)), "--check"]
+    try:
+        ran = subprocess.run(
+            command, capture_output=True, text=True, timeout=STARTING, env=_environment()
+        )
+        found = json.loads(ran.stdout.splitlines()[-1])
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise AdapterError(f"{python} cannot be started: {error}.") from None
+    except (IndexError, ValueError):
+        reason = ran.stderr.strip().splitlines()[-1:] or [f"exit status {ran.returncode}"]
+        raise AdapterError(
+            f"{python} cannot run the server, which needs Python 3.6 or newer and NumPy "
+            f"({reason[0]}): {python} -m pip install numpy"
+        ) from None
+    return {str(name): str(version) for name, version in found.items()}
+
+
 class _Layout:
     """Places of arrays in the shared memory, at multiples of 64 bytes."""
 

@@ -110,6 +110,18 @@ class BridgeEnv(GymnasiumEnv):
         env = BridgeVectorEnv(path, name, num_envs, arguments, step_timeout=step_timeout)
         return wrap_or_close(cls, env, horizon, device=device, **own)
 
+    @classmethod
+    def examine(cls, python: str, /) -> dict[str, str]:
+        """Versions of an interpreter, and of the libraries that it can host, or why it cannot.
+
+        Raises:
+            AdapterError: If it cannot run the server.
+
+        """
+        from .client import examine
+
+        return examine(python)
+
     def describe(self) -> dict[str, str]:
         """Detected properties, one short line each."""
         return {**super().describe(), "limit": self.env.limit}

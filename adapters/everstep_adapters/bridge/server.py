@@ -866,7 +866,7 @@ def _packages():
     for name in names:
         module = sys.modules.get(name)
         if module is not None:
-            found[name] = str(getattr(module, "__version__", "?"))
+            found[name] = str(getattr(module, "__version__", "?")).strip()
     return found
 
 
@@ -895,8 +895,30 @@ def _end_with_parent(parent):
     thread.start()
 
 
+#: Libraries whose environments can be hosted.
+LIBRARIES = ("gymnasium", "gym", "gym3", "procgen", "stable_baselines3", "stable_baselines")
+
+
+def hostable():
+    """Versions of this Python, NumPy, and each library that can be hosted; why not of others."""
+    found = {"python": ".".join(map(str, sys.version_info[:3])), "numpy": np.__version__}
+    for name in LIBRARIES:
+        try:
+            module = importlib.import_module(name)
+            found[name] = str(getattr(module, "__version__", "installed")).strip()
+        except ImportError as error:
+            missing = getattr(error, "name", None) == name
+            found[name] = "not installed" if missing else f"cannot be imported: {error}"
+        except Exception as error:  # a library that does not fit its dependencies raises anything
+            found[name] = f"cannot be imported: {type(error).__name__}: {error}"
+    return found
+
+
 def main():
-    """Serve the socket whose file descriptor is the first argument."""
+    """Serve the socket whose file descriptor is the first argument; `--check`: see `hostable`."""
+    if sys.argv[1:] == ["--check"]:
+        print(json.dumps(hostable()))
+        return
     descriptor, parent = int(sys.argv[1]), int(sys.argv[2])
     _end_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the client's, which then ends this

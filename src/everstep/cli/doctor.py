@@ -26,6 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-f", "--file", metavar="FILE", help="say whether the training of this file is fused"
     )
+    parser.add_argument(
+        "--python", metavar="PATH", help="say which environments that interpreter can host instead"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -34,8 +37,13 @@ def run(arguments: argparse.Namespace) -> int:
 
     Raises:
         ConfigError: If the file is invalid.
+        AdapterError: If `--python` is no interpreter that can host environments.
 
     """
+    if arguments.python is not None:
+        found = _hostable(arguments.python)
+        print(json.dumps(found, indent=2) if arguments.json else _lines(found))
+        return 0
     report = examine(arguments.file)
     print(json.dumps(report, indent=2) if arguments.json else _text(report))
     return 1 if report["problems"] else 0
@@ -60,6 +68,19 @@ def examine(file: None | str = None) -> dict[str, Any]:
         "runs": _runs(problems),
         "problems": problems,
     }
+
+
+def _hostable(python: str) -> dict[str, str]:
+    """Versions of another interpreter and of the libraries that it can host; why not of others."""
+    from ..plugins import load
+
+    adapter: Any = load("bridge")
+    found: dict[str, str] = adapter.examine(python)
+    return found
+
+
+def _lines(found: dict[str, str]) -> str:
+    return "\n".join(f"{name:<20}{version}" for name, version in found.items())
 
 
 def _version(name: str, problems: list[str]) -> str:
