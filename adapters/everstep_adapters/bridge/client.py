@@ -139,7 +139,8 @@ class Connection:
         return found
 
     def _take(self, size: int, end: None | float) -> bytes:
-        parts, left = [], size
+        parts: list[bytes] = []
+        left = size
         spinning = time.perf_counter() + server.SPINNING
         while left:
             if not parts and time.perf_counter() < spinning:

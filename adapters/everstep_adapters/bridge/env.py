@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from everstep.data import Device
 from everstep.errors import AdapterError
@@ -124,4 +124,4 @@ class BridgeEnv(GymnasiumEnv):
 
     def describe(self) -> dict[str, str]:
         """Detected properties, one short line each."""
-        return {**super().describe(), "limit": self.env.limit}
+        return {**super().describe(), "limit": cast(Any, self.env).limit}
