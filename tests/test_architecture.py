@@ -204,7 +204,7 @@ def test_no_files_import_each_other() -> None:
 
 
 #: May import the other folder's public name: they make Gymnasium vector environments.
-SUBCLASSES = {(x, "gymnasium") for x in ("ale", "dm_control", "envpool", "pettingzoo")}
+SUBCLASSES = {(x, "gymnasium") for x in ("ale", "bridge", "dm_control", "envpool", "pettingzoo")}
 
 
 def test_adapters_import_only_common_and_their_own_folder() -> None:

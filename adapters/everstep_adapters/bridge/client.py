@@ -438,7 +438,7 @@ class BridgeVectorEnv(VectorEnv[Any, Any, Any]):
 
 
 class _Described:
-    """What `server.Memory` needs to know of a host."""
+    """The facts of a host that `server.Memory` needs."""
 
     def __init__(self, num_envs: int, described: Mapping[str, Any]) -> None:
         self.num_envs = num_envs

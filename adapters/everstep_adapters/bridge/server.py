@@ -44,7 +44,7 @@ SPINNING = 200e-6
 
 
 class Refused(Exception):
-    """What the server does not host; the message names a way out."""
+    """Something is not hosted; the message names a way out."""
 
 
 # ---- messages ---------------------------------------------------------------------------------
