@@ -372,6 +372,10 @@ class BridgeVectorEnv(VectorEnv[Any, Any, Any]):
             os.close(descriptor)
         host: Any = _Described(self.num_envs, self._described)
         self._memory = server.Memory(self._buffer, places, host)
+        for (
+            final
+        ) in self._memory.final:  # the adapter need not look whether a reset overwrites them
+            final.flags.writeable = False
         self._obs = _value(self._described["observation"], self._memory.obs)
         self._final = _value(self._described["observation"], self._memory.final)
         self._actions = list(self._memory.actions.items())
