@@ -65,7 +65,7 @@ def mixed(**options):
 
         def step(self, action):
             self._t += 1
-            self._state[:] += action
+            self._state[:] = np.clip(self._state + action, [0, -5], [np.inf, 5])
             over = bool(self.np_random.random() < 0.2)
             info = {"speed": float(self._t), "deep": {"x": np.float32(2)}, "text": "no number"}
             return self._obs(), float(self._state.sum()), over, self._t >= 6, info
