@@ -1,6 +1,7 @@
 """Fast PPO for batched environments, correct at every episode boundary."""
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 from ._torchrl import keep_start_method
@@ -65,7 +66,14 @@ if not TYPE_CHECKING:  # checkers would take every name for an export
 
     def __getattr__(name: str) -> Any:
         if name not in _MODULES:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+            from .synonyms import CLASSES
+
+            ours = f": here {CLASSES[name]}" if name in CLASSES else ""
+            message = f"module {__name__!r} has no attribute {name!r}{ours}"
+            # `from everstep import PPO` asks with `hasattr`, and would drop the message.
+            if ours and sys._getframe(1).f_globals.get("__name__") == "importlib._bootstrap":
+                raise ImportError(message, name=name)
+            raise AttributeError(message, name=name)
         value = getattr(importlib.import_module(f".{_MODULES[name]}", __name__), name)
         globals()[name] = value
         return value

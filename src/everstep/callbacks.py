@@ -87,6 +87,11 @@ class Callbacks:
     members: tuple[Any, ...]
 
     def __init__(self, callbacks: Sequence[Any] = ()) -> None:
+        if not isinstance(callbacks, list | tuple):
+            raise ConfigError(
+                f"`callbacks` must be a list of callbacks; got {type(callbacks).__name__}. Write "
+                "`callbacks=[…]`, of objects that subclass `everstep.callbacks.Callback`."
+            )
         self.members = tuple(map(callback_from_config, callbacks))
 
     def call(self, hook: str, *arguments: Any) -> None:

@@ -13,8 +13,10 @@ from .policies import GenericPolicyBase, model_mode
 from .resolve import check_env
 from .rollouts import Rollout, episode_keys_of
 from .specs import Leaves, Structure, leaf_specs, options
+from .validation import explained
 
 
+@explained("Write `evaluate(policy, env, episodes={})`.")
 def evaluate(
     policy: GenericPolicyBase[Any],
     env: Env,

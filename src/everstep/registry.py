@@ -5,11 +5,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeAlias, cast, overload
 
+import torch
 from typing_extensions import Unpack
 
 from .data import Device, MakeOptions, WrapOptions
 from .env import Env, EnvFactory
 from .errors import AdapterError, ConfigError
+from .memory import check_room
 from .names import check_module
 from .plugins import (
     Adapter,
@@ -20,10 +22,13 @@ from .plugins import (
     makes,
     usable_adapters,
 )
-from .validation import binds, signature_of
+from .validation import binds, explained, signature_of
 
 #: Whatever environments can be made of, or wrapped; see `resolve`.
 EnvSource: TypeAlias = Any
+
+#: Bytes that an environment takes at the least.
+_ENV_BYTES = 64
 
 #: Description of what `resolve` takes.
 EXPECTED = (
@@ -56,8 +61,8 @@ def wrap(env: Any, /, **options: Unpack[WrapOptions]) -> Env:
 @overload
 def make(
     source: str,
-    num_envs: int,
     /,
+    num_envs: int,
     *,
     horizon: None | int = None,
     device: Device = "cpu",
@@ -66,17 +71,18 @@ def make(
 @overload
 def make(
     source: Callable[..., Any],
-    num_envs: int,
     /,
+    num_envs: int,
     *,
     horizon: None | int = None,
     device: Device = "cpu",
     **kwargs: Any,
 ) -> Env: ...
+@explained("Write `make('CartPole-v1', num_envs)`: the number of environments is needed.")
 def make(
     source: str | Callable[..., Any],
-    num_envs: int,
     /,
+    num_envs: int,
     *,
     horizon: None | int = None,
     device: Device = "cpu",
@@ -156,6 +162,9 @@ def resolve(
     kwargs = kwargs or {}
     if isinstance(source, str):
         return SpecFactory(source, **kwargs)
+    if "env_kwargs" in kwargs and not (callable(source) and _own(source, {"env_kwargs": 0})):
+        kwargs = {**kwargs, **(kwargs["env_kwargs"] or {})}
+        del kwargs["env_kwargs"]
     if is_made(source):
         is_ours = isinstance(source, Env) or not adapter_of(source)
         if is_ours and hasattr(source, "observation_spec"):  # those written for rl8, too
@@ -164,7 +173,7 @@ def resolve(
     if isinstance(source, type) and (adapter := maker_of(source)):
         return AdapterFactory(adapter, source, kwargs)
     if not callable(source):
-        raise AdapterError(f"Expected {EXPECTED}; got {source!r}.")
+        raise AdapterError(f"Expected {EXPECTED}; got {source!r}.{_of_a_list(source)}")
     if takes_sizes(source, kwargs):
         if not kwargs:
             return cast(EnvFactory, source)
@@ -182,6 +191,18 @@ def resolve(
     return resolve(made, device=device)
 
 
+def _of_a_list(source: object) -> str:
+    """Advice on a list of functions or environments, as other libraries take it."""
+    if not isinstance(source, list | tuple) or not source:
+        return ""
+    if callable(source[0]):
+        return (
+            f" One function is enough, with `num_envs={len(source)}`; functions that differ make "
+            "`gymnasium.vector.SyncVectorEnv([…])`, which is an environment."
+        )
+    return " Give one of them by its id, class or a function that makes it, and `num_envs`."
+
+
 def is_made(source: object) -> bool:
     """Whether this is an environment, not a class or factory of one."""
     return hasattr(source, "step") and not isinstance(source, type)
@@ -195,7 +216,7 @@ def check_callable(source: Callable[..., Any], kwargs: dict[str, Any]) -> None:
         raise AdapterError(
             f"{_name(source)}{signature} cannot make environments: its parameters must be those of "
             "an Everstep factory, (num_envs, horizon, *, device), or it must need none. Give "
-            "others as options (`env_kwargs`), or bind them with a lambda."
+            "others as `env_kwargs={'name': value}`, or bind them with a lambda."
         )
 
 
@@ -238,7 +259,8 @@ class AdapterFactory:
             name = getattr(self, "spec", source)
             raise AdapterError(
                 f"A factory of {name!r} is given {', '.join(reserved)} when it is called, not "
-                "when it is made."
+                "when it is made: `everstep.factory(…)(num_envs, horizon, device=…)`, or "
+                "`everstep.make(…, num_envs)`."
             )
         self.kwargs = kwargs
         self._adapter, self.source = adapter, source
@@ -248,6 +270,9 @@ class AdapterFactory:
         self, num_envs: int, /, horizon: None | int = None, *, device: Device = "cpu"
     ) -> Env:
         """A new environment."""
+        if isinstance(num_envs, int):
+            of = f"An environment of `num_envs` {num_envs:,}"
+            check_room(num_envs * _ENV_BYTES, torch.device("cpu"), of, "Lower `num_envs`.")
         make = self._adapter.make
         env = make(self.source, num_envs, horizon=horizon, device=device, **self.kwargs)
         env.made_by = self  # type: ignore[attr-defined]  # for the record of a run

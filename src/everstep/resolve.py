@@ -15,6 +15,7 @@ from torchrl.data import TensorSpec
 from .env import Env, EnvFactory
 from .errors import ConfigError, EnvError
 from .hyperparameters import Hyperparameters, RecurrentHyperparameters
+from .memory import check_room
 from .models._encoders import image_layout
 from .objectives import find_objective
 from .reducers import current_reducer
@@ -24,6 +25,10 @@ from .rules import no_graphs_on
 from .specs import leaf_specs
 
 C = TypeVar("C", bound=Hyperparameters)
+
+#: Bytes of an environment and of a transition of it at the least: one number observed and one acted
+#: with, reward, value, log-probability, advantage, return and flags.
+_ENV_BYTES, _STEP_BYTES = 64, 32
 
 #: Environments and vector steps a rollout if neither the config nor the environment says.
 DEFAULT_NUM_ENVS, DEFAULT_HORIZON = 8192, 32
@@ -51,8 +56,24 @@ def build_env(source: EnvSource, config: C) -> tuple[Env, C]:
             env, config = _adopt(cast(Env, resolved), config)
     else:
         env, config = _make(cast(EnvFactory, resolved), config)
-    check_env(env)
+    with closed_on_error(env, source):
+        check_env(env)
+        _check_rollout(env, config)
     return env, _resolve_defaults(config, env)
+
+
+def _check_rollout(env: Env, config: Hyperparameters) -> None:
+    """Raise if a rollout's observations and actions need more memory than there is."""
+    leaves = [leaf_specs(spec).values() for spec in (env.observation_spec, env.action_spec)]
+    row = sum(x.shape.numel() * x.dtype.itemsize for spec in leaves for x in spec)
+    steps = cast(int, config.horizon) * env.num_envs
+    check_room(
+        steps * (row + _STEP_BYTES),
+        torch.device(env.device),
+        f"A rollout of {config.horizon:,} env steps in {env.num_envs:,} environments, of {row:,} "
+        "bytes of observations and actions each,",
+        "Lower `num_envs` or `horizon`.",
+    )
 
 
 @contextmanager
@@ -101,6 +122,12 @@ def _make(factory: EnvFactory, config: C) -> tuple[Env, C]:
         asked = getattr(config, name)
         size = getattr(factory, f"default_{name}", default) if asked == "auto" else asked
         sizes[name] = _clip(name, size, getattr(factory, f"max_{name}", None), asked != "auto")
+    check_room(
+        sizes["num_envs"] * (_ENV_BYTES + sizes["horizon"] * _STEP_BYTES),
+        device,
+        f"A rollout of {sizes['horizon']:,} env steps in `num_envs` {sizes['num_envs']:,}",
+        "Lower `num_envs` or `horizon`.",
+    )
     num_envs = current_reducer().share("num_envs", sizes["num_envs"])
     env = factory(num_envs, sizes["horizon"], device=device)
     if getattr(env, "rows_per_env", 1) > 1:  # rounded up to whole environments

@@ -1,6 +1,7 @@
 """Names that other libraries give to hyperparameters and statistics, and Everstep's for the same.
 
 Errors about unknown names use them. A name may be followed by a colon and by how it is converted.
+Of several names, the first that is known where the other was written is meant.
 """
 
 from typing import Any
@@ -27,8 +28,58 @@ METHODS: dict[str, str] = {
     "load": "load_checkpoint(path)",
 }
 
+#: What Everstep has for classes and functions of other libraries, by their names.
+CLASSES: dict[str, str] = {
+    "PPO": "everstep.Trainer('CartPole-v1', …) trains PPO",
+    "A2C": "everstep.Trainer('CartPole-v1', objective='a2c') trains A2C",
+    "RecurrentPPO": "everstep.RecurrentTrainer('CartPole-v1', …) trains PPO with memory",
+    "PPOConfig": "everstep.AlgorithmConfig(…) has the hyperparameters of PPO",
+    "Agent": "everstep.Trainer('CartPole-v1', …) trains PPO, everstep.Policy acts",
+    "OnPolicyRunner": "everstep.Trainer('CartPole-v1', …) trains PPO",
+    "ActorCriticPolicy": "everstep.Policy acts; models are in everstep.models",
+    "evaluate_policy": "everstep.evaluate(policy, env, episodes=10)",
+    "make_vec_env": "everstep.make('CartPole-v1', num_envs)",
+    "make_vec": "everstep.make('CartPole-v1', num_envs)",
+    "DummyVecEnv": "everstep.make('CartPole-v1', num_envs)",
+    "SubprocVecEnv": "everstep.make('CartPole-v1', num_envs, vectorization_mode='async')",
+    "VecNormalize": "the hyperparameters normalize_observations and normalize_rewards",
+    "VecFrameStack": "everstep.make('ale:pong', num_envs, stack_num=4), or wrappers=[…]",
+    "VecMonitor": "statistics of episodes are always recorded",
+    "Monitor": "statistics of episodes are always recorded",
+    "EvalCallback": "the arguments eval_env and best of everstep.Trainer, steps_per_eval of run",
+    "CheckpointCallback": "the argument checkpoint_every of everstep.Trainer",
+    "BaseCallback": "everstep.callbacks.Callback",
+    "Callback": "everstep.callbacks.Callback",
+    "load": "everstep.Policy.load(path), or everstep.Trainer.load(run_dir)",
+    "train": "everstep.Trainer('CartPole-v1').run(total_env_steps=…)",
+}
+
+#: What other libraries have and Everstep has under no name, with the way out.
+ABSENT: dict[str, str] = {
+    "verbose": "progress is always shown; in Python `progress=False` hides it",
+    "progress_bar": "progress is always shown; in Python `progress=False` hides it",
+    "log_interval": "every train step is logged: drop it",
+    "stats_window_size": "means are of the last 100 episodes: drop it",
+    "reset_num_timesteps": "a run counts on; another trainer begins at 0: drop it",
+    "framework": "Everstep is written in PyTorch: drop it",
+    "use_gae": "advantages are always GAE's; `gae_lambda=1` is returns minus values: drop it",
+    "use_critic": "there is always a critic: drop it",
+    "batch_mode": "rollouts are cut at `horizon`, and values bootstrapped there: drop it",
+    "use_kl_loss": "PPO clips here; `target_kl_div` ends an update early",
+    "kl_coeff": "PPO clips here; `target_kl_div` ends an update early",
+    "rollout_buffer_class": "rollouts have one class: drop it",
+    "use_lstm": "`everstep.RecurrentTrainer`, or `recurrent: true` in a file, has an LSTM",
+    "torch_deterministic": "`seed` alone repeats a run: drop it",
+    "wandb_entity": "options of trackers are theirs: `loggers=[{'wandb': {'entity': …}}]`",
+    "normalize": "write `normalize_observations` and `normalize_rewards`",
+    "save_model": "the policy is always saved, in `run_dir`: drop it",
+    "_init_setup_model": "drop it",
+    "frame_stack": "an option of the environment: `env_kwargs` with `wrappers`, or ALE's own",
+    "env_wrapper": "an option of the environment: `env_kwargs` with `wrappers`",
+}
+
 #: Everstep's name, by the other.
-SYNONYMS: dict[str, str] = {
+SYNONYMS: dict[str, str | tuple[str, ...]] = {
     # stable-baselines3
     "learning_rate": "lr",
     "n_steps": "horizon: env steps in each environment",
@@ -48,17 +99,23 @@ SYNONYMS: dict[str, str] = {
     "sde_sample_freq": "model_config.sde_sample_freq",
     "net_arch": "model_config.hiddens",
     "features_extractor_class": "model_cls",
-    "policy": "model_cls",
+    "policy": "model_cls: a class; without it, one that fits the environment",
     "total_timesteps": "total_env_steps",
-    "tensorboard_log": "run_dir",
+    "tensorboard_log": "loggers: tensorboard, which writes into run_dir",
+    "tb_log_name": "run_name",
+    "callback": "callbacks: a list",
+    "callback_after_eval": "callbacks: a list",
+    "n_timesteps": "total_env_steps",
     "env": "env_cls",
     "norm_obs": "normalize_observations",
     "norm_reward": _REWARDS,
     "clip_reward": "clip_rewards",
     "clip_obs": "clip_observations",
-    "max_ep_len": "env_kwargs.max_episode_steps",
+    "max_ep_len": "env_kwargs.max_episode_steps: env steps",
+    "time_limit": "env_kwargs.max_episode_steps: env steps",
+    "episode_limit": "env_kwargs.max_episode_steps: env steps",
     "eval_freq": "steps_per_eval: train steps",
-    "n_eval_episodes": "eval_episodes",
+    "n_eval_episodes": ("eval_episodes", "episodes"),
     # CleanRL
     "env_id": "env_cls",
     "exp_name": "experiment_name",
@@ -72,6 +129,8 @@ SYNONYMS: dict[str, str] = {
     "norm_adv": "normalize_advantages",
     "anneal_lr": _LR_SCHEDULE,
     "cuda": "device: cuda",
+    "capture_video": "video_every: train steps",
+    "num_iterations": "total_env_steps: iterations * num_envs * horizon",
     # rsl_rl
     "num_learning_epochs": "num_sgd_iters",
     "num_mini_batches": _MINIBATCHES,
@@ -88,6 +147,26 @@ SYNONYMS: dict[str, str] = {
     "critic_hidden_dims": "model_config.vf_hiddens",
     "obs_groups": "model_config.actor_obs and model_config.critic_obs: lists of keys",
     "activation": _ACTIVATION,
+    # RLlib
+    "lambda_": "gae_lambda",
+    "train_batch_size": "horizon: train_batch_size / num_envs",
+    "train_batch_size_per_learner": "horizon: train_batch_size / num_envs",
+    "rollout_fragment_length": "horizon",
+    "num_sgd_iter": "num_sgd_iters",
+    "num_epochs": "num_sgd_iters",
+    "vf_loss_coeff": "vf_coeff",
+    "kl_target": "target_kl_div",
+    "grad_clip": "max_grad_norm",
+    "num_envs_per_worker": "num_envs: of all workers",
+    "num_envs_per_env_runner": "num_envs: of all workers",
+    "num_env_runners": "num_envs",
+    "num_rollout_workers": "num_envs",
+    "num_gpus": "device: cuda",
+    "fcnet_hiddens": "model_config.hiddens",
+    "fcnet_activation": _ACTIVATION,
+    "observation_filter": "normalize_observations",
+    "evaluation_interval": "steps_per_eval: train steps",
+    "evaluation_duration": ("eval_episodes", "episodes"),
     # rl_games
     "normalize_input": "normalize_observations",
     "normalize_value": "normalize_values",
@@ -112,7 +191,10 @@ SYNONYMS: dict[str, str] = {
     "kl_threshold": "target_kl_div",
     "learning_rate_scheduler": _LR_SCHEDULE,
     "timesteps": "total_env_steps: timesteps * num_envs",
-    "max_steps": "total_env_steps",
+    "max_steps": "env_kwargs.max_episode_steps: env steps of an episode",
+    "num_episodes": ("episodes", "eval_episodes"),
+    "n_episodes": ("episodes", "eval_episodes"),
+    "stochastic": "deterministic: the opposite",
     "epochs": "num_sgd_iters",
     "hidden_sizes": "model_config.hiddens",
     "hidden_size": "model_config.hidden_size",

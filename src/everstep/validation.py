@@ -20,10 +20,19 @@ from pydantic.fields import FieldInfo
 from typing_extensions import NotRequired, TypedDict
 
 from .errors import ConfigError
-from .synonyms import SYNONYMS
+from .synonyms import ABSENT, SYNONYMS
 
 T = TypeVar("T")
 P = ParamSpec("P")
+
+#: A class of each kind that fields take, by their descriptions.
+_CLASSES = {
+    "a subclass of Optimizer": "torch.optim.Adam",
+    "a subclass of Distribution or null": "everstep.distributions.Normal",
+}
+
+#: Likeness from which on a name is suggested: less than this are names of other things.
+_ALIKE = 0.75
 
 #: Value of `__pydantic_config__` in checked dataclasses: no conversions, no NaN, no infinity.
 STRICT = ConfigDict(
@@ -109,52 +118,72 @@ def check_fields(cls: Any, values: Mapping[str, Any]) -> dict[str, Any]:
 
 def unknown_name(kind: str, name: str, known: typing.Iterable[str]) -> str:
     """Message for an unknown name, such as `unknown key (did you mean gamma?)`."""
-    known = [str(k) for k in known]
-    if (synonym := _synonym(str(name), known)) is not None:
+    name, known = str(name), [str(k) for k in known]
+    if (synonym := synonym_of(name, known)) is not None:
         return f"unknown {kind} (Everstep's name is {synonym})"
-    nearest = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
-    return f"unknown {kind}" + (f" (did you mean {nearest[0]}?)" if nearest else "")
+    if kind in ("key", "argument", "field") and (advice := ABSENT.get(name)):
+        return f"unknown {kind} ({advice})"
+    others = [x for x in SYNONYMS if x != name and synonym_of(x, known) is not None]
+    alike = _ALIKE if len(name) > 3 else 0.5
+    if not (nearest := difflib.get_close_matches(name, [*known, *others], n=1, cutoff=alike)):
+        return f"unknown {kind}"
+    return f"unknown {kind} (did you mean {synonym_of(nearest[0], known) or nearest[0]}?)"
 
 
-def keywords_only(usual: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """A decorator of methods that take keywords only: a `ConfigError` says which there are.
+def explained(usual: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """A decorator of functions: a call that does not fit is a `ConfigError` with a way out.
 
     It takes the place of Python's `TypeError`.
 
     Args:
-        usual: The keyword that a value without one is most likely meant for.
+        usual: Sentence on how it is called, with `{}` for a value that has no place.
 
     """
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
-        name, known = function.__name__, list(inspect.signature(function).parameters)
+        name, signature = function.__name__, inspect.signature(function)
+        parameters = signature.parameters.values()
+        known = [x.name for x in parameters if x.kind in (x.KEYWORD_ONLY, x.POSITIONAL_OR_KEYWORD)]
+        known = [x for x in known if x != "self"]
+        open_ended = any(x.kind is x.VAR_KEYWORD for x in parameters)
+        places = [x for x in parameters if x.kind in (x.POSITIONAL_ONLY, x.POSITIONAL_OR_KEYWORD)]
 
         @wraps(function)
         def call(*values: P.args, **options: P.kwargs) -> T:
-            if more := values[1:]:
+            try:
+                signature.bind(*values, **options)
+            except TypeError as error:
+                reason = str(error)
+            else:
+                return function(*values, **options)
+            if more := values[len(places) :]:
+                rule = "takes keyword arguments only" if known else "takes no argument"
+                got, way = ", ".join(map(_shown, more)), usual.replace("{}", _shown(more[0]))
+                raise ConfigError(f"`{name}` {rule}; got {got}. {way}")
+            unknown = [x for x in options if x not in known]
+            unknown = [x for x in unknown if synonym_of(x, known)] if open_ended else unknown
+            if unknown:
                 raise ConfigError(
-                    f"`{name}` takes keyword arguments only; got {', '.join(map(repr, more))}. "
-                    f"Write `{name}({usual}={more[0]!r})`."
+                    [f"`{name}`: `{x}`: {unknown_name('argument', x, known)}." for x in unknown]
                 )
-            for key in options:
-                if key not in known:
-                    unknown = unknown_name("argument", key, known)
-                    raise ConfigError(f"`{name}`: `{key}`: {unknown}.")
-            return function(*values, **options)
+            raise ConfigError(f"`{name}`: {reason}. " + usual.replace("{}", "…"))
 
         return call
 
     return decorate
 
 
-def _synonym(name: str, known: Sequence[str]) -> None | str:
+def synonym_of(name: str, known: Sequence[str]) -> None | str:
     """Everstep's name for another library's, if it is one of the known names."""
-    ours = SYNONYMS.get(name) or SYNONYMS.get(name.replace("-", "_"), "")
-    path, _, note = ours.partition(": ")
-    key, _, option = path.partition(".")
-    if key.split(",")[0] in known:
-        return ours
-    return option + (note and f": {note}") if option in known else None
+    ours = SYNONYMS.get(name) or SYNONYMS.get(name.replace("-", "_"), ())
+    for text in (ours,) if isinstance(ours, str) else ours:
+        path, _, note = text.partition(": ")
+        key, _, option = path.partition(".")
+        if key.split(",")[0] in known:
+            return text
+        if option in known:
+            return option + (note and f": {note}")
+    return None
 
 
 def field_docstrings(cls: type[Any]) -> dict[str, str]:
@@ -227,9 +256,25 @@ def _field_problems(cls: Any, values: Mapping[str, Any], error: ValidationError)
             f"required, and missing; expected {expected}"
             if detail["type"] == "missing"
             else f"expected {expected}; got {_shown(values[str(name)])}"
+            + _way_out(str(name), values[str(name)], _hints(cls))
         )
         problems[name] = Problem((name,), message)
     return list(problems.values())
+
+
+def _way_out(name: str, value: Any, hints: Mapping[str, Any]) -> str:
+    """How to write what a value of another kind was meant for; empty if that is unknown."""
+    changes = callable(value) or (isinstance(value, str) and value.startswith("lin_"))
+    if changes and (schedule := f"{name}_schedule") in hints:
+        word = "'linear', or " if "linear" in str(hints[schedule]) else ""
+        return (
+            f". A value that changes while training is `{schedule}`: {word}points of (env steps, "
+            "value) such as [(0, 1e-3), (1_000_000, 0.0)]"
+        )
+    expected = describe(hints[name])
+    if isinstance(value, str) and (example := _CLASSES.get(expected)):
+        return f". Give the class itself, not its name: {example}"
+    return ""
 
 
 def describe(annotation: Any) -> str:

@@ -1,5 +1,6 @@
 """The environment that wraps ALE's vector environments."""
 
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -78,9 +79,10 @@ class ALEEnv(GymnasiumEnv):
 
     @classmethod
     def find(cls, name: str, /) -> list[str]:
-        """The game of a Gymnasium id, `"ms_pacman"` for `"ALE/MsPacman-v5"`; else nothing."""
+        """The game of a name or Gymnasium id, `"ms_pacman"` for `"ALE/MsPacman-v5"`, if any."""
         game = game_of(name)
-        return [] if game is None else [game]
+        is_taken = name in getattr(sys.modules.get("gymnasium"), "registry", ())
+        return [] if game is None or is_taken else [game]
 
     @classmethod
     def makes(cls, source: object, /) -> bool:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from everstep.env import Env
 from everstep.errors import AdapterError
+from everstep.validation import unknown_name
 
 from .calls import GONE, error_text
 
@@ -65,11 +66,27 @@ def require(module: str, name: str, advice: str) -> Any:
         raise AdapterError(f"{advice} ({error})") from error
 
 
+#: The usual games of ALE, by their names: they are known where ALE is not installed, too.
+_GAMES = """
+alien amidar assault asterix asteroids atlantis bank_heist battle_zone beam_rider berzerk bowling
+boxing breakout centipede chopper_command crazy_climber defender demon_attack double_dunk enduro
+fishing_derby freeway frostbite gopher gravitar hero ice_hockey jamesbond kangaroo krull
+kung_fu_master montezuma_revenge ms_pacman name_this_game phoenix pitfall pong private_eye qbert
+riverraid road_runner robotank seaquest skiing solaris space_invaders star_gunner surround tennis
+time_pilot tutankham up_n_down venture video_pinball wizard_of_wor yars_revenge zaxxon
+"""
+
+
 def game_of(id: str) -> None | str:
-    """ALE's name of the game of a Gymnasium id: `"ms_pacman"` for `"ALE/MsPacman-v5"`."""
-    found = re.fullmatch(r"ALE/(\w+)-v\d+|(\w+)NoFrameskip-v\d+", id)
-    game = found and (found[1] or found[2])
-    return re.sub(r"(?<!^)(?=[A-Z])", "_", game).lower() if game else None
+    """ALE's name of the game of an id: `"ms_pacman"` for `"ALE/MsPacman-v5"` and `"mspacman"`."""
+    found = re.fullmatch(r"(ALE/)?(\w+?)(NoFrameskip|Deterministic)?(-v\d+)?", id)
+    if found is None:
+        return None
+    game = re.sub(r"(?<!^)(?=[A-Z])", "_", found[2]).lower()
+    if found[1] or found[3]:
+        return game
+    bare = game.replace("_", "")
+    return next((name for name in _GAMES.split() if name.replace("_", "") == bare), None)
 
 
 def module_of(id: str) -> None | str:
@@ -87,6 +104,25 @@ def _registration(name: str) -> None | str:
     write = f"write 'gymnasium:{known}:{id}', so that the module {known} registers it"
     steps = [*([] if is_installed else [f"pip install {known}"]), *([] if module else [write])]
     return ", and ".join(steps)
+
+
+#: Options of environments that are known by other names too.
+_OPTIONS = ("max_episode_steps", "render_mode", "num_envs", "seed")
+
+
+def _option_advice(text: str) -> str:
+    """What a constructor was given too much, or too little, by the text of its error."""
+    if unexpected := re.search(r"unexpected keyword argument '(\w+)'", text):
+        unknown = unknown_name("option", unexpected[1], _OPTIONS)
+        return f"{text.partition(': ')[2].removesuffix('.')}. `{unexpected[1]}`: {unknown}"
+    if missing := re.search(r"(\w+)\.__init__\(\) missing .*?: (.*)", text):
+        names = re.findall(r"'(\w+)'", missing[2])
+        options = ", ".join(f"'{name}': …" for name in names)
+        return (
+            f"arguments of {missing[1]}.__init__ are missing: {', '.join(names)}. Give them as "
+            f"`env_kwargs={{{options}}}`"
+        )
+    return ""
 
 
 @contextmanager
@@ -107,10 +143,12 @@ def creating(library: str, name: str) -> Iterator[None]:
                 "spawned import the script again: let it start its work under "
                 "`if __name__ == '__main__':`"
             )
-        if (game := game_of(name)) is not None:
+        if library != "ALE" and (game := game_of(name)) is not None:
             reason += (
                 f". Everstep makes Atari games as 'ale:{game}' (pip install 'everstep[atari]')"
             )
+        elif isinstance(error, TypeError) and (advice := _option_advice(reason)):
+            reason = advice
         elif type(error).__name__ in _UNREGISTERED and (advice := _registration(name)):
             reason = f"{reason.removesuffix('.')}. Way out: {advice}"
         raise AdapterError(f"{library} cannot make {name!r}: {reason}") from error

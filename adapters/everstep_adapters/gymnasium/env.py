@@ -153,7 +153,17 @@ class GymnasiumEnv(Env):
     def suggest(cls, env: Any, /) -> str:
         """Advice for an object that is nearly a vector environment; empty for others."""
         if not is_loaded_instance(env, "gymnasium", "Env"):
-            return ""
+            spaces = all(hasattr(env, x) for x in ("observation_space", "action_space"))
+            one = spaces and hasattr(env, "reset") and hasattr(env, "step")
+            if not one or hasattr(env, "num_envs"):
+                return ""
+            from .mismatches import FROM_GYM
+
+            kind = type(env).__name__
+            return (
+                f"It looks like an environment of gym: if it follows Gymnasium's interface, let "
+                f"{kind} inherit from `gymnasium.Env`; else {FROM_GYM}."
+            )
         name = repr(env.spec.id) if env.spec is not None else "name"
         return (
             "It is a single Gymnasium environment and a batch is needed: "

@@ -18,6 +18,7 @@ from everstep.errors import AdapterError, EnvError
 
 from ..common.calls import GONE, VectorCalls, error_text
 from ..common.pools import PoolCalls, is_ale, is_envpool
+from .mismatches import explain
 from .modes import AnyVectorEnv, resets_single_rows
 from .rows import BoolArray
 
@@ -34,6 +35,11 @@ class MaskCalls(VectorCalls):
     def resets_rows(self) -> bool:
         """See `VectorCalls.resets_rows`."""
         return resets_single_rows(self._env)
+
+    def _fail(self, method: str, error: BaseException, hint: str = "") -> None:
+        if isinstance(error, Exception):
+            hint += explain(self._env.unwrapped, error)
+        super()._fail(method, error, hint)
 
 
 class CartPoleCalls(VectorCalls):
@@ -120,6 +126,7 @@ class WorkerCalls(MaskCalls):
                 f"its own: find the cause {_HERE}."
             )
         cause = self._errors.last or error_text(error)
+        cause += explain(self._workers, Exception(cause)).removesuffix(".")
         return f"{cause}. All workers were ended; debug it {_HERE}."
 
 

@@ -110,6 +110,18 @@ def env_document(env: str, overrides: Sequence[str]) -> "Document":
     return apply_overrides(document, bare)
 
 
+def check_env_named(arguments: argparse.Namespace) -> None:
+    """Raise if the command line names neither an environment nor a file."""
+    named = any("=" not in word for word in arguments.overrides)
+    if named or getattr(arguments, "file", None) is not None:
+        return
+    command = arguments.command
+    or_file = f", or a file: everstep {command} -f train.yaml" if command == "train" else ""
+    raise ConfigError(
+        f"command line: no environment. Name one: everstep {command} CartPole-v1{or_file}."
+    )
+
+
 def take_env(arguments: argparse.Namespace) -> None | str:
     """Remove the environment, the word without "=", from the assignments, and return it.
 
@@ -135,11 +147,6 @@ def take_env(arguments: argparse.Namespace) -> None | str:
             f"command line: {words[1]}: expected key=value, such as gamma=0.99; the environment is "
             f"{words[0]}. Drop one of the two."
         )
-    if file is None and not words:
-        command = arguments.command
-        or_file = f", or a file: everstep {command} -f train.yaml" if command == "train" else ""
-        raise ConfigError(
-            f"command line: no environment. Name one: everstep {command} CartPole-v1{or_file}."
-        )
+    check_env_named(arguments)
     arguments.overrides = [word for word in arguments.overrides if "=" in word]
     return words[0] if words else None

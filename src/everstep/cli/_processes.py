@@ -1,5 +1,6 @@
 """Several processes of one training: started here, or by `torchrun`, and connected."""
 
+import logging
 import os
 import signal
 import sys
@@ -219,6 +220,9 @@ def start(processes: int, words: Sequence[str], *, max_restarts: int = 0) -> int
     """
     from torch.distributed.run import main
 
+    # Each process says itself why it ends, and `outcome` what killed it; the launcher would log
+    # exit codes and process numbers below.
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     command = ["--standalone", f"--nproc-per-node={processes}", f"--max-restarts={max_restarts}"]
     return outcome(lambda: main([*command, "-m", "everstep", *words]))
 

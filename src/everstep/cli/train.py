@@ -20,6 +20,7 @@ from ._arguments import (
     add_env_steps,
     add_number,
     add_overrides,
+    check_env_named,
     env_document,
     flag_overrides,
     take_env,
@@ -37,9 +38,6 @@ DESCRIPTION = (
     "Train a policy in an environment, such as CartPole-v1 or envpool:HalfCheetah-v4, or from a "
     "configuration file. Modules are also looked for in the current directory, and beside the file."
 )
-
-#: Multiply-adds of one minibatch, per layer pass, below which a second thread does not pay.
-_SMALL = 20_000_000
 
 #: Keys of a file that flags set.
 _KEYS = {
@@ -112,6 +110,7 @@ def run(arguments: argparse.Namespace) -> int:
             "--max-restarts: processes that are started again go on from the last checkpoint. Add "
             "--run-dir DIR --resume auto."
         )
+    check_env_named(arguments)  # before PyTorch is imported, or processes are started
     return in_processes(arguments, lambda: _train_or_resume(arguments))
 
 
@@ -204,7 +203,6 @@ def _build_and_train(
         for env in envs:
             stack.callback(env.close)
         stack.enter_context(watched(envs))
-        _choose_threads(trainer)
         if note:
             print(note)
         return _train(trainer, run_arguments, arguments.save)
@@ -266,17 +264,6 @@ def _read_config(arguments: argparse.Namespace) -> "tuple[TrainConfig, str]":
         config,
         f"Budget  {DEFAULT_ENV_STEPS:,} env steps, the default; change it with --steps 1M",
     )
-
-
-def _choose_threads(trainer: "GenericTrainerBase[Any]") -> None:
-    """Use one thread for small networks on a CPU, unless the environment variable is set."""
-    import torch
-
-    algorithm = trainer.algorithm
-    weights = sum(p.numel() for p in algorithm.policy.model.parameters())
-    small = weights * algorithm.minibatch_size < _SMALL
-    if small and algorithm.hparams.device_type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)
 
 
 def _train(

@@ -92,6 +92,9 @@ def _optional(logger: Logger, name: str) -> Callable[..., Any]:
 
 def writing_problem(directory: str | os.PathLike[str]) -> str:
     """Why files cannot be written to a directory, which may not exist yet; empty if they can."""
+    text = os.fspath(directory)
+    if os.name != "nt" and ("\\" in text or re.match("[A-Za-z]:/", text)):
+        return "it is written as a path of Windows, and here would be one name; write it with /"
     path = Path(directory).absolute()
     nearest = next(place for place in (path, *path.parents) if os.path.exists(place))
     if not nearest.is_dir():

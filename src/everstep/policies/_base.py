@@ -12,6 +12,7 @@ from ..data import Device, ExportFormat, Parity
 from ..distributions import Distribution
 from ..models import GenericModelBase
 from ..specs import Leaves
+from ..validation import explained
 from . import _saving
 from ._core import PolicyCore
 from ._predict import predict
@@ -85,6 +86,7 @@ class GenericPolicyBase(PolicyCore[_Model], Generic[_Model]):
         """
         return predict(self, obs, state, episode_start, deterministic=deterministic)
 
+    @explained("Write `save('my_policy')`.")
     def save(self, path: str | os.PathLike[str], /) -> Any:
         """Write the policy to one file, without pickle: weights, specs and how it was built.
 

@@ -6,6 +6,7 @@ from typing import Any
 from torchrl.data import TensorSpec
 
 from ..errors import ConfigError
+from ..models import GenericModelBase
 from ..validation import unknown_name
 
 
@@ -33,6 +34,13 @@ def make_model(
                     f"`model_config.{option}`: {unknown} of {name}, which takes "
                     f"{', '.join(known) or 'none'}."
                 ) from error
+        if isinstance(model_cls, type) and not issubclass(model_cls, GenericModelBase):
+            raise ConfigError(
+                f"`model_cls` must be a subclass of `everstep.models.Model`, or a function that "
+                "takes (observation_spec, action_spec, **model_config) and returns a model; got "
+                f"{model_cls.__module__}.{name}. The default model takes sizes: "
+                "`model_config={'hiddens': [64, 64]}`."
+            ) from error
         reason = str(error).splitlines()[0]
         if isinstance(error, TypeError):
             reason += ". A model class takes (observation_spec, action_spec, **model_config)"

@@ -29,9 +29,10 @@ from ..loggers import (
     open_trackers,
 )
 from ..synonyms import METHODS
-from ..validation import keywords_only
+from ..validation import explained
 from ._evaluations import (
     NEEDS_EVAL_ENV,
+    check_eval_env,
     check_evaluations,
     evaluate_apart,
     evaluate_shared,
@@ -51,6 +52,7 @@ from ._record import (
 )
 from ._saving import SavedTrainer
 from ._signals import Signals
+from ._threads import chosen_threads
 from ._view import ProgressView
 
 if TYPE_CHECKING:  # they import TorchRL and TensorDict, which takes two seconds
@@ -130,6 +132,8 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
     ) -> None:
         from ..policies import RecurrentPolicy
 
+        if eval_env is not None:
+            check_eval_env(algorithm, eval_env)
         self.algorithm = algorithm
         self.run_arguments = dict(run_arguments or {})
         seed_eval_env(eval_env, algorithm)
@@ -214,7 +218,7 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
 
     # ---- training -----------------------------------------------------------------------------
 
-    @keywords_only("total_env_steps")
+    @explained("Write `run(total_env_steps={})`.")
     def run(
         self,
         *,
@@ -271,6 +275,7 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
             try:
                 self.callbacks.call("on_start", self)
                 with (
+                    chosen_threads(self.algorithm),
                     self.view.shown(self.algorithm.params, arguments, self.logger.loggers),
                     self._calling_back(),
                 ):
@@ -357,6 +362,7 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
 
     # ---- evaluation ---------------------------------------------------------------------------
 
+    @explained("Write `eval(episodes={})`.")
     def eval(
         self,
         *,

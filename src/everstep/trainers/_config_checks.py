@@ -3,6 +3,7 @@
 import importlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -21,8 +22,16 @@ from ..loggers.base import writing_problem
 from ..names import Kind, import_kind
 from ..objectives import ActorCritic
 from ..registry import EXPECTED, check_callable, factory, is_made, maker_of, takes_sizes
-from ..validation import InvalidError, Problem, check_fields, signature_of, unknown_name
+from ..validation import (
+    InvalidError,
+    Problem,
+    check_fields,
+    signature_of,
+    synonym_of,
+    unknown_name,
+)
 from ._checkpointing import Interval
+from ._options import RunOptions
 
 #: Modules searched for a class that was named without its module.
 _HOMES = ("torch.optim", "everstep.distributions", "everstep.models", "everstep.env")
@@ -72,6 +81,9 @@ _PART = Kind(
 )
 
 _SPEC = "gymnasium:CartPole-v1"
+
+#: Keys of a training run, beside hyperparameters.
+_OPTION_NAMES = tuple(field.name for field in fields(RunOptions))
 
 #: Names of the statistics of a train step.
 _STATISTICS = tuple(get_type_hints(TrainStats))
@@ -161,6 +173,25 @@ def field_problems(
 def unknown_problems(values: Mapping[str, Any], known: tuple[str, ...]) -> list[Problem]:
     """A problem for every name that is not known."""
     return [Problem((k,), unknown_name("key", k, known)) for k in values if k not in known]
+
+
+def zoo_problems(values: Mapping[str, Any]) -> list[Problem]:
+    """A problem if this is a file of rl-zoo, which has the settings of an environment by its id."""
+    known = (*_OPTION_NAMES, *(field.name for field in fields(Hyperparameters)))
+    for name, keys in values.items():
+        is_section = isinstance(keys, dict) and bool({"policy", "n_timesteps"} & {*keys})
+        if name in known or not is_section:
+            continue
+        named = {key: synonym_of(key, known) for key in keys if key not in known}
+        ours = ", ".join(f"{key} is {text}" for key, text in named.items() if text)
+        return [
+            Problem(
+                (name,),
+                "a section of a file of rl-zoo; files of Everstep have one environment, "
+                f"`env_cls: {name if '-v' in name else 'ale:pong'}`, and keys beside it: {ours}",
+            )
+        ]
+    return []
 
 
 def sentence_problem(sentence: str) -> Problem:

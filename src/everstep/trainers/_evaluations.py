@@ -81,6 +81,22 @@ def check_evaluations(
         )
 
 
+def check_eval_env(algorithm: "GenericAlgorithmBase[Any, Any, Any]", env: Any) -> None:
+    """Raise if evaluations cannot use an environment: it is none, or of other specs."""
+    from ..env import Env
+    from ..evaluation import check_fit
+    from ..resolve import check_env
+
+    if isinstance(env, str) or (callable(env) and not isinstance(env, Env)):
+        name = repr(env) if isinstance(env, str) else getattr(env, "__name__", repr(env))
+        raise ConfigError(
+            f"`eval_env` must be an environment; got {env!r}. Make one, which plays several "
+            f"episodes at once: `eval_env=everstep.make({name}, 8)`."
+        )
+    check_env(env)
+    check_fit(algorithm.policy, env)
+
+
 def evaluate_apart(
     algorithm: "GenericAlgorithmBase[Any, Any, Any]", env: "Env", **options: Any
 ) -> dict[str, float]:

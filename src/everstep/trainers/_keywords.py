@@ -44,14 +44,21 @@ class TrainerArguments:
     progress: bool = True
 
 
+@dataclass(kw_only=True)
+class _EnvArguments:
+    """Keyword arguments of trainers that make their environment."""
+
+    env_kwargs: None | dict[str, Any] = None
+
+
 if TYPE_CHECKING:
 
     @dataclass
-    class TrainerKeywords(Hyperparameters, TrainerArguments):
+    class TrainerKeywords(Hyperparameters, TrainerArguments, _EnvArguments):
         """Keyword arguments of `Trainer`."""
 
     @dataclass
-    class RecurrentTrainerKeywords(RecurrentHyperparameters, TrainerArguments):
+    class RecurrentTrainerKeywords(RecurrentHyperparameters, TrainerArguments, _EnvArguments):
         """Keyword arguments of `RecurrentTrainer`."""
 
 else:

@@ -12,6 +12,7 @@ from ..checkpoints import load_state, save_state
 from ..data import TrainerState
 from ..loggers import MlflowLogger, QueuedLogger
 from ..restoring import put_back_on_error
+from ..validation import explained
 from ._files import RunFiles
 from ._ranks import for_rank, own_part
 
@@ -69,6 +70,10 @@ class SavedTrainer(Generic[_Algorithm]):
         """End `run` after the present train step; for callbacks, and for other threads."""
         self._is_stopping = True
 
+    @explained(
+        "It writes policy and checkpoint to `run_dir`. `trainer.algorithm.policy.save({})` writes "
+        "the policy elsewhere, `trainer.save_checkpoint({})` all that training continues from."
+    )
     def save(self) -> None:
         """Write the policy (`policy`) and a checkpoint (in `checkpoints`) to `run_dir`.
 

@@ -9,7 +9,7 @@ from typing_extensions import Self
 
 from ..config import import_name
 from ..errors import ConfigError
-from ..validation import unknown_name
+from ..validation import synonym_of, unknown_name
 from ._base import GenericTrainerBase
 from ._keywords import RecurrentTrainerKeywords, TrainerKeywords, with_keywords
 from ._record import check_run_dir, choose_seed, describe_env
@@ -39,8 +39,8 @@ class Trainer(GenericTrainerBase["Algorithm"]):
         env_cls: Environment: a spec such as `"gymnasium:CartPole-v1"`, the id of a registered
             Gymnasium environment, a class, a function that makes one, or an instance. Or an
             algorithm.
-        **arguments: Fields of `AlgorithmConfig` (none with an algorithm) and arguments of
-            `GenericTrainerBase`.
+        **arguments: Fields of `AlgorithmConfig` (none with an algorithm), arguments of
+            `GenericTrainerBase`, and `env_kwargs`, arguments of the environment.
 
     Raises:
         ConfigError: Lists every argument that is unknown or breaks a rule.
@@ -79,8 +79,8 @@ class RecurrentTrainer(GenericTrainerBase["RecurrentAlgorithm"]):
         env_cls: Environment: a spec such as `"gymnasium:CartPole-v1"`, the id of a registered
             Gymnasium environment, a class, a function that makes one, or an instance. Or an
             algorithm.
-        **arguments: Fields of `RecurrentAlgorithmConfig` (none with an algorithm) and arguments of
-            `GenericTrainerBase`.
+        **arguments: Fields of `RecurrentAlgorithmConfig` (none with an algorithm), arguments of
+            `GenericTrainerBase`, and `env_kwargs`, arguments of the environment.
 
     Raises:
         ConfigError: Lists every argument that is unknown or breaks a rule.
@@ -117,27 +117,38 @@ def _build_algorithm(
     """The algorithm that a trainer was given or described, and the trainer's own arguments."""
     from ..algorithms import AlgorithmConfig, GenericAlgorithmBase, RecurrentAlgorithmConfig
     from ..policies import RecurrentPolicy
-    from ..registry import resolve
+    from ..registry import is_made, resolve
 
     config_cls: Any = RecurrentAlgorithmConfig if recurrent else AlgorithmConfig
+    arguments = dict(arguments)
+    env_kwargs = arguments.pop("env_kwargs", None)
     own = {k: v for k, v in arguments.items() if k in TRAINER_ARGUMENTS}
     given = {k: v for k, v in arguments.items() if k not in TRAINER_ARGUMENTS}
     if not isinstance(source, GenericAlgorithmBase):
-        source = resolve(source) if isinstance(source, str) else source
         known = [field.name for field in fields(config_cls)]
-        names = [*known, *TRAINER_ARGUMENTS]
-        unknown = [f"`{x}`: {unknown_name('argument', x, names)}." for x in given if x not in known]
+        names = [*known, *TRAINER_ARGUMENTS, "env_kwargs"]
+        unknown = [_unknown_argument(x, names) for x in given if x not in known]
         if "recurrent" in given:
             unknown = [_NOT_AN_ARGUMENT if x.startswith("`recurrent`") else x for x in unknown]
         config = config_cls(**{name: x for name, x in given.items() if name in known})
         if unknown:
             raise ConfigError([*unknown, *_problems(config)])
-        own["record"] = {**describe_env(source), **(own.get("record") or {})}
+        if env_kwargs and is_made(source):
+            raise ConfigError(
+                f"`env_kwargs`: the environment exists already; got {env_kwargs!r}. Give them to "
+                "its constructor instead."
+            )
+        if isinstance(source, str):
+            source = resolve(source, {"env_kwargs": env_kwargs})
+        if (described := describe_env(source)) and env_kwargs:
+            described["env_kwargs"] = env_kwargs
+        own["record"] = {**described, **(own.get("record") or {})}
         run_dir, resume = own.get("run_dir", "auto"), own.get("resume", False)
         check_run_dir(run_dir, resume=resume)  # before an environment is made
         if config.seed is None:
             config.seed = choose_seed(run_dir, resume=resume)
-        return config.build(source), own
+        return config.build(resolve(source, env_kwargs) if env_kwargs else source), own
+    given |= {} if env_kwargs is None else {"env_kwargs": env_kwargs}
     if given:
         raise ConfigError(f"The algorithm has a config already: drop {', '.join(sorted(given))}.")
     if isinstance(source.policy, RecurrentPolicy) is not recurrent:
@@ -147,6 +158,15 @@ def _build_algorithm(
             f"trainer {'a RecurrentAlgorithm' if recurrent else 'an Algorithm'}."
         )
     return source, own
+
+
+def _unknown_argument(name: str, known: list[str]) -> str:
+    """Message for an argument that trainers do not have; it may be one of `run`."""
+    of_run = list(inspect.signature(GenericTrainerBase.run).parameters)
+    ours = name if name in of_run else synonym_of(name, of_run)
+    if ours is not None and synonym_of(name, known) is None:
+        return f"`{name}`: an argument of `run`: `trainer.run({ours.partition(':')[0]}=…)`."
+    return f"`{name}`: {unknown_name('argument', name, known)}."
 
 
 def _problems(config: "Hyperparameters") -> tuple[str, ...]:

@@ -151,6 +151,8 @@ class TrainConfig(RunOptions):
 
         """
         document = document.hoist("algorithm_config", HYPERPARAMETERS)
+        if zoo := checks.zoo_problems(document.values):
+            document.check(zoo)
         values, problems = checks.resolve_names(document.values, _CLASSES)
         inner = values.pop("algorithm_config", None)
         if isinstance(inner, dict):

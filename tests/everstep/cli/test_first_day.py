@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
@@ -28,6 +29,7 @@ from everstep import (
     Trainer,
 )
 from everstep.__main__ import main
+from everstep.callbacks import Callback
 from everstep.conditions import HitsUpperBound
 from everstep.env import Env
 from everstep.errors import AdapterError, CheckpointError, ConfigError, EnvError, NonFiniteError
@@ -62,6 +64,7 @@ FILES = {
     "stop.yaml": f"{OK}stop: [{{HitUpperBound: {{key: env/steps, bound: 475}}}}]\n",
     "mapping.yaml": f"{OK}stop: {{episodes/return_mean_100: 475}}\n",
     "lr_twice.yaml": f"{OK}lr: 1e-3\noptimizer_config: {{lr: 3e-4}}\n",
+    "zoo.yaml": "CartPole-v1:\n  n_envs: 8\n  n_timesteps: 100000.0\n  policy: MlpPolicy\n",
     "warmup.yaml": f"{OK}lr_schedule: [[100, 1e-3]]\n",
 }
 
@@ -102,6 +105,27 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     with_key("optimizer_config.learning_rate=1"): ("learning_rate=1: unknown option", "lr", "Adam"),
     with_key("model_config.net_arch=[64]"): ("model_config.net_arch", "unknown option", "hiddens"),
     with_key("gama=0.9"): ("gama", "unknown key", "did you mean gamma?"),
+    with_key("learnin_rate=1"): ("learnin_rate", "unknown key", "did you mean lr?"),
+    with_key("verbose=1"): ("verbose", "unknown key", "progress is always shown"),
+    with_key("use_lstm=true"): ("use_lstm", "unknown key", "`recurrent: true`"),
+    with_key("train_batch_size=4"): ("unknown key", "horizon: train_batch_size / num_envs"),
+    with_key("vf_loss_coeff=1"): ("vf_loss_coeff", "unknown key", "vf_coeff"),
+    with_key("max_steps=5"): ("max_steps", "unknown key", "env_kwargs.max_episode_steps"),
+    with_key("env_kwargs.max_steps=5"): ("env_kwargs.max_steps", "max_episode_steps: env steps"),
+    with_key("num_envs=1e9"): ("num_envs", "1,000,000,000", "GiB", "this machine has", "Lower"),
+    with_key("horizon=1e11"): ("100,000,000,000 env steps", "GiB", "Lower `num_envs` or"),
+    with_key("lr=lin_3e-4"): ("lr", "float >= 0", "got 'lin_3e-4'", "`lr_schedule`", "'linear'"),
+    with_key("run_dir=C:\\runs\\x"): ("run_dir", "C:\\runs\\x", "a path of Windows", "with /"),
+    "train --run-dir C:/runs CartPole-v1": ("run_dir", "C:/runs", "a path of Windows"),
+    "train": ("no environment", "everstep train CartPole-v1", "-f train.yaml"),
+    "train gamma=0.9": ("no environment", "everstep train CartPole-v1"),
+    with_file("zoo.yaml"): (
+        "zoo.yaml:1: CartPole-v1",
+        "a file of rl-zoo",
+        "`env_cls: CartPole-v1`",
+    ),
+    "train Pong-v5": ("Pong-v5", "Did you mean 'ale:pong'?"),
+    "train MsPacmanNoFrameskip-v4": ("Did you mean 'ale:ms_pacman'?",),
     # ---- values
     with_key("gamma=1.5"): ("command line: gamma", "float in (0, 1]", "got 1.5"),
     with_key("gamma=.99x"): ("gamma", "float in (0, 1]", "got '.99x'"),
@@ -334,6 +358,39 @@ class Network(nn.Module):
         return self.layer(x)
 
 
+class Gym:
+    """An environment of gym 0.21, which inherits from nothing that Gymnasium has."""
+
+    observation_space, action_space = gym.spaces.Box(-1, 1, (3,)), gym.spaces.Discrete(2)
+
+    def reset(self) -> Any:
+        return np.zeros(3, np.float32)
+
+    def step(self, action: Any) -> Any:
+        return np.zeros(3, np.float32), 0.0, False, {}
+
+
+class Seedless(Gym, gym.Env[Any, Any]):  # type: ignore[misc]
+    def reset(self) -> Any:
+        return np.zeros(3, np.float32), {}
+
+
+class GymsReset(Gym, gym.Env[Any, Any]):  # type: ignore[misc]
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        return np.zeros(3, np.float32)
+
+
+class Sized(GymsReset):
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        return np.zeros(3, np.float32), float(self.size), False, False, {}
+
+
 def trained(env: Any, **options: Any) -> Any:
     return Trainer(env, run_dir=None, **options).step()
 
@@ -387,7 +444,7 @@ CALLS: dict[str, tuple[Callable[[], Any], type[Exception], tuple[str, ...]]] = {
     "lr as a function": (
         lambda: Trainer(DiscreteDummyEnv, lr=lambda left: left * 1e-3, **SMALL),
         ConfigError,
-        ("`lr`", "float >= 0", "got <function"),
+        ("`lr`", "float >= 0", "got <function", "`lr_schedule`", "'linear'", "(env steps, value)"),
     ),
     "hiddens as a number": (
         lambda: Trainer(DiscreteDummyEnv, model_config={"hiddens": 64}, **SMALL),
@@ -402,7 +459,77 @@ CALLS: dict[str, tuple[Callable[[], Any], type[Exception], tuple[str, ...]]] = {
     "an optimizer's name": (
         lambda: Trainer(DiscreteDummyEnv, optimizer_cls="adam", **SMALL),
         ConfigError,
-        ("`optimizer_cls`", "a subclass of Optimizer", "got 'adam'"),
+        ("`optimizer_cls`", "a subclass of Optimizer", "got 'adam'", "torch.optim.Adam"),
+    ),
+    "clip_param as a function": (
+        lambda: Trainer(DiscreteDummyEnv, clip_param=lambda left: left * 0.2, **SMALL),
+        ConfigError,
+        ("`clip_param`", "float in (0, 1)", "got <function", "`clip_param_schedule`"),
+    ),
+    "a distribution's name": (
+        lambda: Trainer(DiscreteDummyEnv, distribution_cls="Normal", **SMALL),
+        ConfigError,
+        ("`distribution_cls`", "got 'Normal'", "everstep.distributions.Normal"),
+    ),
+    "another library's class as a model": (
+        lambda: Trainer(DiscreteDummyEnv, model_cls=nn.Linear, **SMALL),
+        ConfigError,
+        ("`model_cls`", "everstep.models.Model", "torch.nn.modules.linear.Linear", "hiddens"),
+    ),
+    "verbose": (
+        lambda: Trainer(DiscreteDummyEnv, verbose=1, **SMALL),
+        ConfigError,
+        ("`verbose`", "unknown argument", "`progress=False`"),
+    ),
+    "the budget as an argument": (
+        lambda: Trainer(DiscreteDummyEnv, total_timesteps=100, **SMALL),
+        ConfigError,
+        ("`total_timesteps`", "an argument of `run`", "trainer.run(total_env_steps=…)"),
+    ),
+    "a callback without a list": (
+        lambda: Trainer(DiscreteDummyEnv, callbacks=Callback(), **SMALL),
+        ConfigError,
+        ("`callbacks`", "a list", "got Callback", "`callbacks=[…]`"),
+    ),
+    "a callback that is a function": (
+        lambda: Trainer(DiscreteDummyEnv, callbacks=print, **SMALL),
+        ConfigError,
+        ("`callbacks`", "a list", "everstep.callbacks.Callback"),
+    ),
+    "save with a name": (
+        lambda: trainer().save("x.zip"),  # type: ignore[call-arg]
+        ConfigError,
+        ("`save`", "no argument", "got 'x.zip'", "`run_dir`", "policy.save('x.zip')"),
+    ),
+    "a policy's save without a name": (
+        lambda: trainer().algorithm.policy.save(),  # type: ignore[call-arg]
+        ConfigError,
+        ("`save`", "'path'", "Write `save('my_policy')`"),
+    ),
+    "n_eval_episodes": (
+        lambda: everstep.evaluate(policy(), cartpoles(), n_eval_episodes=2),  # type: ignore[call-arg]
+        ConfigError,
+        ("`evaluate`", "`n_eval_episodes`", "Everstep's name is episodes"),
+    ),
+    "eval of a number": (
+        lambda: trainer().eval(2),  # type: ignore[call-arg]
+        ConfigError,
+        ("`eval`", "keyword arguments only", "got 2", "`eval(episodes=2)`"),
+    ),
+    "an evaluation environment by name": (
+        lambda: Trainer(DiscreteDummyEnv, eval_env="CartPole-v1", **SMALL),
+        ConfigError,
+        ("`eval_env`", "got 'CartPole-v1'", "everstep.make('CartPole-v1', 8)"),
+    ),
+    "an evaluation environment that is single": (
+        lambda: Trainer(DiscreteDummyEnv, eval_env=gym.make("CartPole-v1"), **SMALL),
+        EnvError,
+        ("one of Gymnasium", "everstep.wrap"),
+    ),
+    "an evaluation environment of other specs": (
+        lambda: Trainer("CartPole-v1", eval_env=everstep.make("Acrobot-v1", 2), **SMALL),
+        ConfigError,
+        ("trained with", "float32 [4]", "float32 [6]"),
     ),
     "a model as a class": (
         lambda: Trainer(DiscreteDummyEnv, model_cls=nn.Linear(1, 2), **SMALL),
@@ -502,6 +629,61 @@ CALLS: dict[str, tuple[Callable[[], Any], type[Exception], tuple[str, ...]]] = {
         lambda: everstep.make("gymnasium:CartPole-v1", 2, horizon=0),
         ValueError,
         ("`horizon`", "at least 1", "got 0"),
+    ),
+    "no number of environments": (
+        lambda: everstep.make("CartPole-v1"),  # type: ignore[call-overload]
+        ConfigError,
+        ("`make`", "'num_envs'", "make('CartPole-v1', num_envs)"),
+    ),
+    "n_envs": (
+        lambda: everstep.make("CartPole-v1", n_envs=2),  # type: ignore[call-overload]
+        ConfigError,
+        ("`make`", "`n_envs`", "Everstep's name is num_envs"),
+    ),
+    "max_steps of an environment": (
+        lambda: everstep.make("CartPole-v1", 2, max_steps=5),  # type: ignore[call-arg]
+        AdapterError,
+        ("CartPole-v1", "`max_steps`", "max_episode_steps"),
+    ),
+    "more environments than memory": (
+        lambda: everstep.make("CartPole-v1", 10**12),
+        ConfigError,
+        ("`num_envs` 1,000,000,000,000", "GiB", "this machine has", "Lower"),
+    ),
+    "a list of functions": (
+        lambda: Trainer([lambda: gym.make("CartPole-v1")] * 2, run_dir=None),
+        AdapterError,
+        ("got [<function", "One function", "`num_envs=2`", "SyncVectorEnv"),
+    ),
+    "arguments of a constructor": (
+        lambda: everstep.make(Sized, 2),
+        AdapterError,
+        ("'Sized'", "missing", "`env_kwargs={'size': …}`"),
+    ),
+    "arguments of a trainer's environment": (
+        lambda: trained(Sized, num_envs=2, horizon=4),
+        AdapterError,
+        ("'Sized'", "missing", "`env_kwargs={'size': …}`"),
+    ),
+    "arguments of an environment that exists": (
+        lambda: Trainer(DiscreteDummyEnv(2), env_kwargs={"size": 2}, run_dir=None),
+        ConfigError,
+        ("`env_kwargs`", "exists already", "{'size': 2}", "its constructor"),
+    ),
+    "a reset without a seed": (
+        lambda: trained(Seedless, num_envs=2, horizon=4),
+        EnvError,
+        ("Seedless.reset", "'seed'", "seed=None, options=None", "Shimmy"),
+    ),
+    "gym's reset": (
+        lambda: trained(GymsReset, num_envs=2, horizon=4),
+        EnvError,
+        ("`reset`", "returns an observation and a dict", "Shimmy"),
+    ),
+    "an environment of gym": (
+        lambda: trained(Gym, num_envs=2, horizon=4),
+        AdapterError,
+        ("Gym", "inherit from `gymnasium.Env`", "Shimmy"),
     ),
     "wrap of a single environment": (
         lambda: everstep.wrap(gym.make("CartPole-v1")),
@@ -649,6 +831,25 @@ def test_a_wrong_call_is_explained(mistake: str, here: Path) -> None:
     with pytest.raises(kind) as raised:
         call()
     check_words(str(raised.value), words)
+
+
+def test_other_libraries_words_that_mean_the_same_are_taken() -> None:
+    with everstep.make("CartPole-v1", num_envs=2) as env:
+        assert env.num_envs == 2
+    with everstep.make(Sized, 2, env_kwargs={"size": 3}) as env:
+        env.reset()
+        assert env.step(torch.zeros(2, 1, dtype=torch.long))["rewards"].tolist() == [[3.0]] * 2
+    stats = trained(Sized, env_kwargs={"size": 3}, num_envs=2, horizon=4)
+    assert stats["rewards/mean"] == 3.0
+
+
+def test_names_of_other_libraries_classes_are_answered() -> None:
+    with pytest.raises(AttributeError, match=r"'PPO': here everstep.Trainer\('CartPole-v1'"):
+        everstep.PPO  # noqa: B018
+    with pytest.raises(ImportError, match=r"VecNormalize.*normalize_observations"):
+        from everstep import VecNormalize  # noqa: F401
+    assert not hasattr(everstep, "PPO")
+    assert not hasattr(everstep, "nothing_of_the_kind")
 
 
 SCRIPT = """
