@@ -1,5 +1,6 @@
 """Observations that their space does not fit are named, with what was expected and what came."""
 
+from copy import deepcopy
 from typing import Any
 
 import gymnasium as gym
@@ -53,10 +54,10 @@ def test_an_observation_that_does_not_fit_is_named(case: str) -> None:
 
         def reset(self, *, seed: Any = None, options: Any = None) -> Any:
             super().reset(seed=seed)
-            return first, {}
+            return deepcopy(first), {}
 
         def step(self, action: Any) -> Any:
-            return later, 0.0, False, False, {}
+            return deepcopy(later), 0.0, False, False, {}
 
     def play(env: everstep.Env) -> None:
         env.reset()
