@@ -15,8 +15,8 @@ SOURCE = Path(everstep.__file__).parent
 #: Floors, lowest first. A module imports from lower floors, and on its own from those to its left.
 FLOORS = [
     "_torchrl _version data errors files",
-    "synonyms validation memory names specs formats checkpoints restoring reducers advantages losses "
-    "schedulers views episodes",
+    "synonyms validation memory names specs formats checkpoints restoring reducers advantages "
+    "losses schedulers views episodes",
     "nn env distributions normalizers rules hyperparameters plugins registry",
     "graphs models rollouts policies objectives bonuses fused updates resolve",
     "env_calls algorithms evaluation",

@@ -111,7 +111,7 @@ _OPTIONS = ("max_episode_steps", "render_mode", "num_envs", "seed")
 
 
 def _option_advice(text: str) -> str:
-    """What a constructor was given too much, or too little, by the text of its error."""
+    """Arguments that a constructor was given too many, or too few, by the text of its error."""
     if unexpected := re.search(r"unexpected keyword argument '(\w+)'", text):
         unknown = unknown_name("option", unexpected[1], _OPTIONS)
         return f"{text.partition(': ')[2].removesuffix('.')}. `{unexpected[1]}`: {unknown}"

@@ -21,9 +21,9 @@ _INTERFACE = (
 
 
 def explain(env: Any, error: Exception) -> str:
-    """What an environment of `env` does otherwise than its spaces or Gymnasium say, to be appended.
+    """Difference of an environment from its spaces or Gymnasium's interface, as sentences.
 
-    Empty if nothing is found.
+    Empty if none is found.
 
     Args:
         env: The vector environment whose `reset` or `step` failed.

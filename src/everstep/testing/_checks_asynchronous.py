@@ -6,6 +6,7 @@ import torch
 from tensordict import TensorDict
 
 from ..env import is_asynchronous
+from ._causes import follows_seed
 from ._player import Player, compare
 from ._results import NotApplicable, Violation
 from ._structure import attempt
@@ -22,7 +23,7 @@ def check_asynchronous(subject: Subject) -> None:
         halves.reset()
         rows = halves.play(_STEPS)
         halves.reset()  # no vector step is pending
-        if not halves.repeats:
+        if not follows_seed(halves):
             return
     with Player(subject, seed=subject.seed) as player:
         player.reset()

@@ -7,6 +7,7 @@ from tensordict import TensorDict
 
 from ..data import DataKeys
 from ..specs import Leaves, Structure
+from ._causes import follows_seed
 from ._checks_episodes import described, episodic
 from ._player import Player, Row, compare, traces
 from ._results import NotApplicable, Violation
@@ -130,7 +131,7 @@ def check_invalid_rows(subject: Subject) -> None:
     if all(bool(row.valid.all()) for row in rows):
         raise NotApplicable(f"every row of {subject.num_steps} vector steps was valid")
     with Player(subject, subject.num_envs_choices[-1], seed=subject.seed) as player:
-        if not player.repeats:
+        if not follows_seed(player):
             raise NotApplicable("the environment is not deterministic by seed")
         player.reset()
         compare(

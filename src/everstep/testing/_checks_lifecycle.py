@@ -7,35 +7,29 @@ from typing import Any
 import torch
 
 from ..specs import Leaves
-from ._player import Player, Row, all_same, compare
+from ._causes import RESETS, STEPS, cause, repeats, starts
+from ._player import Player, all_same, compare
 from ._results import NotApplicable, Violation
 from ._structure import attempt
 from ._subject import Subject
-
-#: Vector steps that are compared.
-_STEPS = 12
-
-#: Resets in a row that are compared.
-_RESETS = 6
 
 
 def check_seed(subject: Subject) -> None:
     """Equal seeds and actions give equal rows, and another seed gives different ones."""
     with Player(subject, seed=subject.seed) as player:
         _check_seedable(subject, player)
-        starts, rows = _starts(player), player.play(_STEPS)
-    with Player(subject, seed=subject.seed) as player:
-        _check_repeats(
-            starts, rows, _starts(player), player, "A new environment with the same seed"
-        )
+        opened = starts(player)
+    if not repeats(subject):
+        rule = "A new environment with the same seed repeats states and rewards."
+        raise Violation("`seed`", rule, *cause(subject))
     other = subject.seed + 1_000
     with Player(subject, seed=other) as player:
-        same_starts = all_same(starts, _starts(player))
-    if same_starts and not _are_fixed(starts):
+        same_starts = all_same(opened, starts(player))
+    if same_starts and not _are_fixed(opened):
         raise Violation(
             "`seed`",
             "Another seed gives different states.",
-            f"the same states of {_RESETS} resets for seeds {subject.seed} and {other}",
+            f"the same states of {RESETS} resets for seeds {subject.seed} and {other}",
             "Pass the seed on to every generator that the environment draws from.",
         )
 
@@ -46,21 +40,29 @@ def check_reseed(subject: Subject) -> None:
         raise NotApplicable("`reseedable` is False")
     with Player(subject, seed=subject.seed) as player:
         _check_seedable(subject, player)
-        start, rows = player.reset(), player.play(_STEPS)
+        try:
+            check_seed(subject)
+        except Violation:
+            raise NotApplicable(
+                "the environment does not follow its seed; see the check `seed`"
+            ) from None
+        start, rows = player.reset(), player.play(STEPS)
         player.t = 0  # the same actions again
         player.seed(subject.seed)
-        _check_repeats(start, rows, player.reset(), player, "A used environment")
+        rule = "A used environment repeats states and rewards."
+        fix = (
+            "Draw random numbers from generators that `seed` seeds, and let `reset` restore "
+            "everything that steps have changed."
+        )
+        if not all_same(start, player.reset()):
+            raise Violation("`seed`", rule, "other observations at the reset", fix)
+        compare(rows, (player.step() for _ in rows), "`seed`", rule, fix)
 
 
-def _starts(player: Player) -> Leaves:
-    """Observations of several resets, one leaf after the other."""
-    return tuple(leaf for _ in range(_RESETS) for leaf in player.reset())
-
-
-def _are_fixed(starts: Leaves) -> bool:
+def _are_fixed(opened: Leaves) -> bool:
     """Whether every reset gave the same observations."""
-    leaves = len(starts) // _RESETS
-    return all_same(starts[:-leaves], starts[leaves:])
+    leaves = len(opened) // RESETS
+    return all_same(opened[:-leaves], opened[leaves:])
 
 
 def _check_seedable(subject: Subject, player: Player) -> None:
@@ -70,30 +72,18 @@ def _check_seedable(subject: Subject, player: Player) -> None:
         raise NotApplicable("`deterministic_by_seed` is False")
 
 
-def _check_repeats(start: Leaves, rows: list[Row], again: Leaves, player: Player, who: str) -> None:
-    """Raise if an environment does not repeat the rows of an earlier reset."""
-    rule = f"{who} repeats states and rewards."
-    fix = (
-        "Draw random numbers from generators that `seed` seeds, and let `reset` restore everything "
-        "that steps have changed."
-    )
-    if not all_same(start, again):
-        raise Violation("`seed`", rule, "other observations at the reset", fix)
-    compare(rows, (player.step() for _ in rows), "`seed`", rule, fix)
-
-
 def check_later_resets(subject: Subject) -> None:
     """Later resets draw new states: a seed determines one reset."""
     if not subject.resets_draw_new_states:
         raise NotApplicable("`resets_draw_new_states` is False")
     with Player(subject, seed=subject.seed) as player:
-        starts = []
+        opened = []
         for _ in range(3):
-            starts.append(player.reset())
+            opened.append(player.reset())
             player.play(2)
-    if not all(all_same(starts[0], start) for start in starts):
+    if not all(all_same(opened[0], start) for start in opened):
         return
-    if all(bool((leaf == leaf[:1]).all()) for leaf in starts[0]):
+    if all(bool((leaf == leaf[:1]).all()) for leaf in opened[0]):
         raise NotApplicable("every reset gives every environment the same observation")
     raise Violation(
         "`reset`",

@@ -8,6 +8,7 @@ from tensordict import TensorDict
 from torchrl.data import Bounded
 
 from ..specs import Structure, is_bound, leaf_specs
+from ._causes import follows_seed
 from ._player import Player, Row, compare, copies, difference, same
 from ._results import Unplayable, Violation
 from ._subject import Subject
@@ -133,7 +134,7 @@ def _play(
                 rule = f"It accepts {what}."
                 fix = "Read it with `action.detach()`, and clip it to its bounds."
                 raise Violation("`step`", rule, error.received, fix) from error
-        return player.repeats, rows
+        return follows_seed(player), rows
 
 
 class _Detached(Player):

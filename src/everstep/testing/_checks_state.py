@@ -7,6 +7,7 @@ from typing import Any
 
 from ..checkpoints import load_file, save_file
 from ..errors import CheckpointError
+from ._causes import follows_seed
 from ._player import Player, Row, compare, forked_generators
 from ._results import NotApplicable, Violation
 from ._structure import attempt
@@ -27,6 +28,8 @@ def check_state(subject: Subject) -> None:
         state = attempt("`state_dict`", lambda: env.state_dict())
         if state is None:
             raise NotApplicable("`state_dict` is None: the environment's state cannot be read")
+        if hasattr(env, "seed") and subject.deterministic_by_seed and not follows_seed(player):
+            raise NotApplicable("the environment does not follow its seed; see the check `seed`")
         stored, t, acted_on = _stored(state), player.t, player.acted_on.clone()
         # Checkpoints restore PyTorch's generators separately: all rows start from the same ones.
         with forked_generators(subject.device):

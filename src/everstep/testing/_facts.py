@@ -48,6 +48,8 @@ def inspect_env(
     with suppress(Exception):
         facts["speed"] = _speed(env, num_steps)
     with suppress(Exception):
+        facts["episodes"] = _episodes(env, num_steps)
+    with suppress(Exception):
         env.close()
     return facts, probed
 
@@ -121,6 +123,24 @@ def _speed(env: Env, num_steps: int) -> str:
     return (
         f"{rate * env.num_envs:,.0f} env steps/s: "
         f"{rate:,.0f} vector steps/s of {env.num_envs} environments"
+    )
+
+
+def _episodes(env: Env, num_steps: int) -> str:
+    """How many episodes end under random actions, if any can."""
+    if not {"terminated", "truncated"} & env.episode_keys:
+        return "never end, as declared: the environment has no `episode_keys`"
+    obs, ended = env.reset(), 0
+    for _ in range(num_steps):
+        outcome = env.step(random_actions(env.action_spec, obs, env.num_envs))
+        obs = outcome["obs"]
+        ended += int((outcome["terminated"] | outcome["truncated"]).sum())
+    played = f"in {num_steps * env.num_envs:,} env steps with random actions"
+    if ended:
+        return f"{ended} ended {played}"
+    return (
+        f"none ended {played}: if they never end, training sees no return and evaluations do not "
+        "finish; bound them, such as with --env-kwargs max_episode_steps=200"
     )
 
 

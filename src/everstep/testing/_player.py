@@ -76,6 +76,9 @@ class Player(AbstractContextManager["Player"]):
 
     """
 
+    #: The environment under test, and how it is played.
+    subject: Subject
+
     #: The environment.
     env: Env
 
@@ -91,7 +94,7 @@ class Player(AbstractContextManager["Player"]):
     def __init__(
         self, subject: Subject, num_envs: None | int = None, *, seed: None | int = None
     ) -> None:
-        self._subject = subject
+        self.subject = subject
         num_envs = max(subject.num_envs_choices) if num_envs is None else num_envs
         self.env = attempt(
             "`make_env`",
@@ -122,11 +125,6 @@ class Player(AbstractContextManager["Player"]):
         """Seed the environment."""
         attempt("`seed`", lambda: cast(Any, self.env).seed(seed))
 
-    @property
-    def repeats(self) -> bool:
-        """Whether a seed determines the rows."""
-        return hasattr(self.env, "seed") and self._subject.deterministic_by_seed
-
     def reset(self, **options: Any) -> Leaves:
         """Copies of the first observations, `[N, …]`."""
         self.acted_on = attempt("`reset`", lambda: self.env.reset(**options), Unresettable)
@@ -141,11 +139,11 @@ class Player(AbstractContextManager["Player"]):
         """
         device = with_index(self.env.device)
         with forked_generators(device):
-            seed = self._subject.seed + 1_000_003 * (self.t + 1) + salt
+            seed = self.subject.seed + 1_000_003 * (self.t + 1) + salt
             torch.default_generator.manual_seed(seed)  # `torch.manual_seed` costs 50 times as much
             if device.type == "cuda":
                 torch.cuda.manual_seed(seed)
-            return self._subject.choose_action(self.env, self.acted_on, self.t)
+            return self.subject.choose_action(self.env, self.acted_on, self.t)
 
     def step_as_is(self, action: torch.Tensor | TensorDict) -> Any:
         """Result of a vector step, not copied."""
