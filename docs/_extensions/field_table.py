@@ -15,15 +15,16 @@ class FieldTable(SphinxDirective):
     """A table of the fields of the dataclass that the argument names."""
 
     required_arguments = 1
-    option_spec: ClassVar[Any] = {"except": directives.unchanged}
+    option_spec: ClassVar[Any] = {"except": directives.unchanged, "only": directives.unchanged}
 
     def run(self) -> list[nodes.Node]:
         """The table."""
         left_out = self.options.get("except", "").split()
+        only = self.options.get("only", "").split()
         rows = [
             (*(f"`{text}`" for text in field[:3]), field.description)
             for field in dataclass_fields(import_name(self.arguments[0]))
-            if field.name not in left_out
+            if field.name not in left_out and (not only or field.name in only)
         ]
         table = ["| key | allowed | default | meaning |", "|---|---|---|---|"]
         table += [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in r)} |" for r in rows]

@@ -185,13 +185,13 @@ def forms() -> None:
         arrow((132, 100), (170, 100), (170, 162), (208, 162)),
         box(210, 18, 220, 44, BLUE, "policy file"),
         box(210, 78, 220, 44, BLUE, "MLflow model, with Everstep"),
-        box(210, 140, 220, 44, BLUE, "MLflow model, without"),
+        box(210, 140, 220, 44, BLUE, "without Everstep: MLflow,", "ONNX, torch.export"),
         arrow((432, 40), (478, 40)),
         arrow((432, 100), (478, 100)),
         arrow((432, 162), (478, 162)),
         box(480, 18, 230, 44, GREY, "Policy.load, everstep eval"),
         box(480, 78, 230, 44, GREY, "mlflow.pyfunc.load_model"),
-        box(480, 140, 230, 44, GREY, "mlflow models serve"),
+        box(480, 140, 230, 44, GREY, "mlflow models serve,", "onnxruntime, PyTorch"),
     )
 
 
@@ -201,7 +201,11 @@ def rules() -> None:
         "wrap.svg",
         740,
         130,
-        box(10, 30, 170, 70, GREY, "Gymnasium, EnvPool,", "ALE, TorchRL,", "IsaacGym-style"),
+        box(
+            *(10, 20, 170, 90, GREY),
+            *("Gymnasium, EnvPool,", "ALE, TorchRL, JAX,", "PettingZoo, dm_control,"),
+            "IsaacGym-style",
+        ),
         arrow((182, 65), (218, 65)),
         box(220, 30, 130, 70, ORANGE, "adapter:", "rows, episode keys"),
         arrow((352, 65), (388, 65)),

@@ -103,7 +103,7 @@ class Hyperparameters:
 
     num_envs: PositiveInt | Literal["auto"] = "auto"
     """Parallel environments. `"auto"`: the number of the environment, else the default of its
-    type, else 8192."""
+    type, else 8192; if episodes end, 64 on a CPU and 4096 on other devices."""
 
     optimizer_cls: type[optim.Optimizer] = optim.Adam
     """Optimizer class."""
@@ -207,7 +207,7 @@ class Hyperparameters:
 
     normalize_advantages: bool | Literal["minibatch"] = True
     """Whether to centre advantages and scale them to unit standard deviation: over the rollout, or
-    with `"minibatch"` over each minibatch (of several processes, over the part of each)."""
+    with `"minibatch"` over each minibatch (of several processes, over the rows of all)."""
 
     normalize_rewards: bool | Literal["running", "auto"] = "auto"
     """Whether to divide rewards by the standard deviation of their discounted sums within episodes

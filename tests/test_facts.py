@@ -1,0 +1,506 @@
+"""No figure and no capability stands in two documents with different values.
+
+A fact has one source: a table of measurements, or the code. Other places are compared with it.
+`README` has no figure without a source: changing any of them fails a test.
+"""
+
+import dataclasses
+import importlib
+import re
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from statistics import median
+
+import pytest
+import tomllib
+import yaml
+
+from everstep import AlgorithmConfig, DiscreteDummyEnv
+from everstep.algorithms.build import CHUNK_ROWS
+from everstep.algorithms.recording import MAX_HORIZON
+from everstep.cli import _watch
+from everstep.cli._arguments import DEFAULT_ENV_STEPS
+from everstep.loggers import queued
+from everstep.models import DefaultDiscreteModel, DefaultDiscreteRecurrentModel
+from everstep.objectives import OBJECTIVES
+from everstep.resolve import (
+    DEFAULT_HORIZON,
+    DEFAULT_LR,
+    DEFAULT_MODEL_CONFIG,
+    DEFAULT_NUM_ENVS,
+    DEFAULT_SEQ_LEN,
+    DEFAULTS,
+    EPISODIC_NUM_ENVS,
+    IMAGE_EPOCHS,
+    MAX_MINIBATCHES,
+    MAX_SEQ_LEN,
+)
+from everstep.trainers._options import RunOptions
+from everstep.trainers._resuming import CHANGEABLE
+from everstep.validation import field_docstrings
+from tests.test_docs import DOCS, ROOT, names, tables
+
+#: The text of a page, by its path in the repository.
+Read = Callable[[str], str]
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+EXTRAS = PROJECT["project"]["optional-dependencies"]
+ADAPTERS = PROJECT["project"]["entry-points"]["everstep.adapters"]
+
+#: What pages call the library of each adapter.
+LIBRARIES = {
+    **{"gymnasium": "Gymnasium", "envpool": "EnvPool", "ale": "ALE", "pettingzoo": "PettingZoo"},
+    **{"dm_control": "dm_control", "torchrl": "TorchRL", "isaacgym": "IsaacGym-style"},
+    **dict.fromkeys(("gymnax", "brax", "craftax", "jumanji", "playground"), "JAX"),
+}
+
+
+def read(page: str) -> str:
+    return (ROOT / page).read_text(encoding="utf-8")
+
+
+def joined(text: str) -> str:
+    return re.sub(r"\s+", " ", text)
+
+
+def under(text: str, title: str) -> str:
+    """Text under a heading, up to the next one of any level."""
+    return re.split(r"^#+ ", text.split(f"# {title}\n", 1)[1], maxsplit=1, flags=re.M)[0]
+
+
+def number(text: str) -> float:
+    """The first number of a cell."""
+    found = re.search(r"[−-]?[\d,]*\.?\d+", text.replace("*", ""))
+    assert found, text
+    return float(found[0].replace(",", "").replace("−", "-"))
+
+
+def claims(read: Read) -> Iterator[tuple[str, str]]:
+    """Pages, and texts that they must have, made from the facts' sources."""
+    yield from trainings(read)
+    yield from comparisons(read)
+    yield from scaling(read)
+    yield from performance(read)
+    yield from exploration(read)
+    yield from of_code(read)
+
+
+COUNTS = {2: "two", 3: "three", 5: "five"}
+
+#: Examples of the README's table, and the page with each seed's numbers.
+TRAINED = {"CartPole-v1": "cartpole", "Acrobot-v1": "acrobot", "Pendulum-v1": "pendulum"}
+
+
+def trainings(read: Read) -> Iterator[tuple[str, str]]:
+    for name, folder in TRAINED.items():
+        [rows, *_] = tables(under(read("examples/README.md"), name))
+        [condition] = yaml.safe_load(read(f"examples/gymnasium_{folder}/train.yaml"))["stop"]
+        bound = condition["HitsUpperBound"]["bound"]
+        steps = "; ".join(row[1] for row in rows)
+        scores = ", ".join(row[3].replace("-", "−") for row in rows)
+        bound_text = f"{bound}".replace("-", "−")
+        yield "README.md", f"| {name} | {bound_text} | {steps} | {scores} |"
+    learned = (ROOT / "tests" / "test_learning.py").read_text(encoding="utf-8")
+    bounds = [
+        float(x) for x in re.findall(r'"(?:cartpole|acrobot|pendulum)", \d+, \d+, (\S+)\)', learned)
+    ]
+    first, *others = (f"{bound:g}".replace("-", "−") for bound in bounds)
+    thresholds = f"thresholds: {first}, {others[0]} and {others[1]}."
+    yield "examples/README.md", thresholds
+    yield "docs/results.md", thresholds
+    for recipe, words in (
+        ("tuned/Pendulum-v1-before", "evaluation is {}"),
+        ("tuned/Pendulum-v1", "to {}"),
+    ):
+        [row] = re.findall(rf"^\| `{recipe}` .*$", read("docs/results.md"), re.M)
+        mean = re.search(r"\*\*(.*?)\*\*", row)
+        assert mean
+        yield "docs/reproducing.md", words.format(mean[1])
+
+
+def comparisons(read: Read) -> Iterator[tuple[str, str]]:
+    [rows] = tables(under(read("docs/guides/defaults.md"), "Beside stable-baselines3"))
+    ahead = sum(number(row[2]) >= number(row[3]) for row in rows)
+    ratios = [number(row[5]) for row in rows]
+    share = (
+        {2: "a half", 3: "a third"}[int(min(ratios))],
+        {8: "an eighth", 9: "a ninth"}[int(max(ratios))],
+    )
+    tasks = f"on {ahead} of {len(rows)} tasks, in {share[0]} to {share[1]} of the processor time"
+    yield "README.md", "the interquartile mean of the returns is higher or equal " + tasks
+    yield (
+        "docs/guides/defaults.md",
+        f"in {ahead} of {len(rows)} rows, and its processor time is {share[0]} to {share[1]}",
+    )
+    seeds = {len(row[2].split("(")[1].split(",")) for row in rows[:1]}
+    yield "README.md", f"{COUNTS[seeds.pop()]} seeds each, the interquartile"
+    assert "interquartile mean over five seeds" in joined(read("docs/guides/defaults.md"))
+
+
+def scaling(read: Read) -> Iterator[tuple[str, str]]:
+    [gains, *_] = tables(under(read("docs/scaling.md"), "Measured"))
+    row = gains[0]
+    assert "two ranks of one thread / one process of one thread" in row[0]
+    yield (
+        "README.md",
+        f"On the 2 cores where it was measured, two of them train {number(row[2]):.2f} times as "
+        f"fast as one in CartPole and {number(row[3]):.2f} times in HalfCheetah.",
+    )
+    yield "docs/scaling.md", "On 2 cores of an AMD EPYC"
+    yield "docs/scaling.md", "More than four ranks were not tried."
+    yield (
+        "README.md",
+        "More than four were not tried, and of more machines than one only two namespaces of one "
+        "machine.",
+    )
+    yield (
+        "docs/scaling.md",
+        "Of more machines than one, two were tried, as two namespaces of one machine",
+    )
+
+
+def performance(read: Read) -> Iterator[tuple[str, str]]:
+    [rows, *_] = tables(under(read("docs/performance.md"), "Beside other libraries"))
+    ratios: dict[str, list[float]] = {}
+    benchmark = ""
+    for first, _, against, _, _, ratio, _ in rows:
+        benchmark = re.split("[`,]", first.strip("`"))[0] or benchmark
+        ratios.setdefault(f"{benchmark} {against}", []).append(number(ratio))
+
+    def span(name: str) -> str:
+        return f"{min(ratios[name]):.1f} to {max(ratios[name]):.1f} times"
+
+    tuned, shipped = (f"cpu-cartpole stable-baselines3{x}" for x in (", tuned", ""))
+    yield (
+        "README.md",
+        f"Env steps per second on vectorised CartPole-v1, on one thread of a CPU: {span(tuned)} "
+        f"those of stable-baselines3 as tuned for the comparison ({span(shipped)} as shipped), and "
+        f"{span('cpu-rl8-default rl8 1.0.0')} those of rl8 with its defaults.",
+    )
+    view = re.search(
+        r"view takes ([\d.]+) %, ([\d.]+) % and ([\d.]+) %",
+        joined(read("examples/benchmarks/README.md")),
+    )
+    assert view
+    share = median(float(text) for text in view.groups())
+    yield "docs/start/look_at_it.md", f"The view takes {share:.1f} % of the processor time"
+    [cost] = tables(under(read("docs/adapters/jax.md"), "Cost"))
+    most = max(number(row[6]) for row in cost)
+    yield (
+        "docs/adapters/index.md",
+        f"of an env step is at most {most:.2f} times that of the library's".replace(
+            "an env", "a vector"
+        ),
+    )
+    budget = (ROOT / "tests/everstep/algorithms/test_host_budget.py").read_text(encoding="utf-8")
+
+    def budgets(pattern: str) -> str:
+        found = re.findall(pattern, budget)
+        assert found, pattern
+        return ", ".join(found)
+
+    own = r"\((?:Discrete|Continuous)DummyEnv, AlgorithmConfig, {}, (\d+)\)"
+    for words, pattern in {
+        "a vector step, environment and policy included: discrete, continuous actions | {} |": (
+            r"DummyEnv\), AlgorithmConfig, (\d+)\)"
+        ),
+        "whose observations are normalised | {} |": r"operations <= (\d+)  # three",
+        "| with a recurrent policy | {} |": r"DummyEnv\), RecurrentAlgorithmConfig, (\d+)\)",
+        "step included: discrete, continuous actions | {} |": own,
+        "| with an entropy bonus | {} |": r'"entropy_coeff": 0.01}, (\d+)',
+        "| of A2C | {} |": r'"objective": "a2c"}, (\d+)',
+        " | with a recurrent policy | {} | ": r"RecurrentAlgorithmConfig, {}, (\d+)",
+    }.items():
+        yield "docs/performance.md", words.format(budgets(pattern))
+    recurrent, feedforward = re.findall(r"rest <= \((\d+) if .* else (\d+)\)", budget)[0]
+    yield (
+        "docs/performance.md",
+        f"beside its minibatches; with a recurrent policy | {feedforward}, {recurrent} |",
+    )
+
+
+def exploration(read: Read) -> Iterator[tuple[str, str]]:
+    page = "docs/guides/exploration.md"
+    [dives, *_] = tables(read("examples/deep_sea/README.md"))[-1:]
+    last = max(number(row[1]) for row in dives)
+    yield (
+        page,
+        f"five seeds of {COUNTS[len(dives)]} find it within "
+        f"{-(-last // 10_000) * 10_000:,.0f} env steps",
+    )
+    yield (
+        page,
+        f"without it none within {min(number(row[4]) for row in dives) // 10_000 * 10_000:,.0f};",
+    )
+    [rooms] = [t for t in tables(read("examples/doorkey/README.md")) if t[0][1] == "rnd"]
+    found = {kind: [row[4] for row in rooms if row[1] == kind] for kind in ("rnd", "ppo")}
+    with_bonus, without = sorted(found["rnd"]), found["ppo"]
+    yield (
+        page,
+        f"return {with_bonus[0]} to {with_bonus[-1]}, and without it {without[0]}, "
+        f"{without[1]} and {without[2]}.",
+    )
+    for seed, pair in enumerate(zip(found["rnd"], found["ppo"], strict=True)):
+        yield "examples/README.md", f"| {seed} | {pair[0]} | {pair[1]} |"
+    styles = re.search(
+        r"(\d+) of \d+ right at 1 environment, (\d+) of \d+ at 2, (\d+) of \d+ at 256 and at",
+        joined(read("docs/adapters/isaacgym.md")),
+    )
+    assert styles
+    one, two, many = map(int, styles.groups())
+    yield "docs/adapters/index.md", f"the reset style detected {one + two + 2 * many:,} times"
+    rows = re.search(r"([\d.]+ million) rows", read("docs/adapters/isaacgym.md"))
+    assert rows
+    yield "docs/adapters/index.md", f"{rows[1]} rows beside rows written by hand"
+
+
+def of_code(read: Read) -> Iterator[tuple[str, str]]:
+    """Defaults and limits in sentences, from the code."""
+    episodic = DEFAULT_MODEL_CONFIG
+    model = "docs/guides/models.md"
+    env = DiscreteDummyEnv(1)
+    mlp, lstm = (
+        model_cls(env.observation_spec, env.action_spec).config
+        for model_cls in (DefaultDiscreteModel, DefaultDiscreteRecurrentModel)
+    )
+    yield model, f"| `{mlp['hiddens']}`; `{episodic['hiddens']}` for vectors [where episodes end]"
+    yield model, f"| `{mlp['activation_fn']}`; `{episodic['activation_fn']}` for vectors where"
+    for name in ("hidden_size", "num_layers"):
+        yield model, f"| `{name}` | {lstm[name]} |"
+    ppo, a2c = OBJECTIVES["ppo"], OBJECTIVES["a2c"]
+    yield (
+        "docs/guides/objectives.md",
+        (
+            f"| {ppo.default_num_sgd_iters}; where episodes end {ppo.episodic_num_sgd_iters}, "
+            f"with images {IMAGE_EPOCHS} |"
+        ),
+    )
+    assert a2c.default_num_sgd_iters == a2c.episodic_num_sgd_iters
+    yield "docs/guides/objectives.md", f"(arXiv 1602.01783) | {a2c.default_num_sgd_iters} |"
+    yield "docs/guides/objectives.md", f"in chunks of {CHUNK_ROWS:,} rows"
+    yield "docs/performance.md", f"of {CHUNK_ROWS:,} rows"
+    yield "docs/performance.md", f"up to a `horizon` of {MAX_HORIZON}"
+    pytorchrl = "docs/coming_from/pytorchrl.md"
+    lr = [f"{value:.0e}".replace("e-0", "e-") for value in DEFAULT_LR]
+    yield pytorchrl, f"| `lr` | {lr[0]}; {lr[1]} |"
+    yield pytorchrl, f"| `gamma` | {DEFAULTS['gamma'][0]}; {DEFAULTS['gamma'][1]} |"
+    yield (
+        pytorchrl,
+        f"| `max_grad_norm` | {DEFAULTS['max_grad_norm'][0]:g}; {DEFAULTS['max_grad_norm'][1]} |",
+    )
+    yield pytorchrl, f"| {DEFAULTS['vf_clip_param'][0]:g}; {DEFAULTS['vf_clip_param'][1]} |"
+    yield (
+        pytorchrl,
+        f"`num_sgd_iters` | {ppo.default_num_sgd_iters}; {ppo.episodic_num_sgd_iters}; "
+        f"{a2c.default_num_sgd_iters} for A2C |",
+    )
+    rewards = DEFAULTS["normalize_rewards"]
+    assert rewards == (True, "running")
+    yield model, "| `True`; the default without episode keys |"
+    yield model, '| `"running"`; the default where episodes end |'
+    yield "docs/coming_from/rl8.md", "so is the default without episode keys;"
+    recurrent = "docs/guides/recurrent.md"
+    yield (
+        recurrent,
+        f"the largest divisor up to {MAX_SEQ_LEN} where episodes end, else {DEFAULT_SEQ_LEN}",
+    )
+    yield "docs/guides/defaults.md", f"the largest divisor of `horizon` up to {MAX_SEQ_LEN}"
+    yield "docs/guides/defaults.md", f"a {MAX_MINIBATCHES}nd of it"
+    steps = f"{DEFAULT_ENV_STEPS:,}"
+    yield "docs/reference/configuration.md", f"trains for {steps} env steps"
+    yield "docs/reference/command_line.md", f"{steps} by default"
+    yield "docs/coming_from/rl8.md", f"trains for {steps} env steps"
+    seconds, first = _watch._SECONDS, _watch._SECONDS * _watch._FIRST
+    yield (
+        "docs/scaling.md",
+        f"does not return for {seconds:.0f} seconds ({first:.0f} the first time",
+    )
+    yield "docs/guides/runs.md", f"beyond {queued.QUEUE_SIZE:,} of them"
+    for name in ("checkpoint_every", "keep_last"):
+        [default] = re.findall(r'None: `*"?(\w+)', field_docstrings(RunOptions)[name])
+        yield "docs/guides/resume.md", f"| `{name}` | {'`1m`' if default == '1m' else default} |"
+    yield "docs/coming_from/stable_baselines3.md", "every minute by default"
+    oldest = PROJECT["project"]["requires-python"].removeprefix(">=")
+    for page in ("README.md", "CONTRIBUTING.md", "docs/start/install.md", "docs/tutorial.md"):
+        yield page, f"Python {oldest} or newer"
+    [floor] = [x for x in PROJECT["project"]["dependencies"] if x.startswith("gymnasium>=")]
+    yield "docs/adapters/gymnasium.md", f"of Gymnasium {floor.partition('>=')[2]} or newer"
+
+
+def broken(read: Read) -> list[str]:
+    """Claims that a page does not make as its source says."""
+    return missing(claims(read), read)
+
+
+def missing(facts: Iterable[tuple[str, str]], read: Read) -> list[str]:
+    return [f"{page}: {text}" for page, text in facts if text not in joined(read(page))]
+
+
+def test_figures_are_those_of_their_sources() -> None:
+    assert broken(read) == []
+
+
+#: Numbers in the README's prose that are names, versions or sizes of its own examples.
+NAMES = r"CartPole-v1|Acrobot-v1|Pendulum-v1|stable-baselines3|rl8|Apache-2\.0|100 episodes|5 seeds"
+
+
+def figures(text: str) -> list[re.Match[str]]:
+    """Numbers of a page outside of code, links, comments and names."""
+    hidden = re.sub(
+        rf"```.*?```|`[^`\n]*`|\]\([^)]*\)|<!--.*?-->|{NAMES}",
+        lambda match: re.sub(r"\d", "x", match[0]),
+        text,
+        flags=re.S,
+    )
+    return list(re.finditer(r"\d+(?:[.,]\d+)*", hidden))
+
+
+def test_no_figure_of_the_readme_can_be_changed_alone() -> None:
+    """Each is changed in turn; the comparison with its source notices it."""
+    text = read("README.md")
+    found, facts = figures(text), [fact for fact in claims(read) if fact[0] == "README.md"]
+    assert len(found) > 40
+    unnoticed = []
+    for figure in found:
+        digit = figure.end() - 1
+        other = text[:digit] + str((int(text[digit]) + 1) % 10) + text[digit + 1 :]
+        if not missing(facts, lambda page, other=other: other):
+            unnoticed.append(text[figure.start() - 40 : figure.end() + 20])
+    assert unnoticed == []
+
+
+@pytest.mark.parametrize(
+    ("page", "old", "new"),
+    [
+        ("docs/scaling.md", "1.85 (1.83 to 1.93)", "1.62 (1.60 to 1.70)"),
+        ("docs/guides/models.md", "`[64, 64]` for vectors", "`[128, 128]` for vectors"),
+        ("docs/guides/objectives.md", "episodes end 10,", "episodes end 4,"),
+        ("docs/performance.md", "**1.58** (1.26", "**1.48** (1.26"),
+        ("docs/guides/defaults.md", "**−84.4**", "**−80.0**"),
+        ("examples/README.md", "| 0 | 65,235 |", "| 0 | 65,236 |"),
+        ("examples/deep_sea/README.md", "266,240", "276,240"),
+        ("docs/adapters/jax.md", "| 1.08 | 1.09 |", "| 1.08 | 1.19 |"),
+        ("docs/results.md", "**−146.2 ± 7.0**", "**−147.2 ± 7.0**"),
+    ],
+)
+def test_a_source_or_a_copy_that_is_changed_alone_is_noticed(page: str, old: str, new: str) -> None:
+    assert old in read(page)
+    assert broken(lambda other: read(other).replace(old, new) if other == page else read(other))
+
+
+# Capabilities.
+
+
+@pytest.mark.parametrize(
+    ("page", "pattern"),
+    [
+        ("README.md", r"for users of (.*?) environments who"),
+        ("docs/index.md", r"Adapters bring (.*?) environments into"),
+        ("docs/images/wrap.svg", r">(Gymnasium, [^<]*IsaacGym-style)"),
+    ],
+)
+def test_lists_of_libraries_have_every_adapters(page: str, pattern: str) -> None:
+    text = re.sub(r"</text>.*?<text[^>]*>", " ", joined(read(page)))
+    found = re.search(pattern, text)
+    assert found
+    assert set(re.split(r",? (?:and|or) |, ?| (?=IsaacGym)", found[1])) == {
+        LIBRARIES[name] for name in ADAPTERS
+    }
+
+
+def test_the_page_of_adapters_has_every_prefix() -> None:
+    [rows, *_] = tables(under(read("docs/adapters/index.md"), "Environment types"))
+    assert sorted(name.strip(":") for name in names([row[2] for row in rows])) == sorted(ADAPTERS)
+
+
+def test_numbers_of_environments_are_those_of_the_adapters() -> None:
+    [rows] = tables(under(read("docs/guides/defaults.md"), "Numbers of environments"))
+    shown = {name: row[1:] for row in rows for name in names([row[0]])}
+    assert sorted(shown) == sorted(ADAPTERS)
+    for name, cells in shown.items():
+        module, _, attribute = ADAPTERS[name].partition(":")
+        adapter = getattr(importlib.import_module(module), attribute)
+        assert cells == [str(adapter.default_num_envs), str(adapter.default_horizon)], name
+    own = [row[1:] for row in rows if not names([row[0]])]
+    numbers = [DEFAULT_NUM_ENVS, *EPISODIC_NUM_ENVS]
+    assert own == [[str(count), str(DEFAULT_HORIZON)] for count in numbers]
+
+
+def test_every_extra_is_on_the_page_of_the_installation() -> None:
+    [rows] = tables(read("docs/start/install.md"))
+    assert sorted(names([row[0] for row in rows])) == sorted(EXTRAS)
+    for page in ROOT.glob("docs/**/*.md"):
+        for found in re.findall(r"(?:\"\.|everstep)\[([\w,]+)\]", page.read_text(encoding="utf-8")):
+            assert set(found.split(",")) <= set(EXTRAS), page
+
+
+def test_the_tutorial_lacks_the_adapters_that_its_installation_lacks() -> None:
+    page = read("docs/tutorial.md")
+    installed = re.search(r"\"\.\[([\w,]+)\]\"", page)
+    assert installed
+    needs = " ".join(
+        [
+            *PROJECT["project"]["dependencies"],
+            *(x for e in installed[1].split(",") for x in EXTRAS[e]),
+        ]
+    )
+    unusable = [name for name in sorted(ADAPTERS) if not re.search(rf"\b{name}\b", needs)]
+    assert f"These adapters cannot be used: {', '.join(unusable)}." in page
+
+
+def test_what_is_missing_stands_in_one_place() -> None:
+    """The documentation's first page includes the README's list; no page says otherwise."""
+    assert 'start-after: "<!-- limits: begin -->"' in read("docs/index.md")
+    limits = joined(
+        read("README.md").split("<!-- limits: begin -->")[1].split("<!-- limits: end")[0]
+    )
+    without_gpu = "Nothing has run on a GPU yet." in limits
+    for page, words in {
+        "docs/start/install.md": "Everstep has [not been run on a GPU]",
+        "docs/performance.md": "Nothing in this section has been measured, or run, on a GPU yet.",
+        "docs/scaling.md": "**GPUs have not been tried**",
+        "docs/adapters/index.md": "they have **not been run**",
+    }.items():
+        assert (words in joined(read(page))) == without_gpu, page
+    assert ("has never been run with IsaacGym itself" in limits) == (
+        "**It has never been run with Isaac Gym itself.**" in read("docs/adapters/isaacgym.md")
+    )
+
+
+def test_what_pages_call_not_available_is_not() -> None:
+    found = {
+        (page.name, line.split("|")[1].strip())
+        for page in DOCS.glob("coming_from/*.md")
+        for line in page.read_text(encoding="utf-8").splitlines()
+        if re.search(r"not available|no equivalent|not supported|there is none in Everstep", line)
+    }
+    assert found == {("rsl_rl.md", "`symmetry_cfg`")}
+    fields = [field.name for field in dataclasses.fields(AlgorithmConfig)]
+    assert not [name for name in fields if "symmetry" in name]
+
+
+def test_keys_that_may_change_are_those_of_the_code() -> None:
+    [rows, *_] = tables(under(read("docs/guides/resume.md"), "What may change"))
+    assert set(names([row[1] for row in rows])) == CHANGEABLE
+
+
+def test_commands_that_set_up_are_the_same_everywhere() -> None:
+    pattern = r"^python3 -m venv \.venv && \.venv/bin/pip install -c constraints\.txt -e .*$"
+    found = {
+        page: re.findall(pattern, read(page), re.M) for page in ("README.md", "CONTRIBUTING.md")
+    }
+    assert found["README.md"] == found["CONTRIBUTING.md"] != []
+    build = "python -m sphinx"
+    assert "sphinx myst-parser furo" in read("README.md")
+    assert "sphinx myst-parser furo" in read("CONTRIBUTING.md")
+    assert all(build in read(page) for page in ("README.md", "CONTRIBUTING.md"))
+
+
+def test_a_picture_has_one_caption() -> None:
+    captions: dict[Path, set[str]] = {}
+    for page in (ROOT / "README.md", *DOCS.rglob("*.md")):
+        for caption, target in re.findall(
+            r"!\[([^\]]*)\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")
+        ):
+            captions.setdefault((page.parent / target).resolve(), set()).add(caption)
+    assert not {path.name: found for path, found in captions.items() if len(found) > 1}
