@@ -25,7 +25,7 @@ class BridgeEnv(GymnasiumEnv):
 
     Args:
         env: The client of a server, as `make` starts it.
-        horizon: Env steps between resets that it is meant for.
+        horizon: Vector steps between resets that it is meant for.
         options: As `GymnasiumEnv` has them.
 
     Raises:
@@ -87,7 +87,7 @@ class BridgeEnv(GymnasiumEnv):
             name: `gym:ID`, `gymnasium:ID`, `procgen:NAME`, or `module:function` of a module that
                 the other interpreter can import.
             num_envs: Number of rows.
-            horizon: Env steps between resets that it is meant for.
+            horizon: Vector steps between resets that it is meant for.
             device: Device of everything that goes in and comes out.
             python: Path of the other interpreter.
             kwargs: Arguments of the environment or function whose names the adapter has itself.
