@@ -35,6 +35,7 @@ from everstep.resolve import (
     MAX_MINIBATCHES,
     MAX_SEQ_LEN,
 )
+from everstep.trainers import _threads
 from everstep.trainers._options import RunOptions
 from everstep.trainers._resuming import CHANGEABLE
 from everstep.validation import field_docstrings
@@ -307,6 +308,8 @@ def of_code(read: Read) -> Iterator[tuple[str, str]]:
     )
     yield "docs/guides/defaults.md", f"the largest divisor of `horizon` up to {MAX_SEQ_LEN}"
     yield "docs/guides/defaults.md", f"a {MAX_MINIBATCHES}nd of it"
+    variables = " or ".join(f"`{name}`" for name in _threads._VARIABLES)
+    yield "docs/performance.md", f"unless the program or {variables} has chosen PyTorch's number."
     steps = f"{DEFAULT_ENV_STEPS:,}"
     yield "docs/reference/configuration.md", f"trains for {steps} env steps"
     yield "docs/reference/command_line.md", f"{steps} by default"

@@ -192,7 +192,7 @@ class ConsoleProgress:
         words = [f"{name.replace(' ', '_')}={text}" for name, text in texts.items() if text]
         if self._awaits_episode():
             words.insert(1, f"({_NO_EPISODE})")
-        words += [f"{speed} steps/s"] if speed else []
+        words += [f"{speed} env steps/s"] if speed else []
         return " ".join([*words, f"eta {left}"] if left else words)
 
     def _texts(self) -> dict[str, str]:

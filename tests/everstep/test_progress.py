@@ -82,7 +82,7 @@ def test_the_plain_line(clock):
     progress, file = plain(clock, total=199_340, interval=2.0)
     log(progress, clock, [38_855, 51_200])
     assert file.getvalue() == (
-        "env_steps=51,200 return=123.4 len=123 kl=0.0081 12,345 steps/s eta 0:12\n"
+        "env_steps=51,200 return=123.4 len=123 kl=0.0081 12,345 env steps/s eta 0:12\n"
     )
 
 
@@ -184,16 +184,16 @@ def test_evaluation_is_shown_and_does_not_count_as_progress(clock):
     progress, file = plain(clock, interval=2.0)
     log(progress, clock, [100, 200])
     log(progress, clock, [200], {"eval/episodes/return_mean": 7.0}, seconds=2.0)
-    assert "eval=7.0 100 steps/s" in file.getvalue().splitlines()[-1]
+    assert "eval=7.0 100 env steps/s" in file.getvalue().splitlines()[-1]
 
 
 def test_speed_is_recent_and_survives_a_resume(clock):
     """A resumed run starts at its env steps, and what was fast an hour ago does not matter."""
     progress, file = plain(clock, total=2_000_000, interval=1.0)
     log(progress, clock, range(1_000_000, 1_100_000, 10_000))
-    assert "10,000 steps/s" in file.getvalue().splitlines()[-1]
+    assert "10,000 env steps/s" in file.getvalue().splitlines()[-1]
     log(progress, clock, range(1_100_000, 1_110_000, 100))
-    assert "100 steps/s" in file.getvalue().splitlines()[-1]
+    assert "100 env steps/s" in file.getvalue().splitlines()[-1]
 
 
 def test_time_left_never_goes_below_zero(clock):

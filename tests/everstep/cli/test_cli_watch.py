@@ -31,7 +31,7 @@ def test_times_that_go_back_do_not_stop_the_view(
     assert main(["watch", str(tmp_path), "--once"]) == 0
     shown = capsys.readouterr().err.splitlines()[-1]
     assert "env_steps=5,000" in shown
-    assert "167 steps/s eta 0:18" in shown
+    assert "167 env steps/s eta 0:18" in shown
 
 
 def test_a_run_that_was_killed_is_noticed(
