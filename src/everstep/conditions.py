@@ -360,7 +360,9 @@ def _hint(name: object, names: Sequence[str]) -> str:
     return f" (did you mean {near[0]}?)" if near else f" (known: {', '.join(sorted(names))})"
 
 
-def check_stopping(total_env_steps: Any, stop_conditions: Any) -> None:
+def check_stopping(
+    total_env_steps: Any, stop_conditions: Any, *, name: str = "total_env_steps"
+) -> None:
     """Check when a training is to stop; None and an empty list say nothing.
 
     Raises:
@@ -372,7 +374,7 @@ def check_stopping(total_env_steps: Any, stop_conditions: Any) -> None:
     is_number = isinstance(total_env_steps, Real) and not isinstance(total_env_steps, bool)
     if total_env_steps is not None and not (is_number and total_env_steps > 0):
         problems.append(
-            f"`total_env_steps` expected a number > 0, such as 100_000; got {total_env_steps!r}."
+            f"`{name}` expected a number > 0, such as 100_000; got {total_env_steps!r}."
         )
     example = "HitsUpperBound('episodes/return_mean_100', 475)"
     if not isinstance(stop_conditions, list | tuple):

@@ -1,6 +1,7 @@
 """Schedules of values over the number of env steps."""
 
 import bisect
+import itertools
 from collections.abc import Sequence
 from typing import Literal, Protocol
 
@@ -52,6 +53,9 @@ class _PointScheduler:
     #: Values of the points.
     y: list[float]
 
+    #: Environment transitions from which the value is 0 for good; None if it is not.
+    end: None | int = None
+
     def __init__(self, schedule: Points, /) -> None:
         self.schedule = schedule
         self.x = [count for count, _ in schedule]
@@ -61,6 +65,10 @@ class _PointScheduler:
                 f"{type(self).__name__}: `schedule` must start at 0 env steps and "
                 f"count upwards; got {list(schedule)!r}."
             )
+        # The first of the zeros at its end, if there is anything before them.
+        zeros = sum(1 for _ in itertools.takewhile(lambda value: value == 0, reversed(self.y)))
+        if 0 < zeros < len(self.y):
+            self.end = self.x[-zeros]
 
 
 class InterpScheduler(_PointScheduler):
@@ -121,8 +129,10 @@ class _Annealed:
     #: Schedule of the value.
     scheduler: Scheduler
 
+    #: Environment transitions at which the value is 0; None before `anneal`.
+    total: None | int = None
+
     _initial: float
-    _total: None | int = None
 
     def anneal(self, total: int, /) -> None:
         """From now on, interpolate between the initial value and 0 at `total` env steps.
@@ -131,7 +141,7 @@ class _Annealed:
             total: Env steps.
 
         """
-        self._total = total
+        self.total = total
         self.scheduler = InterpScheduler([(0, self._initial), (total, 0.0)])
 
 
@@ -177,8 +187,8 @@ class ClipScheduler(_Annealed, _Coefficient):
 
     def continue_from(self, previous: "ClipScheduler") -> None:
         """Anneal over the env steps that `previous` anneals over."""
-        if previous._total is not None:
-            self.anneal(previous._total)
+        if previous.total is not None:
+            self.anneal(previous.total)
 
 
 class EntropyScheduler(_Coefficient):
@@ -257,8 +267,8 @@ class LRScheduler(_Annealed):
     def continue_from(self, previous: "LRScheduler", *, keep_rate: bool) -> None:
         """Anneal as `previous` does, from its initial learning rate if `keep_rate`."""
         self._initial = previous._initial if keep_rate else self._initial
-        if previous._total is not None:
-            self.anneal(previous._total)
+        if previous.total is not None:
+            self.anneal(previous.total)
 
     def adapt(self, kl_div: float, target: float, /) -> None:
         """Lower the learning rates if the policy changed too much, raise them if too little.

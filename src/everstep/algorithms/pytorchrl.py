@@ -181,6 +181,23 @@ class PytorchrlOperations:
 
     # ---- hyperparameters ----------------------------------------------------------------------
 
+    @property
+    def schedule_end(self) -> None | int:
+        """Transitions after which the learning rate or `clip_param` is 0 for good: nothing is
+        learned from then on. None if their schedules do not end in 0.
+        """
+        schedulers = self.parts.lr_scheduler.scheduler, self.parts.clip_scheduler.scheduler
+        ends = [getattr(scheduler, "end", None) for scheduler in schedulers]
+        return min((end for end in ends if end is not None), default=None)
+
+    @property
+    def annealed_to(self) -> None | int:
+        """Transitions at which schedules that are "linear" end in 0; None for no budget yet."""
+        for scheduler in (self.parts.lr_scheduler, self.parts.clip_scheduler):
+            if scheduler.total is not None:
+                return scheduler.total
+        return None
+
     def anneal(self, total: int) -> None:
         """Let schedules that are "linear" end in 0 at `total` env steps, and follow them."""
         if self.parts.config.lr_schedule == "linear":

@@ -75,6 +75,16 @@ def add_env_steps(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_additional_steps(parser: argparse.ArgumentParser) -> None:
+    """Add `--additional-steps`, the budget of a run that goes on."""
+    parser.add_argument(
+        "--additional-steps",
+        type=env_steps,
+        metavar="N",
+        help="stop after N more env steps than the run has",
+    )
+
+
 def env_steps(text: str) -> int:
     """A number of env steps, written as `50_000`, `50k`, `1.5M` or `1e6`."""
     number = re.fullmatch(r"(\d[\d_]*(?:\.\d+)?(?:[eE]\+?\d+)?)([kKmM]?)", text)

@@ -3,8 +3,8 @@
 import argparse
 from pathlib import Path
 
-from ._arguments import add_env_steps, add_overrides, flag_overrides
-from .train import add_outputs, add_processes, in_processes, resume_run
+from ._arguments import add_additional_steps, add_env_steps, add_overrides, flag_overrides
+from .train import add_max_steps, add_outputs, add_processes, in_processes, resume_run
 
 HELP = "continue a run"
 DESCRIPTION = (
@@ -18,6 +18,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_dir", metavar="RUN_DIR", help="directory of the run")
     add_overrides(parser, "lr=1e-4; those that may change are in the documentation")
     add_env_steps(parser)
+    add_additional_steps(parser)
+    add_max_steps(parser)
     add_processes(parser)
     add_outputs(parser)
 

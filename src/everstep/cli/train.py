@@ -7,7 +7,7 @@ import shlex
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from ..errors import ConfigError
 from ..files import replacing, write_file
 from ._arguments import (
     DEFAULT_ENV_STEPS,
+    add_additional_steps,
     add_env_steps,
     add_number,
     add_overrides,
@@ -52,11 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_overrides(parser, "gamma=0.99 env_kwargs.max_episode_steps=200", env=True)
     parser.add_argument("-f", "--file", metavar="FILE", help="YAML or JSON file")
     add_env_steps(parser)
-    add_number(
-        parser,
-        "--max-steps",
-        "stop after N train steps of num_envs x horizon env steps",
-    )
+    add_additional_steps(parser)
+    add_max_steps(parser)
     parser.add_argument(
         "--experiment-name", metavar="NAME", help="MLflow experiment (default: the environment)"
     )
@@ -72,6 +70,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_processes(parser)
     add_outputs(parser)
+
+
+def add_max_steps(parser: argparse.ArgumentParser) -> None:
+    """Declare `--max-steps`."""
+    add_number(
+        parser,
+        "--max-steps",
+        "stop after N train steps of num_envs x horizon env steps, from the run's beginning",
+    )
 
 
 def add_processes(parser: argparse.ArgumentParser) -> None:
@@ -132,19 +139,33 @@ def in_processes(arguments: argparse.Namespace, train: Callable[[], int]) -> int
 
 
 def _train_or_resume(arguments: argparse.Namespace) -> int:
-    from ..conditions import HitsUpperBound
-
     if arguments.resume is not None and (run_dir := _run_to_continue(arguments)) is not None:
         return resume_run(arguments, run_dir, _assignments(arguments), finished=0)
     config, budget_note = _read_config(arguments)
     _check_save(arguments.save)
-    run_arguments = config.run_arguments()
-    if arguments.max_steps is not None:
-        limit = HitsUpperBound("algorithm/steps", arguments.max_steps)
-        run_arguments["stop_conditions"].append(limit)
+    run_arguments = _with_limits(config.run_arguments(), arguments)
     return _build_and_train(
         lambda: config.build(track=not arguments.no_mlflow), run_arguments, arguments, budget_note
     )
+
+
+def _with_limits(run_arguments: Mapping[str, Any], arguments: argparse.Namespace) -> dict[str, Any]:
+    """Arguments of `Trainer.run` with the limits of the command line."""
+    from ..conditions import HitsUpperBound
+
+    limited = dict(run_arguments)
+    if arguments.max_steps is not None:
+        limit = HitsUpperBound("algorithm/steps", arguments.max_steps)
+        limited["stop_conditions"] = [*limited.get("stop_conditions", ()), limit]
+    if arguments.additional_steps is not None:
+        if arguments.steps is not None:
+            raise ConfigError(
+                "--additional-steps: counts from now and --steps from the run's "
+                "beginning. Drop one."
+            )
+        limited.pop("total_env_steps", None)
+        limited["additional_env_steps"] = arguments.additional_steps
+    return limited
 
 
 def resume_run(
@@ -159,25 +180,27 @@ def resume_run(
         finished: Exit code if the run has reached its budget already.
 
     """
-    from ..trainers._resuming import end_of, resume
+    from ..trainers._resuming import resume
 
     _check_save(arguments.save)
 
     def build() -> "GenericTrainerBase[Any]":
         trainer = resume(run_dir, assignments, track=not arguments.no_mlflow)
-        end = end_of(trainer, trainer.run_arguments)
-        if end:
+        given = _with_limits(trainer.run_arguments, arguments)
+        run_arguments.update({k: x for k, x in given.items() if x is not None})
+        if "additional_env_steps" not in given and (end := trainer._reach(given)):
             trainer.close()
             raise _FinishedError(
                 f"{run_dir}: the run is finished, at {trainer.state['env/steps']:,} env steps "
-                f"({end}). To go on: everstep resume {run_dir} --steps N"
+                f"({end}). To go on: everstep resume {run_dir} --additional-steps N"
                 + " stop=null"
                 * end.startswith("stop")
             )
         return trainer
 
+    run_arguments: dict[str, Any] = {}
     try:
-        return _build_and_train(build, {}, arguments)
+        return _build_and_train(build, run_arguments, arguments)
     except _FinishedError as error:
         if finished:
             raise
@@ -257,7 +280,8 @@ def _read_config(arguments: argparse.Namespace) -> "tuple[TrainConfig, str]":
         config = TrainConfig.from_file(arguments.file, overrides)
     else:
         config = TrainConfig.from_document(env_document(env, overrides))
-    if arguments.max_steps is not None or config.total_env_steps or config.stop:
+    limits = arguments.max_steps, arguments.additional_steps
+    if any(x is not None for x in limits) or config.total_env_steps or config.stop:
         return config, ""
     config.total_env_steps = DEFAULT_ENV_STEPS
     return (

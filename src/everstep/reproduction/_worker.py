@@ -113,7 +113,7 @@ def _train(config: "TrainConfig", run_dir: Path, clock: ProcessorClock) -> dict[
     """Train until the budget, and return versions."""
     from ..trainers._checkpointing import checkpoints_of
     from ..trainers._record import made_with
-    from ..trainers._resuming import end_of, resume
+    from ..trainers._resuming import resume
 
     arguments: dict[str, Any] = {"track": False, "progress": False}
     callbacks = [*(config.callbacks or []), clock]
@@ -123,8 +123,7 @@ def _train(config: "TrainConfig", run_dir: Path, clock: ProcessorClock) -> dict[
         (run_dir / "metrics.jsonl").unlink(missing_ok=True)
         trainer = config.build(run_dir=run_dir, callbacks=callbacks, **arguments)
     with trainer:
-        if not end_of(trainer, trainer.run_arguments):
-            trainer.run()
+        trainer.run()
         versions = made_with(trainer.algorithm)
     trainer.algorithm.env.close()
     return {"versions": {k: v for k, v in versions.items() if k not in ("device", "threads")}}

@@ -1,12 +1,14 @@
 """Base of trainers: the training loop, evaluations, stop conditions and the record of a run."""
 
 import contextlib
+import logging
 import math
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import FrozenInstanceError
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from typing_extensions import Self
@@ -30,6 +32,7 @@ from ..loggers import (
 )
 from ..synonyms import METHODS
 from ..validation import explained
+from ._ending import end_of, schedule_end
 from ._evaluations import (
     NEEDS_EVAL_ENV,
     check_eval_env,
@@ -43,6 +46,7 @@ from ._record import (
     RUNS,
     check_run_dir,
     config_text,
+    config_values,
     describe_env,
     env_name,
     made_with,
@@ -58,6 +62,8 @@ from ._view import ProgressView
 if TYPE_CHECKING:  # they import TorchRL and TensorDict, which takes two seconds
     from ..algorithms import GenericAlgorithmBase
     from ..env import Env
+
+_log = logging.getLogger(__name__)
 
 _Algorithm = TypeVar("_Algorithm", bound="GenericAlgorithmBase[Any, Any, Any]")
 
@@ -105,6 +111,18 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
 
     #: Shows progress while `run` lasts.
     view: ProgressView
+
+    #: Config of the algorithm where this stretch of the training began; None outside of `run`.
+    _stretch: Any = None
+
+    #: Whether `run` ended at a limit of its own, rather than because somebody asked for it.
+    _has_ended_itself: bool = False
+
+    #: Whether the run is that of another process, and no train step was made since.
+    _is_resumed: bool = False
+
+    #: Statistics of the last train step.
+    _last: Mapping[str, Any] = MappingProxyType({})
 
     #: Whether the trainer is made: what the run was set up with stays from then on.
     _is_wired: bool = False
@@ -164,6 +182,7 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
             if self.run_dir is not None and is_first:
                 self._files = RunFiles(self.run_dir, checkpoint_every, keep_last, best)
         continued = self._continue() if resume else {}
+        self._is_resumed = resume
         if self.run_dir is not None and self._files is not None:
             run = TrackedRun(
                 self.run_dir,
@@ -185,7 +204,7 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
         """Write `config.yaml`, and send it and `keys` of it to the trackers."""
         if self._files is None or self.run_dir is None:
             return
-        text = config_text(self.algorithm, self._record)
+        text = config_text(self.algorithm, self._record, len(self._files.history.stretches))
         write_file(self.run_dir / "config.yaml", text)
         for tracker in self.trackers.values():
             tracker.log_tags(made_with(self.algorithm))
@@ -227,8 +246,13 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
         steps_per_eval: None | int = None,
         stop_conditions: None | list[Condition] = None,
         total_env_steps: None | float = None,
+        additional_env_steps: None | float = None,
     ) -> TrainStats:
         """Train until a condition is met, and return the last train step's statistics.
+
+        A trainer that has reached the budget, a condition on its totals (`"env/steps"`,
+        `"algorithm/steps"`) or the end of a schedule that ends in 0 trains nothing, and a warning
+        says how to train further: with a larger budget, linear schedules reach 0 there.
 
         At the end, also when it is interrupted or fails, the policy and a checkpoint are written to
         `run_dir`. With the hyperparameter `test_every`, the policy is tested after every that many
@@ -242,11 +266,12 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
             stop_conditions: Conditions, called after every train step; one is enough to stop.
             total_env_steps: Env steps of all environments after which to stop, counted from the
                 trainer's first. `float("inf")`: train until a condition is met or `run` is
-                interrupted.
+                interrupted. Schedules that end in 0 end the training, too.
+            additional_env_steps: The same, counted from now.
 
         Raises:
-            ConfigError: If there is neither a budget nor a condition, `total_env_steps` is not
-                positive, or `stop_conditions` is not a list of conditions.
+            ConfigError: If there is neither a budget nor a condition, a budget is not positive or
+                given twice, or `stop_conditions` is not a list of conditions.
             ValueError: If the environment is shared and an evaluation could not use
                 `eval_env_config`, `steps_per_eval` is not a multiple of
                 `horizons_per_env_reset`, or `test_every` is set.
@@ -260,6 +285,14 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
             "total_env_steps": total_env_steps,
         }
         arguments = self.run_arguments | {k: v for k, v in given.items() if v is not None}
+        if additional_env_steps is not None:
+            check_stopping(additional_env_steps, (), name="additional_env_steps")
+            if total_env_steps is not None:
+                raise ConfigError(
+                    "`additional_env_steps` counts from now and `total_env_steps` from the "
+                    f"trainer's first; got {additional_env_steps} and {total_env_steps}. Drop one."
+                )
+            arguments["total_env_steps"] = self.state["env/steps"] + additional_env_steps
         check_stopping(arguments.get("total_env_steps"), arguments.get("stop_conditions", ()))
         check_evaluations(
             self.algorithm,
@@ -269,7 +302,15 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
         )
         if arguments.get("total_env_steps") is None and not arguments.get("stop_conditions"):
             raise ConfigError(_NO_BUDGET)
+        if end := self._reach(arguments):
+            self._say(
+                f"Already at {self.state['env/steps']:,} env steps ({end}): nothing is trained. To "
+                "train further: `run(additional_env_steps=…)`, a larger `total_env_steps`, or "
+                "`everstep resume RUN_DIR --additional-steps N`."
+            )
+            return cast(TrainStats, {**self.state, **self._last})
         self._record |= (keys := run_keys(arguments))
+        self._note_stretch("run")
         self._write_record(keys)
         with Signals(is_active=self._is_recorded) as signals:
             try:
@@ -282,6 +323,7 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
                     stats = self._loop(signals, **arguments)
                 signals.settle()
                 status = "KILLED" if signals.wants_stop() else "FINISHED"
+                self._end_stretch(status if self._has_ended_itself else "STOPPED")
                 self.callbacks.call("on_end", status)
             except BaseException as error:
                 if not signals.is_urgent:
@@ -295,8 +337,9 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
     def _calling_back(self) -> Iterator[None]:
         """Context in which train steps and evaluations call the callbacks."""
         self._called, self._is_stopping = self.callbacks, False
+        self._has_ended_itself = False
         yield
-        self._called = Callbacks()
+        self._called, self._stretch = Callbacks(), None
 
     def _loop(
         self,
@@ -311,8 +354,6 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
         never_reset = self.eval_env is None and self.algorithm.horizons_per_env_reset < 0
         config = eval_env_config or (None if never_reset else env_config)
         budget = math.inf if total_env_steps is None else total_env_steps
-        if math.isfinite(budget):
-            self.algorithm.anneal(int(budget))
         stats = cast(TrainStats, {})
         while True:
             due = self._files is not None and self._files.is_due(self.state, signals)
@@ -325,10 +366,66 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
             stats = self.step(env_config=env_config)
             # Every condition sees every train step: some of them count.
             met = [condition(stats) for condition in stop_conditions]
-            self._is_stopping |= any(met)
-            if self.state["env/steps"] >= budget:
+            self._has_ended_itself = any(met)
+            self._is_stopping |= self._has_ended_itself
+            if self.state["env/steps"] >= budget or schedule_end(self.algorithm) is not None:
+                self._has_ended_itself = True
                 break
         return stats
+
+    def _reach(self, arguments: Mapping[str, Any]) -> str:
+        """Let linear schedules end at the budget; the limit that is reached, empty if none is.
+
+        What a budget changes in a schedule that was followed already is said.
+        """
+        total = arguments.get("total_env_steps") or math.inf
+        algorithm, now = self.algorithm, self.state["env/steps"]
+        if now < total < math.inf:
+            before, rate = algorithm.annealed_to, _rates(algorithm)
+            algorithm.anneal(int(total))
+            end, changed = algorithm.schedule_end, before is not None and before != int(total)
+            if changed and now and algorithm.annealed_to is not None:
+                self._say(
+                    f"Linear schedules now end at {int(total):,} env steps instead of {before:,}: "
+                    f"after {now:,} env steps, {_rates(algorithm)}, which was {rate}."
+                )
+            if end is not None and now < end < int(total):
+                self._say(
+                    f"A schedule ends in 0 at {end:,} env steps, so the training does, before its "
+                    f"budget of {int(total):,}."
+                )
+        return end_of(algorithm, self.state, arguments)
+
+    def _note_stretch(self, by: str) -> None:
+        """Write down that a stretch of the training begins, and with which settings."""
+        self._stretch = self.algorithm.config
+        if self._files is None:
+            return
+        envs: list[Any] = [self.algorithm.env, *([] if self.eval_env is None else [self.eval_env])]
+        restorable = all(hasattr(env, "state_dict") for env in envs)
+        stretch = {
+            **{key: self.state[key] for key in ("env/steps", "algorithm/steps")},
+            "by": by,
+            "resumed": self._is_resumed,
+            "restorable": restorable,
+            "processes": self.algorithm.reducer.size,
+            "settings": plain(config_values(self.algorithm, self._record)),
+        }
+        exact = self.algorithm.continues and restorable
+        self._files.history.begin(stretch, goes_on=exact or not self._is_resumed)
+        self._is_resumed = False
+
+    def _end_stretch(self, status: str) -> None:
+        """Write down how the stretch ended, and settings that the program has changed in it."""
+        if self._files is not None:
+            self._files.history.end(status)
+            if self._files.history.stretches[-1]["by"] == "program":
+                self._write_record({})
+
+    def _say(self, message: str) -> None:
+        """Log a warning, of several processes once."""
+        if not self.algorithm.reducer.rank:
+            _log.warning("%s", message)
 
     def _eval_if_due(self, every: None | int, env_config: None | dict[str, Any]) -> None:
         """Make the evaluations that follow the last train step, unless they were made."""
@@ -347,7 +444,19 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
         Args:
             env_config: Passed to the environment's reset, if one is due.
 
+        Raises:
+            ConfigError: If the schedule of the learning rate or of `clip_param` has ended in 0.
+
         """
+        if (end := schedule_end(self.algorithm)) is not None:
+            raise ConfigError(
+                f"A schedule has ended in 0 at {end:,} env steps, and this trainer is at "
+                f"{self.state['env/steps']:,}, so a train step would learn nothing. Call "
+                "`run(additional_env_steps=…)`, which lets linear schedules end later, or "
+                "`algorithm.update_algorithm_parameter('lr_schedule', None)` for a constant rate."
+            )
+        if self._stretch is not self.algorithm.config:  # by hand, or hyperparameters were changed
+            self._note_stretch("step" if self._stretch is None else "program")
         memory_stats = self.algorithm.memory_stats()
         collect_stats = self.algorithm.collect(env_config=env_config)
         self.state["algorithm/collects"] += 1
@@ -356,6 +465,7 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
         self.state["env/steps"] += collect_stats["env/steps"]
         took = {"profiling/log_ms": self._logging_ms()}
         stats = {**memory_stats, **collect_stats, **step_stats, **took, **self.state}
+        self._last = stats
         self._called.call("on_train_step", stats)
         self._log(stats)
         return cast(TrainStats, stats)
@@ -430,6 +540,15 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
         if self._files is not None:
             self._files.wait()
         self.logger.close(status)
+
+
+def _rates(algorithm: Any) -> str:
+    """Learning rate and `clip_param` of now, as far as they have a schedule."""
+    rate, config = float(algorithm.optimizer.param_groups[0]["lr"]), algorithm.config
+    rates = [f"learning rate {rate:.3g}"] if config.lr_schedule is not None else []
+    if config.clip_param_schedule is not None:
+        rates.append(f"clip_param {algorithm.clip_scheduler.coeff:.3g}")
+    return " and ".join(rates)
 
 
 #: What to do instead of replacing a part of a trainer.

@@ -14,6 +14,7 @@ from ..files import write_file
 from ..loggers import JsonlLogger
 from ..restoring import copied
 from ._checkpointing import Checkpoints, Interval, load_newest, set_aside
+from ._history import HISTORY, History
 from ._signals import Signals
 
 if TYPE_CHECKING:  # imports TorchRL and TensorDict, which takes two seconds
@@ -48,6 +49,7 @@ class RunFiles:
         self._run_dir = run_dir
         self._checkpoints = Checkpoints(run_dir, keep_last)
         self.metrics = JsonlLogger(run_dir / "metrics.jsonl")
+        self.history = History(run_dir / HISTORY)
         weakref.finalize(self, self.metrics.close)  # for scripts that never call `close`
 
     def is_due(self, state: TrainerState, signals: Signals) -> bool:

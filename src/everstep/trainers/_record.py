@@ -140,12 +140,21 @@ def saving_keys(
     return keys | {key: entries for key, entries in named.items() if entries}
 
 
-def config_text(algorithm: "GenericAlgorithmBase[Any, Any, Any]", record: Mapping[str, Any]) -> str:
-    """The run's `config.yaml`: every hyperparameter, `record`, and comments."""
+def config_values(
+    algorithm: "GenericAlgorithmBase[Any, Any, Any]", record: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The keys of the run's `config.yaml`: every hyperparameter, and `record`."""
     resolved = dict(algorithm.hparams)
     if resolved.pop("model") is not None:
         resolved["model"] = dotted_name(type(algorithm.policy.model))
-    values = {**resolved, **record}
+    return {**resolved, **record}
+
+
+def config_text(
+    algorithm: "GenericAlgorithmBase[Any, Any, Any]", record: Mapping[str, Any], stretches: int
+) -> str:
+    """The run's `config.yaml`: its keys, and comments."""
+    values = config_values(algorithm, record)
     reason = algorithm.general_way
     fused = "yes" if reason is None else f"no: {' '.join(reason.split())}"
     facts = ", ".join(f"{name} {value}" for name, value in made_with(algorithm).items())
@@ -154,6 +163,11 @@ def config_text(algorithm: "GenericAlgorithmBase[Any, Any, Any]", record: Mappin
         lines.append(f"# exists in the program only, so this file cannot repeat: {', '.join(lost)}")
     if not values.get("env_cls"):
         lines.append("# the program made the environment: name it in env_cls to repeat the run")
+    if stretches > 1:
+        lines.append(
+            f"# trained in {stretches} stretches with settings of their own, which history.jsonl "
+            "has: this file alone cannot repeat it"
+        )
     if values.get("seed") is None:
         lines.append("# without a seed, another run differs")
     return "\n".join([*lines, dump(values)])

@@ -6,12 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from ..algorithms import LIVE
-from ..conditions import HitsUpperBound
 from ..config import Document, apply_overrides, load
 from ..errors import ConfigError
 from ..registry import SpecFactory
 from ..validation import Problem
-from ._base import GenericTrainerBase
 from ._checkpointing import checkpoints_of
 from ._options import SAVING
 from ._trainers import RecurrentTrainer, Trainer
@@ -61,25 +59,6 @@ def resume(
     for name in sorted(named.intersection(_RATES)):  # the checkpoint's optimizer had the old one
         trainer.algorithm.update_algorithm_parameter(name, given[name])
     return trainer
-
-
-def end_of(trainer: GenericTrainerBase[Any], arguments: Mapping[str, Any]) -> str:
-    """The limit that a run has reached already, as keys of a file; empty if it can go on.
-
-    Args:
-        trainer: The trainer.
-        arguments: Arguments of `run`.
-
-    """
-    totals: Mapping[str, Any] = trainer.state
-    limit = arguments.get("total_env_steps")
-    if limit is not None and totals["env/steps"] >= limit:
-        return f"total_env_steps: {limit}"
-    for condition in arguments.get("stop_conditions") or ():
-        known = isinstance(condition, HitsUpperBound) and condition.key in totals
-        if known and totals[condition.key] >= condition.upper_bound:
-            return f"stop: {condition.key} of {condition.upper_bound}"
-    return ""
 
 
 def _document(run_dir: Path, overrides: Sequence[str], changes: dict[str, Any]) -> Document:

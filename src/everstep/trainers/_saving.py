@@ -145,6 +145,7 @@ class SavedTrainer(Generic[_Algorithm]):
             "algorithm": self.algorithm.state_dict(),
             "trainer": dict(self.state),
             "evaluated": self._evaluated,
+            "annealed_to": self.algorithm.annealed_to,
             "eval_env": env.state_dict() if hasattr(env, "state_dict") else None,
             "callbacks": self.callbacks.state_dict(),
         }
@@ -163,6 +164,8 @@ class SavedTrainer(Generic[_Algorithm]):
     def _load_own_state(self, state: Mapping[str, Any]) -> None:
         """Continue from the state of this process."""
         self.algorithm.load_state_dict(state["algorithm"])
+        if state.get("annealed_to") is not None:
+            self.algorithm.anneal(int(state["annealed_to"]))
         totals = {key: int(state["trainer"][key]) for key in self.state}
         self.state = cast(TrainerState, totals)
         self._evaluated = int(state.get("evaluated", totals["algorithm/steps"]))

@@ -13,6 +13,7 @@ from ..files import write_file
 from ._comparison import compare_runs, comparison_rows, result_of, shown
 from ._figures import choose_keys, draw_curves, svg_text
 from ._records import RunRecord, read_run
+from ._repeating import commands_of, stretch_rows
 
 _STYLE = """
 :root { color-scheme: light dark; --line: #8884; --muted: #7779; }
@@ -98,7 +99,6 @@ def _report(run: RunRecord, video: None | Path) -> str:
     env = str(run.config.get("env_cls") or "an environment that the program made")
     objective = {"ppo": "PPO", "a2c": "A2C"}.get(str(run.config.get("objective")), "an objective")
     figure = svg_text(draw_curves([run], choose_keys([run], ())))
-    command = f"everstep train -f {shlex.quote(str(run.run_dir / 'config.yaml'))}"
     text = (run.run_dir / "config.yaml").read_text(encoding="utf-8")
     body = [
         f"<h1>{escape(name)}</h1>",
@@ -113,15 +113,34 @@ def _report(run: RunRecord, video: None | Path) -> str:
         "<h2>Video</h2>",
         _video(run, video),
         "<h2>Repeat it</h2>",
-        f"<pre>{escape(command)}</pre>",
-        "<p>On a CPU, with these versions and this number of threads, every number is the same:</p>"
-        if not any("cannot repeat" in line or "the program" in line for line in run.comments)
-        else "<p>The configuration alone cannot repeat this run:</p>",
+        *_repeating(run),
         *(f"<p><code>{escape(line)}</code></p>" for line in run.comments),
         "<h2>Configuration, config.yaml</h2>",
         f"<pre class='columns'>{escape(text)}</pre>",
     ]
     return _page(name, body)
+
+
+def _repeating(run: RunRecord) -> list[str]:
+    """How to repeat the run, or why no command does."""
+    commands, reasons = commands_of(run, str(run.run_dir / "config.yaml"))
+    lost = [x for x in run.comments if "in the program only" in x or "without a seed" in x]
+    lines = [f"<pre>{escape(chr(10).join(commands))}</pre>"]
+    if len(run.history) > 1:
+        lines.append(_table(stretch_rows(run)))
+    if reasons:
+        lines.append("<p>This run cannot be repeated by commands:</p><ul>")
+        lines += [f"<li>{escape(reason)}</li>" for reason in reasons]
+        return [*lines, "</ul>"]
+    if lost:
+        return [*lines, "<p>The configuration alone cannot repeat this run:</p>"]
+    if not run.history:
+        lines.append(
+            "<p>If it was trained in one call of <code>run</code>, which the record of an older "
+            "version does not say:</p>"
+        )
+    same = "On a CPU, with these versions and this number of threads, every number is the same:"
+    return [*lines, f"<p>{same}</p>"]
 
 
 def _evaluations(run: RunRecord) -> str:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from ..config import load
 from ..errors import ConfigError, EverstepError
 from ..loggers import read_metrics
+from ..trainers._history import HISTORY, read_history
 
 Array = npt.NDArray[np.float64]
 
@@ -44,6 +45,9 @@ class RunRecord:
 
     #: What was left out, and why; empty for a complete file.
     notes: tuple[str, ...]
+
+    #: Stretches of the training, as `everstep.trainers` wrote them; empty if nobody did.
+    history: tuple[dict[str, Any], ...] = ()
 
     @property
     def keys(self) -> list[str]:
@@ -132,7 +136,8 @@ def read_run(run_dir: str | Path) -> RunRecord:
     lines = text.read_text(encoding="utf-8").splitlines()
     comments = tuple(line[2:] for line in lines if line.startswith("# "))
     records, notes = _read_records(run_dir / "metrics.jsonl")
-    return RunRecord(run_dir, config, comments, tuple(records), tuple(notes))
+    history = tuple(read_history(run_dir / HISTORY))
+    return RunRecord(run_dir, config, comments, tuple(records), tuple(notes), history)
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -12,6 +12,7 @@ import yaml
 from .._version import __version__
 from ..errors import ConfigError
 from ..files import replacing, write_file
+from ..trainers._history import HISTORY
 from ._comparison import result_of, shown
 from ._plot import plot_runs
 from ._records import RunRecord, read_run
@@ -36,9 +37,16 @@ policy = everstep.{kind}.load("policy")
 action, state = policy.predict(obs)  # obs as the environment returns it
 ```
 
-`everstep eval .` plays complete episodes in the folder, `everstep video .` records them, and
-`everstep train -f config.yaml` trains it again.
+`everstep eval .` plays complete episodes in the folder, and `everstep video .` records them.
+{repeat}
 """
+
+_REPEATED = "`everstep train -f config.yaml` trains it again."
+
+_NOT_REPEATED = (
+    "`everstep train -f config.yaml` trains another one: this one was trained in {count} stretches "
+    "with settings of their own, which `history.jsonl` has."
+)
 
 
 def publish_run(run_dir: str | Path, out: str | Path) -> Path:
@@ -73,7 +81,8 @@ def _publish(run: RunRecord, out: Path) -> None:
     best = run.run_dir / "best"
     is_best = (best / "policy").is_file()
     shutil.copyfile((best if is_best else run.run_dir) / "policy", out / "policy")
-    for name in ("config.yaml", "metrics.jsonl"):
+    names = ["config.yaml", "metrics.jsonl", *([HISTORY] if len(run.history) > 1 else [])]
+    for name in names:
         shutil.copyfile(run.run_dir / name, out / name)
     results = _results(run, best if is_best else None)
     text = json.dumps(results, indent=1)
@@ -137,12 +146,17 @@ def _card(run: RunRecord, results: Mapping[str, Any], pictures: list[str], *, is
         *rows,
         "",
         *pictures,
-        _USE.format(kind=kind),
+        _USE.format(kind=kind, repeat=_repeat(run)),
         "## Made with\n",
         *(f"    {comment}" for comment in run.comments),
         "",
     ]
     return "\n".join(lines)
+
+
+def _repeat(run: RunRecord) -> str:
+    count = len(run.history)
+    return _REPEATED if count < 2 else _NOT_REPEATED.format(count=count)
 
 
 def _head(results: Mapping[str, Any], env: str, algorithm: str) -> dict[str, Any]:
