@@ -444,3 +444,62 @@ def test_minibatches_of_default_size_have_equal_parts(monkeypatch: pytest.Monkey
     monkeypatch.setattr("everstep.resolve.current_reducer", lambda: reducer)
     three = resolve_update(config, Walks(6), sequences=192).sgd_minibatch_size
     assert (one, three) == (64, 96)
+
+
+# ---- the reductions themselves -----------------------------------------------------------------
+
+#: Rows of each rank, the largest numbers of two kinds, and a gradient with its number of rows.
+ROWS = ([1.0, 2.0, 6.0], [10.0])
+LARGEST = ([3.0, 50.0], [40.0, 5.0])
+GRADIENTS = ((2.0, 3), (6.0, 1))
+STATISTICS: Any = (
+    {"returns/min": 1.0, "returns/max": 5.0, "returns/mean": 2.0, "returns/std": 3.0}
+    | {"env/steps": 30, "episodes/count": 3, "episodes/return_mean": 1.0, "env/speed": 2.0}
+    | {"episodes/return_std": 2.0, "episodes/return_max": 9.0, "episodes/return_min": -1.0},
+    {"returns/min": -2.0, "returns/max": 4.0, "returns/mean": 4.0, "returns/std": 4.0}
+    | {"env/steps": 10, "episodes/count": 1, "episodes/return_mean": 5.0, "env/speed": 4.0}
+    | {"episodes/return_std": 4.0, "episodes/return_max": 7.0, "episodes/return_min": 0.0},
+)
+
+
+def reductions() -> dict[str, Any]:
+    """Results of every reduction over numbers that differ between the ranks."""
+    reducer: Any = current_reducer()
+    rank = reducer.rank
+    rows, largest = torch.tensor(ROWS[rank]), torch.tensor(LARGEST[rank])
+    moments = torch.tensor(float(len(rows))), rows.mean(), (rows - rows.mean()).square().sum()
+    nothing = torch.zeros(()), torch.zeros(()), torch.zeros(())
+    (merged, empty), (most,) = reducer.moments([moments, nothing], [largest])
+    gradient, count = GRADIENTS[rank]
+    found = {}
+    for name, weight in (("some", torch.ones(count)), ("none", torch.zeros(count))):
+        flat, terms = torch.tensor([gradient]), {"vf": torch.tensor(gradient * 10)}
+        joined = reducer.gradients([flat], reducer.counted(terms, weight))
+        found[name] = (flat.tolist(), {k: float(x) for k, x in joined.items()})
+    return {
+        "moments": [float(x) for x in merged],
+        "empty": [float(x) for x in empty],
+        "largest": most.tolist(),
+        "gradients": found,
+        "statistics": reducer.statistics(dict(STATISTICS[rank])),
+        "agreed": [reducer.agree(rank == i, False, rank != i) for i in range(2)],
+    }
+
+
+def test_reductions_are_those_of_all_rows(tmp_path: Path) -> None:
+    one, other = run_ranks(2, reductions, tmp_path)
+    assert one == other
+    rows = torch.tensor([x for rank in ROWS for x in rank])
+    squares = float((rows - rows.mean()).square().sum())
+    assert one["moments"] == pytest.approx([4, float(rows.mean()), squares])
+    assert one["empty"] == [0, 0, 0]
+    assert one["largest"] == [40.0, 50.0]
+    assert one["gradients"]["some"] == ([3.0], {"vf": 30.0})  # (3 · 2 + 1 · 6) / 4
+    assert one["gradients"]["none"] == ([0.0], {"vf": 0.0})
+    assert one["statistics"] == pytest.approx(
+        {"returns/min": -2.0, "returns/max": 5.0, "returns/mean": 3.0, "env/speed": 3.0}
+        | {"returns/std": math.sqrt((9 + 16) / 2), "env/steps": 40, "episodes/count": 4}
+        | {"episodes/return_mean": 2.0, "episodes/return_std": math.sqrt((3 * 4 + 16) / 4)}
+        | {"episodes/return_max": 9.0, "episodes/return_min": -1.0}
+    )
+    assert one["agreed"] == [(True, False, True)] * 2

@@ -192,9 +192,9 @@ def resume_run(
             trainer.close()
             raise _FinishedError(
                 f"{run_dir}: the run is finished, at {trainer.state['env/steps']:,} env steps "
-                f"({end}). To go on: everstep resume {run_dir} --additional-steps N"
-                + " stop=null"
-                * end.startswith("stop")
+                f"({end}). To go on: everstep resume {run_dir} --steps N"
+                + " stop=null" * end.startswith("stop")
+                + ", or --additional-steps N for N more"
             )
         return trainer
 

@@ -875,3 +875,25 @@ def test_the_tests_that_the_page_names_are_there() -> None:
     assert found
     for file, name in found:
         assert f"def {name}" in (ROOT / file).read_text(encoding="utf-8")
+
+
+def test_gradients_of_half_precision_are_not_scaled() -> None:
+    """And taken in a step as they are."""
+    found: list[Any] = []
+    for options in ({}, {"enable_amp": True, "amp_dtype": "float16"}):
+        sgd: Any = {"optimizer_cls": torch.optim.SGD, "optimizer_config": {"lr": 1.0}}
+        algorithm = built(seed=3, max_grad_norm=None, **sgd, **options)
+        algorithm.collect()
+        if options:  # gradient scaling begins too high for float16
+            algorithm.grad_scaler.load_state_dict(
+                {**algorithm.grad_scaler.state_dict(), "scale": 1024.0}
+            )
+        minibatch = next(algorithm.minibatches())
+        gradients, _ = algorithm.compute_gradients(minibatch)
+        before = flat(algorithm).clone()
+        algorithm.apply_gradients()
+        taken = before - flat(algorithm)
+        expected = torch.cat([g.flatten() for g in gradients if g is not None])
+        torch.testing.assert_close(taken, expected.to(taken), rtol=0, atol=2e-3)
+        found.append(expected.double().norm())
+    assert float(found[1]) == pytest.approx(float(found[0]), rel=0.2)

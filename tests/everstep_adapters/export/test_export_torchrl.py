@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tensordict import TensorDict
 from torchrl.data import Categorical, Composite, OneHot, Unbounded
 from torchrl.envs import (
     Compose,
@@ -382,3 +383,39 @@ def test_on_an_accelerator() -> None:
     rollout = env.rollout(STEPS, break_when_any_done=False)
     assert rollout.device == env.device == torch.device("cuda:0")
     assert rollout["next", "done"].any()
+
+
+class Waiting(ConstantEnv):
+    """Ends an episode in one row and resets in the next; `final_obs` is only meant at the end."""
+
+    def __init__(self, num_envs: int) -> None:
+        keys = frozenset({"terminated", "truncated", "first", "final_obs", "valid"})
+        super().__init__(num_envs, episode_keys=keys)
+
+    def reset(self, *, config: Any = None) -> Any:
+        self.t = 0
+        return torch.zeros(self.num_envs, 3)
+
+    def step(self, action: Any) -> TensorDict:
+        self.t += 1
+        ends, resets = self.t % 3 == 2, self.t % 3 == 0
+        found = {"obs": float(self.t), "rewards": 1.0, "final_obs": -1.0}
+        sizes = {"obs": 3, "rewards": 1, "final_obs": 3}
+        row = {key: torch.full((self.num_envs, sizes[key]), x) for key, x in found.items()}
+        flags = {"terminated": ends, "truncated": False, "first": resets, "valid": not resets}
+        row |= {key: torch.full((self.num_envs, 1), bool(x)) for key, x in flags.items()}
+        return TensorDict(row, [self.num_envs])
+
+
+def test_final_observations_are_of_rows_that_ended() -> None:
+    """A row that opens an episode has its own observation, whatever `final_obs` holds then."""
+    env = to_torchrl(Waiting(2), invalid_rows="keep")
+    data = env.reset()
+    found = []
+    for _ in range(6):
+        data["action"] = env.action_spec.zero()
+        stepped, data = env.step_and_maybe_reset(data)
+        found.append(
+            (stepped["next", "observation"][0, 0].item(), stepped["next", "is_init"][0].item())
+        )
+    assert found == [(1, False), (2, False), (3, True), (4, False), (5, False), (6, True)]

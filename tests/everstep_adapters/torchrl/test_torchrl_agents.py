@@ -200,3 +200,21 @@ def test_parts_that_end_at_different_times_are_refused() -> None:
         TorchRLEnv(inner)
     env = TorchRLEnv(inner, done_key=("left", "done"))
     assert "by left.done" in env.describe()["resets"]
+
+
+class Silent(Team):
+    """Says of an agent that it is done in the env step in which it dies, and not again."""
+
+    def _step(self, tensordict: Any) -> Any:
+        before = self.dead.clone()
+        out = super()._step(tensordict)
+        for flag in ("done", "terminated"):
+            out["agents", flag] = out["agents", flag] & ~before[..., None]
+        return out
+
+
+def test_agents_that_said_once_that_they_are_done_stay_absent() -> None:
+    rows = play(TorchRLEnv(Silent(LIVES, [5, NEVER])), 5)
+    expected = expected_rows(LIVES, [5, NEVER], 5)
+    found = [row["valid"].flatten().tolist()[:3] for row in rows]
+    assert found == [[agent["valid"] for agent in row[:3]] for row in expected]

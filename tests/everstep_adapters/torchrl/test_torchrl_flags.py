@@ -5,11 +5,14 @@ from typing import Any
 
 import pytest
 import torch
+from tensordict import TensorDict
 from torchrl.data import Composite
 from torchrl.envs import EnvBase, InitTracker, TransformedEnv
 
+from everstep.adapters import to_torchrl
 from everstep.errors import AdapterError
 from everstep_adapters import TorchRLEnv
+from tests.everstep_adapters.export.export_toys import Walk
 from tests.everstep_adapters.torchrl.torchrl_toys import (
     NEVER,
     SCRIPTS,
@@ -166,3 +169,41 @@ def test_rows_start_at_random_phases_and_then_keep_the_limit() -> None:
     assert torch.equal(truncated[:, :10], truncated[:, 10:])
     assert torch.equal(truncated, ends(5))
     assert not torch.equal(truncated, ends(6))
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("done",),
+        ("done", "terminated"),
+        ("done", "truncated"),
+        ("terminated", "truncated"),
+        ("done", "terminated", "truncated"),
+    ],
+)
+@pytest.mark.parametrize("options", [{}, {"done_is": "truncated"}, {"time_limit": 3}], ids=str)
+def test_flags_that_the_environment_overwrites_are_copied(flags: Any, options: Any) -> None:
+    env = TorchRLEnv(ScriptedEnv(MIXED, flags=flags), **options)
+    check_flags_are_copied(
+        env,
+        TensorDict(
+            {flag: torch.zeros(env.num_envs, 1, dtype=torch.bool) for flag in flags}, [env.num_envs]
+        ),
+    )
+
+
+def test_flags_of_exported_rows_are_copied() -> None:
+    env = TorchRLEnv(to_torchrl(Walk(3, ends="next step"), invalid_rows="keep"))
+    names = ("done", "terminated", "truncated", "valid", "is_init")
+    check_flags_are_copied(
+        env,
+        TensorDict({name: torch.zeros(env.num_envs, 1, dtype=torch.bool) for name in names}, [3]),
+    )
+
+
+def check_flags_are_copied(env: Any, outcome: TensorDict) -> None:
+    found = env._endings.read(outcome, outcome)
+    before = {key: flag.clone() for key, flag in found.items()}
+    for flag in outcome.values():
+        flag.logical_not_()
+    assert all(torch.equal(flag, before[key]) for key, flag in found.items())
