@@ -10,7 +10,7 @@ from .env import Env, read_metrics
 from .env_calls import EnvCalls
 from .errors import ConfigError, EnvError
 from .policies import GenericPolicyBase, model_mode
-from .resolve import check_env
+from .resolve import check_env, device_problem
 from .rollouts import Rollout, episode_keys_of
 from .specs import Leaves, Structure, leaf_specs, options
 from .validation import explained
@@ -116,7 +116,7 @@ def check_fit(policy: Any, env: Env) -> None:
             f"`policy` must be a policy, such as `Policy.load(run_dir / 'policy')` or "
             f"`trainer.algorithm.policy`; got {type(policy).__name__}."
         )
-    problems = []
+    problems = [x for x in [device_problem(policy.device, env)] if x]
     for name in ("observation_spec", "action_spec"):
         own, other = (_described(getattr(x, name)) for x in (policy, env))
         if own != other:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torchrl.data import Bounded, TensorSpec
 
-from .errors import CheckpointError
+from .errors import CheckpointError, EnvError
 from .specs import leaf_specs
 
 __all__ = ["ActionFormat", "EnvFormat", "ObservationFormat"]
@@ -23,6 +23,33 @@ __all__ = ["ActionFormat", "EnvFormat", "ObservationFormat"]
 Array = npt.NDArray[Any]
 
 _ARRAYS = ("start", "low", "high", "scale", "offset")
+
+
+def check_held(
+    values: Array, dtype: np.dtype[Any], name: str, error: type[Exception] = EnvError
+) -> None:
+    """Check that a cast changes no number: integers wrap, and lose fractions, without a word.
+
+    Args:
+        values: Numbers, of any dtype.
+        dtype: Dtype of their spec.
+        name: Name in errors, such as `obs['camera']`.
+        error: Class of the error.
+
+    Raises:
+        Exception: Of that class, if `dtype` is one of integers or flags that cannot hold them.
+
+    """
+    if dtype.kind not in "biu" or values.dtype == dtype or np.can_cast(values.dtype, dtype):
+        return
+    least, most = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    wrong = values[(values < least) | (values > most) | (values != np.floor(values))]
+    if wrong.size:
+        raise error(
+            f"`{name}` has the value {wrong.flat[0]} of dtype {values.dtype}, which the {dtype} of "
+            f"its spec cannot hold: it has whole numbers from {least} to {most}. Give the spec or "
+            "space a wider dtype, or return what fits it."
+        )
 
 
 @dataclass(frozen=True, eq=False)

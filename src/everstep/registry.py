@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeAlias, cast, overload
 
@@ -188,7 +189,12 @@ def resolve(
         return AdapterFactory(adapter, source, kwargs)
     if not is_made(made):
         raise AdapterError(f"{_name(source)}() must return an environment; got {made!r}.")
-    return resolve(made, device=device)
+    try:
+        return resolve(made, device=device)
+    except BaseException:
+        with suppress(Exception):  # the error is the one to raise
+            getattr(made, "close", lambda: None)()
+        raise
 
 
 def _of_a_list(source: object) -> str:

@@ -4,7 +4,7 @@ import inspect
 import math
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
@@ -51,15 +51,15 @@ def build_env(source: EnvSource, config: C) -> tuple[Env, C]:
 
     """
     resolved = resolve(source, device=None if config.device == "auto" else config.device)
-    if is_made(resolved):
-        with closed_on_error(cast(Env, resolved), source):
-            env, config = _adopt(cast(Env, resolved), config)
-    else:
+    env: Env = cast(Env, resolved)
+    if not is_made(resolved):
         env, config = _make(cast(EnvFactory, resolved), config)
     with closed_on_error(env, source):
+        if is_made(resolved):
+            env, config = _adopt(env, config)
         check_env(env)
         _check_rollout(env, config)
-    return env, _resolve_defaults(config, env)
+        return env, _resolve_defaults(config, env)
 
 
 def _check_rollout(env: Env, config: Hyperparameters) -> None:
@@ -82,8 +82,9 @@ def closed_on_error(env: Env, source: EnvSource) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        if not is_made(source) and hasattr(env, "close"):
-            env.close()
+        if not is_made(source):
+            with suppress(Exception):  # the error is the one to raise
+                getattr(env, "close", lambda: None)()
         raise
 
 
@@ -198,6 +199,24 @@ def check_env(env: Any) -> None:
         raise EnvError(
             f"`episode_keys` has {sorted(declared)}: terminated, truncated and first go together."
         )
+
+
+def device_problem(policy: torch.device, env: Any) -> str:
+    """The error of a policy and an environment on two devices; empty if they are on one.
+
+    Args:
+        policy: The policy's device.
+        env: The environment.
+
+    """
+    device = torch.device(env.device)
+    if policy == device or _index(policy) == _index(device):
+        return ""
+    return (
+        f"The policy is on the device {policy}, and {type(env).__name__} on {device}: each step "
+        f"would mix them. Move the policy (`policy.to('{device}')`, or `Policy.load(path, "
+        f"device='{device}')`), or make the environment with `device='{policy}'`."
+    )
 
 
 def _with_self(signature: inspect.Signature) -> str:

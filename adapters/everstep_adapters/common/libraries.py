@@ -4,7 +4,7 @@ import inspect
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, TypeVar
@@ -159,8 +159,14 @@ def wrap_or_close(adapter: type[_Adapter], env: Any, *args: Any, **options: Any)
     try:
         return adapter(env, *args, **options)
     except BaseException:
-        env.close()
+        close_quietly(env)
         raise
+
+
+def close_quietly(env: Any) -> None:
+    """Close what an error left open, if it can be closed, and let that error be the one raised."""
+    with suppress(Exception):
+        getattr(env, "close", lambda: None)()
 
 
 def pop_options(adapter: type, kwargs: dict[str, Any]) -> dict[str, Any]:

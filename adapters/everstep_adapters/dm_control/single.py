@@ -8,6 +8,7 @@ import numpy as np
 from gymnasium import spaces
 
 from everstep.errors import AdapterError
+from everstep.formats import check_held
 
 
 class SingleEnv(gym.Env[Any, Any]):
@@ -44,7 +45,7 @@ class SingleEnv(gym.Env[Any, Any]):
         generator = _generator(self.dm_env)
         if seed is not None and generator is not None:
             generator.seed(seed)
-        return _observed(self.dm_env.reset().observation), {}
+        return self._observed(self.dm_env.reset().observation), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """An env step; the last one is truncated if its discount is not 0."""
@@ -52,7 +53,10 @@ class SingleEnv(gym.Env[Any, Any]):
         terminated = bool(result.last() and not result.discount)
         reward = 0.0 if result.reward is None else float(result.reward)
         truncated = bool(result.last()) and not terminated
-        return _observed(result.observation), reward, terminated, truncated, {}
+        return self._observed(result.observation), reward, terminated, truncated, {}
+
+    def _observed(self, observation: Any) -> Any:
+        return _observed(observation, self.observation_space, "obs")
 
     def render(self) -> Any:
         """A frame, `uint8` `[height, width, 3]`."""
@@ -110,10 +114,18 @@ def _range(dtype: np.dtype[Any]) -> tuple[Any, Any]:
     return (False, True) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
 
 
-def _observed(observation: Any) -> Any:
-    """An observation of arrays that later env steps do not write to."""
-    if isinstance(observation, Mapping):
-        return {key: _observed(value) for key, value in observation.items()}
-    if isinstance(observation, list | tuple):
-        return tuple(_observed(value) for value in observation)
-    return np.array(observation)
+def _observed(observation: Any, space: Any, name: str) -> Any:
+    """An observation of arrays that later env steps do not write to, and that its space holds."""
+    if isinstance(observation, Mapping) and isinstance(space, spaces.Dict):
+        return {
+            key: _observed(observation[key], child, f"{name}[{key!r}]")
+            for key, child in space.items()
+            if key in observation
+        }
+    if isinstance(observation, list | tuple) and isinstance(space, spaces.Tuple):
+        pairs = zip(observation, space.spaces, strict=True)
+        return tuple(_observed(x, child, f"{name}[{i}]") for i, (x, child) in enumerate(pairs))
+    array = np.array(observation)
+    if space.dtype is not None:
+        check_held(array, np.dtype(space.dtype), name)
+    return array

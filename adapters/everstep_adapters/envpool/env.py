@@ -4,11 +4,13 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
+import numpy as np
+
 from everstep.data import Device
 from everstep.errors import AdapterError
 
 from ..common.actions import ActionBounds
-from ..common.libraries import creating, is_loaded_instance, require, wrap_or_close
+from ..common.libraries import close_quietly, creating, is_loaded_instance, require, wrap_or_close
 from ..common.pools import PoolCalls, check_batch_size, is_envpool
 from ..gymnasium import GymnasiumEnv
 
@@ -132,7 +134,11 @@ class EnvPoolEnv(GymnasiumEnv):
         def make_pool(**seed: int) -> "VectorEnv[Any, Any, Any]":
             with creating("EnvPool", name):
                 pool = make_gymnasium(name, **{**kwargs, "num_envs": num_envs, **seed})
-            _make_spaces(pool)
+            try:
+                _make_spaces(pool)
+            except BaseException:
+                close_quietly(pool)
+                raise
             return cast("VectorEnv[Any, Any, Any]", pool)
 
         options: Any = {"action_bounds": action_bounds, "metrics": metrics}
@@ -143,8 +149,8 @@ class EnvPoolEnv(GymnasiumEnv):
     def _remake(self, seed: int) -> "VectorEnv[Any, Any, Any]":
         """A new pool with that seed; the same pool if it was made elsewhere."""
         if self._make_pool is not None:
-            self.env.close()
-            self.env = self._make_pool(seed)
+            pool, self.env = self.env, self._make_pool(seed)
+            pool.close()
         else:
             warnings.warn(
                 f"{type(self.env).__name__} keeps the seed that it was made with. Pass `seed` to "
@@ -156,10 +162,26 @@ class EnvPoolEnv(GymnasiumEnv):
 
 
 def _make_spaces(env: "VectorEnv[Any, Any, Any]") -> None:
-    """Make a pool's spaces, which it caches, without Gymnasium's warnings.
+    """Make a pool's spaces, which it caches, without Gymnasium's warnings and with its bounds.
 
-    EnvPool writes its bounds in float64, whatever the dtype of its spaces.
+    EnvPool writes its bounds in float64, whatever the dtype of its spaces, and C++'s smallest
+    positive number, `numeric_limits<T>::min()`, for no lower bound.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*precision lowered by casting")
+        inner: Any = env.unwrapped
+        _forget_bounds(inner.observation_space)
         _ = env.observation_space, env.action_space
+
+
+def _forget_bounds(space: Any) -> None:
+    """Make the bounds of a space infinite where they are the smallest and the largest number."""
+    for child in getattr(space, "spaces", {}).values():
+        _forget_bounds(child)
+    if space.dtype is None or space.dtype.kind != "f":
+        return
+    none = np.zeros(space.shape, np.bool_)
+    for dtype in (np.float32, np.float64):
+        facts = np.finfo(dtype)
+        none |= (space.low == facts.tiny) & (space.high >= facts.max)
+    space.low, space.high = np.where(none, -np.inf, space.low), np.where(none, np.inf, space.high)

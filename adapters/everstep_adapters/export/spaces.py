@@ -19,6 +19,7 @@ from torchrl.data import TensorSpec
 from torchrl.data import tensor_specs as specs
 
 from everstep.errors import AdapterError
+from everstep.formats import check_held
 from everstep.specs import options
 
 from ..common.handoff import to_numpy
@@ -57,6 +58,7 @@ class ExportedLeaf:
 
         """
         values = to_numpy(batch.detach()).reshape(len(batch), *(self.space.shape or ()))
+        check_held(values, np.dtype(self.space.dtype), self.name)
         is_shared = batch.is_cpu and batch.dtype is not torch.bfloat16
         return np.array(values, dtype=self.space.dtype, copy=True if copy and is_shared else None)
 
@@ -75,6 +77,7 @@ class ExportedLeaf:
             raise AdapterError(
                 f"`{self.name}` must have the dtype {dtype} or one of its kind; got {array.dtype}."
             )
+        check_held(array, dtype, self.name, AdapterError)
         tensor = torch.from_numpy(np.array(array, dtype=dtype, order="C"))
         if self.groups:
             choices = tensor.reshape(self.num_envs, -1).long().unbind(-1)

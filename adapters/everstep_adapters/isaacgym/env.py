@@ -12,7 +12,7 @@ from everstep.env import Env
 from everstep.errors import AdapterError
 from everstep.formats import EnvFormat, observation_formats
 
-from ..common.libraries import pop_options, require
+from ..common.libraries import creating, pop_options, require, wrap_or_close
 from ..common.metrics import EpisodeMetrics
 from ..common.specs import describe_spec
 from .actions import Actions
@@ -182,8 +182,9 @@ class IsaacGymEnv(Env):
         options = pop_options(cls, kwargs)
         made_with = {"seed": 0, "sim_device": str(device), "headless": True, "force_render": False}
         made_with |= {"rl_device": str(device), **kwargs}
-        task = make(task=name, num_envs=num_envs, **made_with)
-        return cls(task, horizon, device=device, **options)
+        with creating("IsaacGymEnvs", name):
+            task = make(task=name, num_envs=num_envs, **made_with)
+        return wrap_or_close(cls, task, horizon, device=device, **options)
 
     def seed(self, seed: int) -> None:
         """Seed the next reset.

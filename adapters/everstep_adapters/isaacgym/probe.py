@@ -16,6 +16,9 @@ _MOST_ENV_STEPS = 4
 #: `reset_done`: with IsaacGymEnvs' ADR one passes before the reset.
 _PATIENCE = 2
 
+#: Marks that an object has no attribute of its own.
+_NONE = object()
+
 #: Times that all episodes are made to end, as some may fail just then; and times that it is tried.
 _TRIALS, _MOST_TRIALS = 3, 9
 
@@ -215,7 +218,9 @@ class Resets:
         self._task, self.styles = task, set()
         self._has_reset_done = task.method("reset_done") is not None
         own = getattr(task.env, "reset_idx", None)
-        self._own, self._owner = own, getattr(own, "__self__", None)
+        # An attribute of the task itself comes first: it may be a function that was set there.
+        is_set = "reset_idx" in getattr(task.env, "__dict__", {})
+        self._own, self._owner = own, task.env if is_set else getattr(own, "__self__", None)
         # What the first env step resets had not ended.
         ones = torch.ones(task.num_envs, dtype=torch.bool, device=task.clock.device)
         self._ended = self._at_once = ones
@@ -224,13 +229,18 @@ class Resets:
     def __enter__(self) -> "Resets":
         """Listen to the task."""
         if self._owner is not None:
+            self._before = getattr(self._owner, "__dict__", {}).get("reset_idx", _NONE)
             self._owner.reset_idx = self._reset_idx
         return self
 
     def __exit__(self, *error: object) -> None:
         """Put the task's method back."""
-        if self._owner is not None:
+        if self._owner is None:
+            return
+        if self._before is _NONE:
             del self._owner.reset_idx
+        else:
+            self._owner.reset_idx = self._before
 
     def _reset_idx(self, env_ids: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         self._clocks[env_ids] = self._task.clock[env_ids].to(self._clocks)

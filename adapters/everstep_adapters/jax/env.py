@@ -19,6 +19,7 @@ from ..common.libraries import (
     is_loaded_instance,
     pop_options,
     require,
+    wrap_or_close,
 )
 from ..common.rows import FLAGS
 from ..common.specs import describe_spec
@@ -92,7 +93,7 @@ class JaxEnv(Env):
         require("jax", "jit", "JAX is needed: pip install jax")
         import jax
 
-        from . import actions, observations, program, rows, states
+        from . import actions, devices, observations, program, rows, states
 
         if num_envs is None:
             raise AdapterError(
@@ -102,8 +103,8 @@ class JaxEnv(Env):
         if max_episode_steps is not None and max_episode_steps < 1:
             raise AdapterError(f"`max_episode_steps` must be at least 1; got {max_episode_steps}.")
         self._functions = functions = self._read(env, params)
-        own = jax.devices()[0]
-        self._jax_device = torch.device("cuda" if own.platform == "gpu" else "cpu")
+        self._own = devices.choose(device)
+        self._jax_device = devices.to_torch(self._own)
         on_device = self._jax_device if device is None else torch.device(device)
         super().__init__(num_envs, horizon, device=str(on_device))
         self.env, self.params = env, params
@@ -180,7 +181,8 @@ class JaxEnv(Env):
         require(cls.library[0], "__name__", cls.library[1])
         with creating(cls.family, getattr(name, "__name__", str(name))):
             env = name(**kwargs) if callable(name) else cls._make_one(name, **kwargs)
-        return cls(env, horizon, num_envs=num_envs, device=device, **options)
+        options |= {"num_envs": num_envs, "device": device}
+        return wrap_or_close(cls, env, horizon, **options)
 
     # ---- vector steps ----------------------------------------------------------------------------
 
@@ -210,6 +212,8 @@ class JaxEnv(Env):
             key = self._program.restore(self._carry).key
         if key is None:
             key = self._jax.random.PRNGKey(int(torch.randint(2**31 - 1, ())))
+        # What a key was put on, all that is computed with it is on, too.
+        key = self._jax.device_put(key, self._own)
         self._carry, obs = self._call("reset", self._program.start, key)
         return self._observations.read(obs)
 
@@ -261,7 +265,8 @@ class JaxEnv(Env):
         read = partial(self._states.from_tensors, self._jax, name=type(self.env).__name__)
         carry = None
         if state["carry"] is not None:
-            carry = self._program.hold(read(state["carry"], self._program.carry))
+            carry = read(state["carry"], self._program.carry)
+            carry = self._program.hold(self._jax.device_put(carry, self._own))
         key = None if state["key"] is None else read(state["key"], like)
         self._carry, self._key = carry, key
 

@@ -15,7 +15,9 @@ from everstep.errors import AdapterError, ConfigError
 from everstep.names import check_module
 
 from ..common.actions import ActionBounds
+from ..common.independence import check_independent
 from ..common.libraries import (
+    close_quietly,
     creating,
     is_loaded_instance,
     is_loaded_kind,
@@ -84,6 +86,7 @@ class PettingZooEnv(GymnasiumEnv):
         from .vector import AgentsVectorEnv
 
         envs = [_parallel(x) for x in (env if isinstance(env, list | tuple) else [env])]
+        check_independent(envs, "`env`")
         self._vector = AgentsVectorEnv(envs, controlled(envs[0], agents))
         options: Any = {"observation_keys": observation_keys, "metrics": metrics}
         options |= {"device": device, "action_bounds": action_bounds}
@@ -144,11 +147,11 @@ class PettingZooEnv(GymnasiumEnv):
         make_one = _maker(name) if isinstance(name, str) else name
         envs: list[Any] = []
         with ExitStack() as on_error:
-            on_error.callback(lambda: [env.close() for env in envs])
             rows = num_envs
             while len(envs) * rows < num_envs or not envs:
                 with creating("PettingZoo", getattr(name, "__name__", str(name))):
                     envs.append(make_one(**kwargs))
+                on_error.callback(close_quietly, envs[-1])
                 if len(envs) == 1:
                     rows = cls(envs[0], device=device, **options).num_envs
             env = cls(envs, horizon, device=device, **options)
@@ -160,9 +163,9 @@ class PettingZooEnv(GymnasiumEnv):
         """Number of rows of each environment: of agents that the policy controls."""
         return len(self._vector.agents)
 
-    def step(self, action: torch.Tensor | TensorDict) -> TensorDict:
-        """The row of a vector step: `obs`, `rewards` and the episode keys; see the module."""
-        row = super().step(action).copy()
+    def _rows(self, returned: tuple[Any, Any, Any, Any, dict[str, Any]]) -> TensorDict:
+        """The row of a vector step; see the module."""
+        row = super()._rows(returned).copy()
         for key, flags in (
             (DataKeys.FIRST, self._vector.first),
             (DataKeys.VALID, self._vector.valid),

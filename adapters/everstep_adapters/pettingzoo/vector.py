@@ -1,6 +1,6 @@
 """Several PettingZoo environments as a vector environment of Gymnasium."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,6 +9,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
 from everstep.errors import EnvError
+from everstep.formats import check_held
 
 
 class AgentsVectorEnv(VectorEnv[Any, Any, Any]):
@@ -41,6 +42,7 @@ class AgentsVectorEnv(VectorEnv[Any, Any, Any]):
         self.render_mode = getattr(self.envs[0], "render_mode", None)
         self.first = np.zeros(self.num_envs, np.bool_)
         self.valid = np.zeros(self.num_envs, np.bool_)
+        self._has_integers = _has_integers(self.single_observation_space)
         self._nothing = _zeros(self.single_observation_space)
         #: Observation of each row, and of each environment all its agents' and those that ended.
         self._rows: list[Any] = [self._nothing] * self.num_envs
@@ -120,6 +122,8 @@ class AgentsVectorEnv(VectorEnv[Any, Any, Any]):
     def _batch(self) -> Any:
         """The rows' observations, in new memory."""
         space = self.single_observation_space
+        for row in self._rows if self._has_integers else ():
+            _check_integers(row, space, "obs")  # Gymnasium's `concatenate` would wrap them
         out: Any = create_empty_array(space, n=self.num_envs)
         return concatenate(space, self._rows, out)
 
@@ -134,6 +138,28 @@ class AgentsVectorEnv(VectorEnv[Any, Any, Any]):
 
     def __str__(self) -> str:
         return f"{len(self.envs)} x {self.envs[0]}, {len(self.agents)} agents each"
+
+
+def _leaf_spaces(space: Any) -> Iterator[tuple[Any, Any]]:
+    """Indices and spaces of the parts of a space that has parts."""
+    children = getattr(space, "spaces", ())
+    yield from children.items() if hasattr(children, "items") else enumerate(children)
+
+
+def _has_integers(space: Any) -> bool:
+    """Whether values of a space have leaves of integers or flags."""
+    if getattr(space, "dtype", None) is not None:
+        return np.dtype(space.dtype).kind in "biu"
+    return any(_has_integers(child) for _, child in _leaf_spaces(space))
+
+
+def _check_integers(value: Any, space: Any, name: str) -> None:
+    """Check that the integers of an observation can be held by their spaces."""
+    if getattr(space, "dtype", None) is not None:
+        check_held(np.asarray(value), np.dtype(space.dtype), name)
+        return
+    for index, child in _leaf_spaces(space):
+        _check_integers(value[index], child, f"{name}[{index!r}]")
 
 
 def _zeros(space: Any) -> Any:

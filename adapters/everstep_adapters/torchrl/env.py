@@ -117,54 +117,58 @@ class TorchRLEnv(Env):
         needed = "TorchRL's environments are needed: pip install torchrl"
         if not isinstance(env, require("torchrl.envs", "EnvBase", needed)):
             raise AdapterError(f"`env` must be a `torchrl.envs.EnvBase`; got {type(env).__name__}.")
-        keys.check_wrapper(env)
-        self.env = env = keys.limited(env, max_episode_steps, random_phase)
-        self._key, layout = keys.find_rows(env, action_key, num_envs)
-        on_device = torch.device(device if device is not None else env.device or "cpu")
-        super().__init__(layout.num_rows, horizon, device=on_device)
-        self.max_episode_steps, self._random_phase = max_episode_steps, random_phase
-        self._layout = layout
-        self._actions = make_actions(
-            self._key, env, layout, on_device, action_bounds, categorical_actions
-        )
-        self._others = keys.other_actions(env, layout, self._key)
-        self.action_spec = self._actions.spec
-        self._check_action = ActionCheck(self.num_envs, self.action_spec)
-        self._reward = keys.find_reward(env, layout, reward_key, on_device)
-        dtype = self._reward.spec.dtype
-        self._reward_dtype = dtype if dtype.is_floating_point else torch.get_default_dtype()
-        observed = keys.find_observed(env, layout, observation_keys)
-        self._leaves = observation_leaves(observed, layout, on_device)
-        specs = {path: leaf.spec for path, leaf in self._leaves.items()}
-        self.observation_spec = compose_spec(specs, on_device)
-        self._structure = Structure.of(self.observation_spec)
-        if self._actions.form is not None:
-            seen = ((path, self._leaves[path].feature) for path in self._structure.paths)
-            forms = tuple(ObservationFormat(path, tuple(shape)) for path, shape in seen)
-            self.env_format = EnvFormat(forms, (self._actions.form,))
-        chosen = keys.find_observed(env, layout, metrics, "metrics") if metrics else {}
-        self._metrics = {
-            key: (make_leaf(key, spec, layout, on_device), TensorMean(self.num_envs, on_device))
-            for key, spec in chosen.items()
-        }
-        if wide := [key for key, (leaf, _) in self._metrics.items() if leaf.feature.numel() != 1]:
-            raise AdapterError(
-                f"`metrics` are keys of one number each; `{join_keys(wide)}` has more. Reduce it "
-                "in a transform."
+        with keys.reading_specs(env):
+            keys.check_wrapper(env)
+            self.env = env = keys.limited(env, max_episode_steps, random_phase)
+            keys.check_rows(env)
+            self._key, layout = keys.find_rows(env, action_key, num_envs)
+            on_device = torch.device(device if device is not None else env.device or "cpu")
+            super().__init__(layout.num_rows, horizon, device=on_device)
+            self.max_episode_steps, self._random_phase = max_episode_steps, random_phase
+            self._layout = layout
+            self._actions = make_actions(
+                self._key, env, layout, on_device, action_bounds, categorical_actions
             )
-        self._endings = Endings(env, layout, done_key, terminated_key, done_is, time_limit)
-        if done_is is None and time_limit is None and terminated_key is None:
-            keys.warn_of_one_flag(env)
-        own = keys.own_episode_keys(env)
-        self._has_final = DataKeys.FINAL_OBS in own if own else not keys.resets_itself(env)
-        self.episode_keys = self._endings.episode_keys
-        if self._has_final:
-            self.episode_keys |= {DataKeys.FINAL_OBS}
-        self._calls = TorchRLCalls(env, step_timeout)
-        self._handoff = Handoff(env.device or torch.device("cpu"), on_device)
-        self._phases = torch.Generator()
-        #: The last step's observations and states, to which the next action is added.
-        self._data: None | TensorDictBase = None
+            self._others = keys.other_actions(env, layout, self._key)
+            self.action_spec = self._actions.spec
+            self._check_action = ActionCheck(self.num_envs, self.action_spec)
+            self._reward = keys.find_reward(env, layout, reward_key, on_device)
+            dtype = self._reward.spec.dtype
+            self._reward_dtype = dtype if dtype.is_floating_point else torch.get_default_dtype()
+            observed = keys.find_observed(env, layout, observation_keys)
+            self._leaves = observation_leaves(observed, layout, on_device)
+            specs = {path: leaf.spec for path, leaf in self._leaves.items()}
+            self.observation_spec = compose_spec(specs, on_device)
+            self._structure = Structure.of(self.observation_spec)
+            if self._actions.form is not None:
+                seen = ((path, self._leaves[path].feature) for path in self._structure.paths)
+                forms = tuple(ObservationFormat(path, tuple(shape)) for path, shape in seen)
+                self.env_format = EnvFormat(forms, (self._actions.form,))
+            chosen = keys.find_observed(env, layout, metrics, "metrics") if metrics else {}
+            self._metrics = {
+                key: (make_leaf(key, spec, layout, on_device), TensorMean(self.num_envs, on_device))
+                for key, spec in chosen.items()
+            }
+            if wide := [
+                key for key, (leaf, _) in self._metrics.items() if leaf.feature.numel() != 1
+            ]:
+                raise AdapterError(
+                    f"`metrics` are keys of one number each; `{join_keys(wide)}` has more. Reduce "
+                    "it in a transform."
+                )
+            self._endings = Endings(env, layout, done_key, terminated_key, done_is, time_limit)
+            if done_is is None and time_limit is None and terminated_key is None:
+                keys.warn_of_one_flag(env)
+            own = keys.own_episode_keys(env)
+            self._has_final = DataKeys.FINAL_OBS in own if own else not keys.resets_itself(env)
+            self.episode_keys = self._endings.episode_keys
+            if self._has_final:
+                self.episode_keys |= {DataKeys.FINAL_OBS}
+            self._calls = TorchRLCalls(env, step_timeout)
+            self._handoff = Handoff(env.device or torch.device("cpu"), on_device)
+            self._phases = torch.Generator()
+            #: The last step's observations and states, to which the next action is added.
+            self._data: None | TensorDictBase = None
 
     @classmethod
     def matches(cls, env: object, /) -> bool:

@@ -1,7 +1,8 @@
 """Keys of a TorchRL environment's observations, actions and rewards, and its known wrappers."""
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -9,8 +10,10 @@ import torch
 from torchrl.data import TensorSpec
 
 from everstep.data import DataKeys
-from everstep.errors import AdapterError
+from everstep.errors import AdapterError, EverstepError
 
+from ..common.calls import error_text
+from ..common.independence import check_independent
 from ..common.libraries import is_loaded_instance
 from .calls import layers_of, name_of
 from .layout import Key, Layout, Leaf, NestedKey, as_key, join_keys, leaves_of, make_leaf, write_key
@@ -36,6 +39,52 @@ _ONE_FLAG = {
     "smacv2.SMACv2Wrapper": "terminated",
     "vmas.VmasWrapper": "terminated",
 }
+
+
+@contextmanager
+def reading_specs(env: Any) -> Iterator[None]:
+    """A context in which an environment's specs are read, which TorchRL computes when they are.
+
+    Raises:
+        AdapterError: If that fails; names the layer that is the first to fail, and its reason.
+
+    """
+    try:
+        yield
+    except EverstepError:
+        raise
+    except Exception as error:  # transforms may raise anything
+        failures = ((layer, _failure(layer)) for layer in reversed(layers_of(env)))
+        found = ((layer, reason) for layer, reason in failures if reason is not None)
+        layer, reason = next(found, (env, error))
+        transform = getattr(layer, "transform", None)
+        if transform is None:
+            what, advice = name_of(layer), "Mend them"
+        else:
+            what, advice = f"the transform {transform}", "Leave it out, or give it other keys"
+        if type(transform).__name__ == "DoubleToFloat":
+            advice = "Leave it out: float64 becomes PyTorch's default dtype here without it"
+        raise AdapterError(
+            f"The specs of {what} cannot be read: {error_text(reason).rstrip('.')}. {advice}. "
+            "`torchrl.envs.check_env_specs(env)` shows whether TorchRL can read them."
+        ) from error
+
+
+def _failure(layer: Any) -> None | Exception:
+    """The error that is raised when the specs of a layer are computed; None if there is none.
+
+    A transformed environment raises another one, which does not have the reason.
+    """
+    transform = getattr(layer, "transform", None)
+    for name in ("output_spec", "input_spec"):
+        try:
+            if transform is None:
+                getattr(layer, name)
+            else:
+                getattr(transform, f"transform_{name}")(getattr(layer.base_env, name).clone())
+        except Exception as error:  # see above
+            return error
+    return None
 
 
 def find_rows(env: Any, action_key: None | NestedKey, num_envs: None | int) -> tuple[Key, Layout]:
@@ -253,6 +302,22 @@ def check_wrapper(env: Any) -> None:
             "does not say which rows that are. Wrap EnvPool's own environment instead: "
             "`everstep.make('envpool:…', num_envs)`."
         )
+
+
+def check_rows(env: Any) -> None:
+    """Refuse a `SerialEnv` of environments that are one.
+
+    Raises:
+        AdapterError: If two rows are the same environment, or move the same simulation.
+
+    """
+    from torchrl.envs import SerialEnv
+
+    base = layers_of(env)[-1]
+    if isinstance(base, SerialEnv):
+        if base.is_closed:
+            base.start()
+        check_independent(base._envs, name_of(env))
 
 
 def warn_of_one_flag(env: Any) -> None:

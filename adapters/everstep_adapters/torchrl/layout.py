@@ -11,6 +11,7 @@ from torchrl.data import TensorSpec
 from torchrl.data import tensor_specs as specs
 
 from everstep.errors import AdapterError, EnvError
+from everstep.formats import check_held, numpy_dtype
 
 from ..common.specs import choices_spec, real_spec
 
@@ -136,7 +137,11 @@ class Leaf:
 
         """
         rows = layout.flatten(self.key, value_of(data, self.key), self.feature)
-        return rows.to(self.spec.dtype)
+        dtype = self.spec.dtype
+        if rows.dtype is not dtype and not dtype.is_floating_point:
+            # Waits for the device, if an environment's dtypes are not those of its specs.
+            check_held(rows.numpy(force=True), numpy_dtype(dtype), join_keys([self.key]))
+        return rows.to(dtype)
 
 
 def value_of(data: TensorDictBase, key: Key) -> torch.Tensor:

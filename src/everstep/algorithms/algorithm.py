@@ -17,14 +17,14 @@ from ..data import (
 )
 from ..env_calls import EnvCalls
 from ..episodes import to_floats
-from ..errors import DivergedError, EnvError, NotBufferedError
+from ..errors import ConfigError, DivergedError, EnvError, NotBufferedError
 from ..fused import MinibatchGradients, actor, gradients
 from ..graphs import CUDAGraph
 from ..hyperparameters import Hyperparameters, RecurrentHyperparameters
 from ..objectives import ENTROPY_EVERY, ActorCritic, add_ons
 from ..policies import Actor, GenericPolicyBase, Policy, RecurrentPolicy, check_policy, model_mode
 from ..registry import EnvSource
-from ..resolve import build_env, closed_on_error
+from ..resolve import build_env, closed_on_error, device_problem
 from ..restoring import restored_on_error
 from ..rollouts import Minibatch
 from ..specs import Leaves
@@ -139,6 +139,8 @@ class OnPolicyAlgorithm(
 
     def _prepare(self) -> None:
         """Let bonuses look at the environment, once, before the first rollout to learn from."""
+        if problem := device_problem(self.policy.device, self.env):
+            raise ConfigError(problem)
         if not self.is_prepared and not self.is_evaluating:
             self.continues = False
             with self.reducer.joined():

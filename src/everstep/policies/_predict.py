@@ -15,7 +15,7 @@ from tensordict import TensorDictBase
 from torch import nn
 
 from ..distributions._base import share_facts
-from ..formats import ObservationFormat, numpy_dtype
+from ..formats import ObservationFormat, check_held, numpy_dtype
 from ..specs import Leaves, Structure
 from ._core import PolicyCore
 from ._windows import extended, past_structure, without
@@ -79,6 +79,11 @@ def _read(
         is_nested = isinstance(obs, Mapping | TensorDictBase | tuple)
         value = _pick(obs, form.path, name) if path or is_nested else obs
         if isinstance(value, torch.Tensor):
+            if value.is_meta:
+                raise ValueError(
+                    f"`{name}` is on the device meta, which has no numbers; the policy is on "
+                    f"{device}. Give it an observation of an environment that computes them."
+                )
             home = value.device
             tensor = _from_torch(value, form, dtype, name)
         else:
@@ -129,6 +134,7 @@ def _from_numpy(value: Any, form: ObservationFormat, dtype: torch.dtype, name: s
     _check_kind(array.dtype.kind, array.dtype, target, type(value), name)
     if form.start is not None:
         array = np.asarray(array - form.start)
+    check_held(array, target, name, ValueError)
     array = array.astype(target, copy=False)
     if not (array.flags.writeable and array.flags.c_contiguous):
         array = array.copy()  # PyTorch takes no negative strides, and warns of read-only memory
@@ -143,7 +149,10 @@ def _from_torch(
     is_real, is_flag = value.is_floating_point(), value.dtype is torch.bool
     kind = "c" if value.is_complex() else "f" if is_real else "b" if is_flag else "i"
     _check_kind(kind, value.dtype, numpy_dtype(dtype), type(value), name)
-    return form.from_zero(value.detach()).to(dtype)
+    counted = form.from_zero(value.detach())
+    if counted.dtype is not dtype and not dtype.is_floating_point:
+        check_held(counted.numpy(force=True), numpy_dtype(dtype), name, ValueError)
+    return counted.to(dtype)
 
 
 def _check_kind(kind: str, received: Any, target: np.dtype[Any], cls: type, name: str) -> None:
@@ -289,7 +298,7 @@ def _read_state(
 def _eval_copy_of(policy: P) -> P:
     """The policy with a copy of its model in eval mode, and without what values alone need."""
     acting = object.__new__(type(policy))
-    vars(acting).update(vars(policy))
+    vars(acting).update(vars(policy), is_wired=False)  # nothing trains the copy
     acting.model, acting.critic = _eval_copy(policy.model, {}), None
     share_facts(acting.model, policy.model)
     if isinstance(policy._autocast, torch.autocast):

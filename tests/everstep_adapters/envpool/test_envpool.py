@@ -186,7 +186,8 @@ def test_making_a_pool_warns_of_nothing() -> None:
 
 def test_spaces_are_those_of_one_environment() -> None:
     cart = EnvPoolEnv.make("CartPole-v1", 3)
-    assert isinstance(cart.observation_spec, Unbounded)
+    low = cart.observation_spec.space.low  # of the position and the angle alone
+    assert low.isfinite().tolist() == [True, False, True, False]
     assert isinstance(cart.action_spec, Categorical)
     assert (tuple(cart.observation_spec.shape), cart.num_envs) == ((4,), 3)
     cheetah = EnvPoolEnv.make("HalfCheetah-v4", 2, action_bounds="rescale")
@@ -370,3 +371,56 @@ def test_an_ataris_lives_are_a_metric() -> None:
     env.reset()
     env.step(torch.zeros(2, 1, dtype=torch.int64))
     assert env.metrics() == {"lives": 5.0}
+
+
+def test_the_old_pool_stands_until_the_new_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    env: Any = everstep.make("envpool:CartPole-v1", 2, num_threads=1)
+    env.reset()
+    action, old = torch.zeros(2, 1, dtype=torch.int64), env.env
+    closed: list[Any] = []
+    monkeypatch.setattr(old, "close", lambda: closed.append(old), raising=False)
+    make_pool = env._make_pool
+
+    def fail(seed: int) -> None:
+        raise AdapterError("EnvPool cannot make it: out of memory")
+
+    env._make_pool = fail
+    env.seed(3)
+    with pytest.raises(AdapterError, match="out of memory"):
+        env.reset()
+    assert env.env is old
+    assert not closed
+    env.step(action)
+    env._make_pool = make_pool
+    env.seed(3)
+    env.reset()
+    assert env.env is not old
+    assert closed == [old]
+    env.step(action)
+
+
+def test_a_pool_whose_spaces_cannot_be_made_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+
+    class Pool:
+        closed = False
+
+        @property
+        def unwrapped(self) -> Any:
+            return self
+
+        @property
+        def observation_space(self) -> Any:
+            raise RuntimeError("no space")
+
+        def close(self) -> None:
+            self.closed = True
+
+    def make_gymnasium(*args: Any, **options: Any) -> Any:
+        made.append(Pool())
+        return made[0]
+
+    monkeypatch.setattr(envpool, "make_gymnasium", make_gymnasium)
+    with pytest.raises(RuntimeError, match="no space"):
+        everstep.make("envpool:CartPole-v1", 2)
+    assert made[0].closed

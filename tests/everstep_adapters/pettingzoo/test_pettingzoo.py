@@ -285,3 +285,51 @@ def test_supersuit_trains_from_the_file_of_the_page(
     assert main(["check", "spread.make"]) == 0
     assert main(["train", "-f", "train.yaml", "--no-mlflow", "--run-dir", "run"]) == 0
     assert len(Path("run", "metrics.jsonl").read_text().splitlines()) == 2
+
+
+def test_both_halves_of_an_env_step_are_the_env_step() -> None:
+    """With agents that end before others, that join later, and environments that begin again."""
+    ends = {"a_0": (2, T), "a_1": (4, U), "a_2": (5, T)}
+
+    def played(*, halves: bool) -> list[Any]:
+        env = PettingZooEnv([Team(ends, joins={"a_2": 3}) for _ in range(2)])
+        env.reset()
+        rows = []
+        for t in range(12):
+            action = torch.full((6, 1), t % 2)
+            if halves:
+                env.step_async(action)
+            row = env.step_wait() if halves else env.step(action)
+            assert set(row.keys()) == {"obs", "rewards"} | env.episode_keys
+            rows.append({key: value.tolist() for key, value in row.items()})
+        return rows
+
+    assert played(halves=True) == played(halves=False)
+
+
+def test_environments_that_are_one_are_refused() -> None:
+    team = Team({"a_0": (2, T)})
+    with pytest.raises(AdapterError, match="Rows 0 and 1 of `env` have one environment, Team"):
+        PettingZooEnv([team, team])
+    with pytest.raises(AdapterError, match="have one environment, Team"):
+        everstep.make(lambda: team, 2)
+
+
+def test_all_environments_are_closed_if_one_cannot_be() -> None:
+    made: list[Any] = []
+
+    class Breaking(Team):
+        def __init__(self) -> None:
+            super().__init__({"a_0": (2, T)})
+            self.closes = 0
+            made.append(self)
+            if len(made) == 4:
+                raise RuntimeError("out of memory")
+
+        def close(self) -> None:
+            self.closes += 1
+            raise RuntimeError("no window")
+
+    with pytest.raises(AdapterError, match="out of memory"):
+        PettingZooEnv.make(Breaking, 8)
+    assert [x.closes for x in made] == [1, 1, 1, 0]
