@@ -6,13 +6,14 @@ step, and `trainer.algorithm.update_algorithm_parameter(name, value)` changes a 
 a callback raises ends the training.
 """
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from .errors import ConfigError
 from .names import Kind, import_kind
-from .validation import binds, signature_of
+from .validation import binds, signature_of, statistic
 
 #: Methods of a callback.
 HOOKS = ("on_start", "on_train_step", "on_evaluation", "on_checkpoint", "on_end")
@@ -42,7 +43,8 @@ class Callback:
         """Called after every train step, before its statistics are logged.
 
         Args:
-            stats: Statistics of the train step; numbers that are added are logged with them.
+            stats: Statistics of the train step; numbers that are added under new names are logged
+                with them.
 
         """
 
@@ -50,7 +52,8 @@ class Callback:
         """Called after every evaluation, before its statistics are logged.
 
         Args:
-            stats: Statistics of the evaluation, under `eval/`; numbers may be added.
+            stats: Statistics of the evaluation, under `eval/`; numbers may be added under new
+                names.
 
         """
 
@@ -63,7 +66,7 @@ class Callback:
         """
 
     def on_end(self, status: str) -> None:
-        """Called when `run` ends, before it is saved.
+        """Called when `run` ends in any way, before it is saved; also if `on_start` failed.
 
         Args:
             status: `"FINISHED"`, `"FAILED"` or `"KILLED"`, if it was interrupted.
@@ -99,6 +102,32 @@ class Callbacks:
         for member in self.members:
             getattr(member, hook)(*arguments)
 
+    def add_statistics(self, hook: str, stats: dict[str, Any]) -> None:
+        """Call a method of every callback with the statistics, and add the numbers that it adds.
+
+        Each gets a copy: what it does to it later has no effect. If one raises, what those before
+        it have added stays, and so do the numbers that it has added itself.
+
+        Args:
+            hook: The method.
+            stats: The statistics.
+
+        Raises:
+            ConfigError: If a callback adds what is no number or has a reserved name, or changes or
+                removes what is there. It is named, and everything else is added.
+
+        """
+        for member in self.members:
+            offered = dict(stats)
+            try:
+                getattr(member, hook)(offered)
+            except BaseException:
+                _take(stats, offered)
+                raise
+            if problems := _take(stats, offered):
+                name = f"{type(member).__qualname__}.{hook}"
+                raise ConfigError([f"`callbacks`: {name}: {problem}." for problem in problems])
+
     def state_dict(self) -> list[Any]:
         """States by callback; None for those without one."""
         return [x.state_dict() if hasattr(x, "state_dict") else None for x in self.members]
@@ -109,6 +138,28 @@ class Callbacks:
             for member, state in zip(self.members, states, strict=True):
                 if state is not None and hasattr(member, "load_state_dict"):
                     member.load_state_dict(state)
+
+
+def _take(stats: dict[str, Any], offered: Mapping[Any, Any]) -> list[str]:
+    """Add to the statistics what a callback has added to its copy; what it may not do."""
+    before, problems = dict(stats), []
+    for name, value in offered.items():
+        if name in before:
+            if value is not before[name] and not _is_equal(value, before[name]):
+                problems.append(f"`{name}` is a statistic already: choose another name")
+            continue
+        try:
+            stats[name] = statistic(name, value)
+        except ValueError as error:
+            problems.append(str(error))
+    removed = [name for name in before if name not in offered]
+    return problems + [f"`{name}` cannot be removed: conditions may need it" for name in removed]
+
+
+def _is_equal(value: Any, other: Any) -> bool:
+    with contextlib.suppress(Exception):  # an array, or any object
+        return bool(value == other)
+    return False
 
 
 def callback_from_config(entry: Any) -> Any:

@@ -4,6 +4,7 @@ Constructors in Python and configuration files are checked against the same anno
 """
 
 import ast
+import contextlib
 import difflib
 import inspect
 import itertools
@@ -13,6 +14,7 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache, wraps
+from numbers import Integral, Real
 from typing import Annotated, Any, Literal, ParamSpec, TypeVar
 
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
@@ -327,3 +329,38 @@ def _bounded(kind: str, bounds: dict[str, float]) -> str:
         return f"{kind} in {opening}{start:g}, {end:g}{closing}"
     signs = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
     return kind + "".join(f" {signs[name]} {bound:g}" for name, bound in bounds.items())
+
+
+def statistic(name: Any, value: Any) -> int | float:
+    """A statistic as a number of Python: an int that a float can hold, or a float.
+
+    Raises:
+        ValueError: Says why it cannot be recorded.
+
+    """
+    if not isinstance(name, str):
+        raise ValueError(f"the name of a statistic must be a string; got {name!r}")
+    if name in ("step", "time"):
+        raise ValueError(f"a statistic cannot be named `{name}`: the record uses the name")
+    number = value
+    if not isinstance(value, str | bytes | bytearray):
+        with contextlib.suppress(Exception):  # arrays and tensors of one element have `item`
+            number = value.item() if hasattr(value, "item") else value
+        if isinstance(number, Integral):  # bools too
+            number = int(number)
+        elif isinstance(number, Real):
+            number = float(number)
+    kind = type(value)
+    if not isinstance(number, int | float):
+        shape = f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else ""
+        raise ValueError(
+            f"`{name}` must be a number; got {kind.__module__}.{kind.__qualname__}{shape}. Leave "
+            "it out, or add one number a name, such as a mean"
+        )
+    try:
+        float(number)
+    except OverflowError:
+        raise ValueError(
+            f"`{name}` is too large: an int must be below 1.8e308, which a float can hold"
+        ) from None
+    return number

@@ -2,22 +2,47 @@
 
 import contextlib
 import logging
+import math
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
 
 from ..errors import ConfigError
+from ..interrupts import call_all, uninterrupted
 
 #: How a run ended: normally, with an error, or interrupted.
 RunStatus = Literal["FINISHED", "FAILED", "KILLED"]
 
 _log = logging.getLogger(__name__)
 
+#: Calls that wait for a logger that fails; beyond it the oldest are dropped.
+_WAITING = 10_000
+
+#: Pause after a failed call, in times of what it took, so that failing takes at most 5 % of a run;
+#: and its longest, in seconds.
+_PAUSES, _LONGEST_PAUSE = 20.0, 30.0
+
+#: Attempts after which the call may be at fault, and not the logger: the one after it is tried.
+#: More, if the error is one of files and networks.
+_ATTEMPTS, _SYSTEM_ATTEMPTS = 3, 30
+
+#: Attempts while a logger is being closed, and seconds between them.
+_LAST_ATTEMPTS, _LAST_PAUSE = 6, 0.15
+
 
 class Logger(Protocol):
-    """Receives the parameters and statistics of one run, in order."""
+    """Receives the parameters and statistics of one run, in order.
+
+    A call that raises is made again, so it must not have recorded anything.
+    """
 
     def log_params(self, params: Mapping[str, Any]) -> None:
         """Record parameters of the run; may be called again with more."""
@@ -30,64 +55,194 @@ class Logger(Protocol):
 
 
 class LoggerGroup:
-    """Forwards calls to several loggers; one that raises is left out from then on.
+    """Forwards calls to several loggers, none of which can stop the training.
 
-    An exception of a member is logged once as a warning and does not reach the caller, since
-    training must not stop. `KeyboardInterrupt` and others that are not an `Exception` do pass.
+    A call that raises is made again, before the next one: as soon as there is one, or later if
+    failing takes long. Each logger gets all calls in order, and each once, unless it fails until
+    `close` or until more than 10,000 calls wait; then a warning says how many it lacks. A call that
+    an interrupt ended is not made again, because it may have been recorded, and counts as missing.
+
+    Loggers that never wait for anything (`never_waits`) are not interrupted.
 
     Args:
         loggers: Members, called in this order.
 
     """
 
-    #: Members, failed ones included.
+    #: Members.
     loggers: tuple[Logger, ...]
 
     def __init__(self, loggers: Sequence[Logger], /) -> None:
         self.loggers = tuple(loggers)
-        self._working = list(loggers)
+        self._members = [_Member(logger) for logger in loggers]
 
     def log_params(self, params: Mapping[str, Any]) -> None:
         """Record parameters of the run."""
-        self._each(lambda logger: logger.log_params(params))
+        self._call("log_params", dict(params))
 
     def log_metrics(self, metrics: Mapping[str, float], *, step: int) -> None:
         """Record statistics after `step` env steps."""
-        self._each(lambda logger: logger.log_metrics(metrics, step=step))
+        self.put_metrics(metrics, step=step)
+        self.deliver()
+
+    def put_metrics(self, metrics: Mapping[str, float], *, step: int) -> None:
+        """Record statistics with loggers that never wait; the others have them from `deliver`."""
+        self._put("log_metrics", dict(metrics), step=step)
+
+    def deliver(self) -> None:
+        """Make the calls that wait for loggers."""
+        for member in self._members:
+            if not member.never_waits:
+                member.deliver()
 
     def log_histogram(self, name: str, values: Any, *, step: int) -> None:
         """Record the distribution of values, where a member shows histograms."""
-        self._each(lambda logger: _optional(logger, "log_histogram")(name, values, step=step))
+        self._call("log_histogram", name, array_of(values), step=step)
 
     def log_video(self, name: str, path: Path, *, step: int) -> None:
         """Record a video's file, where a member takes videos."""
-        self._each(lambda logger: _optional(logger, "log_video")(name, path, step=step))
+        self._call("log_video", name, path, step=step)
 
     def close(self, status: RunStatus = "FINISHED") -> None:
-        """Close every member, also those that were left out: they may hold files and threads."""
-        self._each(lambda logger: logger.close(status))
-        for logger in self.loggers:
-            if logger not in self._working:
-                with contextlib.suppress(Exception):
-                    logger.close("FAILED")
+        """Deliver what waits, say what cannot be, and close every member."""
+        call_all(*(partial(member.close, status) for member in self._members))
 
-    def _each(self, call: Callable[[Logger], None]) -> None:
-        for logger in list(self._working):
+    def _call(self, method: str, *arguments: Any, **options: Any) -> None:
+        self._put(method, *arguments, **options)
+        self.deliver()
+
+    def _put(self, method: str, *arguments: Any, **options: Any) -> None:
+        with uninterrupted():
+            for member in self._members:
+                member.put(_Call(method, arguments, options))
+            for member in self._members:
+                if member.never_waits:
+                    member.deliver()
+
+
+class _Call(NamedTuple):
+    """A call of a logger's method."""
+
+    method: str
+    arguments: tuple[Any, ...]
+    options: dict[str, Any]
+
+
+class _Member:
+    """A logger, and the calls that it has not taken yet."""
+
+    def __init__(self, logger: Logger) -> None:
+        self._logger = logger
+        self._name = type(logger).__name__
+        self.never_waits: bool = getattr(logger, "never_waits", False)
+        self._waiting: deque[_Call] = deque()
+        self._calls = self._missing = self._failures = self._attempts = 0
+        self._next = -math.inf  # when to try again
+        self._error: None | Exception = None  # the last one
+
+    def put(self, call: _Call) -> None:
+        """Add a call, if the logger has the method."""
+        if not hasattr(self._logger, call.method):
+            return
+        self._calls += 1
+        self._waiting.append(call)
+        if len(self._waiting) > _WAITING:
+            self._waiting.popleft()
+            self._missing += 1
+
+    def deliver(self) -> None:
+        """Make the calls that wait, unless it is too early to try again."""
+        while self._waiting and time.monotonic() >= self._next:
+            if self._made(0):
+                self._attempts = 0
+                continue
+            self._attempts += 1
+            # Perhaps the logger works, and cannot take this call: then it takes the one after it.
+            patience = _SYSTEM_ATTEMPTS if isinstance(self._error, OSError) else _ATTEMPTS
+            if self._attempts % patience == 0 and len(self._waiting) > 1 and self._made(1):
+                self._waiting.popleft()
+                self._missing += 1
+                continue
+            break
+
+    def _made(self, place: int) -> bool:
+        """Whether a call could be made; if not, it is back in its place."""
+        call = self._waiting[place]
+        del self._waiting[place]
+        # The logger may change a dict; the next attempt needs it as it was.
+        arguments = [dict(x) if isinstance(x, dict) else x for x in call.arguments]
+        start = time.monotonic()
+        self._missing += 1  # if an interrupt ends it
+        made = True
+        try:
+            getattr(self._logger, call.method)(*arguments, **call.options)
+        except Exception as error:
+            now = time.monotonic()
+            self._next = now + min(_LONGEST_PAUSE, _PAUSES * (now - start))
+            self._waiting.insert(place, call)
+            self._warn(error)
+            made = False
+        self._missing -= 1
+        return made
+
+    def close(self, status: RunStatus) -> None:
+        """Deliver what waits, report what is missing, and close the logger."""
+        try:
+            attempts = _LAST_ATTEMPTS
+            while self._waiting and attempts:
+                before, self._next = len(self._waiting), -math.inf
+                self.deliver()
+                attempts = _LAST_ATTEMPTS if len(self._waiting) < before else attempts - 1
+                time.sleep(_LAST_PAUSE * bool(self._waiting))
+            self._report()
+        finally:
             try:
-                call(logger)
+                self._logger.close(status)
             except Exception as error:
-                self._working.remove(logger)
-                _log.warning(
-                    "%s failed and is left out from now on; training continues. %s: %s",
-                    type(logger).__name__,
-                    type(error).__name__,
-                    error,
-                )
+                self._warn(error)
+
+    def _warn(self, error: Exception) -> None:
+        """Log the first failure; others are counted."""
+        is_first, self._error = self._error is None, error
+        self._failures += 1
+        if is_first:
+            _log.warning(
+                "%s failed: %s. Training continues. Calls that failed are made again, in order; "
+                "how many were lost is said at the end.",
+                self._name,
+                _text(error),
+            )
+
+    def _report(self) -> None:
+        missing = self._missing + len(self._waiting)
+        if missing:
+            _log.warning(
+                "%s lacks %d of %d calls%s.",
+                self._name,
+                missing,
+                self._calls,
+                f"; the last error was {_text(self._error)}" if self._error else ": interrupted",
+            )
+        elif self._failures:
+            _log.warning(
+                "%s failed %d times; all %d calls were delivered in the end.",
+                self._name,
+                self._failures,
+                self._calls,
+            )
+        self._waiting.clear()
+        self._failures = self._missing = self._calls = 0
 
 
-def _optional(logger: Logger, name: str) -> Callable[..., Any]:
-    """A method that a logger need not have; one that does nothing if it has not."""
-    return getattr(logger, name, lambda *arguments, **options: None)
+def _text(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def array_of(values: Any) -> npt.NDArray[Any]:
+    """A copy of the values of a histogram, float32 `[n]`."""
+    if hasattr(values, "detach"):
+        values = values.detach().float().cpu().numpy()
+    return np.array(values, np.float32).ravel()
 
 
 def writing_problem(directory: str | os.PathLike[str]) -> str:
@@ -99,7 +254,10 @@ def writing_problem(directory: str | os.PathLike[str]) -> str:
     nearest = next(place for place in (path, *path.parents) if os.path.exists(place))
     if not nearest.is_dir():
         return f"{nearest} is not a directory"
-    places = (nearest, *(path / name for name in ("metrics.jsonl", "config.yaml")))
+    places = (
+        nearest,
+        *(path / name for name in ("metrics.jsonl", ".metrics.jsonl.lock", "config.yaml")),
+    )
     for place in places:
         if place.exists() and not os.access(place, os.W_OK):
             return f"{place} is read-only for this user"

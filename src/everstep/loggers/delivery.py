@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-import numpy as np
 import numpy.typing as npt
 
 from .base import RunStatus
@@ -324,13 +323,6 @@ def in_one_line(error: BaseException) -> str:
         link = link.__cause__ or link.__context__
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text[:_LONGEST_MESSAGE].rstrip('.')}"
-
-
-def array_of(values: Any) -> npt.NDArray[Any]:
-    """A copy of the values of a histogram, float32 `[n]`."""
-    if hasattr(values, "detach"):
-        values = values.detach().float().cpu().numpy()
-    return np.array(values, np.float32).ravel()
 
 
 @contextlib.contextmanager

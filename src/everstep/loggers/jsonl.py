@@ -5,19 +5,18 @@ epoch, then the statistics. JSON has no NaN and no infinities, so they are the s
 `"Infinity"` and `"-Infinity"`, which `float()`, pandas and JavaScript's `Number()` understand.
 """
 
-import contextlib
 import json
 import logging
 import math
 import os
 from collections import deque
 from collections.abc import Mapping
-from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import EverstepError
 from ..files import drop_torn_line, open_lines, write_at, write_file
+from ..validation import statistic
 from .base import RunStatus
 from .clock import Clock
 from .lock import WriteLock
@@ -50,6 +49,9 @@ class JsonlLogger:
 
     #: The file.
     path: Path
+
+    #: See `LoggerGroup`.
+    never_waits = True
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -116,7 +118,7 @@ class JsonlLogger:
             raise ValueError(f"{self.path} is closed: nothing can be recorded in it.")
         record: dict[str, Any] = {"step": int(step), "time": self._clock()}
         for name, value in metrics.items():
-            record[name] = _to_json(checked(name, value))
+            record[name] = _to_json(statistic(name, value))
         was_full = bool(self._pending)
         content = json.dumps(record, allow_nan=False).encode() + b"\n"
         self._pending.append(_Line(self.size, content))
@@ -157,43 +159,6 @@ class _Line(NamedTuple):
 
     #: Its bytes, with the end of the line.
     content: bytes
-
-
-def checked(name: Any, value: Any) -> int | float:
-    """A statistic as a number of Python: an int that a float can hold, or a float.
-
-    Raises:
-        ValueError: Says why it cannot be recorded.
-
-    """
-    if not isinstance(name, str):
-        raise ValueError(f"the name of a statistic must be a string; got {name!r}")
-    if name in ("step", "time"):
-        raise ValueError(f"a statistic cannot be named `{name}`: the record uses the name")
-    if not name.isprintable() or not name.strip():
-        raise ValueError(f"the name of a statistic must be printable text; got {name!r}")
-    number = value
-    if not isinstance(value, str | bytes | bytearray):
-        with contextlib.suppress(Exception):  # arrays and tensors of one element have `item`
-            number = value.item() if hasattr(value, "item") else value
-        if isinstance(number, Integral):  # bools too
-            number = int(number)
-        elif isinstance(number, Real):
-            number = float(number)
-    kind = type(value)
-    if not isinstance(number, int | float):
-        shape = f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else ""
-        raise ValueError(
-            f"`{name}` must be a number; got {kind.__module__}.{kind.__qualname__}{shape}. Leave "
-            "it out, or add one number a name, such as a mean"
-        )
-    try:
-        float(number)
-    except OverflowError:
-        raise ValueError(
-            f"`{name}` is too large: an int must be below 1.8e308, which a float can hold"
-        ) from None
-    return number
 
 
 def read_metrics(path: str | Path, *, skipped: None | list[str] = None) -> list[dict[str, Any]]:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .base import RunStatus
-from .delivery import Delivery, array_of
+from .base import RunStatus, array_of
+from .delivery import Delivery
 
 _log = logging.getLogger(__name__)
 
@@ -54,6 +54,9 @@ class QueuedLogger:
         limit: Seconds after which `close` gives up in any case.
 
     """
+
+    #: See `LoggerGroup`.
+    never_waits = True
 
     def __init__(
         self, delivery: None | Delivery, *, patience: float = 5.0, limit: float = 60.0

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import FrozenInstanceError
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -19,6 +20,7 @@ from ..config import dotted_name, plain
 from ..data import EvalCollectStats, TrainStats
 from ..errors import ConfigError
 from ..files import write_file
+from ..interrupts import call_all, uninterrupted
 from ..loggers import (
     Logger,
     LoggerGroup,
@@ -312,6 +314,7 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
         self._record |= (keys := run_keys(arguments))
         self._note_stretch("run")
         self._write_record(keys)
+        stats, error = cast(TrainStats, {}), None
         with Signals(is_active=self._is_recorded) as signals:
             try:
                 self.callbacks.call("on_start", self)
@@ -321,25 +324,43 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
                     self._calling_back(),
                 ):
                     stats = self._loop(signals, **arguments)
-                signals.settle()
-                status = "KILLED" if signals.wants_stop() else "FINISHED"
-                self._end_stretch(status if self._has_ended_itself else "STOPPED")
-                self.callbacks.call("on_end", status)
-            except BaseException as error:
-                if not signals.is_urgent:
-                    self._save_after(error)
-                raise
-            self.save()
-            signals.raise_stop()
+            except BaseException as raised:
+                error = raised
+            signals.settle()
+            self._end(signals, error)
         return stats
+
+    def _end(self, signals: Signals, error: None | BaseException) -> None:
+        """End a run: all of it, whatever a part of it raises; the first error is raised.
+
+        Args:
+            signals: Signals of the run.
+            error: What ended it; None if it reached its end, or a signal asked for it.
+
+        """
+        killed = signals.wants_stop() if error is None else not isinstance(error, Exception)
+        status = "KILLED" if killed else "FINISHED" if error is None else "FAILED"
+        ended = status if self._has_ended_itself else "STOPPED"
+        # Of several processes, the others do not know of an error: their last checkpoint remains.
+        saves = error is None or (self.algorithm.reducer.size == 1 and not signals.is_urgent)
+        call_all(
+            self._log_pending,
+            *([] if error else [lambda: self._end_stretch(ended)]),
+            *(partial(member.on_end, status) for member in self.callbacks.members),
+            *([self.save] if saves else []),
+            first=error,
+        )
+        signals.raise_stop()
 
     @contextlib.contextmanager
     def _calling_back(self) -> Iterator[None]:
         """Context in which train steps and evaluations call the callbacks."""
         self._called, self._is_stopping = self.callbacks, False
         self._has_ended_itself = False
-        yield
-        self._called, self._stretch = Callbacks(), None
+        try:
+            yield
+        finally:
+            self._called, self._stretch = Callbacks(), None
 
     def _loop(
         self,
@@ -448,6 +469,7 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
             ConfigError: If the schedule of the learning rate or of `clip_param` has ended in 0.
 
         """
+        self._log_pending()
         if (end := schedule_end(self.algorithm)) is not None:
             raise ConfigError(
                 f"A schedule has ended in 0 at {end:,} env steps, and this trainer is at "
@@ -461,13 +483,16 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
         collect_stats = self.algorithm.collect(env_config=env_config)
         self.state["algorithm/collects"] += 1
         step_stats = self.algorithm.step()
-        self.state["algorithm/steps"] += 1
-        self.state["env/steps"] += collect_stats["env/steps"]
-        took = {"profiling/log_ms": self._logging_ms()}
-        stats = {**memory_stats, **collect_stats, **step_stats, **took, **self.state}
-        self._last = stats
-        self._called.call("on_train_step", stats)
-        self._log(stats)
+        with uninterrupted():  # from here on the train step counts, and has a line
+            self.state["algorithm/steps"] += 1
+            self.state["env/steps"] += collect_stats["env/steps"]
+            took = {"profiling/log_ms": self._logging_ms()}
+            stats = {**memory_stats, **collect_stats, **step_stats, **took, **self.state}
+            self._last = self._pending = stats
+        try:
+            self._called.add_statistics("on_train_step", stats)
+        finally:
+            self._log_pending()
         return cast(TrainStats, stats)
 
     # ---- evaluation ---------------------------------------------------------------------------
@@ -496,6 +521,7 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
                 `episodes` is given and there is no `eval_env`.
 
         """
+        self._log_pending()
         if (env := self.eval_env) is not None:
             result = self.algorithm.reducer.from_first(
                 lambda: evaluate_apart(
@@ -514,9 +540,11 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
                 self.algorithm, collects, env_config, deterministic=deterministic
             )
             self.state["algorithm/collects"] = collects + more
-        stats = {f"eval/{key}": value for key, value in result.items()}
-        self._called.call("on_evaluation", stats)
-        self._log(stats)
+        self._pending = stats = {f"eval/{key}": value for key, value in result.items()}
+        try:
+            self._called.add_statistics("on_evaluation", stats)
+        finally:
+            self._log_pending()
         return cast(EvalCollectStats, stats)
 
     # ---- the record ---------------------------------------------------------------------------
@@ -527,19 +555,24 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
         before, self._logged_s = self._logged_s, threads + self._log_s
         return 1000 * (self._logged_s - before)
 
-    def _log(self, stats: Mapping[str, Any]) -> None:
+    def _log_pending(self) -> None:
+        """Log statistics that have not been logged yet: once, also if what comes after raises."""
         start = time.perf_counter()
-        self.logger.log_metrics(stats, step=self.state["env/steps"])
-        self.view.log_metrics(stats, step=self.state["env/steps"])
-        if self._files is not None:
-            self._files.note(stats, self.state, self.algorithm.policy)
-        self._log_s += time.perf_counter() - start
+        with uninterrupted():
+            stats, self._pending = self._pending, {}
+            if stats:
+                self.logger.put_metrics(stats, step=self.state["env/steps"])
+                if self._files is not None:
+                    self._files.note(stats, self.state, self.algorithm.policy)
+        if stats:
+            self.logger.deliver()
+            self.view.log_metrics(stats, step=self.state["env/steps"])
+            self._log_s += time.perf_counter() - start
 
     def close(self, status: RunStatus = "FINISHED") -> None:
         """Flush and close the loggers, and end trackers' runs that are this trainer's own."""
-        if self._files is not None:
-            self._files.wait()
-        self.logger.close(status)
+        writing = [] if self._files is None else [self._files.wait]
+        call_all(self._log_pending, *writing, lambda: self.logger.close(status))
 
 
 def _rates(algorithm: Any) -> str:

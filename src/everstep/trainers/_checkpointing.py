@@ -18,9 +18,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..checkpoints import load_state, save_file, save_state
+from ..checkpoints import check_state, load_state, save_file, save_state
 from ..errors import CheckpointError, ConfigError
 from ..files import sync_directory
+from ..interrupts import call_all
 from ..restoring import copied
 
 #: Train steps of a checkpoint, and how many with the same number are older.
@@ -147,7 +148,7 @@ class Checkpoints:
         return path
 
     def write_in_background(
-        self, steps: int, state: Any, policy: Any, first: Callable[[], None]
+        self, steps: int, state: Any, policy: Any, *others: Callable[[], object]
     ) -> Path:
         """Copy the states, write them in a thread, and return the checkpoint's directory to be.
 
@@ -157,18 +158,22 @@ class Checkpoints:
             steps: Train steps so far.
             state: The state.
             policy: The policy's state.
-            first: Called in the thread before the checkpoint is written.
+            others: Called in the thread before the checkpoint is written.
+
+        Raises:
+            CheckpointError: If the state cannot be saved, and there is no earlier checkpoint.
 
         """
         self.wait()
+        if not checkpoints_of(self._run_dir):
+            check_state(state)
         path, state, policy = self._choose(steps), copied(state), copied(policy)
 
         def write() -> None:
             try:
-                first()
-                self._write(path, state, policy)
+                call_all(*others, lambda: self._write(path, state, policy))
                 self._warned = False
-            except OSError as error:
+            except Exception as error:
                 self._warn(path, error)
 
         self._thread = threading.Thread(target=write, name="everstep-checkpoint", daemon=True)
@@ -180,11 +185,6 @@ class Checkpoints:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-
-    def keep_newest(self) -> None:
-        """Remove all checkpoints but the newest, to make room on a full disk."""
-        for old in checkpoints_of(self._run_dir)[1:]:
-            _remove(old)
 
     def is_complete(self) -> bool:
         """Whether the newest checkpoint stands."""
@@ -208,8 +208,8 @@ class Checkpoints:
             temporary.rename(path)
         except BaseException as error:
             shutil.rmtree(temporary, ignore_errors=True)
-            if isinstance(error, OSError):  # a full disk may have room for the policy alone
-                with contextlib.suppress(OSError):
+            if isinstance(error, Exception):  # a full disk may have room for the policy alone
+                with contextlib.suppress(Exception):
                     save_file(self._run_dir / "policy", policy)
             raise
         sync_directory(path.parent)
@@ -217,7 +217,7 @@ class Checkpoints:
         for old in checkpoints_of(self._run_dir)[self._keep_last :]:
             _remove(old)
 
-    def _warn(self, path: Path, error: OSError) -> None:
+    def _warn(self, path: Path, error: Exception) -> None:
         if not self._warned:
             _log.warning(
                 "%s could not be written: %s. Training continues, and the next checkpoint is "

@@ -1,7 +1,7 @@
 """The files of a run that change while it lasts: statistics, checkpoints, and the best policy."""
 
-import contextlib
 import json
+import logging
 import math
 import weakref
 from collections.abc import Mapping
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..checkpoints import save_file
 from ..data import TrainerState
 from ..files import write_file
+from ..interrupts import call_all
 from ..loggers import JsonlLogger
 from ..restoring import copied
 from ._checkpointing import Checkpoints, Interval, load_newest, set_aside
@@ -19,6 +20,8 @@ from ._signals import Signals
 
 if TYPE_CHECKING:  # imports TorchRL and TensorDict, which takes two seconds
     from ..policies import GenericPolicyBase
+
+_log = logging.getLogger(__name__)
 
 
 class RunFiles:
@@ -44,7 +47,8 @@ class RunFiles:
         self._interval = Interval(checkpoint_every)
         self._best_key = best
         self._best: dict[str, Any] = {}
-        self._best_policy: None | dict[str, Any] = None
+        #: Result and policy that are to be written to `best`.
+        self._new_best: None | tuple[dict[str, Any], dict[str, Any]] = None
         run_dir.mkdir(parents=True, exist_ok=True)
         self._run_dir = run_dir
         self._checkpoints = Checkpoints(run_dir, keep_last)
@@ -74,7 +78,7 @@ class RunFiles:
         value = stats.get(self._best_key or "")
         if value is not None and value > self._best.get("value", -math.inf):
             self._best = {"key": self._best_key, "value": float(value), **state}
-            self._best_policy = copied(policy_state(policy))
+            self._new_best = self._best, copied(policy_state(policy))
 
     def save(
         self,
@@ -95,37 +99,51 @@ class RunFiles:
         self._checkpoints.wait()
         steps = state["algorithm/steps"]
         if steps == self.saved and self._checkpoints.is_complete():
+            call_all(self.metrics.sync, self._write_best)
             return None
-        try:
-            return self._save(steps, full_state, policy_state(policy))
-        except OSError:  # a full disk: the policy first, where the older checkpoints were
-            self._checkpoints.keep_newest()
-            with contextlib.suppress(OSError):
-                save_file(self._run_dir / "policy", policy_state(policy))
-            return self._save(steps, full_state, policy_state(policy))
-
-    def _save(self, steps: int, full_state: dict[str, Any], policy: Any) -> Path:
         content = self._with_record(full_state)
-        self._write_best(self._best, self._best_policy)
-        path = self._checkpoints.write(steps, content, policy)
-        self.saved, self._best_policy = steps, None
-        return path
+        written: list[Path] = []
+        call_all(
+            self.metrics.sync,
+            self._write_best,
+            lambda: written.append(self._checkpoints.write(steps, content, policy_state(policy))),
+        )
+        self.saved = steps
+        return written[0]
+
+    def save_policies(self, policy: "GenericPolicyBase[Any]") -> None:
+        """Write the policy, and the best one; errors are logged, because they come after one."""
+        from ..policies import policy_state
+
+        for write in (
+            lambda: save_file(self._run_dir / "policy", policy_state(policy)),
+            self._write_best,
+        ):
+            try:
+                write()
+            except Exception as error:
+                _log.error("The policy could not be written: %s", error)
 
     def save_in_background(
         self, state: TrainerState, full_state: dict[str, Any], policy: "GenericPolicyBase[Any]"
     ) -> Path:
-        """Write a copy of the state and of the policy in a thread; the checkpoint's directory."""
+        """Write a copy of the state and of the policy in a thread; the checkpoint's directory.
+
+        Raises:
+            CheckpointError: If the state cannot be saved, and there is no earlier checkpoint.
+
+        """
         from ..policies import policy_state
 
-        best, self._best_policy = self._best_policy, None
-        result = self._best
-        self.saved = state["algorithm/steps"]
-        return self._checkpoints.write_in_background(
-            self.saved,
+        path = self._checkpoints.write_in_background(
+            state["algorithm/steps"],
             self._with_record(full_state),
             policy_state(policy),
-            first=lambda: self._write_best(result, best),
+            self.metrics.sync,
+            self._write_best,
         )
+        self.saved = state["algorithm/steps"]
+        return path
 
     def wait(self) -> None:
         """Wait for the checkpoint that is being written."""
@@ -153,9 +171,12 @@ class RunFiles:
     def _with_record(self, state: dict[str, Any]) -> dict[str, Any]:
         return {**state, "metrics_size": self.metrics.size, "best": self._best}
 
-    def _write_best(self, result: dict[str, Any], policy: None | dict[str, Any]) -> None:
-        """Flush the statistics, and write the best policy if there is a new one."""
-        self.metrics.sync()
-        if policy is not None:
+    def _write_best(self) -> None:
+        """Write the best policy if there is a new one, which is kept until it is written."""
+        best = self._new_best  # another one may come meanwhile
+        if best is not None:
+            result, policy = best
             save_file(self._run_dir / "best" / "policy", policy)
             write_file(self._run_dir / "best" / "best.json", json.dumps(result, indent=1) + "\n")
+            if self._new_best is best:
+                self._new_best = None

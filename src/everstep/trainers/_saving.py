@@ -59,6 +59,9 @@ class SavedTrainer(Generic[_Algorithm]):
     #: Train steps after which evaluations were made last.
     _evaluated: int = 0
 
+    #: Statistics that have not been logged yet.
+    _pending: Mapping[str, Any] = MappingProxyType({})
+
     #: Seconds in loggers, and of those with trackers' threads the ones that were reported.
     _log_s: float = 0.0
     _logged_s: float = 0.0
@@ -81,9 +84,15 @@ class SavedTrainer(Generic[_Algorithm]):
 
         Raises:
             OSError: Names what could not be written; earlier checkpoints are unchanged.
+            CheckpointError: Names what a checkpoint cannot hold. The policy is written.
 
         """
-        state = self._run_state()  # of all processes
+        try:
+            state = self._run_state()  # of all processes
+        except Exception:
+            if self._files is not None:  # the policy alone
+                self._files.save_policies(self.algorithm.policy)
+            raise
         if self._files is not None:
             path = self._files.save(self.state, state, self.algorithm.policy)
             if path is not None:
@@ -157,6 +166,7 @@ class SavedTrainer(Generic[_Algorithm]):
             CheckpointError: If the state does not fit, in any process; nothing is changed then.
 
         """
+        self._log_pending()  # of the training that ends here
         own = put_back_on_error(self._own_state, self._load_own_state)
         with own, self.algorithm.reducer.together():
             self._load_own_state({**state, "algorithm": for_rank(state, self.algorithm)})
@@ -183,7 +193,12 @@ class SavedTrainer(Generic[_Algorithm]):
 
         return self.algorithm.reducer.from_first(read)
 
+    def _log_pending(self) -> None:
+        """Log statistics that have not been logged yet: once, also if what comes after raises."""
+        raise NotImplementedError
+
     def _run_state(self) -> dict[str, Any]:
+        self._log_pending()  # its line is part of what the checkpoint goes on from
         ids = {name: tracker.run_id for name, tracker in self.trackers.items()}
         return {**self.state_dict(), "mlflow_run_id": ids.pop("mlflow", None), "trackers": ids}
 
@@ -206,22 +221,6 @@ class SavedTrainer(Generic[_Algorithm]):
         if self._files is not None:
             path = self._files.save_in_background(self.state, state, self.algorithm.policy)
             self._called.call("on_checkpoint", path)
-
-    def _save_after(self, error: BaseException) -> None:
-        """Save what there is after an error, which is the one to report.
-
-        Of several processes, the others do not know of it: their last checkpoint remains.
-        """
-        if self.algorithm.reducer.size == 1:
-            try:
-                self.save()
-            except OSError as failure:
-                _log.error("The run could not be saved: %s.", failure)
-        if self._called.members:  # `on_end` was not reached
-            try:
-                self._called.call("on_end", "FAILED" if isinstance(error, Exception) else "KILLED")
-            except Exception:
-                _log.exception("A callback's `on_end` failed, after the error that is raised.")
 
 
 _NO_DIRECTORY = "This trainer has no `run_dir`: name the checkpoint's directory."

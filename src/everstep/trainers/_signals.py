@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+from ..interrupts import interrupt
 from ..reducers import Reducer
 
 #: Seconds that a train step may take to end after a stop was asked for.
@@ -43,6 +44,10 @@ class Terminated(KeyboardInterrupt):
 
 def raise_at_once(signum: int, frame: None | FrameType) -> None:
     """A handler that interrupts what is being done."""
+    interrupt(_raise, signum)
+
+
+def _raise(signum: int, frame: None | FrameType) -> None:
     raise KeyboardInterrupt if signum == signal.SIGINT else Terminated(signum)
 
 

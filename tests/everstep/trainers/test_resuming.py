@@ -365,15 +365,15 @@ def test_an_error_is_not_hidden_by_one_of_on_end(tmp_path: Path, caplog: Any) ->
     trainer.close()
 
 
-def test_an_end_on_a_full_disk_keeps_the_policy_and_the_newest_checkpoint(tmp_path: Path) -> None:
+def test_an_end_on_a_full_disk_keeps_the_policy_and_all_checkpoints(tmp_path: Path) -> None:
     options = SMALL | {"model_config": {"hiddens": [64]}}
     trainer = Trainer(DiscreteDummyEnv, run_dir=tmp_path, checkpoint_every=1, **options)
     trainer.run(total_env_steps=3 * STEP)
-    newest, _ = checkpoints_of(tmp_path)
+    checkpoints = checkpoints_of(tmp_path)
     before = (tmp_path / "policy").read_bytes()
     with small_files(len(before)), pytest.raises(OSError, match=str(tmp_path)):
         trainer.run(total_env_steps=5 * STEP)  # a checkpoint is larger than a policy
-    assert checkpoints_of(tmp_path) == [newest]
+    assert checkpoints_of(tmp_path) == checkpoints
     assert (tmp_path / "policy").read_bytes() != before
     Policy.load(tmp_path / "policy")
     trainer.close()

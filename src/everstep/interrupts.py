@@ -1,0 +1,82 @@
+"""Interrupts that wait for short work, and work that is done whatever the rest raises."""
+
+import contextlib
+import logging
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+_log = logging.getLogger(__name__)
+
+#: Handlers to call when `uninterrupted` ends, with their signals; None if none is active.
+_waiting: None | list[tuple[Callable[..., Any], int]] = None
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Context that Ctrl-C, and a signal that `interrupt` answers, do not end: they wait for it.
+
+    For short work in the main thread that must be done whole, such as writing a line. Other threads
+    are never interrupted by signals. Costs some microseconds.
+    """
+    global _waiting
+    if threading.current_thread() is not threading.main_thread() or _waiting is not None:
+        yield
+        return
+    handler: Any = signal.getsignal(signal.SIGINT)
+    waiting: list[tuple[Callable[..., Any], int]] = []
+
+    def wait(signum: int, frame: None | FrameType) -> None:
+        waiting.append((handler, signum))
+
+    try:
+        _waiting = waiting
+        if callable(handler):
+            signal.signal(signal.SIGINT, wait)
+        yield
+    finally:
+        _waiting = None
+        if callable(handler):
+            signal.signal(signal.SIGINT, handler)
+        for handle, signum in waiting:  # the first that raises ends it
+            handle(signum, None)
+
+
+def interrupt(handle: Callable[[int, None | FrameType], Any], signum: int) -> None:
+    """Call a handler of a signal that raises; at the end of `uninterrupted`, if that is active."""
+    if _waiting is None:
+        handle(signum, None)
+    else:
+        _waiting.append((handle, signum))
+
+
+def call_all(*calls: Callable[[], object], first: None | BaseException = None) -> None:
+    """Call each, whatever the others raise, and raise the first error at the end.
+
+    Later errors are logged, so that none hides the one that began it all.
+
+    Args:
+        calls: What to call, in order.
+        first: An error from before, which is the one to raise.
+
+    """
+    for call in calls:
+        try:
+            call()
+        except BaseException as error:
+            if first is None:
+                first = error
+            else:
+                name = getattr(getattr(call, "func", call), "__qualname__", call)
+                _log.error(
+                    "%s failed after %s, which is raised. %s: %s",
+                    name,
+                    type(first).__name__,
+                    type(error).__name__,
+                    error,
+                    exc_info=error,
+                )
+    if first is not None:
+        raise first
