@@ -311,6 +311,21 @@ class Rollout:
             self.rewards[:-1].masked_fill_(invalid, 0.0)
             self.terminated.masked_fill_(invalid, False)
             self.truncated.masked_fill_(invalid, False)
+            self._close_unused_obs()
+
+    def _close_unused_obs(self) -> None:
+        """Set what is not finite to 0 where nothing uses the observation that it comes from.
+
+        An environment that resets in the next env step returns the observation that ends an
+        episode as `obs`; if it was terminated, that is neither acted on nor valued. Environments
+        that reset at once return it as `final_obs`, which may hold anything then.
+        """
+        ended = (self.terminated | ~self.valid) & ~self.first
+        unused = torch.cat([~self.valid[:1], ended])
+        for x in (*self.obs, *self.actions, self.values, self.logp):
+            if x.is_floating_point():
+                rows = unused.view(*unused.shape[:2], *(1,) * (x.ndim - 2))
+                x.masked_fill_(rows & ~x.isfinite(), 0.0)
 
     def is_finite(self) -> torch.Tensor:
         """Whether every reward and observation is finite, 0-d bool; `find_non_finite` finds it.
