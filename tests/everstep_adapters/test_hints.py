@@ -95,3 +95,45 @@ def test_nothing_is_said_of_other_objects() -> None:
     with pytest.raises(AdapterError) as error:
         everstep.wrap(object())
     assert "This wraps it" not in str(error.value)
+
+
+class Box:
+    def __init__(self, low: float, high: float, shape: tuple[int, ...], dtype: Any) -> None:
+        self.low, self.high, self.shape, self.dtype = low, high, shape, dtype
+
+
+class Choices:
+    n = 3
+
+
+class Plain:
+    """The old gym's interface, and no base class, as Crafter has without gym."""
+
+    observation_space = Box(0, 255, (2, 2, 3), np.uint8)
+    action_space = Choices()
+
+    def reset(self) -> Any:
+        self.t = 0
+        return np.zeros((2, 2, 3), np.uint8)
+
+    def step(self, action: int) -> Any:
+        self.t += 1
+        done = self.t % 3 == 0
+        obs = np.full((2, 2, 3), 10 * self.t + action, np.uint8)
+        return obs, float(action), done, {"discount": float(self.t == 3)}
+
+
+def test_an_object_with_the_old_interface_is_wrapped() -> None:
+    program = hinted(Plain())
+    names: dict[str, Any] = {"env": Plain(), "everstep": everstep}
+    imports, made = program.rsplit("; ", 1)
+    exec(imports, names)
+    env = eval(made, names)
+    env.seed(0)
+    assert env.reset().unique().tolist() == [0]
+    rows = [env.step(torch.ones(1, 1, dtype=torch.int64)).clone() for _ in range(3)]
+    assert [row["obs"].unique().tolist() for row in rows] == [[11], [21], [31]]
+    assert [bool(row["truncated"]) for row in rows] == [False, False, True]
+    assert not any(row["terminated"] for row in rows)
+    assert {float(row["rewards"]) for row in rows} == {1.0}
+    env.close()

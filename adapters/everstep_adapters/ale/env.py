@@ -1,15 +1,20 @@
 """The environment that wraps ALE's vector environments."""
 
 import sys
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from everstep.data import Device
 from everstep.errors import AdapterError
 
-from ..common.actions import ActionBounds
 from ..common.autoreset import parse_mode
-from ..common.libraries import creating, game_of, require, wrap_or_close
+from ..common.libraries import (
+    creating,
+    game_of,
+    inheriting_options,
+    pop_options,
+    require,
+    wrap_or_close,
+)
 from ..common.pools import check_batch_size, is_ale
 from ..gymnasium import GymnasiumEnv
 
@@ -26,9 +31,7 @@ class ALEEnv(GymnasiumEnv):
         env: Vector environment of one game, perhaps in wrappers.
         horizon: Vector steps between resets that it is meant for.
         device: Device of everything that goes in and comes out.
-        autoreset_mode: As `GymnasiumEnv` has it.
-        action_bounds: As `GymnasiumEnv` has it, for continuous actions.
-        metrics: As `GymnasiumEnv` has it.
+        options: As `GymnasiumEnv` has them; `action_bounds` are of continuous actions.
 
     Raises:
         AdapterError: If it returns some of its rows in a vector step, or its games have no action
@@ -48,6 +51,7 @@ class ALEEnv(GymnasiumEnv):
     #: Module of the library, and how to install it.
     library: ClassVar[tuple[str, str]] = ("ale_py", _NEEDED)
 
+    @inheriting_options(GymnasiumEnv)
     def __init__(
         self,
         env: "VectorEnv[Any, Any, Any]",
@@ -55,9 +59,7 @@ class ALEEnv(GymnasiumEnv):
         horizon: None | int = None,
         *,
         device: Device = "cpu",
-        autoreset_mode: "None | str | AutoresetMode" = None,
-        action_bounds: ActionBounds = "clip",
-        metrics: None | Sequence[str] = None,
+        **options: Any,
     ) -> None:
         if not is_ale(env):
             raise AdapterError(
@@ -69,8 +71,7 @@ class ALEEnv(GymnasiumEnv):
                 "`full_action_space=True`, or an environment for each game."
             )
         check_batch_size(env, cast(Any, env.unwrapped).batch_size)
-        options: Any = {"action_bounds": action_bounds, "metrics": metrics}
-        super().__init__(env, horizon, device=device, autoreset_mode=autoreset_mode, **options)
+        super().__init__(env, horizon, device=device, **options)
 
     @classmethod
     def matches(cls, env: object, /) -> bool:
@@ -99,8 +100,6 @@ class ALEEnv(GymnasiumEnv):
         horizon: None | int = None,
         device: Device = "cpu",
         autoreset_mode: "str | AutoresetMode" = "NEXT_STEP",
-        action_bounds: ActionBounds = "clip",
-        metrics: None | Sequence[str] = None,
         **kwargs: Any,
     ) -> "ALEEnv":
         """A new vector environment of a game.
@@ -111,15 +110,14 @@ class ALEEnv(GymnasiumEnv):
             horizon: Vector steps between resets that it is meant for.
             device: Device of everything that goes in and comes out.
             autoreset_mode: `"NEXT_STEP"` or `"SAME_STEP"`.
-            action_bounds: As `GymnasiumEnv` has it, for continuous actions.
-            metrics: As `GymnasiumEnv` has it.
-            kwargs: Options of `AtariVectorEnv`, such as `frameskip` or `episodic_life`.
+            kwargs: Options of `GymnasiumEnv`; others go to `AtariVectorEnv`, such as `frameskip`
+                or `episodic_life`.
 
         Raises:
             AdapterError: If ALE cannot make it, or the adapter cannot represent it.
 
         """
-        mode = parse_mode(autoreset_mode)
+        mode, options = parse_mode(autoreset_mode), pop_options(cls, kwargs)
         if kwargs.get("life_loss_info") and mode.name != "SAME_STEP":
             raise AdapterError(
                 "`life_loss_info` ends an episode with each life and resets nothing, so no env "
@@ -128,7 +126,6 @@ class ALEEnv(GymnasiumEnv):
             )
         with creating("ALE", name):
             env = _make_vector_env(name, num_envs, autoreset_mode=mode, **kwargs)
-        options: Any = {"action_bounds": action_bounds, "metrics": metrics}
         return wrap_or_close(cls, env, horizon, device=device, **options)
 
 

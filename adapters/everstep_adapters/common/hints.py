@@ -21,9 +21,25 @@ _HINTS: tuple[tuple[str, str, str, str, str], ...] = (
 )
 
 
+#: What environments of the old interface have, whatever their class.
+_OLD = ("reset", "step", "action_space", "observation_space")
+
+_OLD_LINE = (
+    "from everstep_adapters.gymnasium.old import OldInterface; "
+    "everstep.make(lambda: OldInterface(env), 1)"
+)
+
+
 def hint(env: Any) -> str:
     """The line that makes an object of a known library work; empty for others. Imports nothing."""
     for module, name, kind, needed, line in _HINTS:
         if is_loaded_instance(env, module, name):
             return f"It is {kind}. This wraps it: `{needed}; {line}`."
-    return ""
+    if isinstance(env, type) or not all(hasattr(env, name) for name in _OLD):
+        return ""
+    if is_loaded_instance(env, "gymnasium", "Env") or hasattr(env, "num_envs"):
+        return ""
+    return (
+        "It looks like an environment of the old gym, without its base class: `reset` returns an "
+        f"observation, `step` four values. This wraps it: `{_OLD_LINE}`."
+    )

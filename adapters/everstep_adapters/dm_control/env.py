@@ -1,14 +1,13 @@
 """The environment that wraps dm_control's."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from everstep.data import Device
 from everstep.errors import AdapterError
 
-from ..common.actions import ActionBounds
 from ..common.autoreset import parse_mode
-from ..common.libraries import is_loaded_instance, is_loaded_kind, require
+from ..common.libraries import inheriting_options, is_loaded_instance, is_loaded_kind, require
 from ..gymnasium import GymnasiumEnv
 
 if TYPE_CHECKING:
@@ -30,12 +29,9 @@ class DMControlEnv(GymnasiumEnv):
         env: An environment, several of one task, or a vector environment that `make` made. `close`
             closes them.
         horizon: Vector steps between resets that it is meant for.
-        autoreset_mode: As `GymnasiumEnv` has it.
-        max_episode_steps: As `GymnasiumEnv` has it.
-        action_bounds: As `GymnasiumEnv` has it.
-        random_phase: As `GymnasiumEnv` has it.
-        step_timeout: As `GymnasiumEnv` has it.
-        observation_keys: As `GymnasiumEnv` has it.
+        device: Device of everything that goes in and comes out.
+        autoreset_mode: As `GymnasiumEnv` has it; of environments that exist, NEXT_STEP by default.
+        options: As `GymnasiumEnv` has them.
 
     Raises:
         AdapterError: If the adapter cannot represent the environments.
@@ -48,6 +44,7 @@ class DMControlEnv(GymnasiumEnv):
     #: Module of the library, and how to install it.
     library: ClassVar[tuple[str, str]] = ("dm_control", _NEEDED)
 
+    @inheriting_options(GymnasiumEnv)
     def __init__(
         self,
         env: Any,
@@ -56,17 +53,10 @@ class DMControlEnv(GymnasiumEnv):
         *,
         device: Device = "cpu",
         autoreset_mode: "None | str | AutoresetMode" = None,
-        max_episode_steps: None | int = None,
-        action_bounds: ActionBounds = "clip",
-        random_phase: bool = False,
-        step_timeout: None | float = 600.0,
-        observation_keys: None | Sequence[Any] = None,
+        **options: Any,
     ) -> None:
-        options: Any = {"autoreset_mode": autoreset_mode, "max_episode_steps": max_episode_steps}
-        options |= {"action_bounds": action_bounds, "random_phase": random_phase}
-        options |= {"step_timeout": step_timeout, "observation_keys": observation_keys}
         env = _vectorized(env, autoreset_mode) if self.matches(env) else env
-        super().__init__(env, horizon, device=device, **options)
+        super().__init__(env, horizon, device=device, autoreset_mode=autoreset_mode, **options)
 
     @classmethod
     def matches(cls, env: Any, /) -> bool:

@@ -1,7 +1,7 @@
 """The environment that wraps EnvPool's pools."""
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
@@ -9,8 +9,15 @@ import numpy as np
 from everstep.data import Device
 from everstep.errors import AdapterError
 
-from ..common.actions import ActionBounds
-from ..common.libraries import close_quietly, creating, is_loaded_instance, require, wrap_or_close
+from ..common.libraries import (
+    close_quietly,
+    creating,
+    inheriting_options,
+    is_loaded_instance,
+    pop_options,
+    require,
+    wrap_or_close,
+)
 from ..common.pools import PoolCalls, check_batch_size, is_envpool
 from ..gymnasium import GymnasiumEnv
 
@@ -30,8 +37,7 @@ class EnvPoolEnv(GymnasiumEnv):
         env: Pool with Gymnasium's interface, perhaps in wrappers.
         horizon: Vector steps between resets that it is meant for.
         device: Device of everything that goes in and comes out.
-        action_bounds: As `GymnasiumEnv` has it.
-        metrics: As `GymnasiumEnv` has it.
+        options: As `GymnasiumEnv` has them.
 
     Raises:
         AdapterError: If the pool returns some of its rows in a vector step, has several players in
@@ -51,6 +57,7 @@ class EnvPoolEnv(GymnasiumEnv):
     #: Effect of `seed` in `describe`.
     seeding: ClassVar[str] = "the next reset makes a new pool, if it was made here"
 
+    @inheriting_options(GymnasiumEnv)
     def __init__(
         self,
         env: "VectorEnv[Any, Any, Any]",
@@ -58,8 +65,7 @@ class EnvPoolEnv(GymnasiumEnv):
         horizon: None | int = None,
         *,
         device: Device = "cpu",
-        action_bounds: ActionBounds = "clip",
-        metrics: None | Sequence[str] = None,
+        **options: Any,
     ) -> None:
         if not is_envpool(env):
             received = f"`env` must come from `envpool.make_gymnasium`; got {type(env).__name__}."
@@ -73,7 +79,6 @@ class EnvPoolEnv(GymnasiumEnv):
                 "each."
             )
         _make_spaces(env)
-        options: Any = {"action_bounds": action_bounds, "metrics": metrics}
         super().__init__(env, horizon, device=device, **options)
         self._make_pool: None | Callable[[int], Any] = None
         assert isinstance(self._calls, PoolCalls)
@@ -110,8 +115,6 @@ class EnvPoolEnv(GymnasiumEnv):
         *,
         horizon: None | int = None,
         device: Device = "cpu",
-        action_bounds: ActionBounds = "clip",
-        metrics: None | Sequence[str] = None,
         **kwargs: Any,
     ) -> "EnvPoolEnv":
         """A new pool, made by `envpool.make_gymnasium` and wrapped.
@@ -121,15 +124,18 @@ class EnvPoolEnv(GymnasiumEnv):
             num_envs: Number of parallel environments.
             horizon: Vector steps between resets that it is meant for.
             device: Device of everything that goes in and comes out.
-            action_bounds: As `GymnasiumEnv` has it.
-            metrics: As `GymnasiumEnv` has it.
-            kwargs: Options of the pool, such as `max_episode_steps`, `seed` or `num_threads`.
+            kwargs: Options of `GymnasiumEnv`, but for `max_episode_steps`, which the pool counts;
+                others are the pool's, such as `seed` or `num_threads`.
 
         Raises:
             AdapterError: If EnvPool cannot make it, or the adapter cannot represent it.
 
         """
         make_gymnasium = require("envpool", "make_gymnasium", _NEEDED)
+        of_pool = {key: kwargs[key] for key in ("max_episode_steps",) if key in kwargs}
+        options = pop_options(cls, kwargs)
+        options.pop("max_episode_steps", None)
+        kwargs |= of_pool
 
         def make_pool(**seed: int) -> "VectorEnv[Any, Any, Any]":
             with creating("EnvPool", name):
@@ -141,7 +147,6 @@ class EnvPoolEnv(GymnasiumEnv):
                 raise
             return cast("VectorEnv[Any, Any, Any]", pool)
 
-        options: Any = {"action_bounds": action_bounds, "metrics": metrics}
         env = wrap_or_close(cls, make_pool(), horizon, device=device, **options)
         env._make_pool = lambda seed: make_pool(seed=seed)
         return env

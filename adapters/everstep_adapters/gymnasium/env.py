@@ -13,7 +13,6 @@ from everstep.formats import EnvFormat
 
 from ..common.actions import ActionBounds, ActionCheck
 from ..common.handoff import declared_device
-from ..common.independence import MemoryCheck, check_independent
 from ..common.libraries import is_loaded_instance, is_loaded_kind, require, wrap_or_close
 from ..common.metrics import InfoMetrics, TensorMean
 from ..common.specs import compose_spec, describe_spec
@@ -107,7 +106,7 @@ class GymnasiumEnv(Env):
         metrics: None | Sequence[str] = None,
     ) -> None:
         require("gymnasium.vector", "AutoresetMode", _NEEDED)
-        from . import actions, endings, modes, rows, spaces, workers
+        from . import actions, endings, modes, rows, singles, spaces, workers
 
         if not GymnasiumEnv.matches(env):
             received = f"`env` must be a `gymnasium.vector.VectorEnv`; got {type(env).__name__}."
@@ -115,9 +114,7 @@ class GymnasiumEnv(Env):
         on_device = declared_device(env) if device is None else torch.device(device)
         super().__init__(env.num_envs, horizon, device=str(on_device) if device is None else device)
         self.env = env
-        singles = getattr(env.unwrapped, "envs", ())
-        check_independent(singles, str(env))
-        self._shared: None | MemoryCheck = MemoryCheck(singles, str(env)) if singles else None
+        singles.check_rewards(env)
         mode, self._mode_source = modes.resolve_mode(env, autoreset_mode)
         self.autoreset_mode = mode
         self._seed: int | None = None
@@ -132,6 +129,7 @@ class GymnasiumEnv(Env):
         self._check_action = ActionCheck(self.num_envs, self.action_spec)
         space = spaces.single_space(env, "observation_space")
         self._parts = spaces.observation_parts(space, on_device, observation_keys)
+        self._singles = singles.Singles(env, self._parts)
         self.observation_spec = compose_spec({x.key: x.spec for x in self._parts}, on_device)
         self.env_format = EnvFormat(tuple(x.form for x in self._parts), (self._actions.form,))
         self._has_valid = DataKeys.VALID in self.episode_keys
@@ -251,16 +249,11 @@ class GymnasiumEnv(Env):
         if not self._was_reset:
             self._was_reset = True
             self._use_tensors(observation)
-            self._check_memory()
+            self._singles.check(is_first=True)
         if self._tensors is not None:
             return self._tensors.reset(observation)
         self._memory.writable().read_obs(observation)
         return cast(torch.Tensor | TensorDict, self._memory.publish()[DataKeys.OBS])
-
-    def _check_memory(self) -> None:
-        """In the first reset and the first env step: rows must not write into one memory."""
-        if self._shared is not None:
-            self._shared.check(getattr(self.env.unwrapped, "_env_obs", ()))
 
     def _use_tensors(self, observation: Any) -> None:
         """Send actions and read rows without the host, if the environment uses tensors."""
@@ -341,9 +334,8 @@ class GymnasiumEnv(Env):
 
     def _rows(self, returned: tuple[Any, Any, Any, Any, dict[str, Any]]) -> TensorDict:
         observation, rewards, terminated, truncated, infos = returned
-        if self._shared is not None:
-            self._check_memory()
-            self._shared = None
+        if self._singles.is_needed:
+            self._singles.check()
         if self._tensors is not None:
             rows = self._tensors.step(returned)
             if infos:

@@ -7,12 +7,17 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 
+from .rows import VECTOR_REWARDS
+
 #: How an environment with gym's interface becomes one of Gymnasium.
 FROM_GYM = (
     "Shimmy converts environments of gym (pip install shimmy): give a function such as "
     "`lambda: shimmy.GymV21CompatibilityV0(env=MyEnv())`, or GymV26CompatibilityV0 if `step` "
     "returns five values"
 )
+
+#: NumPy's words where a `SyncVectorEnv` writes a vector into its array of rewards.
+_OF_VECTORS = "setting an array element with a sequence"
 
 _INTERFACE = (
     "Gymnasium's `reset(self, *, seed=None, options=None)` returns an observation and a dict, and "
@@ -35,6 +40,8 @@ def explain(env: Any, error: Exception) -> str:
         return f". {_INTERFACE}Add the parameters, and call `super().reset(seed=seed)`. {FROM_GYM}."
     if "values to unpack" in text:
         return f". {_INTERFACE}{FROM_GYM}."
+    if isinstance(env, SyncVectorEnv) and _OF_VECTORS in text:
+        return f". {VECTOR_REWARDS}"
     for i, obs in enumerate(env._env_obs if isinstance(env, SyncVectorEnv) else ()):
         for found in mismatches(env.single_observation_space, obs, "obs"):
             return (

@@ -15,6 +15,12 @@ from everstep.errors import EnvError
 from ..common.handoff import Slab, Slot, to_numpy
 from .spaces import Part, where
 
+#: Advice on environments whose rewards are vectors.
+VECTOR_REWARDS = (
+    "Rewards are one number each env step: weigh the entries of a vector in a wrapper, such as "
+    "`mo_gymnasium.wrappers.LinearReward(env, weight=…)`, around each environment."
+)
+
 BoolArray = npt.NDArray[np.bool_]
 
 #: Flags in the order of their memory.
@@ -47,19 +53,51 @@ def copy_into(array: npt.NDArray[Any], value: Any, name: str) -> None:
         type(value) is np.ndarray
         and value.shape == array.shape
         and value.dtype.kind == array.dtype.kind
+        and (value.dtype == array.dtype or value.dtype.kind == "f")
     ):
         array[...] = value  # on small batches twice as fast as `copyto`
         return
     values = to_numpy(value)
     check_shape(values.shape, array.shape, name)  # NumPy would broadcast
-    if array.dtype.kind == "b" and values.dtype == np.uint8:  # flags of SuperSuit
-        values = values != 0
-    try:
-        np.copyto(array, values)
-    except TypeError as error:
+    array[...] = fitting(values, array.dtype, name)
+
+
+def fitting(values: npt.NDArray[Any], dtype: np.dtype[Any], name: str) -> npt.NDArray[Any]:
+    """The values in `dtype`, the same array if it has it.
+
+    Raises:
+        EnvError: If their kind of dtype cannot become that one, or if it has not all of them:
+            integers would wrap.
+
+    """
+    if values.dtype == dtype:
+        return values
+    if dtype.kind == "b" and values.dtype == np.uint8:  # flags of SuperSuit
+        return values != 0
+    is_integer = values.dtype.kind in "iu" and dtype.kind in "iu"
+    if is_integer and not np.can_cast(values.dtype, dtype):
+        check_range(values, dtype, name)
+        return values.astype(dtype)
+    if not np.can_cast(values.dtype, dtype, "same_kind"):
+        raise EnvError(f"`{name}` must have a dtype that fits {dtype}; got {values.dtype}.")
+    return values.astype(dtype)
+
+
+def check_range(values: npt.NDArray[Any], dtype: np.dtype[Any], name: str) -> None:
+    """Check that integers are numbers of `dtype`.
+
+    Raises:
+        EnvError: If one is not; it would become another number.
+
+    """
+    limits = np.iinfo(dtype)
+    outside = (values < limits.min) | (values > limits.max)
+    if outside.any():
         raise EnvError(
-            f"`{name}` must have a dtype that fits {array.dtype}; got {values.dtype}."
-        ) from error
+            f"`{name}` must hold numbers of {dtype}, {limits.min} to {limits.max}, as the "
+            f"environment's spaces say; got {values[outside].flat[0]} ({values.dtype}). Return "
+            "what the space has, or declare a wider dtype."
+        )
 
 
 def check_shape(shape: Sequence[int], expected: Sequence[int], name: str) -> None:
@@ -70,9 +108,10 @@ def check_shape(shape: Sequence[int], expected: Sequence[int], name: str) -> Non
 
     """
     if tuple(shape) != tuple(expected):
+        advice = f" {VECTOR_REWARDS}" if name == DataKeys.REWARDS and len(shape) == 2 else ""
         raise EnvError(
             f"`{name}` must have shape {tuple(expected)}, as the environment's spaces say; "
-            f"got {tuple(shape)}."
+            f"got {tuple(shape)}.{advice}"
         )
 
 
@@ -101,7 +140,7 @@ class Leaf:
         """Read the rows of a batch of observations where `rows` `[num_envs]` is True."""
         values = to_numpy(self._pick(batch))
         check_shape(values.shape, self.array.shape, self.name)
-        self.array[rows] = values[rows]
+        self.array[rows] = fitting(values[rows], self.array.dtype, self.name)
 
     def read_row(self, observation: Any, i: int) -> None:
         """Read row `i` from the observation of one environment."""

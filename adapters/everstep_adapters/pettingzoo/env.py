@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 from tensordict import TensorDict
@@ -14,17 +14,21 @@ from everstep.data import DataKeys, Device
 from everstep.errors import AdapterError, ConfigError
 from everstep.names import check_module
 
-from ..common.actions import ActionBounds
+from ..common.autoreset import parse_mode
 from ..common.independence import check_independent
 from ..common.libraries import (
     close_quietly,
     creating,
+    inheriting_options,
     is_loaded_instance,
     is_loaded_kind,
     pop_options,
     require,
 )
 from ..gymnasium import GymnasiumEnv
+
+if TYPE_CHECKING:
+    from gymnasium.vector import AutoresetMode
 
 _NEEDED = "PettingZoo is needed: pip install pettingzoo"
 
@@ -43,9 +47,8 @@ class PettingZooEnv(GymnasiumEnv):
         agents: Agents that the policy controls: names, or the part of their names before the
             number, such as `"adversary"`; None for all, whose spaces must be equal. The others act
             at random.
-        action_bounds: As `GymnasiumEnv` has it.
-        observation_keys: As `GymnasiumEnv` has it.
-        metrics: As `GymnasiumEnv` has it.
+        autoreset_mode: None or SAME_STEP.
+        options: As `GymnasiumEnv` has them.
 
     Raises:
         AdapterError: If the adapter cannot represent the environments.
@@ -64,6 +67,7 @@ class PettingZooEnv(GymnasiumEnv):
     #: Effect of `seed` in `describe`.
     seeding: ClassVar[str] = "the next reset; environment i gets seed + i"
 
+    @inheriting_options(GymnasiumEnv)
     def __init__(
         self,
         env: Any,
@@ -72,9 +76,8 @@ class PettingZooEnv(GymnasiumEnv):
         *,
         device: Device = "cpu",
         agents: None | str | Sequence[str] = None,
-        action_bounds: ActionBounds = "clip",
-        observation_keys: None | Sequence[Any] = None,
-        metrics: None | Sequence[str] = None,
+        autoreset_mode: "None | str | AutoresetMode" = None,
+        **options: Any,
     ) -> None:
         if not self.matches(env):
             raise AdapterError(
@@ -82,15 +85,19 @@ class PettingZooEnv(GymnasiumEnv):
                 f"{type(env).__name__}."
             )
         require("gymnasium.vector", "AutoresetMode", "Gymnasium is needed")
+        if autoreset_mode is not None and parse_mode(autoreset_mode).name != "SAME_STEP":
+            raise AdapterError(
+                "`autoreset_mode` of PettingZoo's environments is 'SAME_STEP': one is reset in the "
+                f"env step in which the last of its agents ended; got {autoreset_mode!r}. Leave it "
+                "out."
+            )
         from .agents import controlled
         from .vector import AgentsVectorEnv
 
         envs = [_parallel(x) for x in (env if isinstance(env, list | tuple) else [env])]
         check_independent(envs, "`env`")
         self._vector = AgentsVectorEnv(envs, controlled(envs[0], agents))
-        options: Any = {"observation_keys": observation_keys, "metrics": metrics}
-        options |= {"device": device, "action_bounds": action_bounds}
-        super().__init__(self._vector, horizon, **options)
+        super().__init__(self._vector, horizon, device=device, **options)
         self.episode_keys |= {DataKeys.VALID}
 
     @classmethod

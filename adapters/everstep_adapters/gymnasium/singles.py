@@ -1,0 +1,100 @@
+"""What the single environments of a `SyncVectorEnv` show before Gymnasium batches it.
+
+Gymnasium copies their observations into memory of the space's dtype, where integers that it has not
+wrap around without a word.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from everstep.errors import AdapterError
+
+from ..common.independence import MemoryCheck, check_independent, layers
+from .modes import AnyVectorEnv
+from .rows import VECTOR_REWARDS, check_range, pick
+from .spaces import Part, where
+
+#: Packages whose wrappers leave a vector of rewards one, but for this wrapper.
+_KEEP_REWARDS, _SCALARIZES = ("gymnasium", "mo_gymnasium"), "LinearReward"
+
+
+def check_rewards(env: AnyVectorEnv) -> None:
+    """Check that an environment which says what its rewards are says that they are numbers.
+
+    Raises:
+        AdapterError: If they are vectors.
+
+    """
+    singles: Sequence[Any] = getattr(env.unwrapped, "envs", ())
+    for chain in (layers(env), layers(singles[0]) if singles else []):
+        for layer in chain:
+            shape = getattr(vars(layer).get("reward_space"), "shape", None)
+            if shape is not None:
+                if tuple(shape) not in ((), (1,)):
+                    raise AdapterError(
+                        f"The rewards of {env} are vectors, {layer.reward_space}. {VECTOR_REWARDS}"
+                    )
+                return
+            kind = type(layer)
+            is_known = kind.__module__.partition(".")[0] in _KEEP_REWARDS
+            if layer is not layer.unwrapped and (not is_known or kind.__name__ == _SCALARIZES):
+                return
+
+
+class Singles:
+    """Checks of the environments of a `SyncVectorEnv`; others hold none that can be seen.
+
+    Args:
+        env: The vector environment.
+        parts: Leaves of the observation.
+
+    Raises:
+        AdapterError: If the environments are not independent.
+
+    """
+
+    def __init__(self, env: AnyVectorEnv, parts: Sequence[Part]) -> None:
+        self._base: Any = env.unwrapped
+        envs = getattr(self._base, "envs", ())
+        check_independent(envs, str(env))
+        self._memory = MemoryCheck(envs, str(env)) if envs else None
+        self._is_looking = bool(envs)
+        self._integers = [x for x in parts if np.dtype(x.space.dtype).kind in "iu"]
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether `check` has something to look at."""
+        return self._is_looking
+
+    def check(self, *, is_first: bool = False) -> None:
+        """Look at what the environments returned: at the first reset, and at env steps.
+
+        Their memory is looked at twice, and their numbers as long as their dtype is not the
+        space's.
+
+        Args:
+            is_first: Whether this is the first reset.
+
+        Raises:
+            EnvError: If rows write into one memory, or numbers are not of their space's dtype.
+
+        """
+        returned = getattr(self._base, "_env_obs", ())
+        if self._memory is not None:
+            self._memory.check(returned)
+            self._memory = self._memory if is_first else None
+        narrowed = [part for part in self._integers if _narrows(part, returned)]
+        self._is_looking = self._memory is not None or bool(narrowed)
+
+
+def _narrows(part: Part, returned: Sequence[Any]) -> bool:
+    """Whether a leaf comes in a wider dtype than its space has; raises where a number is lost."""
+    name, dtype, is_wider = where("obs", part.path), np.dtype(part.space.dtype), False
+    for observation in returned:
+        values = np.asarray(pick(observation, part.path, name))
+        if values.dtype.kind in "iu" and not np.can_cast(values.dtype, dtype):
+            check_range(values, dtype, name)
+            is_wider = True
+    return is_wider
