@@ -1,4 +1,4 @@
-"""What the single environments of a `SyncVectorEnv` show before Gymnasium batches it.
+"""Checks of a `SyncVectorEnv`'s environments, before Gymnasium batches what they return.
 
 Gymnasium copies their observations into memory of the space's dtype, where integers that it has not
 wrap around without a word.

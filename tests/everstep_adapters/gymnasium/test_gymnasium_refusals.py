@@ -1,4 +1,4 @@
-"""What Gymnasium's environments return and their spaces cannot hold; rewards that are vectors."""
+"""Returned values that their spaces cannot hold, and rewards that are vectors."""
 
 from functools import partial
 from typing import Any
