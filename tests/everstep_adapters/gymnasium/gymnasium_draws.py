@@ -142,7 +142,7 @@ def write(into: Any, values: Any) -> Any:
 
 @dataclass(frozen=True)
 class Draw:
-    """What was drawn."""
+    """Parameters of a drawn environment."""
 
     seed: int
     observation: spaces.Space[Any]
@@ -397,7 +397,7 @@ def made(drawn: Draw, horizon: int) -> GymnasiumEnv:
 
 @dataclass
 class Row:
-    """What one env step of one environment is to return."""
+    """Expected outcome of an env step."""
 
     obs: Any
     reward: float
