@@ -217,7 +217,8 @@ def with_fault(drawn: Draw, random: Random) -> Draw:
         changes["observation"] = spaces.Box(0, 255, (8,), np.uint8)
         changes["scripts"] = [[("truncated", 3)]] * drawn.num_envs
     elif fault == "wide integers":
-        changes |= {"kind": "sync", "observation": spaces.Box(-128, 127, (8,), np.int8)}
+        changes |= {"kind": "sync", "memory": "fresh"}  # its memory would wrap them itself
+        changes["observation"] = spaces.Box(-128, 127, (8,), np.int8)
     elif fault == "one environment":
         changes |= {"kind": "sync", "num_envs": 2, "scripts": [drawn.scripts[0]] * 2}
     elif fault == "vector rewards, said":
@@ -477,12 +478,13 @@ class Summary(Model):
         leaves = [obs]
         if isinstance(obs, TensorDict):
             leaves = [obs[key] for key in sorted(obs.keys(True, True), key=str)]
-        total = torch.zeros(len(leaves[0]), 4)
+        total = torch.zeros(len(leaves[0]), 4, dtype=torch.float64)  # no rounding worth naming
         for i, leaf in enumerate(leaves, 1):
-            flat = leaf.float().flatten(1)
-            weights = torch.arange(1.0, 4 * flat.shape[1] + 1).view(-1, 4).mul(i).sin()
+            flat = leaf.double().flatten(1)
+            weights = torch.arange(1.0, 4 * flat.shape[1] + 1, dtype=flat.dtype).view(-1, 4)
+            weights = weights.mul(i).sin()
             total = total + (flat @ weights).sin()
-        return self.inner(TensorDict({"obs": total}, [len(total)]))
+        return self.inner(TensorDict({"obs": total.float()}, [len(total)]))
 
     def value_function(self) -> torch.Tensor:
         return self.inner.value_function()
