@@ -7,7 +7,12 @@ from typing import Any, ClassVar, cast
 from everstep.data import Device
 from everstep.errors import AdapterError
 
-from ..common.libraries import is_loaded_instance, pop_options, wrap_or_close
+from ..common.libraries import (
+    inheriting_options,
+    is_loaded_instance,
+    pop_options,
+    wrap_or_close,
+)
 from ..gymnasium import GymnasiumEnv
 
 _NO_PYTHON = (
@@ -39,6 +44,7 @@ class BridgeEnv(GymnasiumEnv):
     #: Effect of `seed` in `describe`.
     seeding: ClassVar[str] = "the next reset; row i gets seed + i, as the environment takes it"
 
+    @inheriting_options(GymnasiumEnv)
     def __init__(self, env: Any, /, horizon: None | int = None, **options: Any) -> None:
         if not self.matches(env):
             raise AdapterError(
