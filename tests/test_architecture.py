@@ -16,7 +16,7 @@ SOURCE = Path(everstep.__file__).parent
 FLOORS = [
     "_torchrl _version data errors files interrupts",
     "synonyms validation memory names specs formats checkpoints restoring reducers advantages "
-    "losses schedulers views episodes",
+    "losses schedulers views episodes limits images",
     "nn env distributions normalizers rules hyperparameters plugins registry",
     "graphs models rollouts policies objectives bonuses fused updates resolve",
     "env_calls algorithms evaluation",

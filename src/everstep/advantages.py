@@ -144,12 +144,15 @@ def masked_moments(
 
     """
     moments = moments_of(x, mask, dim)
-    return moments[1], deviation(moments)
+    return moments[1].to(x.dtype), deviation(moments).to(x.dtype)
 
 
 def moments_of(x: torch.Tensor, mask: torch.Tensor, dim: tuple[int, ...] = ()) -> Moments:
-    """Count, mean and sum of squared distances from it; see `masked_moments`."""
-    mask, kept = mask.expand_as(x), bool(dim)
+    """Count, mean and sum of squared distances from it; see `masked_moments`.
+
+    In float64: squares of float32 are infinite from 2**64 on, and 0 below 2**-74.
+    """
+    x, mask, kept = x.double(), mask.expand_as(x), bool(dim)
     count = mask.sum(dim, keepdim=kept)
     mean = torch.where(mask, x, 0.0).sum(dim, keepdim=kept) / count.clamp(min=1)
     return count, mean, torch.where(mask, x - mean, 0.0).square().sum(dim, keepdim=kept)
@@ -185,9 +188,9 @@ def centre_and_scale(
 
 
 def scale_of(moments: Moments, largest: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """`centre_and_scale` of rows with these moments and this largest magnitude."""
-    std = deviation(moments)
-    return moments[1], torch.where(vanishes(std, largest), 1.0, std + 1e-8)
+    """`centre_and_scale` of rows with these moments and this largest magnitude, in its dtype."""
+    std = deviation(moments).to(largest.dtype)
+    return moments[1].to(largest.dtype), torch.where(vanishes(std, largest), 1.0, std)
 
 
 def largest_of(x: torch.Tensor, mask: torch.Tensor, dim: tuple[int, ...] = ()) -> torch.Tensor:

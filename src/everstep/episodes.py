@@ -126,7 +126,7 @@ def reward_statistics(rewards: torch.Tensor, valid: torch.Tensor) -> dict[str, t
     returns = rewards.sum(0)
     least, most = torch.aminmax(returns)
     # The deviation of one return is 0, not NaN.
-    spread, centre = torch.std_mean(returns, correction=min(1, returns.numel() - 1))
+    spread, centre = torch.std_mean(returns.double(), correction=min(1, returns.numel() - 1))
     mean, std = masked_moments(rewards, valid)
     return {
         "env/steps": valid.sum(),

@@ -9,6 +9,7 @@ from .data import DataKeys
 from .env import Env, read_metrics
 from .env_calls import EnvCalls
 from .errors import ConfigError, EnvError
+from .limits import limits_of
 from .policies import GenericPolicyBase, model_mode
 from .resolve import check_env, device_problem
 from .rollouts import Rollout, episode_keys_of
@@ -170,6 +171,9 @@ class Player:
             memory=policy.memory,
             episode_keys=episode_keys_of(env),
             history=policy.history,
+            observation_limits=limits_of(
+                env.observation_spec, torch.device(env.device), policy.env_format.observation
+            ),
             dtype=torch.get_default_dtype(),
             device=torch.device(env.device),
         )
@@ -193,6 +197,8 @@ class Player:
         with model_mode(policy.model, training=False):
             sample = policy.act(rollout.obs_at(0), self.states, deterministic=self.deterministic)
         self.calls.step(rollout, 0, sample.actions)
+        if not rollout.examine()["finite"]:
+            rollout.find_fault()
         self.states = sample.states
         if sample.states and DataKeys.FIRST in rollout.episode_keys:
             self.states = policy.next_states(sample.states, rollout.first_at(0))

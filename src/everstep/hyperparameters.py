@@ -217,9 +217,10 @@ class Hyperparameters:
     reward_scale: PositiveFloat = 1.0
     """Factor of the environment's rewards in advantages and returns, after `normalize_rewards`."""
 
-    clip_rewards: None | PositiveFloat = None
+    clip_rewards: None | PositiveFloat | Auto = "auto"
     """Largest absolute value of a reward in advantages and returns, after `normalize_rewards` and
-    `reward_scale`. None: not clipped."""
+    `reward_scale`. None: not clipped. `"auto"`: 10 (times `reward_scale`) if rewards are
+    normalised, else None."""
 
     normalize_values: bool = False
     """Whether the model's values are returns minus their mean, divided by their standard deviation.
@@ -229,9 +230,10 @@ class Hyperparameters:
 
     normalize_observations: bool | Auto = "auto"
     """Whether to centre observations and scale them to unit variance, by statistics of all
-    observations so far. The statistics are part of the policy and change after updates only;
-    observations of the first rollout are not normalised. `"auto"`: no; yes, unless they are
-    images."""
+    observations so far: numbers of any dtype. Choices are encoded, and images with bounds are
+    scaled by these, instead. The statistics are part of the policy and change after updates only;
+    observations of the first rollout are not normalised. `"auto"`: no; yes, unless there are no
+    numbers but images."""
 
     clip_observations: None | PositiveFloat = 10.0
     """Largest absolute value of a normalised observation. None: not clipped."""
@@ -350,6 +352,36 @@ class Hyperparameters:
             problems += schedule_problems(name, getattr(self, name))
         problems += device_problems(self.device, needs_graphs=self.cuda_graphs is True)
         return problems + self._optimizer_problems()
+
+    def without_effect(self, *, has_ratio: bool = True) -> list[str]:
+        """Fields that were set and change nothing beside the others, one message each.
+
+        Args:
+            has_ratio: Whether the objective has a probability ratio that can be clipped.
+
+        """
+        idle: dict[str, str] = {}
+        if not has_ratio:
+            names = ("clip_param", "clip_param_schedule", "dual_clip_param")
+            idle = dict.fromkeys(names, "the objective does not clip probability ratios")
+        for name in ("lr", "entropy_coeff", "clip_param"):
+            schedule, kind = f"{name}_schedule", f"{name}_schedule_kind"
+            if isinstance(getattr(self, schedule), list | tuple):
+                idle[name] = f"`{schedule}` replaces it"
+            elif getattr(self, kind) == "interp":
+                idle[kind] = f"`{schedule}` has no points to interpolate"
+        if not self.enable_amp:
+            idle["amp_dtype"] = "`enable_amp` is off"
+        if not self.normalize_observations:
+            idle["clip_observations"] = "observations are not normalised"
+        if self.model is not None:
+            idle["model_config"] = "`model` is made already"
+        defaults = {field.name: field.default for field in fields(self)}
+        return [
+            f"`{name}` has no effect: {reason}. Drop it."
+            for name, reason in idle.items()
+            if getattr(self, name) != defaults[name]
+        ]
 
     def _optimizer_problems(self) -> list[str]:
         if self.lr is not None and "lr" in (given := self.optimizer_config or {}):

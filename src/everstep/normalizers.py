@@ -15,15 +15,18 @@ from torch import nn
 from torchrl.data import TensorSpec
 from typing_extensions import Self
 
-from .data import DataKeys
+from .images import measured_leaves
 from .reducers import Moments, Reducer
-from .specs import Leaves, leaf_specs
+from .specs import Leaves
 
 #: Rows are summed in pieces: of at least so many elements, and in at most so many pieces.
 PIECE, MAX_PIECES = 2**16, 32
 
-#: Added to variances before the square root.
+#: Variance of elements that do not vary.
 EPSILON = 1e-8
+
+#: Variances below the square of this part of the mean are rounding errors of float64.
+ROUNDING = 2.0**-40
 
 
 class RunningMoments(nn.Module):
@@ -109,8 +112,8 @@ class RunningMoments(nn.Module):
 
     @property
     def std(self) -> torch.Tensor:
-        """Population standard deviation, `shape`, float64."""
-        return (self.var + EPSILON).sqrt()
+        """Population standard deviation, `shape`, float64; small where elements do not vary."""
+        return torch.where(self.var > (ROUNDING * self.mean).square(), self.var, EPSILON).sqrt()
 
 
 def update_moments(each: nn.ModuleDict, leaves: Leaves, mask: torch.Tensor) -> None:
@@ -177,8 +180,9 @@ class _Constants(NamedTuple):
 class ObservationNormalizer(nn.Module):
     """Centres observations, scales them to unit variance, and clips them.
 
-    Floating-point leaves are normalised element by element; all others pass unchanged, and so does
-    a leaf `"action_mask"`. Before the first `update` every leaf passes unchanged and unclipped.
+    Numbers are normalised element by element, integers as floating-point numbers; all other leaves
+    pass unchanged (see `everstep.images.is_measured`), as does a leaf `"action_mask"`. Before the
+    first `update` every leaf passes unchanged and unclipped.
 
     Args:
         observation_spec: Spec of one observation.
@@ -189,7 +193,7 @@ class ObservationNormalizer(nn.Module):
     #: Largest absolute value of a normalised observation.
     clip: None | float
 
-    #: Moments of each floating-point leaf, by its index among the leaves.
+    #: Moments of each leaf of numbers, by its index among the leaves.
     moments: nn.ModuleDict
 
     def __init__(self, observation_spec: TensorSpec, *, clip: None | float = 10.0) -> None:
@@ -198,13 +202,12 @@ class ObservationNormalizer(nn.Module):
         self.moments = nn.ModuleDict(
             {
                 str(place): RunningMoments(*spec.shape)
-                for place, (path, spec) in enumerate(leaf_specs(observation_spec).items())
-                if spec.dtype.is_floating_point and path != (DataKeys.ACTION_MASK,)
+                for place, spec in measured_leaves(observation_spec).items()
             }
         )
 
     def forward(self, leaves: Leaves) -> Leaves:
-        """Normalised leaves `[…, *shape]`, of the same dtypes."""
+        """Normalised leaves `[…, *shape]`, of the same dtypes; integers in the default dtype."""
         return self.frozen()(leaves)
 
     def frozen(self) -> Callable[[Leaves], Leaves]:
@@ -214,12 +217,16 @@ class ObservationNormalizer(nn.Module):
         def normalize(place: int, leaf: torch.Tensor) -> torch.Tensor:
             if str(place) not in self.moments:
                 return leaf
-            key = place, leaf.dtype
+            is_real = leaf.is_floating_point()
+            # Large integers are exact in float64 alone.
+            dtype = leaf.dtype if is_real else torch.float64
+            key = place, dtype
             if key not in constants:
                 moments = cast(RunningMoments, self.moments[str(place)])
-                constants[key] = _Constants.of(moments, self.clip, leaf.dtype)
+                constants[key] = _Constants.of(moments, self.clip, dtype)
             mean, std, low, high = constants[key]
-            return (leaf - mean).div_(std).clamp_(low, high)
+            normalized = (leaf - mean).div_(std).clamp_(low, high)
+            return normalized if is_real else normalized.to(torch.get_default_dtype())
 
         return lambda leaves: tuple(normalize(i, leaf) for i, leaf in enumerate(leaves))
 
@@ -241,5 +248,8 @@ class ObservationNormalizer(nn.Module):
     def from_description(cls, observation_spec: TensorSpec, described: dict[str, Any]) -> Self:
         """The normaliser of a description; see `describe`."""
         normalizer = cls(observation_spec, clip=described["clip"])
+        places = {key.split(".")[0] for key in described["moments"]}
+        for place in normalizer.moments.keys() - places:  # older policies left integers as they are
+            del normalizer.moments[place]
         normalizer.moments.load_state_dict(described["moments"])
         return normalizer

@@ -1,6 +1,7 @@
 """The environment of an algorithm, and hyperparameters that say `"auto"`, resolved."""
 
 import inspect
+import logging
 import math
 import warnings
 from collections.abc import Iterator
@@ -15,14 +16,16 @@ from torchrl.data import TensorSpec
 from .env import Env, EnvFactory
 from .errors import ConfigError, EnvError
 from .hyperparameters import Hyperparameters, RecurrentHyperparameters
+from .images import is_image, measured_leaves
 from .memory import check_room
-from .models._encoders import image_layout
-from .objectives import find_objective
+from .objectives import A2C, find_objective
 from .reducers import current_reducer
 from .registry import EnvSource, is_made, resolve
 from .rollouts import episode_keys_of
 from .rules import no_graphs_on
 from .specs import leaf_specs
+
+_log = logging.getLogger(__name__)
 
 C = TypeVar("C", bound=Hyperparameters)
 
@@ -59,7 +62,11 @@ def build_env(source: EnvSource, config: C) -> tuple[Env, C]:
             env, config = _adopt(env, config)
         check_env(env)
         _check_rollout(env, config)
-        return env, _resolve_defaults(config, env)
+        resolved_config = _resolve_defaults(config, env)
+    given = replace(config, normalize_observations=resolved_config.normalize_observations)
+    for text in given.without_effect(has_ratio=find_objective(config.objective) is not A2C):
+        _log.warning("%s", text)
+    return env, resolved_config
 
 
 def _check_rollout(env: Env, config: Hyperparameters) -> None:
@@ -247,6 +254,9 @@ DEFAULTS: dict[str, tuple[Any, Any]] = {
     "vf_loss": ("smooth_l1", "mse"),
 }
 
+#: Largest normalised reward: the first reward of a sparse task is many deviations.
+CLIP_REWARDS = 10.0
+
 #: The same for `lr`.
 DEFAULT_LR = (1e-3, 3e-4)
 
@@ -284,10 +294,18 @@ def _resolve_defaults(config: C, env: Env) -> C:
             values["optimizer_config"] = {"eps": DEFAULT_EPS, **options}
     if {"lr_pi", "lr_v"} & options.keys() or config.lr_schedule_kind == "adaptive":
         values["lr_schedule"] = None if config.lr_schedule == "auto" else config.lr_schedule
-    leaves = leaf_specs(env.observation_spec).values()
-    numbers = [leaf for leaf in leaves if leaf.dtype.is_floating_point]
+    if config.clip_rewards == "auto":
+        is_scaled = values.get("normalize_rewards", config.normalize_rewards)
+        values["clip_rewards"] = CLIP_REWARDS * config.reward_scale if is_scaled else None
+    numbers = measured_leaves(env.observation_spec)
     if values.get("normalize_observations"):
-        values["normalize_observations"] = bool(numbers) and not any(map(image_layout, numbers))
+        # Images alone are not worth the moments of each pixel.
+        values["normalize_observations"] = not all(map(is_image, numbers.values()))
+    elif config.normalize_observations is True and not numbers:
+        raise ConfigError(
+            "`normalize_observations` has nothing to normalise: choices are encoded, and images "
+            f"scaled by their bounds; got {_kinds(env.observation_spec)}. Use 'auto' or False."
+        )
     is_default = config.model is None and config.model_cls is None
     is_feedforward = not isinstance(config, RecurrentHyperparameters)
     if is_episodic and is_default and is_feedforward and not _has_images(env):
@@ -295,8 +313,13 @@ def _resolve_defaults(config: C, env: Env) -> C:
     return replace(config, **values)
 
 
+def _kinds(spec: TensorSpec) -> str:
+    leaves = leaf_specs(spec).values()
+    return ", ".join(f"{type(leaf).__name__} {list(leaf.shape)}" for leaf in leaves)
+
+
 def _has_images(env: Env) -> bool:
-    return any(map(image_layout, leaf_specs(env.observation_spec).values()))
+    return any(map(is_image, leaf_specs(env.observation_spec).values()))
 
 
 def resolve_graphs(config: C, device: torch.device) -> C:

@@ -146,6 +146,12 @@ def options(spec: TensorSpec) -> list[int]:
     return []
 
 
+def is_choice(spec: TensorSpec) -> bool:
+    """Whether the numbers of a leaf are indices of options."""
+    is_binary = isinstance(spec, Binary) or spec.dtype == torch.bool
+    return isinstance(spec, Categorical) and not is_binary
+
+
 def is_bound(end: torch.Tensor) -> torch.Tensor:
     """Which ends of a range of real numbers are bounds, bool of the same shape.
 

@@ -169,7 +169,7 @@ def recorded(obs: torch.Tensor) -> RecordedEnv:
         (torch.rand(5, 2, 3), True),
         (torch.rand(5, 2, 40, 40, 3), False),
         (torch.zeros(5, 2, 40, 40, 3, dtype=torch.uint8), False),
-        (torch.zeros(5, 2, 3, dtype=torch.int64), False),
+        (torch.zeros(5, 2, 3, dtype=torch.int64), True),
     ],
     ids=["numbers", "float images", "uint8 images", "integers"],
 )
@@ -273,3 +273,43 @@ def test_another_hyperparameter_leaves_the_annealing_alone() -> None:
         assert run.algorithm.lr_scheduler.step(32) == pytest.approx(0.5e-3)
         run.algorithm.update_algorithm_parameter("lr", 4e-3)
         assert run.algorithm.lr_scheduler.step(32) == pytest.approx(2e-3)
+
+
+# ---- options without effect -------------------------------------------------------------------
+
+IDLE: dict[str, dict[str, Any]] = {
+    "clip_param": {"objective": "a2c", "clip_param": 0.1},
+    "dual_clip_param": {"objective": "a2c", "dual_clip_param": 3.0},
+    "clip_param_schedule": {"objective": "a2c", "clip_param_schedule": "linear"},
+    "entropy_coeff": {"entropy_coeff": 0.1, "entropy_coeff_schedule": [[0, 0.0], [9, 1.0]]},
+    "lr": {"lr": 0.1, "lr_schedule": [[0, 0.01]]},
+    "entropy_coeff_schedule_kind": {"entropy_coeff_schedule_kind": "interp"},
+    "clip_param_schedule_kind": {"clip_param_schedule_kind": "interp"},
+    "lr_schedule_kind": {"lr_schedule_kind": "interp", "lr_schedule": None},
+    "amp_dtype": {"amp_dtype": "float16"},
+    "clip_observations": {"clip_observations": 3.0, "normalize_observations": False},
+}
+
+
+@pytest.mark.parametrize("name", IDLE)
+def test_an_option_without_effect_is_named(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    AlgorithmConfig(num_envs=4, horizon=4, **IDLE[name]).build(DiscreteDummyEnv)
+    texts = [record.getMessage() for record in caplog.records]
+    assert [text.startswith(f"`{name}` has no effect: ") for text in texts] == [True]
+
+
+def test_options_that_work_are_not_named(caplog: pytest.LogCaptureFixture) -> None:
+    schedule = {"clip_param": 0.1, "clip_param_schedule": "linear", "lr": 1e-4}
+    AlgorithmConfig(num_envs=4, horizon=4, clip_observations=3.0, **schedule).build(recorded_any())
+    AlgorithmConfig(num_envs=4, horizon=4, objective="a2c").build(DiscreteDummyEnv)
+    assert caplog.records == []
+
+
+def recorded_any() -> Any:
+    return recorded(torch.rand(5, 4, 3))
+
+
+def test_options_of_a_noise_that_is_off_are_refused() -> None:
+    for options in ({"sde_sample_freq": 4}, {"full_std": False}):
+        with pytest.raises(ConfigError, match="options of `use_sde`, which is off"):
+            AlgorithmConfig(num_envs=4, model_config=options).build(ContinuousDummyEnv)

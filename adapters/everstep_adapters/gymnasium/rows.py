@@ -13,6 +13,7 @@ from everstep.data import DataKeys
 from everstep.errors import EnvError
 
 from ..common.handoff import Slab, Slot, to_numpy
+from ..common.rounding import RoundingWatch
 from .spaces import Part, where
 
 #: Advice on environments whose rewards are vectors.
@@ -131,10 +132,16 @@ class Leaf:
     #: Host memory, `[num_envs, *space.shape]`.
     array: npt.NDArray[Any]
 
+    #: Looks at the first batches; None where nothing is rounded.
+    watch: None | RoundingWatch = None
+
     def read(self, batch: Any) -> None:
         """Read every row from a batch of observations."""
         is_plain = not self.path and self.start is None
-        copy_into(self.array, batch if is_plain else self._pick(batch), self.name)
+        values = batch if is_plain else self._pick(batch)
+        copy_into(self.array, values, self.name)
+        if self.watch is not None and self.watch.left:
+            self.watch.look(to_numpy(values))
 
     def read_rows(self, batch: Any, rows: BoolArray) -> None:
         """Read the rows of a batch of observations where `rows` `[num_envs]` is True."""
@@ -250,7 +257,12 @@ class RowMemory:
 
         tensors: Any = {key: slot.tensor for key, slot in slots.items()}
         self.data = TensorDict(tensors, batch_size=[num_envs], device=device, lock=True)
-        self._rows = [_make_row(parts, slots, side) for side in range(len(shared.arrays))]
+        watches = [
+            RoundingWatch.of(where(DataKeys.OBS, part.path), part.space.dtype, slot.arrays[0].dtype)
+            for part, slot in zip(parts, others, strict=False)
+        ]
+        sides = range(len(shared.arrays))
+        self._rows = [_make_row(parts, slots, side, watches) for side in sides]
 
     def writable(self) -> Row:
         """The row to write next, when it may be written to."""
@@ -263,13 +275,18 @@ class RowMemory:
         return self.data
 
 
-def _make_row(parts: Sequence[Part], slots: dict[tuple[str, ...], Slot], side: int) -> Row:
-    def leaf(name: str, part: Part) -> Leaf:
+def _make_row(
+    parts: Sequence[Part],
+    slots: dict[tuple[str, ...], Slot],
+    side: int,
+    watches: Sequence[None | RoundingWatch],
+) -> Row:
+    def leaf(name: str, part: Part, watch: None | RoundingWatch = None) -> Leaf:
         key = (name, *part.key)
         array = slots[key].arrays[side]
         # A scalar of the space has a dimension of its own in its spec.
         array = array.reshape(len(array), *(part.space.shape or ()))
-        return Leaf(where(name, part.path), part.path, part.start, array)
+        return Leaf(where(name, part.path), part.path, part.start, array, watch)
 
     names = {key[0] for key in slots}
     flat = names.intersection((DataKeys.REWARDS, *FLAGS))
@@ -277,7 +294,7 @@ def _make_row(parts: Sequence[Part], slots: dict[tuple[str, ...], Slot], side: i
     columns.setdefault(DataKeys.VALID, np.ones(len(columns[DataKeys.REWARDS]), np.bool_))
     final = parts if DataKeys.FINAL_OBS in names else ()
     return Row(
-        obs=[leaf(DataKeys.OBS, part) for part in parts],
+        obs=[leaf(DataKeys.OBS, *each) for each in zip(parts, watches, strict=True)],
         final=[leaf(DataKeys.FINAL_OBS, part) for part in final],
         **columns,
     )

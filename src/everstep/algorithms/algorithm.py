@@ -1,5 +1,6 @@
 """PPO and A2C in the order in which they run: collect, estimate, learn, step."""
 
+import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Generic, TypeVar, cast
@@ -36,6 +37,8 @@ from .estimates import stopwatch, update_statistics
 from .operations import WorkerOperations
 from .recording import Collected, Executor
 from .snapshot import undone_on_error
+
+_log = logging.getLogger(__name__)
 
 _Hparams = TypeVar("_Hparams", bound=AlgorithmHparams)
 _State = TypeVar("_State", bound=AlgorithmState)
@@ -79,6 +82,8 @@ class OnPolicyAlgorithm(
         self.is_prepared = not self.bonuses
         self._reward_scale: None | torch.Tensor = None
         self._rows_to_learn = 0
+        #: Leaves of observations that were seen outside of their bounds.
+        self._warned: set[str] = set()
         self._fused: None | MinibatchGradients = None
 
     # ---- collect ------------------------------------------------------------------------------
@@ -110,18 +115,24 @@ class OnPolicyAlgorithm(
             mode = model_mode(self.policy.model, training=not deterministic, precision=precision)
             with torch.inference_mode(False), torch.no_grad(), mode:
                 was_reset = self._begin(env_config)
-                collected = self.executor.collect(
-                    self.parts,
-                    lambda states, resets: self._roll_out(
-                        states, resets, deterministic=deterministic
-                    ),
-                    self._initial_states(0) if self.states is None else self.states,
-                    resets=self._changing_resets(),
-                    settings=self.calls.settings.key,
-                    eager=deterministic or self.is_evaluating,
-                )
+                try:
+                    collected = self.executor.collect(
+                        self.parts,
+                        lambda states, resets: self._roll_out(
+                            states, resets, deterministic=deterministic
+                        ),
+                        self._initial_states(0) if self.states is None else self.states,
+                        resets=self._changing_resets(),
+                        settings=self.calls.settings.key,
+                        eager=deterministic or self.is_evaluating,
+                    )
+                except IndexError:
+                    self.rollout.find_fault()  # models index by choices, which may not exist
+                    raise
             # NaN marks a statistic that does not exist, such as a mean without an episode.
             found = to_floats(collected.statistics) | self.calls.metrics()
+            if found.pop("beyond", 0.0):
+                self._warn_of_bounds()
             stats = self.reducer.statistics({k: x for k, x in found.items() if x == x})
             self._check_rollout(finite=bool(stats.pop("finite")), lost=int(stats.pop("lost")))
         self.states, self._reward_scale = collected.states, collected.reward_scale
@@ -227,9 +238,16 @@ class OnPolicyAlgorithm(
             return policy.memory.zeros(rollout.num_envs, device=rollout.device)
         return policy.memory.flatten(policy.init_states(rollout.num_envs))
 
+    def _warn_of_bounds(self) -> None:
+        """Log a warning for each leaf that is outside of its bounds, once."""
+        for name, text in self.rollout.beyond_bounds().items():
+            if name not in self._warned:
+                _log.warning("%s. It is trained with; the space says too little.", text)
+                self._warned.add(name)
+
     def _check_rollout(self, *, finite: bool, lost: int) -> None:
         if not finite:
-            self.rollout.find_non_finite()
+            self.rollout.find_fault()
         if self.config.on_missing_final == "error" and lost:
             raise EnvError(
                 f"{lost} truncated rows have no final observation to bootstrap from. "

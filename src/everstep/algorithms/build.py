@@ -16,6 +16,7 @@ from ..env import Env
 from ..episodes import EpisodeTracker
 from ..errors import ConfigError
 from ..hyperparameters import Hyperparameters, Resolved
+from ..limits import action_limits_of, limits_of
 from ..normalizers import RunningMoments
 from ..objectives import Objective, find_objective
 from ..policies import GenericPolicyBase, check_history, make_policy
@@ -118,6 +119,8 @@ def build_parts(
         seq_len=seq_len,
         history=policy.history,
         num_streams=len(streams),
+        observation_limits=limits_of(env.observation_spec, device, policy.env_format.observation),
+        action_limits=action_limits_of(env.action_spec, device),
         dtype=policy.dtype,
         device=device,
     )

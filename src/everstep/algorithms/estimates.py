@@ -160,7 +160,7 @@ def scale_rewards(
     own = moments_of(*rows) if running is None else running.moments_of(*rows)
     (moments,), (largest,) = reducer.moments([own], [returns.abs().max()])
     if running is None:
-        scale = deviation(moments)
+        scale = deviation(moments).to(returns.dtype)
     else:
         running.add(*moments)
         scale = running.std.to(returns.dtype)
@@ -215,7 +215,7 @@ def _scaled(rollout: Rollout, config: Resolved, scale: None | torch.Tensor) -> t
         return rewards
     scaled = rewards[..., :1]
     if scale is not None:
-        scaled = scaled / (scale + 1e-8)
+        scaled = scaled / scale
     if config.reward_scale != 1:
         scaled = scaled * config.reward_scale
     if config.clip_rewards is not None:
@@ -264,7 +264,7 @@ def complete(
             means[f"bonuses/{bonus.name}_mean"] = write_reward(bonus, column, rollout)
     rewards = rollout.rewards[:-1, :, :1]
     statistics = {
-        "finite": rollout.is_finite(),
+        **rollout.examine(),
         "lost": lost,
         **reward_statistics(rewards, rollout.valid),
         **means,

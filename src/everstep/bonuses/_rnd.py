@@ -10,7 +10,8 @@ from torchrl.data import Composite, TensorSpec, Unbounded
 from ..advantages import recurrence
 from ..env import Env
 from ..errors import ConfigError
-from ..models import ObservationNetwork, is_image
+from ..images import is_image, is_measured
+from ..models import ObservationNetwork
 from ..normalizers import RunningMoments, update_moments
 from ..rollouts import Minibatch, Rollout
 from ..specs import Leaves, Structure, leaf_specs, random_values
@@ -250,11 +251,11 @@ def _errors(predicted: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 def _is_number(spec: TensorSpec) -> bool:
-    return spec.dtype.is_floating_point or is_image(spec)
+    return is_measured(spec) or is_image(spec)
 
 
 def _normalized_spec(spec: TensorSpec) -> TensorSpec:
-    """Spec of normalised observations: images of bytes are numbers then."""
+    """Spec of normalised observations: integers are real numbers then."""
     if isinstance(spec, Composite):
         return Composite({key: _normalized_spec(leaf) for key, leaf in spec.items()})
     if _is_number(spec) and not spec.dtype.is_floating_point:

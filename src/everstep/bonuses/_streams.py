@@ -40,8 +40,10 @@ def add_critics(
             f"[B, 1], or [B, {wanted}]: one column for the environment's rewards, and one for "
             "each bonus."
         )
+    layouts = getattr(policy.model, "config", {}).get("image_layout")
     for bonus in bonuses:
-        bonus.critic = ObservationNetwork(observation_spec, 1).to(policy.device)
+        network = ObservationNetwork(observation_spec, 1, image_layout=layouts)
+        bonus.critic = network.to(policy.device)
     policy.critic = Critics([bonus.critic for bonus in bonuses if bonus.critic is not None])
 
 

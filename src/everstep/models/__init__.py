@@ -18,7 +18,6 @@ from ._defaults import (
     DefaultModel,
     default_model_cls,
 )
-from ._encoders import is_image
 from ._feedforward import GenericModel, Model, ModelFactory
 from ._networks import ObservationNetwork
 from ._outputs import Exploration, StateDependentNoise
@@ -41,7 +40,6 @@ __all__ = [
     "RecurrentModel",
     "RecurrentModelFactory",
     "StateDependentNoise",
-    "is_image",
 ]
 
 Model.default_model_cls = staticmethod(default_model_cls)

@@ -9,6 +9,7 @@ from torch import nn
 from torchrl.data import Composite, TensorSpec, Unbounded
 
 from ..data import DataKeys
+from ..images import ImageLayouts
 from ._defaults import (
     ContinuousActions,
     DiscreteActions,
@@ -64,6 +65,7 @@ class DefaultRecurrentModel(KeepsValues, SeesParts, RecurrentModel):
         value_gain: Gain of the value head.
         actor_obs: Keys of the observation that the policy sees; None for all.
         critic_obs: Keys of the observation that the values see; None for all.
+        image_layout: How images lie in memory; see `DefaultModel`.
         num_values: Value columns, one per reward stream.
 
     """
@@ -106,6 +108,7 @@ class DefaultRecurrentModel(KeepsValues, SeesParts, RecurrentModel):
         value_gain: float = 1.0,
         actor_obs: None | Sequence[str] = None,
         critic_obs: None | Sequence[str] = None,
+        image_layout: ImageLayouts = None,
         num_values: int = 1,
     ) -> None:
         below = hiddens if vf_hiddens is None else vf_hiddens
@@ -125,11 +128,12 @@ class DefaultRecurrentModel(KeepsValues, SeesParts, RecurrentModel):
             ortho_init=ortho_init,
             **gains,
             **listed(actor_obs=actor_obs, critic_obs=critic_obs),
+            image_layout=image_layout,
             num_values=num_values,
             **outputs.config,
         )
         self.has_mask = has_mask(observation_spec, action_spec, outputs)
-        width, vf_width = self._make_encoders(observation_spec, actor_obs, critic_obs)
+        width, vf_width = self._make_encoders(observation_spec, actor_obs, critic_obs, image_layout)
         if shared and self.critic_encoder is not None:
             raise ValueError(
                 "`shared` needs policy and values to see the same; got different `actor_obs` and "

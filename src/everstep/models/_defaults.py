@@ -9,11 +9,12 @@ from torch import nn
 from torchrl.data import Binary, Bounded, Categorical, MultiCategorical, TensorSpec, Unbounded
 
 from ..data import DataKeys
+from ..images import ImageLayouts, check_layouts, is_image
 from ..nn import Head
 from ..specs import Path, leaf_specs, options
 from ..views import ViewRequirement
 from ._base import GenericModelBase
-from ._encoders import ACTION_MASK, ObservationEncoder, encoder_of, image_layout
+from ._encoders import ACTION_MASK, ObservationEncoder, encoder_of
 from ._feedforward import Model
 from ._layers import (
     HIDDEN_GAIN,
@@ -161,18 +162,20 @@ class SeesParts(nn.Module):
         observation_spec: TensorSpec,
         actor_obs: None | Sequence[str],
         critic_obs: None | Sequence[str],
+        image_layout: ImageLayouts,
     ) -> tuple[int, int]:
         """Make the encoders; the widths of the vectors of policy and values."""
+        check_layouts(image_layout, observation_spec)
         actor = seen_by("actor_obs", actor_obs, observation_spec)
         critic = seen_by("critic_obs", critic_obs, observation_spec)
         if actor_obs is not None:
             mask = [(ACTION_MASK,)] if self.has_mask else []
             self.actor_paths = tuple(dict.fromkeys([*paths_of(actor), *mask]))
-        self.encoder, width = encoder_of(actor)
+        self.encoder, width = encoder_of(actor, image_layout)
         self.critic_encoder = None
         if paths_of(actor) == paths_of(critic):
             return width, width
-        self.critic_encoder, vf_width = encoder_of(critic)
+        self.critic_encoder, vf_width = encoder_of(critic, image_layout)
         return width, vf_width
 
 
@@ -203,6 +206,9 @@ class DefaultModel(KeepsValues, SeesParts, Model):
         critic_obs: Keys of the observation that the values see; None for all.
         frame_stack: Observations that the model sees, the present one and those before it, zeros
             before an episode's first. They are stored once, not once for each stack.
+        image_layout: How images lie in memory, `"channels_first"` or `"channels_last"`, or `"flat"`
+            for numbers that are no image; or a mapping of leaves to these. None: see `image_layout`
+            of `everstep.images`.
         num_values: Value columns, one a reward stream.
 
     """
@@ -241,10 +247,11 @@ class DefaultModel(KeepsValues, SeesParts, Model):
         actor_obs: None | Sequence[str] = None,
         critic_obs: None | Sequence[str] = None,
         frame_stack: int = 1,
+        image_layout: ImageLayouts = None,
         num_values: int = 1,
     ) -> None:
         if hiddens is None:
-            hiddens = () if image_layout(observation_spec) else (256, 256)
+            hiddens = () if is_image(observation_spec) and image_layout != "flat" else (256, 256)
         seen = stacked(observation_spec, frame_stack)
         check_widths("hiddens", hiddens)
         check_widths("vf_hiddens", hiddens if vf_hiddens is None else vf_hiddens)
@@ -261,13 +268,14 @@ class DefaultModel(KeepsValues, SeesParts, Model):
             **gains,
             **listed(actor_obs=actor_obs, critic_obs=critic_obs),
             frame_stack=frame_stack,
+            image_layout=image_layout,
             num_values=num_values,
             **outputs.config,
         )
         if frame_stack > 1:
             self.view_requirements = {DataKeys.OBS: ViewRequirement(shift=frame_stack - 1)}
         self.has_mask = has_mask(observation_spec, action_spec, outputs)
-        width, vf_width = self._make_encoders(seen, actor_obs, critic_obs)
+        width, vf_width = self._make_encoders(seen, actor_obs, critic_obs, image_layout)
         layers: dict[str, Any] = {"activation_fn": activation_fn, "bias": bias}
         self.trunk = None
         if shared:
@@ -339,6 +347,11 @@ class ContinuousActions(nn.Module):
     ) -> None:
         if use_sde and state_dependent_std:
             raise ValueError("`use_sde` excludes `state_dependent_std`: drop one of them")
+        if not use_sde and (sde_sample_freq != -1 or not full_std):
+            raise ValueError(
+                "`sde_sample_freq` and `full_std` are options of `use_sde`, which is off: set it, "
+                "or drop them"
+            )
         outputs: Outputs = Gaussian(
             action_spec, log_std_init, state_dependent_std=state_dependent_std
         )

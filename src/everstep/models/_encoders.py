@@ -1,7 +1,6 @@
 """Encoders from observations of any spec to one vector."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import reduce
 from itertools import accumulate, pairwise
 from typing import Any, cast
@@ -9,10 +8,17 @@ from typing import Any, cast
 import torch
 from tensordict import TensorDict
 from torch import nn
-from torchrl.data import Binary, Categorical, Composite, TensorSpec
+from torchrl.data import Composite, TensorSpec
 
 from ..data import DataKeys
-from ..specs import Path, leaf_specs, options
+from ..images import (
+    ImageLayouts,
+    Layout,
+    image_layout,
+    pixel_range,
+    said_layout,
+)
+from ..specs import Path, is_choice, leaf_specs, options
 
 #: Top-level leaf with the allowed options of an action; it is not encoded.
 ACTION_MASK = DataKeys.ACTION_MASK
@@ -25,12 +31,6 @@ EMBEDDING = 64
 
 #: Width of the encoding of an image.
 IMAGE = 512
-
-#: Minimum height and width of images for DQN's convolutions.
-SMALLEST_IMAGE = 36
-
-#: Maximum number of channels of an image with channels last.
-MAX_LAST_CHANNELS = 4
 
 
 class Encoder(nn.Module):
@@ -57,8 +57,41 @@ class Flatten(Encoder):
         return x.flatten(1)
 
 
-class Choices(Encoder):
-    """Base class of encoders of choices, whose options have consecutive indices.
+class OneHot(Encoder):
+    """One-hot encoding of choices; one that does not exist has no one.
+
+    The rollout is checked for those when it is complete: here a check would synchronise, and
+    indexing would end a process on a GPU.
+
+    Args:
+        counts: Number of options of each choice.
+
+    """
+
+    #: Number of each option among those of its choice.
+    numbers: torch.Tensor
+
+    #: Choice of each option.
+    places: torch.Tensor
+
+    def __init__(self, counts: list[int]) -> None:
+        super().__init__()
+        numbers = [number for count in counts for number in range(count)]
+        places = [place for place, count in enumerate(counts) for _ in range(count)]
+        self.register_buffer("numbers", torch.tensor(numbers), persistent=False)
+        self.register_buffer("places", torch.tensor(places), persistent=False)
+        self.is_one = len(counts) == 1
+        self.width = sum(counts)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Ones and zeros `[B, width]`."""
+        x = x.flatten(1)
+        chosen = x if self.is_one else x[:, self.places]
+        return (chosen == self.numbers).to(torch.get_default_dtype())
+
+
+class Embedding(Encoder):
+    """Learned embeddings of choices among many options.
 
     Args:
         counts: Number of options of each choice.
@@ -68,73 +101,22 @@ class Choices(Encoder):
     #: Index of the first option of each choice.
     starts: torch.Tensor
 
+    #: Number of the last option of each choice.
+    last: torch.Tensor
+
     def __init__(self, counts: list[int]) -> None:
         super().__init__()
         starts = torch.tensor([0, *accumulate(counts[:-1])])
         self.register_buffer("starts", starts, persistent=False)
-
-    def indices(self, x: torch.Tensor) -> torch.Tensor:
-        """Indices `[B, D]` of the chosen options."""
-        return x.flatten(1).long() + self.starts
-
-
-class OneHot(Choices):
-    """One-hot encoding of choices.
-
-    Args:
-        counts: Number of options of each choice.
-
-    """
-
-    def __init__(self, counts: list[int]) -> None:
-        super().__init__(counts)
-        self.width = sum(counts)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Ones and zeros `[B, width]`."""
-        # `one_hot` would synchronise to check the range.
-        return torch.zeros(x.shape[0], self.width, device=x.device).scatter(1, self.indices(x), 1)
-
-
-class Embedding(Choices):
-    """Learned embeddings of choices among many options.
-
-    Args:
-        counts: Number of options of each choice.
-
-    """
-
-    def __init__(self, counts: list[int]) -> None:
-        super().__init__(counts)
+        self.register_buffer("last", torch.tensor(counts) - 1, persistent=False)
         self.table = nn.Embedding(sum(counts), EMBEDDING)
         self.width = EMBEDDING * len(counts)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Embeddings `[B, width]`."""
-        embedded: torch.Tensor = self.table(self.indices(x))
+        existing = x.flatten(1).long().clamp(min=0).minimum(self.last)  # see `OneHot`
+        embedded: torch.Tensor = self.table(existing + self.starts)
         return embedded.flatten(1)
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Dimensions of an image, or of a stack of images, in a tensor."""
-
-    #: Channels of all images of a stack together.
-    channels: int
-
-    #: Height in pixels.
-    height: int
-
-    #: Width in pixels.
-    width: int
-
-    #: Whether the last dimension is the channels.
-    channels_last: bool
-
-    @property
-    def is_small(self) -> bool:
-        """Whether the image is too small for DQN's convolutions."""
-        return min(self.height, self.width) < SMALLEST_IMAGE
 
 
 class Image(Encoder):
@@ -147,7 +129,7 @@ class Image(Encoder):
     Source: Mnih et al. 2015, "Human-level control through deep reinforcement learning".
 
     Args:
-        spec: Spec of the image; uint8 is scaled from 0..255 to 0..1, floating point is not scaled.
+        spec: Spec of the image, which is scaled from its bounds to 0..1; see `pixel_range`.
         layout: Dimensions of the image.
 
     """
@@ -155,7 +137,12 @@ class Image(Encoder):
     def __init__(self, spec: TensorSpec, layout: Layout) -> None:
         super().__init__()
         self.layout = layout
-        self.scale = 1 / 255 if spec.dtype == torch.uint8 else 1.0
+        low, factor = _affine(spec)
+        self._is_uniform = all(len(x.unique()) == 1 for x in (low, factor))
+        #: Number that is subtracted from all pixels, and their factor; of no use if they differ.
+        self.shift, self.factor = float(low.flatten()[0]), float(factor.flatten()[0])
+        self.register_buffer("low", low.to(torch.get_default_dtype()), persistent=False)
+        self.register_buffer("factors", factor.to(torch.get_default_dtype()), persistent=False)
         self.convolutions = _convolutions(layout)
         with torch.no_grad():
             flat = self.convolutions(self._pixels(torch.zeros(1, *spec.shape))).shape[1]
@@ -170,9 +157,14 @@ class Image(Encoder):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Units `[B, width]`."""
         dtype = self.linear.weight.dtype
+        if not self._is_uniform:
+            x = (x - self.low) * self.factors
         pixels = self._pixels(x).contiguous(memory_format=torch.channels_last).to(dtype)
-        if self.scale != 1.0:
-            pixels.mul_(self.scale)  # a copy: its type is not that of uint8
+        if self._is_uniform and self.shift:
+            pixels = pixels - self.shift
+        if self._is_uniform and self.factor != 1.0:
+            is_copy = not x.is_floating_point() or self.shift
+            pixels = pixels.mul_(self.factor) if is_copy else pixels * self.factor
         units: torch.Tensor = self.linear(self.convolutions(pixels))
         return units.relu()
 
@@ -200,22 +192,25 @@ class ObservationEncoder(Encoder):
 
     Args:
         spec: Spec of one observation.
+        layouts: How images lie in memory.
 
     Raises:
-        ValueError: If there is no leaf to encode.
+        ValueError: If there is no leaf to encode, or an image may lie in two ways.
 
     """
 
     #: Keys that lead to each encoded leaf.
     paths: list[Path]
 
-    def __init__(self, spec: TensorSpec) -> None:
+    def __init__(self, spec: TensorSpec, layouts: ImageLayouts = None) -> None:
         super().__init__()
         leaves = {path: leaf for path, leaf in leaf_specs(spec).items() if path != (ACTION_MASK,)}
         if not leaves:
             raise ValueError("there is nothing to observe. Set `model_cls`")
         self.paths = list(leaves)
-        self.encoders = nn.ModuleList(make_encoder(leaf) for leaf in leaves.values())
+        self.encoders = nn.ModuleList(
+            make_encoder(path, leaf, layouts) for path, leaf in leaves.items()
+        )
         self.width = sum(cast(Encoder, encoder).width for encoder in self.encoders)
 
     def forward(self, obs: torch.Tensor | TensorDict | Mapping[str, Any]) -> torch.Tensor:
@@ -234,13 +229,15 @@ class ObservationEncoder(Encoder):
         return torch.cat([vector.to(dtype) for vector in vectors], -1)
 
 
-def encoder_of(spec: TensorSpec) -> tuple[None | ObservationEncoder, int]:
+def encoder_of(
+    spec: TensorSpec, layouts: ImageLayouts = None
+) -> tuple[None | ObservationEncoder, int]:
     """The encoder of observations and its width.
 
     None and the number of elements if observations are one tensor of numbers.
 
     Raises:
-        ValueError: If a leaf has no dimensions, or there is no leaf.
+        ValueError: If a leaf has no dimensions, there is no leaf, or an image may lie in two ways.
 
     """
     for path, leaf in leaf_specs(spec).items():
@@ -249,45 +246,35 @@ def encoder_of(spec: TensorSpec) -> tuple[None | ObservationEncoder, int]:
                 f"observations need at least one dimension; got {'.'.join(path) or 'one'} without. "
                 "Use the shape [1] for a scalar"
             )
-    if not isinstance(spec, Composite) and not is_choice(spec) and image_layout(spec) is None:
+    is_numbers = not isinstance(spec, Composite) and not is_choice(spec)
+    if is_numbers and _layout_of((), spec, layouts) is None:
         return None, spec.shape.numel()
-    encoder = ObservationEncoder(spec)
+    encoder = ObservationEncoder(spec, layouts)
     return encoder, encoder.width
 
 
-def make_encoder(spec: TensorSpec) -> Encoder:
+def make_encoder(path: Path, spec: TensorSpec, layouts: ImageLayouts) -> Encoder:
     """The encoder of one leaf."""
     if is_choice(spec):
         counts = options(spec)
         return OneHot(counts) if sum(counts) <= MAX_ONE_HOT else Embedding(counts)
-    layout = image_layout(spec)
+    layout = _layout_of(path, spec, layouts)
     return Flatten(spec) if layout is None else Image(spec, layout)
 
 
-def is_choice(spec: TensorSpec) -> bool:
-    """Whether the numbers of a leaf are indices of options."""
-    is_binary = isinstance(spec, Binary) or spec.dtype == torch.bool
-    return isinstance(spec, Categorical) and not is_binary
+def _layout_of(path: Path, spec: TensorSpec, layouts: ImageLayouts) -> None | Layout:
+    """Layout of a leaf's image; None if it is not an image."""
+    try:
+        return image_layout(spec, said_layout(layouts, path))
+    except ValueError as error:
+        raise ValueError(f"`{'.'.join(('obs', *path))}`: {error}") from None
 
 
-def is_image(spec: TensorSpec) -> bool:
-    """Whether a leaf is an image."""
-    return not is_choice(spec) and image_layout(spec) is not None
-
-
-def image_layout(spec: TensorSpec) -> None | Layout:
-    """Layout of a leaf's image, or None if the leaf is not an image.
-
-    Images are `[C, H, W]`, or `[H, W, C]` with at most four channels: of any size if uint8, from
-    36x36 if floating-point. From 36x36, uint8 `[H, W]`, `[S, C, H, W]` and `[S, H, W, C]` (stacks)
-    are images, too.
-    """
-    shape = tuple(spec.shape)
-    is_bytes = spec.dtype == torch.uint8
-    if len(shape) not in ((2, 3, 4) if is_bytes else (3,)) or isinstance(spec, Composite):
-        return None
-    last = len(shape) > 2 and shape[-1] <= MAX_LAST_CHANNELS < shape[-3]
-    height, width = shape[-3:-1] if last else shape[-2:]
-    layout = Layout(spec.shape.numel() // (height * width), height, width, last)
-    accepted = is_bytes if layout.is_small and len(shape) == 3 else not layout.is_small
-    return layout if accepted and (is_bytes or spec.dtype.is_floating_point) else None
+def _affine(spec: TensorSpec) -> tuple[torch.Tensor, torch.Tensor]:
+    """Number that is subtracted from each pixel, and its factor then, `[*shape]` each, float64."""
+    ends = pixel_range(spec)
+    if ends is None:
+        zeros = torch.zeros(spec.shape, dtype=torch.float64, device="cpu")
+        return zeros, zeros + 1
+    low, high = ends
+    return low, 1 / (high - low).where(high > low, 1.0)

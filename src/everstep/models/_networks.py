@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torchrl.data import TensorSpec
 
+from ..images import ImageLayouts
 from ..nn import Head, get_activation
 from ..specs import Leaves, Structure
 from ._encoders import ObservationEncoder
@@ -23,6 +24,7 @@ class ObservationNetwork(nn.Module):
         outputs: Width of the output.
         hiddens: Widths of the hidden layers.
         activation_fn: Name of their activation.
+        image_layout: How images lie in memory; see `DefaultModel`.
 
     Raises:
         ValueError: If the observation has no leaf to encode.
@@ -37,10 +39,11 @@ class ObservationNetwork(nn.Module):
         *,
         hiddens: Sequence[int] = (256, 256),
         activation_fn: str = "relu",
+        image_layout: ImageLayouts = None,
     ) -> None:
         super().__init__()
         self._structure = Structure.of(observation_spec)
-        self.encoder = ObservationEncoder(observation_spec)
+        self.encoder = ObservationEncoder(observation_spec, image_layout)
         layers: list[nn.Module] = []
         width = self.encoder.width
         for hidden in hiddens:

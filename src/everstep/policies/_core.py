@@ -16,6 +16,7 @@ from ..data import DataKeys, Device
 from ..distributions import Distribution
 from ..errors import ConfigError
 from ..formats import EnvFormat
+from ..limits import limits_of
 from ..models import Exploration, GenericModelBase
 from ..normalizers import ObservationNormalizer, ValueNormalizer
 from ..rollouts import Minibatch, Rollout, Sequences
@@ -161,6 +162,10 @@ class PolicyCore(ABC, Generic[_Model]):
         self._autocast = autocast or nullcontext()
         self._spec = (observation_spec, action_spec)
         self.env_format = env_format or EnvFormat.of(observation_spec, action_spec)
+        #: Limits of an observation's leaves, on the CPU.
+        self.observation_limits = limits_of(
+            observation_spec, torch.device("cpu"), self.env_format.observation
+        )
         self._prepare()
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -16,6 +16,7 @@ from torch import nn
 
 from ..distributions._base import share_facts
 from ..formats import ObservationFormat, check_held, numpy_dtype
+from ..limits import Limit
 from ..specs import Leaves, Structure
 from ._core import PolicyCore
 from ._windows import extended, past_structure, without
@@ -68,8 +69,12 @@ def _read(
     structure, home = policy._observation, None
     found: list[torch.Tensor] = []
     counts: dict[str, None | int] = {}
-    for form, (path, shape, dtype), is_seen in zip(
-        policy.env_format.observation, structure.leaves(), acted_on(policy), strict=True
+    for form, (path, shape, dtype), is_seen, limit in zip(
+        policy.env_format.observation,
+        structure.leaves(),
+        acted_on(policy),
+        policy.observation_limits,
+        strict=True,
     ):
         if not is_seen:
             found.append(torch.zeros(1, *shape, dtype=dtype, device=device))
@@ -88,6 +93,8 @@ def _read(
             tensor = _from_torch(value, form, dtype, name)
         else:
             tensor = _from_numpy(value, form, dtype, name)
+        if limit is not None and limit.is_choice:
+            _check_choices(tensor, limit, name, shape)
         count = counts[name] = _count(tensor.shape, form.shape, shape, dtype, name)
         rows = 1 if count is None else count
         found.append(tensor.reshape(rows, *shape).to(device))
@@ -153,6 +160,17 @@ def _from_torch(
     if counted.dtype is not dtype and not dtype.is_floating_point:
         check_held(counted.numpy(force=True), numpy_dtype(dtype), name, ValueError)
     return counted.to(dtype)
+
+
+def _check_choices(values: torch.Tensor, limit: Limit, name: str, shape: torch.Size) -> None:
+    """Raise if a choice does not exist. Choices that are on a GPU are copied to the host."""
+    if values.numel() % max(1, shape.numel()):
+        return  # the shape is wrong
+    rows = values.cpu().reshape(-1, *shape)
+    bad = limit.beyond(rows).flatten(1).any(-1).nonzero()
+    if len(bad):
+        row = int(bad[0])
+        raise ValueError(f"`{name}` of row {row} is {limit.describe(rows[row])}.")
 
 
 def _check_kind(kind: str, received: Any, target: np.dtype[Any], cls: type, name: str) -> None:

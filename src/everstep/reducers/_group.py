@@ -119,8 +119,8 @@ class GroupReducer(Reducer):
         refused = [rank for rank, each in enumerate(ranks) if not each.get("finite", 1.0)]
         if refused and self.rank not in refused:
             raise NonFiniteError(
-                f"The environments of rank {refused[0]} returned NaN or infinity; its own message "
-                "has the place. The policy was not changed."
+                f"The environments of rank {refused[0]} returned NaN, infinity or a choice "
+                "that does not exist; its own message has the place. The policy was not changed."
             )
         own = {key: stats[key] for key in ("finite", "reward_scale") if key in stats}
         recent = [x["episodes/return_mean_100"] for x in ranks if "episodes/return_mean_100" in x]

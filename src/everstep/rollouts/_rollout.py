@@ -4,6 +4,7 @@ Row `t` of everything but observations and values belongs to action `t`; observa
 that action was chosen from. Rows are ordered `t·N + n`.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -11,7 +12,8 @@ from tensordict import TensorDict
 
 from ..data import DataKeys
 from ..env import Env
-from ..errors import EnvError, NonFiniteError
+from ..errors import ConfigError, EnvError, NonFiniteError
+from ..limits import Limit, Limits
 from ..specs import EMPTY, Leaves, Structure
 
 #: Observation or action rows, prebuilt: indexing costs more than copying a small row.
@@ -82,6 +84,8 @@ class Rollout:
         seq_len: Env steps a sequence.
         history: H, past observations that the policy's windows hold beside the present one.
         num_streams: K, reward streams.
+        observation_limits: Limits of an observation's leaves; empty for none.
+        action_limits: Limits of an action's leaves; empty for none.
         dtype: Of rewards, values and everything computed from them.
         device: Where everything lives.
 
@@ -99,6 +103,8 @@ class Rollout:
         seq_len: int = 1,
         history: int = 0,
         num_streams: int = 1,
+        observation_limits: Limits = (),
+        action_limits: Limits = (),
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
@@ -106,6 +112,8 @@ class Rollout:
         self.device, self.dtype = device, dtype
         self.observation, self.action, self.memory = observation, action, memory
         self.episode_keys, self.history = episode_keys, history
+        self._limits = observation_limits or (None,) * len(observation.paths)
+        self._action_limits = action_limits or (None,) * len(action.paths)
 
         def floats(columns: int) -> torch.Tensor:
             return torch.zeros(horizon + 1, num_envs, columns, dtype=dtype, device=device)
@@ -136,6 +144,7 @@ class Rollout:
         self._actions = _rows(self.actions)
         self._logp, self._values = list(self.logp), list(self.values)
         self._final_obs = _rows(self.final_obs)
+        self._action_names = [".".join((DataKeys.ACTIONS, *path)) for path in action.paths]
         self._names = {
             key: [".".join((key, *path)) for path in observation.paths]
             for key in (DataKeys.OBS, DataKeys.FINAL_OBS)
@@ -327,35 +336,86 @@ class Rollout:
                 rows = unused.view(*unused.shape[:2], *(1,) * (x.ndim - 2))
                 x.masked_fill_(rows & ~x.isfinite(), 0.0)
 
-    def is_finite(self) -> torch.Tensor:
-        """Whether every reward and observation is finite, 0-d bool; `find_non_finite` finds it.
+    def examine(self) -> dict[str, torch.Tensor]:
+        """Faults of the environment's data, 0-d each, from one reduction of each leaf.
 
-        Extremes show it in one pass, and NaN is one; a sum of large finite numbers may overflow.
+        `"finite"`: whether every reward and observation is finite, and every choice exists;
+        `find_fault` finds what is not. `"beyond"`: leaves of numbers that are outside of the bounds
+        of their space; `beyond_bounds` describes them.
         """
-        floats = [x for x in (self.rewards, *self.obs) if x.is_floating_point() and x.numel()]
-        extremes = [extreme.double() for x in floats for extreme in torch.aminmax(x)]
-        return torch.stack(extremes).isfinite().all()
+        # Extremes show NaN, too; a sum of large finite numbers may overflow.
+        extremes, missing, beyond = [*torch.aminmax(self.rewards)], [], []
+        for leaf, limit in zip(self.obs, self._limits, strict=True):
+            if not leaf.numel() or (limit is None and not leaf.is_floating_point()):
+                continue
+            ends = torch.aminmax(leaf) if limit is None else limit.extremes(leaf)
+            if leaf.is_floating_point():
+                extremes += ends
+            if limit is not None:
+                (missing if limit.is_choice else beyond).append(_is_outside(limit, *ends))
+        for _, limit, leaf, _ in self._other_choices():
+            missing.append(_is_outside(limit, *limit.extremes(leaf)))
+        finite = torch.cat([x.double().flatten() for x in extremes]).isfinite().all()
+        found = {"finite": finite & ~torch.stack(missing).any() if missing else finite}
+        return {**found, "beyond": torch.stack(beyond).sum()} if beyond else found
 
-    def find_non_finite(self) -> None:
-        """Raise an error for the first number that is not finite, if there is one.
+    def _other_choices(self) -> Iterator[tuple[str, Limit, torch.Tensor, int]]:
+        """Name, limit, rows `[T, N, …]` and offset of choices in actions and final observations.
+
+        Final observations are those that are valued; other rows may hold anything.
+        """
+        for name, limit, leaf in zip(
+            self._action_names, self._action_limits, self.actions, strict=True
+        ):
+            if limit is not None:
+                yield name, limit, leaf[:-1], 0
+        names = self._names[DataKeys.FINAL_OBS]
+        for name, limit, leaf in zip(names, self._limits, self.final_obs, strict=False):
+            if limit is not None and limit.is_choice:
+                is_final = self.final.view(*self.final.shape[:2], *(1,) * (leaf.ndim - 2))
+                yield name, limit, torch.where(is_final, leaf, limit.low), 0
+
+    def find_fault(self) -> None:
+        """Raise an error for the first number that is not finite or choice that does not exist.
 
         Raises:
-            NonFiniteError: Names key, environment and env step.
+            NonFiniteError: Names key, environment and env step of a number.
+            EnvError: Names those of a choice in an observation.
+            ConfigError: Names those of a choice in an action.
 
         """
-        names = [(DataKeys.REWARDS, self.rewards[:-1], 0)]
-        names += [(n, x, 1) for n, x in zip(self._names[DataKeys.OBS], self.obs, strict=True)]
-        for name, x, offset in names:
+        observed = list(zip(self._names[DataKeys.OBS], self._limits, self.obs, strict=True))
+        rewards = (DataKeys.REWARDS, self.rewards[:-1], 0)
+        for name, x, offset in (rewards, *((name, x, 1) for name, _, x in observed)):
             bad = (~x.isfinite()).flatten(2).any(-1).nonzero()
             if len(bad):
                 t, env = bad[0].tolist()
                 value = x[t, env].flatten()
-                when = f"env step {t - offset} of the rollout" if t >= offset else "the reset"
                 raise NonFiniteError(
-                    f"`{name}` of environment {env} is not finite at {when}: "
+                    f"`{name}` of environment {env} is not finite at {_when(t, offset)}: "
                     f"{value[~value.isfinite()][0].item()} ({len(bad)} rows in all). "
                     "The policy was not changed; fix the environment, or bound what it returns."
                 )
+        choices = [(n, limit, x, 1) for n, limit, x in observed if limit and limit.is_choice]
+        for name, limit, x, offset in (*choices, *self._other_choices()):
+            text = _describe_outside(name, limit, x, offset)
+            if text and name in self._action_names:
+                raise ConfigError(f"The policy's {text}. Set a `distribution_cls` that fits.")
+            if text:
+                raise EnvError(
+                    f"{text}. The policy was not changed; fix what the environment returns, or its "
+                    "observation space."
+                )
+
+    def beyond_bounds(self) -> dict[str, str]:
+        """Descriptions of numbers outside of the bounds of their space, by the leaf's name."""
+        leaves = zip(self._names[DataKeys.OBS], self._limits, self.obs, strict=True)
+        found = {
+            name: _describe_outside(name, limit, leaf, 1)
+            for name, limit, leaf in leaves
+            if limit is not None and not limit.is_choice
+        }
+        return {name: text for name, text in found.items() if text}
 
     @property
     def ends(self) -> torch.Tensor:
@@ -397,6 +457,28 @@ class Rollout:
 def episode_keys_of(env: Env) -> frozenset[str]:
     """The episode keys that an environment declares; none for rl8's environments."""
     return frozenset(getattr(env, "episode_keys", ()))
+
+
+def _is_outside(limit: Limit, least: torch.Tensor, most: torch.Tensor) -> torch.Tensor:
+    """Whether extremes are outside of a limit, 0-d bool."""
+    return (least < limit.low).any() | (most > limit.high).any()
+
+
+def _describe_outside(name: str, limit: Limit, x: torch.Tensor, offset: int) -> str:
+    """The first number of rows `[T, N, …]` that is outside of a limit; empty if there is none."""
+    bad = limit.beyond(x).flatten(2).any(-1).nonzero()
+    if not len(bad):
+        return ""
+    t, env = bad[0].tolist()
+    return (
+        f"`{name}` of environment {env} is {limit.describe(x[t, env])}, at {_when(t, offset)} "
+        f"({len(bad)} rows in all)"
+    )
+
+
+def _when(t: int, offset: int) -> str:
+    """The time of row `t` of storage whose first `offset` rows are of the reset."""
+    return f"env step {t - offset} of the rollout" if t >= offset else "the reset"
 
 
 def _rows(leaves: Leaves) -> Rows:

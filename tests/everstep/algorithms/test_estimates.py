@@ -2,6 +2,7 @@
 
 import math
 import statistics
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -76,7 +77,7 @@ def test_advantages_are_normalized_over_the_rows_that_are_learned_from() -> None
     raw = torch.tensor([reference(env, n) for n in range(NUM_ENVS)])
     rows = raw[valid].tolist()
     mean, std = statistics.fmean(rows), statistics.stdev(rows)
-    expected = torch.where(valid, (raw - mean) / (std + 1e-8), 0.0)
+    expected = torch.where(valid, (raw - mean) / std, 0.0)
     found = algorithm.buffer["advantages"][:, :-1, 0]
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
 
@@ -117,13 +118,13 @@ def test_rewards_are_divided_by_the_spread_of_their_discounted_sums(kind: Any) -
         sums = discounted_sums(env, 3)
         if kind == "running":
             rows = [x for earlier in sums[: rollout + 1] for x in earlier]
-            scale = math.sqrt(statistics.pvariance(rows) + 1e-8)
+            scale = math.sqrt(statistics.pvariance(rows))
         else:
             scale = statistics.stdev(sums[rollout])
         assert algorithm.state.reward_scale == pytest.approx(scale, rel=1e-12)
         last = slice(rollout * HORIZON, None)
         scaled = {key: x[last] for key, x in env.rows.items()}
-        scaled["rewards"] = scaled["rewards"] / (scale + 1e-8)
+        scaled["rewards"] = scaled["rewards"] / scale
         window = RecordedEnv(env.obs[last], HORIZON, **scaled)
         for n in range(NUM_ENVS):
             found = algorithm.buffer["advantages"][n, :-1, 0].tolist()
@@ -141,3 +142,98 @@ def test_rows_whose_outcome_is_masked_are_not_learned_from() -> None:
     assert not found[~learned].any()
     assert float(found[learned].mean()) == pytest.approx(0, abs=1e-12)
     assert float(found[learned].std()) == pytest.approx(1, abs=1e-7)
+
+
+# ---- scales -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def float32(float64: None) -> Iterator[None]:
+    """The dtype of training."""
+    torch.set_default_dtype(torch.float32)
+    yield
+    torch.set_default_dtype(torch.float64)
+
+
+def scaled(env: RecordedEnv, exponent: int) -> RecordedEnv:
+    """The same environment with rewards times a power of two, in float32."""
+    rows = {**env.rows, "rewards": env.rows["rewards"].float() * 2.0**exponent}
+    return RecordedEnv(env.obs.float(), HORIZON, **rows)
+
+
+@pytest.mark.parametrize("exponent", [-100, -66, 66, 100])
+@pytest.mark.parametrize("kind", [True, "running"])
+def test_normalised_rewards_do_not_depend_on_their_unit(
+    kind: Any, exponent: int, float32: None
+) -> None:
+    """Squares of float32 are infinite from 2**64 on, and 0 below 2**-74."""
+    found = []
+    for env in (scaled(absent(2), 0), scaled(absent(2), exponent)):
+        algorithm, _ = estimated(env, normalize_rewards=kind)
+        stats = algorithm.collect()
+        algorithm.step()
+        assert math.isfinite(stats["returns/std"])
+        assert stats["rewards/std"] > 0
+        scale = algorithm.state.reward_scale
+        found.append(
+            (scale, algorithm.rollout.advantages.clone(), algorithm.rollout.returns.clone())
+        )
+    (one, *expected), (other, *same) = found
+    assert other == pytest.approx(one * 2.0**exponent, rel=1e-6)
+    for x, y in zip(same, expected, strict=True):
+        torch.testing.assert_close(x, y)
+
+
+@pytest.mark.parametrize("exponent", [-66, 66, 100])
+def test_advantages_do_not_depend_on_the_unit_of_rewards(exponent: int, float32: None) -> None:
+    from everstep.advantages import standardize
+
+    x, mask = torch.randn(50, 3, 1), torch.rand(50, 3, 1) < 0.7
+    torch.testing.assert_close(standardize(x * 2.0**exponent, mask), standardize(x, mask))
+
+
+@pytest.mark.parametrize("exponent", [-100, -66, 66, 100])
+def test_moments_do_not_depend_on_the_unit(exponent: int, float32: None) -> None:
+    from torchrl.data import Unbounded
+
+    from everstep.normalizers import ObservationNormalizer
+
+    rows, mask = torch.randn(200, 2), torch.ones(200, dtype=torch.bool)
+    found = []
+    for factor in (1.0, 2.0**exponent):
+        normalizer = ObservationNormalizer(Unbounded(2))
+        for part in (rows * factor).split(50):
+            normalizer.update((part,), mask[:50])
+        found.append(normalizer((rows * factor,))[0])
+    torch.testing.assert_close(*found)
+
+
+def test_one_reward_after_many_zeros_is_bounded(float32: None) -> None:
+    """It is 100 deviations: the first reward of a sparse task would move all weights."""
+    flags = torch.zeros(9990, 1, 1, dtype=torch.bool)
+    rewards = torch.zeros(9990, 1, 1)
+    rewards[-1] = 1.0
+    ends = flags.clone()
+    ends[-1] = True
+    for clip, expected in (("auto", 10.0), (None, 99.95)):
+        rows = {"rewards": rewards, "terminated": ends, "truncated": flags, "first": ends}
+        env = RecordedEnv(torch.zeros(9991, 1, 3), 9990, **rows)
+        options: dict[str, Any] = {"clip_rewards": clip, "gae_lambda": 0.0, "gamma": 0.99}
+        options |= {"normalize_rewards": "running", "normalize_advantages": False}
+        algorithm, _ = estimated(env, **options)
+        last = float(algorithm.rollout.advantages[-2] + algorithm.rollout.values[-2])
+        assert last == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"normalize_rewards": "running"}, 10.0),
+        ({"normalize_rewards": True, "reward_scale": 0.5}, 5.0),
+        ({"normalize_rewards": False}, None),
+        ({"normalize_rewards": "running", "clip_rewards": None}, None),
+        ({"normalize_rewards": False, "clip_rewards": 3.0}, 3.0),
+    ],
+)
+def test_the_bound_of_rewards_is_resolved(options: Any, expected: Any) -> None:
+    assert estimated(absent(), **options)[0].hparams.clip_rewards == expected

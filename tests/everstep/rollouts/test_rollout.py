@@ -190,19 +190,19 @@ def test_discounted_sums_go_on_but_for_episodes_that_ended_in_the_last_row() -> 
 @pytest.mark.parametrize(("t", "when"), [(0, "at the reset"), (1, "env step 0"), (3, "env step 2")])
 def test_the_observation_that_is_not_finite_is_named(t: int, when: str) -> None:
     rollout = make(3)
-    assert rollout.is_finite()
+    assert rollout.examine()["finite"]
     rollout.obs[0][t, 1] = torch.inf
-    assert not rollout.is_finite()
+    assert not rollout.examine()["finite"]
     with pytest.raises(NonFiniteError, match=f"`obs` of environment 1 is not finite .*{when}"):
-        rollout.find_non_finite()
+        rollout.find_fault()
 
 
 def test_the_reward_that_is_not_finite_is_named() -> None:
     rollout = make(3)
     rollout.rewards[2, 0] = torch.nan
-    assert not rollout.is_finite()
+    assert not rollout.examine()["finite"]
     with pytest.raises(NonFiniteError, match=r"`rewards` of environment 0 is not finite .*step 2"):
-        rollout.find_non_finite()
+        rollout.find_fault()
 
 
 @pytest.mark.parametrize("leaf", [0, 1])
@@ -215,8 +215,8 @@ def test_numbers_that_are_not_finite_are_found_in_every_leaf(leaf: int) -> None:
         dtype=torch.float32,
         device=torch.device("cpu"),
     )
-    assert rollout.is_finite()
+    assert rollout.examine()["finite"]
     rollout.obs[leaf][1, 1, -1] = torch.nan
-    assert not rollout.is_finite()
+    assert not rollout.examine()["finite"]
     with pytest.raises(NonFiniteError, match=rf"`obs\.{'ab'[leaf]}` of environment 1"):
-        rollout.find_non_finite()
+        rollout.find_fault()

@@ -1,0 +1,74 @@
+"""float64 observations that float32 cannot tell apart."""
+
+import logging
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+_log = logging.getLogger(__name__)
+
+#: Batches that are looked at, from the first reset on.
+BATCHES = 64
+
+#: Numbers that float32 must have between the smallest and the largest one seen.
+FEWEST = 16
+
+
+class RoundingWatch:
+    """Looks whether the first batches of a float64 leaf keep their differences in another dtype.
+
+    Policies see PyTorch's default dtype. A coordinate of 5,400,000 ± 0.2 m has one number in
+    float32, whatever is done to it afterwards. One warning of the log names the leaf; nothing is
+    looked at after it, or after `BATCHES` batches.
+
+    Args:
+        name: Name of the leaf in the warning.
+        dtype: Dtype that it is cast to.
+
+    """
+
+    #: Batches left to look at.
+    left: int = BATCHES
+
+    def __init__(self, name: str, dtype: np.dtype[Any]) -> None:
+        self._name, self._dtype = name, dtype
+        self._ends: None | tuple[Any, Any] = None
+
+    @classmethod
+    def of(cls, name: str, source: Any, dtype: np.dtype[Any]) -> "None | RoundingWatch":
+        """A watch where float64 is cast to less; else None."""
+        is_rounded = source == np.float64 and dtype.kind == "f" and dtype.itemsize < 8
+        return cls(name, dtype) if is_rounded else None
+
+    def look(self, batch: npt.NDArray[Any]) -> None:
+        """Look at a batch `[N, …]`, and warn if it was the last and differences are lost."""
+        self.left -= 1
+        least, most = batch.min(0), batch.max(0)
+        if self._ends is not None:
+            least, most = np.minimum(least, self._ends[0]), np.maximum(most, self._ends[1])
+        self._ends = least, most
+        if self.left == 0:
+            self._compare(np.asarray(least), np.asarray(most))
+
+    def _compare(self, least: npt.NDArray[Any], most: npt.NDArray[Any]) -> None:
+        with np.errstate(all="ignore"):  # infinity and NaN are reported elsewhere
+            largest = np.maximum(np.abs(least), np.abs(most))
+            gap = np.spacing(largest.astype(self._dtype)).astype(np.float64)
+            lost = (most > least) & (most - least < FEWEST * gap)
+        if not lost.any():
+            return
+        i = int(lost.flatten().nonzero()[0][0])
+        low, high, step = (x.flatten()[i] for x in (least, most, gap))
+        element = f"element {i} of " if least.size > 1 else ""
+        _log.warning(
+            "Differences in `%s` are lost: %sits numbers were between %r and %r, and %s, which the "
+            "policy sees, has steps of %g there. Subtract an offset in the environment or a "
+            "wrapper, or set `torch.set_default_dtype(torch.float64)` before it is made.",
+            self._name,
+            element,
+            float(low),
+            float(high),
+            self._dtype,
+            float(step),
+        )

@@ -1,0 +1,57 @@
+"""float64 observations whose differences float32 does not have are named, once."""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from everstep import AlgorithmConfig
+from everstep.adapters import GymnasiumEnv
+
+
+class Far(gymnasium.Env[Any, Any]):
+    """A position far away, whose last digits change."""
+
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, centre: float, width: float, dtype: Any = np.float64) -> None:
+        place = spaces.Box(-np.inf, np.inf, (2,), dtype)
+        self.observation_space = spaces.Dict(place=place, other=spaces.Discrete(2))
+        self.centre, self.width, self.dtype = centre, width, dtype
+
+    def _obs(self) -> Any:
+        noise = self.np_random.uniform(-self.width, self.width)
+        return {"place": np.array([noise, self.centre + noise], self.dtype), "other": 0}
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        return self._obs(), {}
+
+    def step(self, action: Any) -> Any:
+        return self._obs(), 0.0, False, False, {}
+
+
+@pytest.mark.parametrize(
+    ("centre", "width", "dtype", "warns"),
+    [
+        (5_400_000, 0.2, np.float64, True),
+        (1e9, 30.0, np.float64, True),
+        (5_400_000, 200.0, np.float64, False),
+        (5_400_000, 0.0, np.float64, False),  # a constant has no differences
+        (0.0, 1e-9, np.float64, False),
+        (5_400_000, 0.2, np.float32, False),  # nothing is rounded here
+    ],
+)
+def test_differences_that_float32_does_not_have_are_named_once(
+    centre: float, width: float, dtype: Any, warns: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    vector = gymnasium.vector.SyncVectorEnv([lambda: Far(centre, width, dtype)] * 2)
+    algorithm = AlgorithmConfig(horizon=100).build(GymnasiumEnv(vector))
+    for _ in range(2):
+        algorithm.collect()
+    texts = [record.getMessage() for record in caplog.records]
+    assert len(texts) == warns
+    if warns:
+        assert "`obs['place']` are lost: element 1 of its numbers were between" in texts[0]
