@@ -7,6 +7,7 @@ import contextlib
 import io
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,7 +35,7 @@ TEXTS = [
 WRONG = (
     r"env steps? (?:of (?:few|all) rows|in all environments)|an env step of all environments",
     r"env steps, added up",
-    r"environment transitions",
+    r"(?i)environment transitions",
     r"transitions (?:learned from|collected|per second|a second|/s)|transitions/s",
     r"\bcount(?:s|ed)?(?: in)? transitions",
     r"(?i)rollout(?: of|:) `?horizon`? env steps|\bhorizon: env steps (?:of a rollout|between)",
@@ -84,7 +85,8 @@ def test_counts_are_env_steps_of_all_environments(tmp_path: Path) -> None:
     assert stats["env/steps"] == trainer.state["env/steps"] == 64  # rollouts of 4 x 8
     assert trainer.algorithm.state.env_steps == 64
     assert '"step": 64,' in (tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8")
-    assert summary({**stats}, None, None, 1.0).startswith("Trained 64 env steps")
+    shown: dict[str, Any] = {**stats}
+    assert summary(shown, None, None, 1.0).startswith("Trained 64 env steps")
 
 
 def test_statistics_of_env_steps_have_their_unit() -> None:
