@@ -53,7 +53,7 @@ class _PointScheduler:
     #: Values of the points.
     y: list[float]
 
-    #: Environment transitions from which the value is 0 for good; None if it is not.
+    #: Env steps from which the value is 0 for good; None if it is not.
     end: None | int = None
 
     def __init__(self, schedule: Points, /) -> None:
@@ -129,7 +129,7 @@ class _Annealed:
     #: Schedule of the value.
     scheduler: Scheduler
 
-    #: Environment transitions at which the value is 0; None before `anneal`.
+    #: Env steps at which the value is 0; None before `anneal`.
     total: None | int = None
 
     _initial: float

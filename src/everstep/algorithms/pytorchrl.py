@@ -183,7 +183,7 @@ class PytorchrlOperations:
 
     @property
     def schedule_end(self) -> None | int:
-        """Transitions after which the learning rate or `clip_param` is 0 for good: nothing is
+        """Env steps after which the learning rate or `clip_param` is 0 for good: nothing is
         learned from then on. None if their schedules do not end in 0.
         """
         schedulers = self.parts.lr_scheduler.scheduler, self.parts.clip_scheduler.scheduler
@@ -192,7 +192,7 @@ class PytorchrlOperations:
 
     @property
     def annealed_to(self) -> None | int:
-        """Transitions at which schedules that are "linear" end in 0; None for no budget yet."""
+        """Env steps at which schedules that are "linear" end in 0; None for no budget yet."""
         for scheduler in (self.parts.lr_scheduler, self.parts.clip_scheduler):
             if scheduler.total is not None:
                 return scheduler.total
