@@ -12,6 +12,14 @@ import torch
 torch.set_num_threads(1)  # tests are many small operations; a second thread only waits
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Notes about runs go to a folder of the tests, also those of processes that they start."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 @pytest.fixture
 def float64() -> Iterator[None]:
     """Make float64 the default dtype, for comparisons to rounding."""

@@ -30,11 +30,14 @@ from ._version import __version__
 from .data import Device
 from .errors import CheckpointError
 from .files import replacing, write_file
+from .plain_files import open_plain, read_plain
 
 _FORMAT = "everstep state"
 _VERSION = 1
 _DOCUMENT = "state.json"
 _ARCHIVE = re.compile(r"tensors-[0-9a-f]{16}\.npz")
+#: Bytes of a document: Python's objects of it take some ten times as much.
+_MAX_DOCUMENT = 64_000_000
 #: Integers with the same bits, by size in bytes, for dtypes that NumPy lacks.
 _SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 #: Dtypes by name: PyTorch imports modules when some other names are looked up.
@@ -78,15 +81,22 @@ def save_state(directory: str | Path, state: Any) -> None:
                 old.unlink()
 
 
-def load_state(directory: str | Path, map_location: Device = "cpu") -> Any:
+def load_state(
+    directory: str | Path, map_location: Device = "cpu", *, within: None | str | Path = None
+) -> Any:
     """The state that `save_state` wrote, with its tensors on `map_location`. Runs no code.
+
+    Args:
+        directory: Directory of the state.
+        map_location: Device of its tensors.
+        within: Directory that its files must be in, links followed; None: `directory`.
 
     Raises:
         CheckpointError: Names the file and the problem: it is missing, damaged, of an unknown
             version, or not written by `save_state`.
 
     """
-    body, file = _open_archive(Path(directory))
+    body, file = _open_archive(Path(directory), directory if within is None else within)
     with file, _reading(Path(file.name)), zipfile.ZipFile(file) as archive:
         _check_sizes(archive, os.fstat(file.fileno()).st_size)
         return _decode_body(body, archive, map_location)
@@ -111,8 +121,15 @@ def save_file(path: str | Path, state: Any) -> None:
         _write_archive(file, encoder.arrays, encoder.document(None))
 
 
-def load_file(path: str | Path, map_location: Device = "cpu") -> Any:
+def load_file(
+    path: str | Path, map_location: Device = "cpu", *, within: None | str | Path = None
+) -> Any:
     """The state that `save_file` wrote, with its tensors on `map_location`. Runs no code.
+
+    Args:
+        path: The file.
+        map_location: Device of its tensors.
+        within: Directory that it must be in, links followed; None: anywhere.
 
     Raises:
         CheckpointError: Names the file and the problem: it is missing, damaged, of an unknown
@@ -120,8 +137,10 @@ def load_file(path: str | Path, map_location: Device = "cpu") -> Any:
 
     """
     path = Path(path)
-    with _reading(path), zipfile.ZipFile(path) as archive:
-        _check_sizes(archive, path.stat().st_size)
+    with _reading(path), open_plain(path, within=within) as file, zipfile.ZipFile(file) as archive:
+        _check_sizes(archive, os.fstat(file.fileno()).st_size)
+        if (size := archive.getinfo(_DOCUMENT).file_size) > _MAX_DOCUMENT:
+            raise CheckpointError(f"its document has {size:,} bytes; at most {_MAX_DOCUMENT:,}")
         return _decode_body(_checked_body(archive.read(_DOCUMENT)), archive, map_location)
 
 
@@ -324,23 +343,24 @@ def _write_archive(
         raise
 
 
-def _read_document(directory: Path) -> dict[str, Any]:
-    with _reading(directory / _DOCUMENT):
-        body = _checked_body((directory / _DOCUMENT).read_bytes())
+def _read_document(directory: Path, within: str | Path) -> dict[str, Any]:
+    path = directory / _DOCUMENT
+    with _reading(path):
+        body = _checked_body(read_plain(path, within=within, limit=_MAX_DOCUMENT))
         if not _ARCHIVE.fullmatch(body["archive"]):
             raise CheckpointError(f"`archive` must be a file beside it; got {body['archive']!r}")
         return body
 
 
-def _open_archive(directory: Path) -> tuple[dict[str, Any], IO[bytes]]:
+def _open_archive(directory: Path, within: str | Path) -> tuple[dict[str, Any], IO[bytes]]:
     """The document and its archive, opened; retries if a training run has just replaced both."""
     previous = None
     while True:
-        body = _read_document(directory)
+        body = _read_document(directory, within)
         path = directory / body["archive"]
         with _reading(path):
             try:
-                return body, open(path, "rb")
+                return body, open_plain(path, within=within)
             except FileNotFoundError:
                 if body == previous:
                     raise

@@ -5,10 +5,20 @@ Each also derives from the built-in exception for the same mistake, so that code
 """
 
 from collections.abc import Sequence
+from typing import Any
+
+from .plain_files import printable
 
 
 class EverstepError(Exception):
-    """Base class of Everstep's exceptions."""
+    """Base class of Everstep's exceptions.
+
+    Names and values in a message may be those of a stranger's file: control characters, which a
+    terminal would obey, are written as escapes.
+    """
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*(printable(x) if isinstance(x, str) else x for x in arguments))
 
 
 class ConfigError(EverstepError, ValueError):
@@ -23,7 +33,8 @@ class ConfigError(EverstepError, ValueError):
     problems: tuple[str, ...]
 
     def __init__(self, problems: str | Sequence[str]) -> None:
-        self.problems = (problems,) if isinstance(problems, str) else tuple(problems)
+        given = (problems,) if isinstance(problems, str) else problems
+        self.problems = tuple(map(printable, given))
         super().__init__("\n".join(self.problems))
 
 

@@ -247,6 +247,15 @@ def spec_from_dict(
         raise CheckpointError(f"Not a spec: {description!r} ({error}).") from error
 
 
+#: Elements and options of a spec of choices in a file: lists of that length are made of them.
+_MAX_CHOICES = 2**24
+
+
+def _flat(values: Any) -> Iterator[int]:
+    for value in values:
+        yield from _flat(value) if isinstance(value, list) else (value,)
+
+
 def _spec_from_dict(description: dict[str, Any], device: Any, unbounded: Any) -> TensorSpec:
     arguments = dict(description)
     kind = arguments.pop("kind")
@@ -259,7 +268,12 @@ def _spec_from_dict(description: dict[str, Any], device: Any, unbounded: Any) ->
         arguments = {"n": shape[-1]}
     elif kind == "bounded":
         arguments = {k: torch.tensor(arguments[k], dtype=dtype) for k in ("low", "high")}
+        if any(bound.shape != shape for bound in arguments.values()):  # they would be expanded
+            raise ValueError(f"its bounds must have its shape, {list(shape)}")
     elif kind == "unbounded":
         device = unbounded
+    size = shape.numel() if kind not in ("bounded", "unbounded") else 0
+    if max(size, arguments.get("n", 0), sum(_flat(arguments.get("nvec", ())))) > _MAX_CHOICES:
+        raise ValueError(f"a spec of choices has at most {_MAX_CHOICES:,} elements and options")
     cls: Any = _KINDS[kind]
     return cast(TensorSpec, cls(**arguments, shape=shape, dtype=dtype, device=device))

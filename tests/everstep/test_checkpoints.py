@@ -609,8 +609,8 @@ def test_reading_while_another_process_saves(tmp_path, monkeypatch):
     read = checkpoints._read_document
     newer = iter([["second", torch.ones(2)], ["third", torch.ones(3)]])
 
-    def read_slowly(directory):
-        body = read(directory)
+    def read_slowly(directory, within):
+        body = read(directory, within)
         for state in newer:
             save_state(directory, state)
             break

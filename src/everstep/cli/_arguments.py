@@ -48,6 +48,15 @@ def add_number(
     parser.add_argument(flag, type=integer, metavar="N", help=help, **options)
 
 
+def add_trust(parser: argparse.ArgumentParser) -> None:
+    """Add `--trust`."""
+    parser.add_argument(
+        "--trust",
+        action="store_true",
+        help="import the code that the configuration of a run from elsewhere names; asked for once",
+    )
+
+
 def check_run_dir(run_dir: Path) -> None:
     """Raise if this is not the directory of a run that has saved a policy."""
     if not (run_dir / "config.yaml").is_file():

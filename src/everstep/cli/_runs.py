@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ..errors import ConfigError
+from ..plain_files import path_within
 from ._arguments import check_run_dir
 
 if TYPE_CHECKING:
@@ -39,19 +40,22 @@ def read_config(run_dir: Path, arguments: argparse.Namespace) -> "TrainConfig":
     """
     from ..config import apply_overrides, load
     from ..trainers import TrainConfig
+    from ..trainers._trust import check_trust
     from ..validation import unknown_name
 
     check_run_dir(run_dir)
     overrides = arguments.overrides
-    document = apply_overrides(load(run_dir / "config.yaml"), overrides)
+    document = apply_overrides(load(run_dir / "config.yaml", within=run_dir), overrides)
     names = [override.split("=")[0].split(".")[0] for override in overrides]
     if unused := [name for name in names if name not in _KEYS]:
         known = unknown_name("key", unused[0], _KEYS)
         takes = f"{arguments.command} takes {', '.join(_KEYS)}"
         raise ConfigError(f"command line: {unused[0]}: {known}; {takes}")
     values = {key: value for key, value in document.values.items() if key in _KEYS}
+    document = replace(document, values=values)
+    check_trust(run_dir, document, trust=arguments.trust)
     try:
-        return TrainConfig.from_document(replace(document, values=values))
+        return TrainConfig.from_document(document)
     except ConfigError as error:
         place = f"everstep {arguments.command} {shlex.quote(str(run_dir))}"
         hint = f"Name the environment if no file can: {place} env_cls=gymnasium:CartPole-v1"
@@ -77,7 +81,7 @@ def read_policy(run_dir: Path, config: "TrainConfig", device: str) -> "GenericPo
     from ..policies import load_policy
 
     return load_policy(
-        run_dir / "policy",
+        path_within(run_dir / "policy", run_dir),
         model_cls=config.model_cls,
         distribution_cls=config.distribution_cls,
         device=device,

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from ._arguments import add_number, add_overrides
+from ._arguments import add_number, add_overrides, add_trust
 from ._runs import device_of, read_config, read_policy
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--stochastic", action="store_true", help="sample the actions")
     add_number(parser, "--num-envs", "parallel environments")
     parser.add_argument("--json", action="store_true", help="print JSON")
+    add_trust(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:

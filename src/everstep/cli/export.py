@@ -1,10 +1,12 @@
 """`everstep export`: the policy of a run as a program that needs no Everstep."""
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ._arguments import add_overrides, check_run_dir
+from ..plain_files import path_within
+from ._arguments import add_overrides, add_trust, check_run_dir
 
 HELP = "write the policy of a run as a program that needs no Everstep"
 DESCRIPTION = (
@@ -36,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--format", choices=list(_FORMATS), default="mlflow", help="(default: %(default)s)"
     )
     add_overrides(parser, "model_cls=my_module.MyModel")
+    add_trust(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -56,10 +59,14 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.overrides.insert(0, arguments.out)
         arguments.out = None
     check_run_dir(run_dir)
-    classes = _classes(run_dir, arguments.overrides)
+    classes = _classes(run_dir, arguments)
     name, next_step = _FORMATS[arguments.format]
+    if arguments.out is None:
+        path_within(run_dir / name, run_dir)
     out = str(arguments.out or run_dir / name)
-    found = load_policy(run_dir / "policy", **classes).export(out, format=arguments.format)
+    found = load_policy(path_within(run_dir / "policy", run_dir), **classes).export(
+        out, format=arguments.format
+    )
     print(f"Model   {out}")
     print(
         f"Parity  largest difference {found.difference:.1e} on {found.observations:,} observations"
@@ -68,14 +75,15 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _classes(run_dir: Path, overrides: list[str]) -> dict[str, Any]:
+def _classes(run_dir: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     """Classes of the policy that are named in the run's configuration, or on the command line."""
     from ..config import apply_overrides, load
     from ..trainers._config_checks import resolve_names
+    from ..trainers._trust import check_trust
     from ..validation import Problem, unknown_name
 
-    document = apply_overrides(load(run_dir / "config.yaml"), overrides)
-    names = [override.split("=")[0] for override in overrides]
+    document = apply_overrides(load(run_dir / "config.yaml", within=run_dir), arguments.overrides)
+    names = [override.split("=")[0] for override in arguments.overrides]
     problems = [
         Problem(
             (name,), f"{unknown_name('key', name, _CLASSES)}; export takes {', '.join(_CLASSES)}"
@@ -84,6 +92,7 @@ def _classes(run_dir: Path, overrides: list[str]) -> dict[str, Any]:
         if name not in _CLASSES
     ]
     given = {key: document.values[key] for key in _CLASSES if document.values.get(key) is not None}
+    check_trust(run_dir, replace(document, values=given), trust=arguments.trust)
     classes, more = resolve_names(given, _CLASSES)
     document.check(problems + more)
     return classes

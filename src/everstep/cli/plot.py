@@ -4,6 +4,8 @@ import argparse
 import sys
 from pathlib import Path
 
+from ..plain_files import path_within
+
 HELP = "draw curves of runs"
 DESCRIPTION = (
     "Draw statistics of runs over env steps or time. Runs that differ in nothing but the seed are "
@@ -47,6 +49,8 @@ def run(arguments: argparse.Namespace) -> int:
     run_dirs = find_runs(arguments.run_dirs)
     place = run_dirs[0] if len(run_dirs) == 1 else Path()
     out = place / "curves.png" if arguments.out is None else Path(arguments.out)
+    if arguments.out is None:
+        path_within(out, place)
     runs = plot_runs(run_dirs, out, keys=arguments.key, x=arguments.x)
     for note in (note for run in runs for note in run.notes):
         print(f"everstep: {note}", file=sys.stderr)

@@ -3,7 +3,13 @@
 import argparse
 from pathlib import Path
 
-from ._arguments import add_additional_steps, add_env_steps, add_overrides, flag_overrides
+from ._arguments import (
+    add_additional_steps,
+    add_env_steps,
+    add_overrides,
+    add_trust,
+    flag_overrides,
+)
 from .train import add_max_steps, add_outputs, add_processes, in_processes, resume_run
 
 HELP = "continue a run"
@@ -21,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_additional_steps(parser)
     add_max_steps(parser)
     add_processes(parser)
+    add_trust(parser)
     add_outputs(parser)
 
 

@@ -21,6 +21,7 @@ from ._arguments import (
     add_env_steps,
     add_number,
     add_overrides,
+    add_trust,
     check_env_named,
     env_document,
     flag_overrides,
@@ -69,6 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="continue the run in --run-dir if there is one, else begin it",
     )
     add_processes(parser)
+    add_trust(parser)
     add_outputs(parser)
 
 
@@ -185,7 +187,7 @@ def resume_run(
     _check_save(arguments.save)
 
     def build() -> "GenericTrainerBase[Any]":
-        trainer = resume(run_dir, assignments, track=not arguments.no_mlflow)
+        trainer = resume(run_dir, assignments, trust=arguments.trust, track=not arguments.no_mlflow)
         given = _with_limits(trainer.run_arguments, arguments)
         run_arguments.update({k: x for k, x in given.items() if x is not None})
         if "additional_env_steps" not in given and (end := trainer._reach(given)):

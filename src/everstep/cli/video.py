@@ -3,7 +3,8 @@
 import argparse
 from pathlib import Path
 
-from ._arguments import add_number, add_overrides
+from ..plain_files import path_within
+from ._arguments import add_number, add_overrides, add_trust
 from ._runs import env_name, player_of
 
 HELP = "record a video of the policy of a run"
@@ -34,6 +35,7 @@ def add_playing_arguments(parser: argparse.ArgumentParser, *, episodes: int) -> 
     )
     add_number(parser, "--seed", "(default: derived from the run's seed)", least=0)
     parser.add_argument("--stochastic", action="store_true", help="sample the actions")
+    add_trust(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -53,6 +55,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     out = Path(arguments.out or Path(arguments.run_dir) / "play.mp4")
     check_video(out)
+    if arguments.out is None:
+        path_within(out, arguments.run_dir)
     player = player_of(arguments, "rgb_array")
     try:
         ends = record_video(

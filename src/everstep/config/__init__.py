@@ -7,7 +7,7 @@ by the same code. Reading a file imports nothing and calls nothing: names in it 
 
 from ..names import dotted_name, import_name
 from ._document import COMMAND_LINE, Document, KeyPath, Place
-from ._loader import MAX_VALUES, load
+from ._loader import MAX_VALUES, load, read
 from ._overrides import apply_overrides
 from ._recipes import PREFIX, RECIPES, recipe_names, recipe_path
 from ._writer import dump, plain
@@ -26,6 +26,7 @@ __all__ = [
     "import_name",
     "load",
     "plain",
+    "read",
     "recipe_names",
     "recipe_path",
 ]

@@ -11,12 +11,19 @@ from typing import Any
 import yaml
 
 from ..errors import ConfigError
+from ..plain_files import read_plain
 from ..validation import Problem
 from ._document import Document, KeyPath, Place
 from ._recipes import PREFIX, recipe_path
 
 #: Largest number of values in a file: with aliases, a small file could fill the memory.
 MAX_VALUES = 100_000
+
+#: Largest number of characters in the values of a file, those of an alias each time.
+MAX_CHARACTERS = 10_000_000
+
+#: Deepest nesting: that of a list in `stop: [{And: [{Or: […]}]}]` is 6.
+MAX_DEPTH = 32
 
 TAG = "tag:yaml.org,2002:"
 
@@ -47,7 +54,10 @@ _FROM_JSON = str.maketrans({"\t": " ", "\x85": "\\x85", "\u2028": "\\u2028", "\u
 
 
 def _integer(text: str) -> int:
-    return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
+    value = int(text[:100], {"0o": 8, "0x": 16}.get(text[:2], 10))
+    if len(text) > 100 or not -(2**63) <= value < 2**63:
+        raise OverflowError
+    return value
 
 
 def _float(text: str) -> float:
@@ -80,13 +90,15 @@ class Values:
         self.place = place
         self.places: dict[KeyPath, Place] = {}
         self.problems: list[tuple[Place, Problem]] = []
-        self.count = 0
+        self.count = self.characters = 0
 
     def value(self, node: yaml.Node, path: KeyPath, parents: tuple[yaml.Node, ...] = ()) -> Any:
         """The node's value. `parents` are the nodes around it: an alias may lead back to one."""
         self.count += 1
         if self.count > MAX_VALUES:
             raise ConfigError(f"{self.place(node).label}: more than {MAX_VALUES:,} values.")
+        if len(path) > MAX_DEPTH:
+            raise ConfigError(f"{self.place(node).label}: nested more than {MAX_DEPTH} deep.")
         if node in parents:
             return self.problem(node, path, "contains itself")
         parents = (*parents, node)
@@ -123,8 +135,14 @@ class Values:
 
     def scalar(self, node: yaml.ScalarNode, path: KeyPath) -> Any:
         """The value of a string, number, boolean or null."""
+        self.characters += len(node.value)
+        if self.characters > MAX_CHARACTERS:
+            raise ConfigError(f"{self.place(node).label}: more than {MAX_CHARACTERS:,} characters.")
         try:
             value = _SCALARS[node.tag](node.value)
+        except OverflowError:
+            shown = node.value[:40] + "…" * (len(node.value) > 40)
+            return self.problem(node, path, f"expected an integer below 2**63; got {shown}")
         except (ValueError, KeyError):
             kind = node.tag.removeprefix(TAG)
             return self.problem(node, path, f"expected {kind}; got {node.value[:40]!r}")
@@ -137,8 +155,12 @@ class Values:
         self.problems.append((self.place(node), Problem(path, message)))
 
 
-def load(path: str | os.PathLike[str]) -> Document:
+def load(path: str | os.PathLike[str], *, within: None | str | os.PathLike[str] = None) -> Document:
     """The document in a `.yaml`, `.yml` or `.json` file, or of a recipe: `recipe:mujoco/Ant-v4`.
+
+    Args:
+        path: The file.
+        within: Directory that it must be in, links followed, such as that of a run.
 
     Raises:
         ConfigError: If the file cannot be read as a mapping. Problems of single values are raised
@@ -150,8 +172,13 @@ def load(path: str | os.PathLike[str]) -> Document:
     suffix = path.suffix.lower()
     if suffix not in (".yaml", ".yml", ".json"):
         raise ConfigError(f"{name}: expected a .yaml, .yml or .json file.")
-    text = _read(path, name)
-    root = compose(_checked_json(text, name) if suffix == ".json" else text, name)
+    text = _read(path, name, within)
+    return read(_checked_json(text, name) if suffix == ".json" else text, name)
+
+
+def read(text: str, name: str) -> Document:
+    """The document in a text; see `load`."""
+    root = compose(text, name)
     if not isinstance(root, yaml.MappingNode):
         kinds = {yaml.SequenceNode: "a list", yaml.ScalarNode: "a single value"}
         raise ConfigError(
@@ -167,9 +194,9 @@ def _line(node: yaml.Node, name: str) -> Place:
     return Place(line, f"{name}:{line}")
 
 
-def _read(path: Path, name: str) -> str:
+def _read(path: Path, name: str, within: Any) -> str:
     try:
-        content = path.read_bytes()
+        content = read_plain(path, within=within)
     except OSError as error:
         raise ConfigError(f"{name}: cannot be read: {error.strerror}.") from None
     try:

@@ -10,18 +10,22 @@ import logging
 import math
 import os
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from ..errors import EverstepError
 from ..files import drop_torn_line, open_lines, write_at, write_file
+from ..plain_files import open_plain
 from ..validation import statistic
 from .base import RunStatus
 from .clock import Clock
 from .lock import WriteLock
 
 _log = logging.getLogger(__name__)
+
+#: Bytes of a line and of a file that are read; a line of Everstep's has some thousand.
+_MAX_LINE, _MAX_FILE = 2**20, 2**32
 
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
@@ -161,7 +165,12 @@ class _Line(NamedTuple):
     content: bytes
 
 
-def read_metrics(path: str | Path, *, skipped: None | list[str] = None) -> list[dict[str, Any]]:
+def read_metrics(
+    path: str | Path,
+    *,
+    skipped: None | list[str] = None,
+    within: None | str | Path = None,
+) -> list[dict[str, Any]]:
     """Records of a file that `JsonlLogger` wrote, oldest first, with NaN and infinities as floats.
 
     An unfinished last line, of a process that is still writing or was killed, is left out. If a run
@@ -170,22 +179,33 @@ def read_metrics(path: str | Path, *, skipped: None | list[str] = None) -> list[
     Args:
         path: The file.
         skipped: If given, lines that are not records are left out, and their places added to it.
+        within: Directory that it must be in, links followed; None: anywhere.
 
     Raises:
         EverstepError: Names the first line that is not a record, unless `skipped` is given.
-        OSError: If the file cannot be read.
+        OSError: If the file cannot be read, is not a plain file, or is outside of `within`.
 
     """
-    lines = Path(path).read_bytes().split(b"\n")
-    if not _is_record(lines[-1]):
-        lines.pop()
     records = []
-    for number, line in enumerate(lines, start=1):
-        if skipped is not None and not _is_record(line):
-            skipped.append(f"{path}:{number}")
-        else:
-            records.append(_from_line(line, f"{path}:{number}"))
+    with open_plain(path, within=within, limit=_MAX_FILE) as file:
+        for number, line in enumerate(_lines(file), start=1):
+            is_record = _is_record(line)
+            if not is_record and not line.endswith(b"\n"):
+                break
+            if skipped is not None and not is_record:
+                skipped.append(f"{path}:{number}")
+            else:
+                records.append(_from_line(line.rstrip(b"\n"), f"{path}:{number}"))
     return records
+
+
+def _lines(file: IO[bytes]) -> Iterator[bytes]:
+    """Lines of a file; of one that is too long, its beginning."""
+    while line := file.readline(_MAX_LINE):
+        rest = line
+        while len(rest) == _MAX_LINE and not rest.endswith(b"\n"):
+            rest = file.readline(_MAX_LINE)
+        yield line if rest is line else line[:80] + b"\n"
 
 
 def _to_json(number: float) -> float | str:
@@ -195,7 +215,7 @@ def _to_json(number: float) -> float | str:
 def _is_record(line: bytes) -> bool:
     try:
         return isinstance(json.loads(line), dict)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
 
 
@@ -212,4 +232,7 @@ def _from_line(line: bytes, where: str) -> dict[str, Any]:
 def _time_of(line: bytes) -> float:
     """Time of a record; 0 if the line is not one."""
     time = json.loads(line).get("time") if _is_record(line) else None
-    return float(time) if isinstance(time, int | float) and math.isfinite(time) else 0.0
+    try:
+        return float(time) if isinstance(time, int | float) and math.isfinite(time) else 0.0
+    except OverflowError:  # an integer beyond all floats
+        return 0.0

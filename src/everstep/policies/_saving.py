@@ -1,7 +1,8 @@
 """Saving and loading of policies, without pickle."""
 
 import os
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -9,6 +10,11 @@ from typing import Any, TypeVar
 
 import torch
 from torch import nn
+from torch.nn.modules.module import (
+    register_module_buffer_registration_hook,
+    register_module_module_registration_hook,
+    register_module_parameter_registration_hook,
+)
 
 from .. import distributions, models
 from ..checkpoints import load_file, save_file
@@ -135,12 +141,52 @@ def _check_sizes(model_cls: Any, state: dict[str, Any]) -> None:
     if not _is_within(model_cls.__module__, models):
         return  # it may need more than its constructor
     specs = [spec_from_dict(state[key], unbounded_device="meta") for key in _SPECS]
-    with torch.device("meta"):
+    with torch.device("meta"), _no_larger_than(state["weights"]):
         model = model_cls(*specs, **state["model_config"])
     shapes = {name: x.shape for name, x in model.state_dict().items()}
     saved = {name: x.shape for name, x in state["weights"].items()}
     if shapes != {k: x for k, x in saved.items() if not k.startswith("value_normalizer.")}:
         raise CheckpointError(f"the weights do not fit {model_cls.__name__} of its configuration.")
+
+
+#: Elements of a buffer that a model makes beside its weights, such as a mask, and submodules that
+#: it has for each of its weights.
+_MAX_BUFFER, _MODULES_PER_WEIGHT = 2**24, 16
+
+
+@contextmanager
+def _no_larger_than(weights: Mapping[str, torch.Tensor]) -> Iterator[None]:
+    """Refuse a model while it is being made as soon as it has more than a file's weights.
+
+    Raises:
+        CheckpointError: If it has.
+
+    """
+    here, counts = threading.get_ident(), {"parameters": 0, "modules": 0}
+    most = {"parameters": len(weights), "modules": _MODULES_PER_WEIGHT * (len(weights) + 1)}
+
+    def count(kind: str) -> None:
+        counts[kind] += threading.get_ident() == here
+        if counts[kind] > most[kind]:
+            raise CheckpointError(f"its configuration is of more {kind} than it has weights for.")
+
+    def check_buffer(module: nn.Module, name: str, buffer: Any) -> None:
+        size = 0 if buffer is None or threading.get_ident() != here else buffer.numel()
+        if size > max(_MAX_BUFFER, *(weight.numel() for weight in weights.values())):
+            raise CheckpointError(f"its configuration is of a buffer of {size:,} elements.")
+
+    hooks = [
+        register_module_parameter_registration_hook(
+            lambda module, name, weight: None if weight is None else count("parameters")
+        ),
+        register_module_module_registration_hook(lambda module, name, inner: count("modules")),
+        register_module_buffer_registration_hook(check_buffer),
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def kind_of(path: str | os.PathLike[str]) -> str:

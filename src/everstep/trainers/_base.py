@@ -206,7 +206,10 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
         """Write `config.yaml`, and send it and `keys` of it to the trackers."""
         if self._files is None or self.run_dir is None:
             return
+        from ._trust import remember  # imports adapters
+
         text = config_text(self.algorithm, self._record, len(self._files.history.stretches))
+        remember(self.run_dir, text)
         write_file(self.run_dir / "config.yaml", text)
         for tracker in self.trackers.values():
             tracker.log_tags(made_with(self.algorithm))

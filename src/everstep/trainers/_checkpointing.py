@@ -93,7 +93,7 @@ def load_newest(run_dir: Path) -> tuple[Path, Any]:
     errors: list[CheckpointError] = []
     for path in found:
         try:
-            state = load_state(path)
+            state = load_state(path, within=run_dir)
         except CheckpointError as error:
             errors.append(error)
             continue

@@ -17,6 +17,7 @@ from ..conditions import condition_from_config
 from ..config import dotted_name, dump, load, plain
 from ..errors import ConfigError
 from ..loggers.base import writing_problem
+from ..plain_files import check_directory
 from ..reducers import current_reducer
 from ._checkpointing import checkpoints_of
 
@@ -61,6 +62,11 @@ def _check_run_dir(run_dir: Any, *, resume: bool) -> None:
             "`resume` continues the run in `run_dir`, from the newest checkpoint in it; "
             f"{run_dir!r} has none. Drop `resume`, or name the run's directory."
         )
+    if resume and path is not None:
+        try:
+            check_directory(path)
+        except OSError as error:
+            raise ConfigError(f"`run_dir`: {error.filename} {error.strerror}.") from None
     if path is not None and path.exists() and not path.is_dir():
         raise ConfigError(f"`run_dir`: {path} is not a directory. Name another path.")
     if path is not None and not resume and (path / "metrics.jsonl").exists():
@@ -83,7 +89,7 @@ def choose_seed(run_dir: Any, *, resume: bool) -> None | int:
 
     def choose() -> None | int:
         if resume and (config := Path(run_dir) / "config.yaml").exists():
-            seed = load(config).values.get("seed")
+            seed = load(config, within=run_dir).values.get("seed")
             return seed if isinstance(seed, int) else None
         return int(torch.randint(2**31, ()))
 

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from ..validation import Problem
 from ._checkpointing import checkpoints_of
 from ._options import SAVING
 from ._trainers import RecurrentTrainer, Trainer
+from ._trust import check_trust
 from .config import HYPERPARAMETERS, TrainConfig
 
 #: Learning rates, which the checkpoint's optimizer has too.
@@ -35,6 +37,7 @@ def resume(
     overrides: Sequence[str] = (),
     *,
     changes: None | Mapping[str, Any] = None,
+    trust: bool = False,
     **trainer_arguments: Any,
 ) -> Trainer | RecurrentTrainer:
     """A trainer that continues a run where its newest checkpoint stands.
@@ -43,6 +46,7 @@ def resume(
         run_dir: Directory of the run.
         overrides: Assignments such as `"total_env_steps=2_000_000"`.
         changes: Values by key.
+        trust: Whether to import the code that a run from elsewhere names; see `check_trust`.
         **trainer_arguments: Arguments of `Trainer` that files do not have, such as `loggers`.
 
     Raises:
@@ -52,7 +56,10 @@ def resume(
     """
     path = Path(run_dir)
     changes = dict(changes or {})
-    config = TrainConfig.from_document(_document(path, overrides, changes))
+    document = _document(path, overrides, changes)
+    kept = {key: value for key, value in document.values.items() if key not in changes}
+    check_trust(path, replace(document, values=kept), trust=trust)
+    config = TrainConfig.from_document(document)
     given = config.algorithm_config | {"total_env_steps": config.total_env_steps}
     trainer = config.build(run_dir=path, resume=True, **trainer_arguments)
     named = {assignment.partition("=")[0] for assignment in overrides} | changes.keys()
@@ -79,7 +86,7 @@ def _document(run_dir: Path, overrides: Sequence[str], changes: dict[str, Any]) 
             f"{run_dir}: no checkpoint in it: the run ended before its first one. Train it anew: "
             f"everstep train -f {file}"
         )
-    before = load(file).hoist("algorithm_config", HYPERPARAMETERS)
+    before = load(file, within=run_dir).hoist("algorithm_config", HYPERPARAMETERS)
     bare = [override.removeprefix("algorithm_config.") for override in overrides]
     after = apply_overrides(before, bare)
     after.values.update(changes)

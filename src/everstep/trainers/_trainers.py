@@ -53,13 +53,16 @@ class Trainer(GenericTrainerBase["Algorithm"]):
         super().__init__(algorithm, **own)
 
     @classmethod
-    def load(cls, run_dir: str | os.PathLike[str], /, **arguments: Any) -> Self:
+    def load(
+        cls, run_dir: str | os.PathLike[str], /, *, trust: bool = False, **arguments: Any
+    ) -> Self:
         """A trainer that continues a run where its newest checkpoint stands.
 
         It is built as the run's `config.yaml` says; `run` then goes on to the run's budget.
 
         Args:
             run_dir: Directory of the run.
+            trust: Whether to import and call the code that a run from elsewhere names.
             **arguments: Keys to change, such as `total_env_steps`, and arguments of
                 `GenericTrainerBase`, such as `loggers`.
 
@@ -69,7 +72,7 @@ class Trainer(GenericTrainerBase["Algorithm"]):
             CheckpointError: If no checkpoint can be read.
 
         """
-        return _load(cls, run_dir, arguments)
+        return _load(cls, run_dir, arguments, trust=trust)
 
 
 class RecurrentTrainer(GenericTrainerBase["RecurrentAlgorithm"]):
@@ -93,17 +96,19 @@ class RecurrentTrainer(GenericTrainerBase["RecurrentAlgorithm"]):
         super().__init__(algorithm, **own)
 
     @classmethod
-    def load(cls, run_dir: str | os.PathLike[str], /, **arguments: Any) -> Self:
+    def load(
+        cls, run_dir: str | os.PathLike[str], /, *, trust: bool = False, **arguments: Any
+    ) -> Self:
         """A trainer that continues a run where its newest checkpoint stands; see `Trainer.load`."""
-        return _load(cls, run_dir, arguments)
+        return _load(cls, run_dir, arguments, trust=trust)
 
 
-def _load(cls: type[_Trainer], run_dir: Any, arguments: dict[str, Any]) -> _Trainer:
+def _load(cls: type[_Trainer], run_dir: Any, arguments: dict[str, Any], *, trust: bool) -> _Trainer:
     # Configurations build trainers, so this module cannot import them.
     resume = import_name("everstep.trainers._resuming.resume")
     own = {k: v for k, v in arguments.items() if k in TRAINER_ARGUMENTS and k not in _KEYS}
     changes = {k: v for k, v in arguments.items() if k not in own}
-    trainer = resume(run_dir, changes=changes, **own)
+    trainer = resume(run_dir, changes=changes, trust=trust, **own)
     if not isinstance(trainer, cls):
         kind = type(trainer).__name__
         trainer.close("FAILED")

@@ -10,9 +10,10 @@ from typing import Any
 from .._version import __version__
 from ..errors import ConfigError
 from ..files import write_file
+from ..plain_files import path_within, read_plain
 from ._comparison import compare_runs, comparison_rows, result_of, shown
 from ._figures import choose_keys, draw_curves, svg_text
-from ._records import RunRecord, read_run
+from ._records import RunRecord, config_text, read_run
 from ._repeating import commands_of, stretch_rows
 
 _STYLE = """
@@ -35,6 +36,9 @@ pre.columns { columns: 2 22rem; column-gap: 2rem; }
 
 #: Types of videos, by suffix.
 _VIDEOS = {".mp4": "video/mp4", ".gif": "image/gif"}
+
+#: Bytes of a video in a page.
+MAX_VIDEO = 100_000_000
 
 #: Columns of the table of evaluations, by statistic.
 _EVALUATION = {
@@ -76,7 +80,7 @@ def write_report(
 
     """
     run = read_run(run_dir)
-    path = run.run_dir / "report.html" if out is None else Path(out)
+    path = path_within(run.run_dir / "report.html", run.run_dir) if out is None else Path(out)
     if path.suffix.lower() not in (".html", ".htm"):
         raise ConfigError(f"--out {path}: the name must end in .html; got {path.suffix!r}.")
     write_file(path, _report(run, _find_video(run.run_dir, video)))
@@ -85,7 +89,7 @@ def write_report(
 
 def _find_video(run_dir: Path, video: None | str | Path) -> None | Path:
     if video is None:
-        made = [path for suffix in _VIDEOS if (path := run_dir / f"play{suffix}").is_file()]
+        made = [path for suffix in _VIDEOS if (path := run_dir / f"play{suffix}").exists()]
         return made[0] if made else None
     path = Path(video)
     if path.suffix.lower() not in _VIDEOS or not path.is_file():
@@ -99,7 +103,7 @@ def _report(run: RunRecord, video: None | Path) -> str:
     env = str(run.config.get("env_cls") or "an environment that the program made")
     objective = {"ppo": "PPO", "a2c": "A2C"}.get(str(run.config.get("objective")), "an objective")
     figure = svg_text(draw_curves([run], choose_keys([run], ())))
-    text = (run.run_dir / "config.yaml").read_text(encoding="utf-8")
+    text = config_text(run.run_dir)
     body = [
         f"<h1>{escape(name)}</h1>",
         f'<p class="muted">{escape(env)}, trained with {escape(objective)}</p>',
@@ -162,7 +166,9 @@ def _video(run: RunRecord, video: None | Path) -> str:
         place = escape(shlex.quote(str(run.run_dir)))
         return f"<p>None: <code>everstep video {place}</code> records one.</p>"
     kind = _VIDEOS[video.suffix.lower()]
-    data = f"data:{kind};base64,{base64.b64encode(video.read_bytes()).decode()}"
+    within = run.run_dir if video.parent == run.run_dir else None
+    content = read_plain(video, within=within, limit=MAX_VIDEO)
+    data = f"data:{kind};base64,{base64.b64encode(content).decode()}"
     if kind.startswith("image"):
         return f'<img src="{data}" alt="The trained policy, playing">'
     return f'<video controls loop muted src="{data}"></video>'

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from ..config import load
 from ..errors import ConfigError, EverstepError
 from ..loggers import read_metrics
+from ..plain_files import printable, read_plain
 from ..trainers._history import HISTORY, read_history
 
 Array = npt.NDArray[np.float64]
@@ -131,13 +132,18 @@ def read_run(run_dir: str | Path) -> RunRecord:
 
     """
     [run_dir] = find_runs([run_dir])
-    text = run_dir / "config.yaml"
-    config = flatten(load(text).values)
-    lines = text.read_text(encoding="utf-8").splitlines()
-    comments = tuple(line[2:] for line in lines if line.startswith("# "))
+    config = flatten(load(run_dir / "config.yaml", within=run_dir).values)
+    text = config_text(run_dir)
+    comments = tuple(line[2:] for line in text.splitlines() if line.startswith("# "))
     records, notes = _read_records(run_dir / "metrics.jsonl")
     history = tuple(read_history(run_dir / HISTORY))
     return RunRecord(run_dir, config, comments, tuple(records), tuple(notes), history)
+
+
+def config_text(run_dir: Path) -> str:
+    """The text of a run's `config.yaml`, without characters that a terminal would obey."""
+    content = read_plain(run_dir / "config.yaml", within=run_dir)
+    return printable(content.decode("utf-8-sig"))
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -147,7 +153,9 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         if isinstance(value, Mapping) and value:
             flat |= flatten(value, f"{prefix}{key}.")
         else:
-            flat[f"{prefix}{key}"] = value
+            flat[printable(f"{prefix}{key}")] = (
+                printable(value) if isinstance(value, str) else value
+            )
     return flat
 
 
@@ -162,10 +170,13 @@ def _read_records(path: Path) -> tuple[list[dict[str, float]], list[str]]:
     if not path.exists():
         raise EverstepError(f"{path}: no such file. The run has not recorded a train step.")
     skipped: list[str] = []
-    lines = read_metrics(path, skipped=skipped)
+    try:
+        lines = read_metrics(path, skipped=skipped, within=path.parent)
+    except OSError as error:
+        raise EverstepError(f"{path}: {error.strerror}.") from None
     records = []
     for number, line in enumerate(lines, start=1):
-        numbers = {name: float(x) for name, x in line.items() if type(x) in (int, float)}
+        numbers = {printable(k): _float(x) for k, x in line.items() if type(x) in (int, float)}
         if all(math.isfinite(numbers.get(axis, math.nan)) for axis in _AXES):
             records.append(numbers)
         else:
@@ -178,6 +189,13 @@ def _read_records(path: Path) -> tuple[list[dict[str, float]], list[str]]:
         lines_are = "1 line is" if len(skipped) == 1 else f"{len(skipped)} lines are"
         notes.insert(0, f"{skipped[0]}: not a record of a run; {lines_are} left out")
     return kept, notes
+
+
+def _float(number: float) -> float:
+    try:
+        return float(number)
+    except OverflowError:  # an integer beyond all floats
+        return math.inf
 
 
 def _nothing_in(path: Path, skipped: Sequence[str]) -> str:

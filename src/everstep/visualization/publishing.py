@@ -4,6 +4,7 @@ import json
 import logging
 import shutil
 from collections.abc import Mapping
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import yaml
 from .._version import __version__
 from ..errors import ConfigError
 from ..files import replacing, write_file
+from ..plain_files import open_plain, printable, read_plain
 from ..trainers._history import HISTORY
 from ._comparison import result_of, shown
 from ._plot import plot_runs
@@ -79,11 +81,10 @@ def publish_run(run_dir: str | Path, out: str | Path) -> Path:
 def _publish(run: RunRecord, out: Path) -> None:
     out.mkdir()
     best = run.run_dir / "best"
-    is_best = (best / "policy").is_file()
-    shutil.copyfile((best if is_best else run.run_dir) / "policy", out / "policy")
-    names = ["config.yaml", "metrics.jsonl", *([HISTORY] if len(run.history) > 1 else [])]
-    for name in names:
-        shutil.copyfile(run.run_dir / name, out / name)
+    is_best = (best / "policy").exists()
+    _copy(run, "best/policy" if is_best else "policy", out / "policy")
+    for name in ("config.yaml", "metrics.jsonl", *([HISTORY] if len(run.history) > 1 else [])):
+        _copy(run, name, out / name)
     results = _results(run, best if is_best else None)
     text = json.dumps(results, indent=1)
     write_file(out / "results.json", text + "\n")
@@ -95,9 +96,31 @@ def _publish(run: RunRecord, out: Path) -> None:
 def _results(run: RunRecord, best: None | Path) -> dict[str, Any]:
     """Results of the run, and of the best policy under `best`."""
     found: dict[str, Any] = dict(result_of(run))
-    if best is not None and (best / "best.json").is_file():
-        found["best"] = json.loads((best / "best.json").read_text(encoding="utf-8"))
+    if best is not None and (best / "best.json").exists():
+        found["best"] = _read_best(best / "best.json", run.run_dir)
     return found
+
+
+def _read_best(path: Path, run_dir: Path) -> dict[str, Any]:
+    """Names and numbers of the best policy.
+
+    Raises:
+        ConfigError: If the file has anything else.
+
+    """
+    try:
+        found = json.loads(read_plain(path, within=run_dir))
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict) or not all(type(x) in (int, float, str) for x in found.values()):
+        raise ConfigError(f"{path}: expected a mapping of names to numbers, as a run writes it.")
+    return {printable(k): printable(x) if isinstance(x, str) else x for k, x in found.items()}
+
+
+def _copy(run: RunRecord, name: str, target: Path) -> None:
+    """Copy a file of the run, which must be a plain one."""
+    with open_plain(run.run_dir / name, within=run.run_dir) as file, target.open("xb") as copy:
+        shutil.copyfileobj(file, copy)
 
 
 def _curves(run: RunRecord, out: Path) -> list[str]:
@@ -111,12 +134,12 @@ def _curves(run: RunRecord, out: Path) -> list[str]:
 
 def _video(run: RunRecord, out: Path) -> list[str]:
     """Copy the newest video, under the name that the hub plays."""
-    made = [path for name in ("play.mp4", "play.gif") if (path := run.run_dir / name).is_file()]
+    made = [path for name in ("play.mp4", "play.gif") if (path := run.run_dir / name).exists()]
     made += sorted((run.run_dir / "videos").glob("*.mp4"), reverse=True)
     if not made:
         return []
     name = f"replay{made[0].suffix}"
-    shutil.copyfile(made[0], out / name)
+    _copy(run, str(made[0].relative_to(run.run_dir)), out / name)
     if made[0].suffix == ".gif":
         return ["## Video", "", f"![The policy, playing]({name})", ""]
     return ["## Video", "", f'<video controls src="{name}"></video>', ""]
@@ -126,11 +149,11 @@ def _card(run: RunRecord, results: Mapping[str, Any], pictures: list[str], *, is
     """The model card: what the hub reads between two lines of dashes, and a page."""
     env = str(run.config.get("env_cls") or "custom").partition(":")[2] or "custom"
     algorithm = _ALGORITHMS.get(str(run.config.get("objective")), "custom")
-    title = f"{algorithm} in {env}"
+    title = f"{algorithm} in {_cell(env)}"
     head = yaml.safe_dump(_head(results, env, algorithm), sort_keys=False, allow_unicode=True)
     which = "the best policy of the run" if is_best else "the policy at the end of the run"
     rows = [
-        f"| {key} | {shown(value)} |"
+        f"| {_cell(key)} | {_cell(shown(value))} |"
         for key, value in results.items()
         if not isinstance(value, dict)
     ]
@@ -157,6 +180,11 @@ def _card(run: RunRecord, results: Mapping[str, Any], pictures: list[str], *, is
 def _repeat(run: RunRecord) -> str:
     count = len(run.history)
     return _REPEATED if count < 2 else _NOT_REPEATED.format(count=count)
+
+
+def _cell(text: str) -> str:
+    """`text` as a cell of a table, without HTML."""
+    return escape(text).replace("|", "\\|")
 
 
 def _head(results: Mapping[str, Any], env: str, algorithm: str) -> dict[str, Any]:

@@ -109,7 +109,7 @@ class RecordVideos(Callback):
 
 
 def _config_of(run_dir: Path) -> TrainConfig:
-    document = load(run_dir / "config.yaml")
+    document = load(run_dir / "config.yaml", within=run_dir)
     values = {key: value for key, value in document.values.items() if key in _KEYS}
     return TrainConfig.from_document(replace(document, values=values))
 

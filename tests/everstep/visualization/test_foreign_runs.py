@@ -1,0 +1,354 @@
+"""Runs and policies that came from somebody else: what reading one cannot do."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torchrl.data import Bounded, Categorical, MultiCategorical, Unbounded
+
+import everstep
+from everstep.__main__ import main
+from everstep.checkpoints import load_file, save_file
+from everstep.config import load
+from everstep.errors import CheckpointError, ConfigError, EverstepError
+from everstep.loggers import read_metrics
+from everstep.plain_files import open_plain, printable, read_plain
+from everstep.policies import Policy, policy_state
+from everstep.visualization import read_run, write_report
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="pipes and links")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run_dir = tmp_path_factory.mktemp("trained") / "run"
+    with everstep.Trainer(
+        "CartPole-v1", num_envs=2, horizon=8, run_dir=run_dir, track=False, best="returns/mean"
+    ) as trainer:
+        trainer.run(total_env_steps=32)
+    trainer.algorithm.env.close()
+    return run_dir
+
+
+@pytest.fixture
+def run_dir(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of a run, in an empty current directory."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(trained, tmp_path / "run")
+    return Path("run")
+
+
+def replace(path: Path, how: str) -> None:
+    """Put something else in the place of a file."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
+    if how == "pipe":
+        os.mkfifo(path)
+    elif how == "directory":
+        path.mkdir()
+    else:
+        path.symlink_to({"zero": "/dev/zero", "elsewhere": "/etc/passwd"}[how])
+
+
+READERS: dict[str, tuple[str, list[str]]] = {
+    "report": ("metrics.jsonl config.yaml play.gif", ["report", "run"]),
+    "compare": ("metrics.jsonl config.yaml", ["compare", "run", "copy"]),
+    "plot": ("metrics.jsonl config.yaml", ["plot", "run"]),
+    "watch": ("metrics.jsonl config.yaml", ["watch", "--once", "run"]),
+    "publish": (
+        "metrics.jsonl config.yaml best/policy best/best.json play.mp4",
+        ["publish", "run", "shared"],
+    ),
+    "eval": ("policy config.yaml", ["eval", "run", "--episodes", "1"]),
+    "export": ("policy config.yaml", ["export", "run", "--format", "torch-export"]),
+    "resume": (
+        "metrics.jsonl config.yaml checkpoints policy best traceback.txt videos",
+        ["resume", "run", "--steps", "64", "--no-mlflow"],
+    ),
+}
+
+
+@pytest.mark.parametrize("how", ["pipe", "zero", "elsewhere", "directory"])
+@pytest.mark.parametrize("command", READERS)
+def test_what_is_no_plain_file_of_the_run_is_refused(
+    run_dir: Path, command: str, how: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No reader waits for a pipe, reads a device, or shows a file from elsewhere."""
+    names, words = READERS[command]
+    shutil.copytree(run_dir, "copy")
+    for name in names.split():
+        if how == "directory" and name in ("checkpoints", "best", "videos", "traceback.txt"):
+            continue
+        shutil.rmtree(run_dir)
+        shutil.copytree("copy", run_dir)
+        replace(run_dir / name, how)
+        code = main(words)
+        told = capsys.readouterr().err
+        assert code in (1, 2), (name, told)
+        assert name.split("/")[0] in told or "no checkpoint in it" in told, (name, told)
+        for made in Path().rglob("*"):
+            assert not made.is_file() or made.is_symlink() or b"root:" not in made.read_bytes()[:20]
+        shutil.rmtree("shared", ignore_errors=True)
+
+
+def test_a_page_is_not_written_through_a_link(run_dir: Path) -> None:
+    """Nor pictures, videos and models that a command writes into the run's directory."""
+    kept = Path("kept").absolute()
+    kept.write_text("mine")
+    for name, words in {
+        "report.html": ["report", "run"],
+        "curves.png": ["plot", "run"],
+        "play.mp4": ["video", "run", "--episodes", "1"],
+        "policy.pt2": ["export", "run", "--format", "torch-export"],
+    }.items():
+        (run_dir / name).symlink_to(kept)
+        assert main(words) == 2
+        assert kept.read_text() == "mine"
+
+
+def test_links_inside_a_run_and_to_a_policy_are_followed(run_dir: Path) -> None:
+    (run_dir / "metrics.jsonl").rename(run_dir / "m")
+    (run_dir / "metrics.jsonl").symlink_to("m")
+    assert read_run(run_dir).records
+    Path("policy").symlink_to(run_dir / "policy")
+    assert isinstance(Policy.load("policy"), Policy)
+
+
+def test_a_plain_file_is_opened_and_has_its_limit(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"12345")
+    assert read_plain(path) == b"12345"
+    with pytest.raises(OSError, match="has 5 bytes; at most 4 are read"):
+        read_plain(path, limit=4)
+    with pytest.raises(OSError, match="leads out of"):
+        open_plain(path, within=tmp_path / "b")
+    with pytest.raises(OSError, match="leads out of"):
+        open_plain(tmp_path / "b" / ".." / "a", within=tmp_path / "b")
+    with pytest.raises(OSError, match="a directory"):
+        open_plain(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        open_plain(tmp_path / "c")
+
+
+def test_a_configuration_is_a_small_plain_file(tmp_path: Path) -> None:
+    path = tmp_path / "train.yaml"
+    os.mkfifo(path)
+    with pytest.raises(ConfigError, match="is a pipe, not a plain file"):
+        load(path)
+    path.unlink()
+    with path.open("wb") as file:
+        file.truncate(10**12)
+    with pytest.raises(ConfigError, match="at most 10,000,000"):
+        load(path)
+
+
+# ---- sizes -----------------------------------------------------------------------------------
+
+
+def huge(change: Callable[[dict[str, Any]], None], path: Path) -> None:
+    """A policy's file with something in it changed."""
+    policy = Policy(Unbounded([4]), Categorical(2, shape=[1]))
+    state = policy_state(policy)
+    change(state)
+    save_file(path, state)
+
+
+def _bounded(key: str) -> Callable[[dict[str, Any]], None]:
+    described = {"kind": "bounded", "low": -1.0, "high": 1.0, "dtype": "float32"}
+    return lambda state: state.update({key: {**described, "shape": [300_000_000]}})
+
+
+def _kind(key: str, **spec: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda state: state.update({key: {"dtype": "int64", **spec}})
+
+
+def _config(**config: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda state: state.update(model_config={**state["model_config"], **config})
+
+
+def _unbounded(state: dict[str, Any]) -> None:
+    state["observation_spec"] = {"kind": "unbounded", "shape": [10**10], "dtype": "float32"}
+
+
+def _normalized(state: dict[str, Any]) -> None:
+    _unbounded(state)
+    state["normalizer"] = {"clip": 1.0, "moments": {}}
+
+
+BOMBS: dict[str, Callable[[dict[str, Any]], None]] = {
+    "bounds of an observation": _bounded("observation_spec"),
+    "bounds of an action": _bounded("action_spec"),
+    "unbounded": _unbounded,
+    "normalised": _normalized,
+    "choices": _kind("action_spec", kind="categorical", n=2, shape=[300_000_000]),
+    "options": _kind("action_spec", kind="categorical", n=10**10, shape=[1]),
+    "one-hot": _kind("action_spec", kind="one_hot", n=10**9, shape=[10**9]),
+    "binary": _kind("action_spec", kind="binary", shape=[10**9]),
+    "several": _kind("action_spec", kind="multi_categorical", nvec=[10**9] * 3, shape=[3]),
+    "several, expanded": _kind(
+        "action_spec", kind="multi_categorical", nvec=[2], shape=[300_000_000, 1]
+    ),
+    "layers": _config(hiddens=[1] * 20_000),
+    "a wide layer": _config(hiddens=[10**9, 64]),
+}
+
+
+#: Loads the policies that it is given; prints each error, and the MiB that it took at most.
+_LOADING = """
+import resource, sys
+from everstep.errors import CheckpointError
+from everstep.policies import load_policy
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+before = peak()
+for path in sys.argv[1:]:
+    try:
+        load_policy(path)
+    except CheckpointError as error:
+        print(str(error).splitlines()[0], "|", peak() - before)
+"""
+
+
+def test_a_small_file_takes_no_large_memory(tmp_path: Path) -> None:
+    """Sizes that a file declares are compared with its content before anything is allocated."""
+    paths = [str(tmp_path / name) for name in BOMBS]
+    for change, path in zip(BOMBS.values(), paths, strict=True):
+        huge(change, Path(path))
+    found = subprocess.run(
+        [sys.executable, "-c", _LOADING, *paths],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+    assert found.returncode == 0, found.stderr[-2000:]
+    lines = [line.rsplit("|", 1) for line in found.stdout.splitlines()]
+    assert [line[0].startswith(path) for line, path in zip(lines, paths, strict=True)]
+    assert int(lines[-1][1]) < 300, found.stdout
+
+
+def test_policies_of_every_spec_are_still_loaded(tmp_path: Path) -> None:
+    specs = [
+        (Bounded(-torch.ones(3), torch.ones(3)), Bounded(-1, 1, [2])),
+        (Unbounded([4]), MultiCategorical([3, 2])),
+        (Bounded(0, 255, [3, 32, 32], dtype=torch.uint8), Categorical(4, shape=[1])),
+    ]
+    for observation, action in specs:
+        Policy(observation, action).save(tmp_path / "policy")
+        assert Policy.load(tmp_path / "policy").action_spec.shape == action.shape
+
+
+def test_lines_of_a_record_are_short(tmp_path: Path) -> None:
+    """A huge line, deep nesting, or a number beyond all floats costs its line alone."""
+    path = tmp_path / "metrics.jsonl"
+    good = b'{"step": 2, "time": 1.0, "a": 3.0}\n'
+    lines = [
+        good,
+        b'{"a": "' + b"x" * 3_000_000 + b'"}\n',
+        b"[" * 100_000 + b"\n",
+        b'{"a":' * 50_000 + b"\n",
+        b"1" * 5000 + b"\n",
+        good,
+    ]
+    path.write_bytes(b"".join(lines))
+    skipped: list[str] = []
+    found = read_metrics(path, skipped=skipped)
+    assert found == [{"step": 2, "time": 1.0, "a": 3.0}] * 2
+    assert skipped == [f"{path}:{i}" for i in (2, 3, 4, 5)]
+    with pytest.raises(EverstepError, match=r"metrics.jsonl:2: expected one JSON object"):
+        read_metrics(path)
+    path.write_bytes(good + b'{"step": 3')
+    assert len(read_metrics(path)) == 1
+    path.write_bytes(good + good[:-1])
+    assert len(read_metrics(path)) == 2
+    with path.open("wb") as file:
+        file.truncate(2**33)
+    with pytest.raises(OSError, match="at most"):
+        read_metrics(path)
+
+
+def test_a_file_of_a_policy_has_a_small_document(tmp_path: Path) -> None:
+    path = tmp_path / "policy"
+    save_file(path, {"a": "x" * 65_000_000})
+    with pytest.raises(CheckpointError, match="its document has"):
+        load_file(path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a: &a [" + "1, " * 1000 + "]\n" + "".join(f"b{i}: *a\n" for i in range(200)),
+        "a: &a " + "x" * 100_000 + "\n" + "".join(f"b{i}: *a\n" for i in range(2000)),
+        "a: " + "[" * 100 + "]" * 100 + "\n",
+        "a: " + "[" * 100_000 + "\n",
+        "a: " + "{a: " * 40 + "1" + "}" * 40 + "\n",
+    ],
+    ids=["values", "characters", "lists", "open lists", "mappings"],
+)
+def test_a_configuration_does_not_grow_when_it_is_read(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "train.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"more than|too deeply"):
+        load(path)
+
+
+# ---- what is shown ---------------------------------------------------------------------------
+
+NASTY = "\x1b]0;owned\x07\x1b[2J<script>alert(1)</script>\u202e|$\\frac{$"
+
+
+def test_names_of_a_run_are_text(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """No HTML in pages and pictures, no mathematics in labels, nothing that a terminal obeys."""
+    record = {"step": 16, "time": 1e9, f"losses/{NASTY}": 1.0, "episodes/return_mean": 10**400}
+    lines = [json.dumps({**record, "step": step}) for step in (16, 32, 48)]
+    (run_dir / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    text = (run_dir / "config.yaml").read_text()
+    (run_dir / "config.yaml").write_text(
+        f"# {NASTY.encode('unicode_escape').decode()}\n# <script>\n"
+        + text
+        + f"recipe: {{task: {json.dumps(NASTY)}}}\n"
+    )
+    (run_dir / "best" / "best.json").write_text(json.dumps({"key": NASTY, "value": 1.0}))
+    renamed = Path("<script>alert(2)<")
+    shutil.copytree(run_dir, renamed)
+    page = write_report(renamed).read_text()
+    assert "<script" not in page.lower()
+    for words in (
+        ["compare", "run", str(renamed)],
+        ["watch", "--once", "run"],
+        ["plot", "run", "--out", "curves.html", "--key", "losses/*"],
+        ["plot", "run", "--out", "curves.svg", "--key", "losses/*"],
+        ["publish", "run", "shared"],
+        ["resume", "run", f"{NASTY}=1"],
+        ["eval", "run", f"env_kwargs.x={json.dumps(NASTY)}"],
+    ):
+        main(words)
+    shown = capsys.readouterr()
+    for out in (shown.out, shown.err):
+        assert "\x1b]" not in out
+        assert "\x1b[2J" not in out
+        assert "\u202e" not in out
+    for name in ("curves.html", "curves.svg", "shared/README.md"):
+        lines = Path(name).read_text().lower().splitlines()
+        assert not any("<script" in line for line in lines if line[:4].strip())  # others are code
+
+
+def test_errors_have_no_control_characters() -> None:
+    assert printable("a\tb\nc\x1b[1m\x9b\u202e") == "a\tb\nc\\x1b[1m\\x9b\\u202e"
+    assert str(ConfigError(["\x1b"])) == "\\x1b"
+    assert ConfigError("\x1b").problems == ("\\x1b",)
+    assert str(EverstepError("\x07é")) == "\\x07é"
+
+
+def test_a_best_result_is_names_and_numbers(run_dir: Path) -> None:
+    for text in ("[" * 100_000, "[]", '{"a": {"b": 1}}', "{", '{"a": ' + "9" * 5000 + "}"):
+        (run_dir / "best" / "best.json").write_text(text)
+        assert main(["publish", "run", "shared"]) == 2
+        shutil.rmtree("shared", ignore_errors=True)
