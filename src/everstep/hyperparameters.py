@@ -13,7 +13,13 @@ from typing_extensions import Self
 from .data import LRScheduleKind, ScheduleKind
 from .distributions import Distribution
 from .errors import ConfigError
-from .rules import device_problems, optimizer_problems, schedule_problems
+from .rules import (
+    compile_problems,
+    device_problems,
+    optimizer_problems,
+    rollout_problems,
+    schedule_problems,
+)
 from .validation import (
     STRICT,
     Integer,
@@ -62,6 +68,19 @@ LIVE = frozenset(
         "vf_loss",
     }
 )
+
+#: Largest values that make sense: beyond 1e9, squares of a loss leave float32.
+LARGEST: dict[str, float] = {
+    **dict.fromkeys(("lr", "entropy_coeff", "bounds_loss_coeff", "vf_coeff"), 1000),
+    **dict.fromkeys(
+        ("horizon", "num_envs", "seq_len", "num_sgd_iters", "num_test_episodes"), 10**7
+    ),
+    **dict.fromkeys(("vf_clip_param", "dual_clip_param", "target_kl_div", "max_grad_norm"), 1e9),
+    **dict.fromkeys(("reward_scale", "clip_rewards", "clip_observations"), 1e9),
+}
+
+#: The same of schedules.
+MOST = {"lr_schedule": 1000.0, "entropy_coeff_schedule": 1000.0, "clip_param_schedule": 1.0}
 
 #: Hyperparameters in which "auto" is resolved; the types of their fields still allow it.
 Resolved = Any
@@ -348,8 +367,15 @@ class Hyperparameters:
             ),
         }
         problems = [message for message, is_broken in broken.items() if is_broken]
-        for name in ("lr_schedule", "entropy_coeff_schedule", "clip_param_schedule"):
-            problems += schedule_problems(name, getattr(self, name))
+        for name, most in LARGEST.items():
+            value = getattr(self, name, None)
+            if isinstance(value, int | float) and value > most:
+                problems.append(f"`{name}` must be at most {most:,.0f}; got {value}.")
+        for name, most in MOST.items():
+            problems += schedule_problems(name, getattr(self, name), most=most)
+        problems += compile_problems(self.compile)
+        if isinstance(self.num_envs, int) and isinstance(self.horizon, int):
+            problems += rollout_problems(self.num_envs, self.horizon)
         problems += device_problems(self.device, needs_graphs=self.cuda_graphs is True)
         return problems + self._optimizer_problems()
 

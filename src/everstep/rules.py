@@ -4,6 +4,7 @@ Each function returns the problems that it has found, one message each.
 """
 
 import inspect
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,8 @@ def device_problems(name: torch.device | str, *, needs_graphs: bool) -> list[str
         device = torch.device(name)
     except RuntimeError:
         return [f"`device` expected 'auto' or a device such as 'cpu' or 'cuda:0'; got {name!r}."]
+    if device.type == "meta":
+        return ["`device` meta has no memory, so nothing can be trained there. Try 'cpu'."]
     if needs_graphs and device.type != "cuda":
         return [no_graphs_on(device)]
     count = torch.cuda.device_count()
@@ -32,6 +35,31 @@ def device_problems(name: torch.device | str, *, needs_graphs: bool) -> list[str
         reason = str(error).splitlines()[0].split(". ")[0].removesuffix(".")
         return [f"`device` {device} cannot be used: {reason}. Try 'cpu' or 'auto'."]
     return []
+
+
+#: Rows of a rollout; one of 268 million takes more than 10 GB.
+MAX_ROWS = 2**28
+
+
+def rollout_problems(num_envs: int, horizon: int) -> list[str]:
+    """A rollout that no memory holds."""
+    if num_envs * horizon <= MAX_ROWS:
+        return []
+    return [
+        f"`horizon` times `num_envs` are the rows of a rollout, at most {MAX_ROWS:,}; got "
+        f"{horizon:,} times {num_envs:,}. Lower one of them."
+    ]
+
+
+def compile_problems(backend: bool | str) -> list[str]:
+    """A backend that `torch.compile` does not know."""
+    if isinstance(backend, bool):
+        return []
+    known = torch.compiler.list_backends(exclude_tags=())
+    if backend in known:
+        return []
+    expected = f"`compile` must be true, false or a backend of PyTorch ({', '.join(known)})"
+    return [f"{expected}; got {backend!r}."]
 
 
 def no_graphs_on(device: torch.device) -> str:
@@ -64,12 +92,23 @@ def optimizer_problems(
             "learning rate for all parameters: drop one of them."
         )
     for rate in (options.get("lr"), *rates.values()):
-        chosen = options if rate is None else {**options, "lr": rate}
+        chosen = {**options, **({} if rate is None else {"lr": rate})}
+        name = optimizer_cls.__name__
+        weight = nn.Parameter(torch.zeros(1))
         try:
-            optimizer_cls([nn.Parameter(torch.zeros(1))], **chosen)
-        except (TypeError, ValueError) as error:
-            name = optimizer_cls.__name__
+            optimizer_cls([weight], **chosen)
+        except Exception as error:  # each checks its options in its own way
             return [*problems, f"`optimizer_config`: invalid option for {name}: {error}."]
+        weight.grad = torch.zeros(1)
+        chosen.pop("capturable", None)  # on a GPU only
+        try:
+            optimizer_cls([weight], **chosen).step()
+        except Exception as error:  # it needs a closure, sparse gradients, or matrices
+            reason = " ".join(str(error).split()).removesuffix(".")
+            return [
+                *problems,
+                f"`optimizer_cls` {name} cannot take a step here: {reason}. Try Adam.",
+            ]
     return problems
 
 
@@ -82,7 +121,10 @@ def _number_problems(optimizer_cls: Callable[..., Any], options: dict[str, Any])
     for name, value in options.items():
         default = defaults.get(name)
         if _is_number(default):
+            most = max(1000, abs(default))
             expected, fits = "a number", _is_number(value)
+            if fits and not isinstance(value, torch.Tensor) and most < abs(value) < math.inf:
+                expected, fits = f"a number of at most {most:g}", False
         elif isinstance(default, tuple) and all(map(_is_number, default)):
             default, expected = list(default), f"a list of {len(default)} numbers"
             fits = isinstance(value, list | tuple) and len(value) == len(default)
@@ -100,8 +142,10 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float | torch.Tensor) and not isinstance(value, bool)
 
 
-def schedule_problems(name: str, schedule: None | str | list[tuple[int, float]]) -> list[str]:
-    """Points that do not start at 0, do not count upwards, or have negative values."""
+def schedule_problems(
+    name: str, schedule: None | str | list[tuple[int, float]], *, most: float
+) -> list[str]:
+    """Points that do not start at 0, do not count upwards, or have values out of range."""
     if schedule is None or isinstance(schedule, str):
         return []
     counts = [count for count, _ in schedule]
@@ -109,5 +153,6 @@ def schedule_problems(name: str, schedule: None | str | list[tuple[int, float]])
         f"start at 0 env steps; got {schedule!r}": counts[:1] != [0],
         f"count env steps upwards; got {counts}": counts != sorted(set(counts)),
         f"not be negative; got {schedule!r}": any(value < 0 for _, value in schedule),
+        f"not exceed {most:g}; got {schedule!r}": any(value > most for _, value in schedule),
     }
     return [f"`{name}` must {rule}." for rule, is_broken in broken.items() if is_broken]

@@ -44,7 +44,8 @@ STRICT = ConfigDict(
 
 def _integral(value: Any) -> Any:
     """`value`, a whole float as an int: `1e6` is a valid number of env steps."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+    is_whole = isinstance(value, float) and value.is_integer() and abs(value) < 2**63
+    return int(value) if is_whole else value
 
 
 def _points(value: Any) -> Any:

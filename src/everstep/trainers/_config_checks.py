@@ -119,7 +119,8 @@ def resolve_names(
             except ConfigError as error:
                 problems.append(Problem(("bonuses", i), str(error)))
     add_ons = values.get("policy_loss_addons")
-    for i, entry in enumerate(add_ons if isinstance(add_ons, list) else ()):
+    listed = add_ons if isinstance(add_ons, list | tuple) else [] if add_ons is None else [add_ons]
+    for i, entry in enumerate(listed):
         if not callable(entry):
             message = f"a file cannot hold functions; give them in Python. Got {entry!r}"
             problems.append(Problem(("policy_loss_addons", i), message))
@@ -273,6 +274,30 @@ def option_problems(
         for option in options
         if option not in known
     ]
+
+
+#: Keys by which a file says that there are evaluations.
+EVALUATIONS = ("steps_per_eval", "eval_episodes", "test_every")
+
+
+def unused_problems(values: Mapping[str, Any]) -> Iterator[Problem]:
+    """Keys of a file that nothing reads, because others are missing."""
+    recipe = values.get("recipe")
+    is_scored = isinstance(recipe, dict) and recipe.get("score") == "evaluation"
+    evaluates = is_scored or any(values.get(key) is not None for key in EVALUATIONS)
+    for key in () if evaluates else ("eval_env_kwargs", "eval_env_config"):
+        if values.get(key):
+            message = "there are no evaluations; set steps_per_eval, or leave it out"
+            yield Problem((key,), f"{message}. Got {values[key]!r}")
+    best = values.get("best")
+    if isinstance(best, str) and best.startswith("eval/") and not evaluates:
+        yield Problem(("best",), f"there are no evaluations; set steps_per_eval. Got {best!r}")
+    elif isinstance(best, str) and not (
+        best in _STATISTICS
+        or best.startswith(("eval/", "env/", "losses/", "bonuses/"))
+        or values.get("callbacks")
+    ):
+        yield Problem(("best",), f"{best}: {unknown_name('statistic', best, _STATISTICS)}")
 
 
 def stop_problems(stop: Any, hyperparameters: Mapping[str, Any]) -> Iterator[Problem]:

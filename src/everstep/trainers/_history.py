@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..files import write_file
+from ..plain_files import read_plain
 
 #: Name of the file in the directory of a run.
 HISTORY = "history.jsonl"
@@ -64,13 +65,13 @@ class History:
 
 def read_history(path: Path) -> list[dict[str, Any]]:
     """The stretches in a file; none where it is missing or damaged."""
-    if not path.is_file():
+    if not path.exists():
         return []
     found = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in read_plain(path, within=path.parent).splitlines():
         try:
             stretch = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             return []
         keys = {"env/steps", _TRAIN_STEPS, "by", "resumed", "restorable", "processes", "settings"}
         if not isinstance(stretch, dict) or not keys <= stretch.keys():

@@ -163,6 +163,7 @@ class TrainConfig(RunOptions):
         elif inner is not None:
             message = f"expected a mapping of hyperparameters; got {inner!r}"
             problems.append(Problem(("algorithm_config",), message))
+        problems += checks.unused_problems(values)
         reported = {problem.path for problem in problems}
         values, more = _check(values)
         document.check(problems + [problem for problem in more if problem.path not in reported])

@@ -281,3 +281,19 @@ def test_concurrent_processes_never_share_a_run_dir(tmp_path):
         process.stdin.flush()
     names = [name for process in processes for name in process.communicate()[0].split()]
     assert len(names) == len(set(names)) == 150
+
+
+@pytest.mark.parametrize("size", [10, 65_535, 65_536, 65_537, 200_000])
+def test_a_torn_line_of_any_length_is_removed_and_lines_of_any_length_are_kept(tmp_path, size):
+    """Also where the end of the line before it is more than 64 KiB away."""
+    path = tmp_path / "metrics.jsonl"
+    first = json.dumps({"step": 1, "time": 1e12, "a": 1.0}).encode() + b"\n"
+    long = json.dumps({"step": 2, "time": 2e12, "x" * size: 1.0}).encode() + b"\n"
+    path.write_bytes(first + long + b'{"step": 3, "' + b"y" * size)
+    logger = JsonlLogger(path)
+    logger.log_metrics({"a": 2.0}, step=4)
+    logger.close()
+    assert path.read_bytes()[: len(first + long)] == first + long
+    records = read_metrics(path)
+    assert [record["step"] for record in records] == [1, 2, 4]
+    assert records[-1]["time"] >= 2e12  # the time of the line before, however long it is

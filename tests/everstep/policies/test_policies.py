@@ -180,3 +180,18 @@ def test_widening_the_head_leaves_the_means_alone() -> None:
     outputs = wide.policy(torch.zeros(1, 4))
     torch.testing.assert_close(outputs, torch.tensor([[0.0, 0.0, -1.5, -1.5]]))
     assert torch.equal(wide.policy[-1].weight[:2], plain.policy[-1].weight)
+
+
+@pytest.mark.parametrize("argument", ["model_cls", "distribution_cls"])
+def test_a_class_of_another_module_is_no_default_of_the_same_name(tmp_path, argument):
+    """A file says where its classes are from: one of a default's name is still another class."""
+    path = tmp_path / "policy"
+    Policy(Unbounded([3]), Categorical(2, shape=[1])).save(path)
+    state = load_file(path)
+    state["modules"][argument] = "somebody.elses"
+    save_file(path, state)
+    with pytest.raises(CheckpointError, match=f"somebody.elses.*pass `{argument}`"):
+        Policy.load(path)
+    del state["modules"]  # older files have the name alone
+    save_file(path, state)
+    assert isinstance(Policy.load(path), Policy)

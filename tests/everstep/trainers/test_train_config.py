@@ -181,11 +181,17 @@ BAD_LINES = [
     # names
     ("optimizer_cls: AdamW", "optimizer_cls: expected a dotted path such as my_package.envs.MyEnv"),
     ("optimizer_cls: torch.optim.AdamX", "optimizer_cls: the module 'torch.optim' has no 'AdamX'"),
-    ("optimizer_cls: torch.nn.Linear", "optimizer_cls: expected a subclass of Optimizer"),
+    (
+        "optimizer_cls: torch.nn.Linear",
+        "optimizer_cls: expected a subclass of torch.optim.Optimizer",
+    ),
     ("optimizer_cls: 3", "optimizer_cls: expected a dotted path"),
-    ("distribution_cls: torch.nn.Linear", "distribution_cls: expected a subclass of Distribution"),
+    (
+        "distribution_cls: torch.nn.Linear",
+        "distribution_cls: expected a subclass of everstep.distributions.",
+    ),
     ("model_cls: no_such_module.Net", "model_cls: no module named 'no_such_module'"),
-    ("model_cls: sys.maxsize", "model_cls: expected a callable or null; got "),
+    ("model_cls: sys.maxsize", "model_cls: a file cannot name what is in Python's standard"),
     ("model: my.Net", "model: a file cannot hold a model; name its class in model_cls"),
     # rules between fields
     ("horizons_per_env_reset: 0", "horizons_per_env_reset: must not be 0"),
@@ -232,7 +238,7 @@ def test_a_bad_line_is_told_with_file_line_and_key(write, line, problem):
         ("env_cls: gymnasum:CartPole-v1", "env_cls: No adapter has the prefix 'gymnasum'"),
         ("env_cls: nowhere.envs.MyEnv", "env_cls: no module named 'nowhere'"),
         ("env_cls: everstep.env.DiscretDummyEnv", "env_cls: the module 'everstep.env' has no"),
-        ("env_cls: sys.maxsize", "env_cls: expected an environment, a class, a function"),
+        ("env_cls: sys.maxsize", "env_cls: a file cannot name what is in Python's standard"),
         (
             f"env_cls: {__name__}.without_device",
             "env_cls: without_device(num_envs, horizon=None) cannot make environments: its",
