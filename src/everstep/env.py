@@ -130,6 +130,11 @@ class Env(ABC):
         def seed(self, seed: int, /) -> Any:
             """Seed the next reset."""
 
+    def __repr__(self) -> str:
+        sizes = [f"{x}={getattr(self, x, None)}" for x in ("num_envs", "horizon")]
+        device = str(getattr(self, "device", None))
+        return f"{type(self).__name__}({', '.join(sizes)}, device={device!r})"
+
     def close(self) -> None:  # noqa: B027  optional
         """Release the environment's resources. Does nothing by default."""
 

@@ -3,7 +3,6 @@
 from typing import Any
 
 import torch
-from torchrl.data import TensorSpec
 
 from .data import DataKeys
 from .env import Env, read_metrics
@@ -13,7 +12,7 @@ from .limits import limits_of
 from .policies import GenericPolicyBase, model_mode
 from .resolve import check_env, device_problem
 from .rollouts import Rollout, episode_keys_of
-from .specs import Leaves, Structure, leaf_specs, options
+from .specs import Leaves, Structure, described
 from .validation import explained
 
 
@@ -119,7 +118,7 @@ def check_fit(policy: Any, env: Env) -> None:
         )
     problems = [x for x in [device_problem(policy.device, env)] if x]
     for name in ("observation_spec", "action_spec"):
-        own, other = (_described(getattr(x, name)) for x in (policy, env))
+        own, other = (described(getattr(x, name)) for x in (policy, env))
         if own != other:
             problems.append(
                 f"The policy was trained with the {name.replace('_', ' ')} {own}; that of "
@@ -127,16 +126,6 @@ def check_fit(policy: Any, env: Env) -> None:
             )
     if problems:
         raise ConfigError(problems)
-
-
-def _described(spec: TensorSpec) -> str:
-    """Dtypes and shapes of a spec's leaves, and options of choices, such as `float32 [4]`."""
-    texts = []
-    for path, leaf in leaf_specs(spec).items():
-        text = f"{'.'.join(path)} {leaf.dtype} {list(leaf.shape)}".replace("torch.", "").strip()
-        counts = dict.fromkeys(options(leaf))
-        texts.append(f"{text} of {', '.join(map(str, counts))} options" if counts else text)
-    return "; ".join(texts)
 
 
 def _run_horizons(

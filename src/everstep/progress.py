@@ -23,8 +23,8 @@ from .live import LiveView
 from .loggers import RunStatus
 from .usage import Usage
 
-#: Statistics that stand for the return of episodes, best first: recent ones, this rollout's.
-_RETURN_KEYS = ("episodes/return_mean_100", "episodes/return_mean")
+#: Statistics that stand for the return of episodes, best first, with the episodes they are of.
+_RETURNS = {"episodes/return_mean_100": "last 100", "episodes/return_mean": "last rollout"}
 #: Shown instead of a return until the first episode has ended.
 _NO_EPISODE = "no episode has ended yet"
 #: Seconds between two redraws of the live view, and over which speed is averaged.
@@ -59,9 +59,10 @@ class ConsoleProgress:
     seconds and one at the end. A statistic that was never logged is not shown; one that is absent
     for a while keeps its last value.
 
-    "return" is the mean return of episodes that have ended. Before the first has, the mean reward
-    an env step is shown under its own name, and in environments whose episodes do not end the
-    "rollout return", which is the sum of rewards over a rollout.
+    "return" is the mean return of episodes that have ended, and says which: the last 100, or those
+    of the last rollout, which lengths are of. Before the first has, the mean reward an env step is
+    shown under its own name, and in environments whose episodes do not end the "rollout return",
+    which is the sum of rewards over a rollout.
 
     Args:
         total_env_steps: Budget of the run; None if something else ends it.
@@ -74,6 +75,9 @@ class ConsoleProgress:
 
     #: Budget of the run, env steps; may be set later.
     total_env_steps: None | int
+
+    #: Env steps of the run when this trainer began: more than 0 in one that goes on.
+    first_env_steps: int = 0
 
     #: Last value of every statistic.
     metrics: dict[str, float]
@@ -98,6 +102,7 @@ class ConsoleProgress:
         self._interval = interval
         self._clock = clock
         self.metrics = {}
+        self._env_steps: None | int = None
         self.episodic = None
         self._course, self._course_label = Course(), ""
         self._moments: deque[_Moment] = deque()
@@ -117,6 +122,7 @@ class ConsoleProgress:
     def log_metrics(self, metrics: Mapping[str, float], *, step: int) -> None:
         """Record statistics after `step` env steps, and show them if the interval is over."""
         self.metrics.update(metrics)
+        self._env_steps = int(step)
         self._shown = False
         if not any(name.startswith("eval/") for name in metrics):
             self._parts = self._parts + [metrics.get(name, 0.0) for name in _PARTS]
@@ -127,6 +133,7 @@ class ConsoleProgress:
             ):
                 self._moments.popleft()
             label, value = _score(metrics, self.episodic)
+            label = label.partition(",")[0]
             if label != self._course_label and value is not None:  # the first episode has ended
                 self._course, self._course_label = Course(), label
             if value is not None:
@@ -146,7 +153,7 @@ class ConsoleProgress:
     @property
     def env_steps(self) -> int:
         """Env steps of the run so far."""
-        return self._moments[-1].env_steps if self._moments else 0
+        return self.first_env_steps if self._env_steps is None else self._env_steps
 
     def _speed(self, first: None | _Moment = None) -> None | float:
         """Env steps per second, recent or since a moment; None without two moments."""
@@ -179,7 +186,8 @@ class ConsoleProgress:
         from IPython.display import HTML, display
 
         page = io.StringIO()
-        Console(file=page, width=80, force_jupyter=False).print(self._view())
+        # Wider than any row: the page scrolls, where a console would cut.
+        Console(file=page, width=200, force_jupyter=False).print(self._view())
         shown = HTML(f"<pre>{html.escape(page.getvalue())}</pre>")
         if self._cell is None:
             self._cell = display(shown, display_id=True)
@@ -189,7 +197,11 @@ class ConsoleProgress:
     def _line(self) -> str:
         texts = self._texts()
         speed, left = texts.pop("speed"), texts.pop("left")
-        words = [f"{name.replace(' ', '_')}={text}" for name, text in texts.items() if text]
+        words = [
+            f"{name.replace(', ', '_').replace(' ', '_')}={text}"
+            for name, text in texts.items()
+            if text
+        ]
         if self._awaits_episode():
             words.insert(1, f"({_NO_EPISODE})")
         words += [f"{speed} env steps/s"] if speed else []
@@ -204,7 +216,7 @@ class ConsoleProgress:
         return {
             "env_steps": f"{self.env_steps:,}",
             **_shown_score(metrics, self.episodic),
-            "len": _format(metrics.get("episodes/length_mean"), ".0f"),
+            "len, last rollout": _format(metrics.get("episodes/length_mean"), ".0f"),
             "kl": _format(metrics.get("monitors/kl_div"), ".4f"),
             **_shown_evaluation(metrics, self.episodic, "eval"),
             "speed": _format(speed, ",.0f"),
@@ -212,8 +224,8 @@ class ConsoleProgress:
         }
 
     def _awaits_episode(self) -> bool:
-        label, _ = _score(self.metrics, self.episodic)
-        return bool(self.episodic) and label == "reward"
+        label, value = _score(self.metrics, self.episodic)
+        return bool(self.episodic) and label == "reward" and value is not None
 
     def _view(self) -> RenderableType:
         texts, total = self._texts(), self.total_env_steps
@@ -224,7 +236,7 @@ class ConsoleProgress:
             "env steps": texts["env_steps"] + ("" if total is None else f" of {total:,}"),
             "return": _NO_EPISODE if self._awaits_episode() else "",
             **({label: f"{score} {self._course}".strip()} if label else {}),
-            "episode length": texts["len"],
+            "episode length, last rollout": texts["len, last rollout"],
             **_shown_evaluation(self.metrics, self.episodic, "evaluation"),
             "update": _joined(self.metrics, _UPDATE),
             "speed": texts["speed"] and f"{texts['speed']} env steps/s{self._mean_speed()}",
@@ -234,7 +246,8 @@ class ConsoleProgress:
             "time left": texts["left"],
         }
         table = Table.grid(padding=(0, 2))
-        table.add_column(no_wrap=True)
+        # What does not fit is cut from the values, never from their names.
+        table.add_column(no_wrap=True, min_width=max(len(name) for name in rows if rows[name]))
         table.add_column(no_wrap=True)
         for label, value in rows.items():
             if value:
@@ -310,6 +323,7 @@ def summary(
     seconds: float,
     *,
     episodic: None | bool = None,
+    first_env_steps: int = 0,
 ) -> str:
     """A few lines on how a run ended, where it is recorded and how to look at it.
 
@@ -317,33 +331,39 @@ def summary(
         metrics: The last statistics, `env/steps` among them; any may be absent.
         run_dir: The run's directory, if it has one.
         ui_command: The command that shows the run's curves, if there is one.
-        seconds: Duration of the run.
+        seconds: Duration of this training.
         episodic: Whether episodes end in the environment; None if that is unknown.
+        first_env_steps: Env steps of the run before this training, if it went on.
 
     """
-    env_steps = int(metrics.get("env/steps", 0))
+    total = int(metrics.get("env/steps", first_env_steps))
+    env_steps = total - first_env_steps
     speed = f", {env_steps / seconds:,.0f} env steps/s" if seconds > 0 else ""
     lines = [f"Trained {env_steps:,} env steps in {duration(seconds)}{speed}."]
-    label, _ = _score(metrics, episodic)
+    if first_env_steps:
+        lines[0] = f"{lines[0].removesuffix('.')}; {total:,} in all."
+    label, value = _score(metrics, episodic)
+    awaits = episodic and label == "reward" and value is not None
     rows = {
-        "return": _NO_EPISODE if episodic and label == "reward" else "",
+        "return": _NO_EPISODE if awaits else "",
         **_shown_score(metrics, episodic),
-        "episode length": _format(metrics.get("episodes/length_mean"), ".1f"),
+        "episode length, last rollout": _format(metrics.get("episodes/length_mean"), ".1f"),
         **_shown_evaluation(metrics, episodic, "evaluation"),
         "run": run_dir,
         "evaluate": run_dir and f"everstep eval {shlex.quote(str(run_dir))}",
         "plot": run_dir and f"everstep plot {shlex.quote(str(run_dir))}",
         "curves": ui_command,
     }
-    lines += [f"  {name:<15} {value}" for name, value in rows.items() if value]
+    width = max([15, *(len(name) for name, value in rows.items() if value)])
+    lines += [f"  {name:<{width}} {value}" for name, value in rows.items() if value]
     return "\n".join(lines)
 
 
 def _score(metrics: Mapping[str, float], episodic: None | bool) -> tuple[str, None | float]:
     """The statistic that says how well the policy does: its name for readers, and its value."""
-    value = _first(metrics, _RETURN_KEYS)
-    if value is not None:
-        return "return", value
+    for key, episodes in _RETURNS.items():
+        if key in metrics:
+            return f"return, {episodes}", metrics[key]
     if episodic:
         return "reward", metrics.get("rewards/mean")
     return "rollout return", metrics.get("returns/mean")
@@ -362,7 +382,7 @@ def _shown_evaluation(
     """The score of the last evaluation, by `name`; empty if there was none."""
     own = {key.removeprefix("eval/"): x for key, x in metrics.items() if key.startswith("eval/")}
     return {
-        name if label == "return" else f"{name} {label}": text
+        name if label.startswith("return") else f"{name} {label}": text
         for label, text in _shown_score(own, episodic).items()
     }
 
@@ -378,11 +398,6 @@ def _joined(metrics: Mapping[str, float], shown: Mapping[str, tuple[str, str]]) 
 
 def _format(value: None | float, form: str) -> str:
     return "" if value is None else format(value, form)
-
-
-def _first(metrics: Mapping[str, float], keys: Any) -> None | float:
-    """The first of several statistics that is present."""
-    return next((metrics[key] for key in keys if key in metrics), None)
 
 
 def _is_watched(console: Console) -> bool:

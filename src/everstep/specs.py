@@ -197,6 +197,16 @@ _KINDS: dict[str, type[TensorSpec]] = {
 }
 
 
+def described(spec: TensorSpec) -> str:
+    """Dtypes and shapes of a spec's leaves, and options of choices, such as `float32 [4]`."""
+    texts = []
+    for path, leaf in leaf_specs(spec).items():
+        text = f"{'.'.join(path)} {leaf.dtype} {list(leaf.shape)}".replace("torch.", "").strip()
+        counts = dict.fromkeys(options(leaf))
+        texts.append(f"{text} of {', '.join(map(str, counts))} options" if counts else text)
+    return "; ".join(texts)
+
+
 def spec_to_dict(spec: TensorSpec) -> dict[str, Any]:
     """A JSON-able description of a spec; `spec_from_dict` reads it.
 

@@ -82,7 +82,8 @@ def test_the_plain_line(clock):
     progress, file = plain(clock, total=199_340, interval=2.0)
     log(progress, clock, [38_855, 51_200])
     assert file.getvalue() == (
-        "env_steps=51,200 return=123.4 len=123 kl=0.0081 12,345 env steps/s eta 0:12\n"
+        "env_steps=51,200 return_last_100=123.4 len_last_rollout=123 kl=0.0081 12,345 env steps/s "
+        "eta 0:12\n"
     )
 
 
@@ -112,15 +113,15 @@ def test_absent_statistics_keep_their_last_value(clock):
     progress, file = plain(clock, interval=1.0)
     log(progress, clock, [1])
     log(progress, clock, [2], {"monitors/kl_div": math.nan})
-    assert "return=123.4 len=123 kl=nan" in file.getvalue().splitlines()[-1]
+    assert "return_last_100=123.4 len_last_rollout=123 kl=nan" in file.getvalue().splitlines()[-1]
 
 
 @pytest.mark.parametrize(
     ("metrics", "shown"),
     [
         ({"returns/mean": 1.0}, " rollout_return=1.0"),
-        ({"returns/mean": 1.0, "episodes/return_mean": 2.0}, " return=2.0"),
-        ({"episodes/return_mean": 2.0, "episodes/return_mean_100": 3.0}, " return=3.0"),
+        ({"returns/mean": 1.0, "episodes/return_mean": 2.0}, " return_last_rollout=2.0"),
+        ({"episodes/return_mean": 2.0, "episodes/return_mean_100": 3.0}, " return_last_100=3.0"),
     ],
 )
 def test_the_best_statistic_stands_for_the_return(clock, metrics, shown):
@@ -140,7 +141,7 @@ def test_no_return_before_an_episode_has_ended(clock):
     log(progress, clock, [2048], REWARDS | STATISTICS)
     first, second = file.getvalue().splitlines()
     assert first == "env_steps=1,024 (no episode has ended yet) reward=1"
-    assert second.startswith("env_steps=2,048 return=123.4 len=123")
+    assert second.startswith("env_steps=2,048 return_last_100=123.4 len_last_rollout=123")
 
 
 def test_no_return_in_the_live_view_before_an_episode_has_ended(clock):
@@ -177,7 +178,7 @@ def test_progress_knows_from_the_algorithm_whether_episodes_end(clock, episodic)
         trainer.step()
     shown = "(no episode has ended yet) reward=-1" if episodic else "rollout_return="
     assert shown in file.getvalue()
-    assert not re.search(r"\breturn=", file.getvalue())
+    assert not re.search(r"\breturn_last", file.getvalue())
 
 
 def test_evaluation_is_shown_and_does_not_count_as_progress(clock):
@@ -225,7 +226,10 @@ def test_plain_where_nobody_watches(clock, monkeypatch, environment, options):
     progress = ConsoleProgress(console=console, clock=clock, interval=1.0)
     log(progress, clock, [1])
     progress.close()
-    assert console.file.getvalue() == "env_steps=1 return=123.4 len=123 kl=0.0081\n"
+    assert (
+        console.file.getvalue()
+        == "env_steps=1 return_last_100=123.4 len_last_rollout=123 kl=0.0081\n"
+    )
 
 
 def test_the_live_view(clock):
@@ -244,7 +248,15 @@ def test_the_live_view(clock):
     ):
         assert text in shown
     last = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown).splitlines()[-9:]
-    labels = ["progress", "env steps", "return", "episode length", "update", "speed", "time"]
+    labels = [
+        "progress",
+        "env steps",
+        "return, last 100",
+        "episode length, last rollout",
+        "update",
+        "speed",
+        "time",
+    ]
     labels += ["elapsed", "time left"]
     assert all(line.rpartition(label)[1] for line, label in zip(last, labels, strict=True))
     assert shown.count("\x1b[?25l") == shown.count("\x1b[?25h") == 1  # the cursor is given back
@@ -328,6 +340,8 @@ def test_a_notebook_shows_a_cell(clock, monkeypatch):
     monkeypatch.setattr("IPython.display.display", lambda cell, **_: shown.append(cell))
     log(progress, clock, [1])
     assert "123.4" in shown[0].data
+    assert "episode length, last rollout" in shown[0].data
+    assert "…" not in shown[0].data
     assert console.file.getvalue() == ""
 
 
@@ -377,7 +391,7 @@ def test_a_summary_before_an_episode_has_ended():
     ]
     text = summary(metrics, None, None, 1.0, episodic=False)
     assert text.splitlines()[1:] == [
-        "  rollout return  128.0",
+        "  rollout return            128.0",
         "  evaluation rollout return 5.0",
     ]
 
@@ -387,14 +401,40 @@ def test_summary():
     text = summary(metrics, "runs/cart pole-0001", "mlflow ui --backend-store-uri x", 41.0)
     assert text.splitlines() == [
         "Trained 51,200 env steps in 0:41, 1,249 env steps/s.",
-        "  return          123.4",
-        "  episode length  123.0",
-        "  evaluation      500.0",
-        "  run             runs/cart pole-0001",
-        "  evaluate        everstep eval 'runs/cart pole-0001'",
-        "  plot            everstep plot 'runs/cart pole-0001'",
-        "  curves          mlflow ui --backend-store-uri x",
+        "  return, last 100             123.4",
+        "  episode length, last rollout 123.0",
+        "  evaluation                   500.0",
+        "  run                          runs/cart pole-0001",
+        "  evaluate                     everstep eval 'runs/cart pole-0001'",
+        "  plot                         everstep plot 'runs/cart pole-0001'",
+        "  curves                       mlflow ui --backend-store-uri x",
     ]
+
+
+def test_a_summary_of_a_run_that_went_on_counts_this_training():
+    metrics = {**STATISTICS, "env/steps": 16_172}
+    text = summary(metrics, None, None, 30.0, first_env_steps=12_086)
+    assert text.startswith("Trained 4,086 env steps in 0:30, 136 env steps/s; 16,172 in all.\n")
+    text = summary({}, None, None, 30.0, first_env_steps=12_086)
+    assert text == "Trained 0 env steps in 0:30, 0 env steps/s; 12,086 in all."
+
+
+def test_an_evaluation_before_the_first_train_step_of_a_run_that_went_on(clock):
+    progress, file = plain(clock)
+    progress.first_env_steps = 12_086
+    progress.log_params({"episodic": True})
+    progress.log_metrics({"eval/episodes/return_mean": 500.0}, step=12_086)
+    progress.close()
+    assert file.getvalue() == "env_steps=12,086 eval=500.0\n"
+
+
+def test_a_narrow_terminal_does_not_cut_names(clock):
+    console = Console(file=StringIO(), force_terminal=True, width=40)
+    progress = ConsoleProgress(100_000, console=console, clock=clock)
+    log(progress, clock, range(0, 51_000, 1000))
+    progress.close()
+    for name in ("episode length, last rollout", "return, last 100", "time left"):
+        assert name in console.file.getvalue()
 
 
 def test_summary_of_nothing():

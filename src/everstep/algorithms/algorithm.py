@@ -60,6 +60,11 @@ class OnPolicyAlgorithm(
 
     """
 
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({self.env!r}, {self.policy!r}, horizon={self.rollout.horizon})"
+        )
+
     def __init__(self, env_cls: EnvSource, /, config: None | Hyperparameters = None) -> None:
         config = (config or self.config_cls()).validate()
         self._check_kind(config)

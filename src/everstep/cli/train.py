@@ -309,8 +309,8 @@ def _train(
     def print_summary() -> None:
         seconds = time.monotonic() - started
         progress = trainer.view.progress or ConsoleProgress()
-        episodic = progress.episodic
-        print(summary(progress.metrics, trainer.run_dir, ui_command, seconds, episodic=episodic))
+        facts = {x: getattr(progress, x) for x in ("episodic", "first_env_steps")}
+        print(summary(progress.metrics, trainer.run_dir, ui_command, seconds, **facts), flush=True)
 
     try:
         with trainer:
@@ -320,8 +320,8 @@ def _train(
     except KeyboardInterrupt:
         with suppress(OSError):  # the terminal may be gone
             place = shlex.quote(str(trainer.run_dir))
-            print(f"Interrupted. Go on with: everstep resume {place}", file=sys.stderr)
             print_summary()
+            print(f"Interrupted. Go on with: everstep resume {place}", file=sys.stderr)
         raise
     except Exception as error:
         _report_failure(error, trainer.run_dir)

@@ -20,7 +20,7 @@ from ..limits import limits_of
 from ..models import Exploration, GenericModelBase
 from ..normalizers import ObservationNormalizer, ValueNormalizer
 from ..rollouts import Minibatch, Rollout, Sequences
-from ..specs import EMPTY, Leaves, Structure
+from ..specs import EMPTY, Leaves, Structure, described
 from ._models import make_model
 
 _Model = TypeVar("_Model", bound=GenericModelBase[..., Any])
@@ -185,6 +185,14 @@ class PolicyCore(ABC, Generic[_Model]):
     @abstractmethod
     def _prepare(self) -> None:
         """Set `history` and `memory`, now that the model is known."""
+
+    def __repr__(self) -> str:
+        weights = sum(x.numel() for x in self.model.parameters())
+        return (
+            f"{type(self).__name__}(observation {described(self.observation_spec)}, action "
+            f"{described(self.action_spec)}, {type(self.model).__name__} of {weights:,} "
+            f"parameters, {self.distribution_cls.__name__}, device={str(self.device)!r})"
+        )
 
     @property
     def action_spec(self) -> TensorSpec:

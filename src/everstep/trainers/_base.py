@@ -233,6 +233,11 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
             message = f"{type(self).__name__!r} object has no attribute {name!r}{ours}"
             raise AttributeError(message, name=name, obj=self)
 
+    def __repr__(self) -> str:
+        done = ", ".join(f"{key.replace('/', '_')}={n:,}" for key, n in self.state.items())
+        run_dir = None if self.run_dir is None else str(self.run_dir)
+        return f"{type(self).__name__}({self.algorithm!r}, {done}, run_dir={run_dir!r})"
+
     def __enter__(self) -> Self:
         return self
 
@@ -323,7 +328,12 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
                 self.callbacks.call("on_start", self)
                 with (
                     chosen_threads(self.algorithm),
-                    self.view.shown(self.algorithm.params, arguments, self.logger.loggers),
+                    self.view.shown(
+                        self.algorithm.params,
+                        arguments,
+                        self.logger.loggers,
+                        self.state["env/steps"],
+                    ),
                     self._calling_back(),
                 ):
                     stats = self._loop(signals, **arguments)
@@ -378,11 +388,12 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
         never_reset = self.eval_env is None and self.algorithm.horizons_per_env_reset < 0
         config = eval_env_config or (None if never_reset else env_config)
         budget = math.inf if total_env_steps is None else total_env_steps
-        stats = cast(TrainStats, {})
+        stats, interrupted = cast(TrainStats, {}), False
         while True:
             due = self._files is not None and self._files.is_due(self.state, signals)
             stop, due = signals.agree(self.algorithm.reducer, self._is_stopping, due)
             if stop:
+                interrupted = signals.wants_stop()  # in all processes
                 break
             self._eval_if_due(steps_per_eval, config)
             if due:
@@ -395,6 +406,8 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
             if self.state["env/steps"] >= budget or schedule_end(self.algorithm) is not None:
                 self._has_ended_itself = True
                 break
+        if not interrupted and self._needs_evaluation():
+            self.eval(env_config=config)
         return stats
 
     def _reach(self, arguments: Mapping[str, Any]) -> str:
@@ -450,6 +463,12 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
         """Log a warning, of several processes once."""
         if not self.algorithm.reducer.rank:
             _log.warning("%s", message)
+
+    def _needs_evaluation(self) -> bool:
+        """Whether the best policy is chosen by evaluations and the last update has had none."""
+        chosen = str(self._record.get("best") or "").startswith("eval/")
+        steps = self.state["algorithm/steps"]
+        return chosen and self.eval_env is not None and self._last_evaluation != steps > 0
 
     def _eval_if_due(self, every: None | int, env_config: None | dict[str, Any]) -> None:
         """Make the evaluations that follow the last train step, unless they were made."""
@@ -543,6 +562,7 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
                 self.algorithm, collects, env_config, deterministic=deterministic
             )
             self.state["algorithm/collects"] = collects + more
+        self._last_evaluation = self.state["algorithm/steps"]
         self._pending = stats = {f"eval/{key}": value for key, value in result.items()}
         try:
             self._called.add_statistics("on_evaluation", stats)

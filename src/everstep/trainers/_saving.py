@@ -62,6 +62,9 @@ class SavedTrainer(Generic[_Algorithm]):
     #: Statistics that have not been logged yet.
     _pending: Mapping[str, Any] = MappingProxyType({})
 
+    #: Train steps after which this trainer evaluated last; -1 if it has not.
+    _last_evaluation: int = -1
+
     #: Seconds in loggers, and of those with trackers' threads the ones that were reported.
     _log_s: float = 0.0
     _logged_s: float = 0.0

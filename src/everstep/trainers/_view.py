@@ -30,7 +30,11 @@ class ProgressView:
 
     @contextmanager
     def shown(
-        self, params: Mapping[str, Any], arguments: Mapping[str, Any], loggers: Sequence[Logger]
+        self,
+        params: Mapping[str, Any],
+        arguments: Mapping[str, Any],
+        loggers: Sequence[Logger],
+        env_steps: int = 0,
     ) -> Iterator[None]:
         """Context of a run, in which statistics are shown unless a logger shows them already.
 
@@ -38,12 +42,14 @@ class ProgressView:
             params: Parameters of the algorithm.
             arguments: Arguments of `run`.
             loggers: Loggers of the run.
+            env_steps: Env steps of the run so far.
 
         """
         from ..progress import ConsoleProgress
 
         if self._is_wanted and not any(isinstance(x, ConsoleProgress) for x in loggers):
             self.progress = ConsoleProgress(_budget(params, arguments), pid=os.getpid())
+            self.progress.first_env_steps = env_steps
             self._group = LoggerGroup([self.progress])
             self._group.log_params(params)
         try:

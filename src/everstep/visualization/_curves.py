@@ -66,8 +66,9 @@ def _label(config: dict[str, Any], keys: Sequence[str], runs: Sequence[RunRecord
         return runs[0].run_dir.name
     if not keys:
         return str(config.get("env_cls") or runs[0].run_dir.name)
-    shown = [f"{key}={config.get(key)}" for key in keys[:3]]
-    return ", ".join([*shown, *(["…"] if len(keys) > 3 else [])])
+    values = [f"{key}={config.get(key)}" for key in keys[:3]]
+    settings = ", ".join([*values, *(["…"] if len(keys) > 3 else [])])
+    return f"{runs[0].run_dir.name}: {settings}" if len(runs) == 1 else settings
 
 
 def mean_curve(curves: Sequence[tuple[Array, Array]]) -> None | MeanCurve:

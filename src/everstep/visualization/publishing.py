@@ -28,8 +28,10 @@ _ALGORITHMS = {"ppo": "PPO", "a2c": "A2C"}
 
 _USE = """## Use
 
+Everstep is installed from a copy of its repository:
+
 ```sh
-pip install everstep
+pip install path/to/everstep
 ```
 
 ```python
@@ -157,11 +159,12 @@ def _card(run: RunRecord, results: Mapping[str, Any], pictures: list[str], *, is
         for key, value in results.items()
         if not isinstance(value, dict)
     ]
+    rows.append(_deviation_row(run, results))
     kind = "RecurrentPolicy" if run.config.get("recurrent") else "Policy"
     lines = [
         f"---\n{head}---\n",
         f"# {title}\n",
-        f"Trained with [Everstep](https://pypi.org/project/everstep) {__version__} for "
+        f"Trained with Everstep {__version__} for "
         f"{run.env_steps:,} env steps; `policy` is {which}.\n",
         "## Results\n",
         "| statistic | value |",
@@ -187,13 +190,39 @@ def _cell(text: str) -> str:
     return escape(text).replace("|", "\\|")
 
 
-def _head(results: Mapping[str, Any], env: str, algorithm: str) -> dict[str, Any]:
-    """Front matter as the hub reads it: the index of results has the mean return."""
-    keys = ("eval/episodes/return_mean", "episodes/return_mean_100", "episodes/return_mean")
-    value = next((results[key] for key in keys if key in results), None)
+def _deviation_row(run: RunRecord, results: Mapping[str, Any]) -> str:
+    """The row of the deviation of the return between the episodes of the evaluation shown."""
+    key, value = _return_of(results)
+    deviation = deviation_of(run, key, value)
+    if deviation is None:
+        return "| standard deviation of the return | not recorded: `everstep eval .` measures it |"
+    return f"| standard deviation of `{key}` over its episodes | {shown(deviation)} |"
+
+
+def deviation_of(run: RunRecord, key: str, value: None | float) -> None | float:
+    """Standard deviation over the episodes of the evaluation with that mean return, if known."""
+    if value is None or not key.endswith("return_mean"):
+        return None
+    steps, means = run.curve(key)
+    places, deviations = run.curve(key.removesuffix("mean") + "std")
+    at = [step for step, mean in zip(steps, means, strict=True) if mean == value]
+    found = [x for place, x in zip(places, deviations, strict=True) if at and place == at[-1]]
+    return float(found[-1]) if found else None
+
+
+def _return_of(results: Mapping[str, Any]) -> tuple[str, None | float]:
+    """The mean return of the policy in the folder, and its name."""
     best = results.get("best", {})
     if str(best.get("key", "")).removeprefix("eval/").startswith("episodes/return_mean"):
-        value = best["value"]  # of the policy that is in the folder
+        return str(best["key"]), best["value"]
+    keys = ("eval/episodes/return_mean", "episodes/return_mean_100", "episodes/return_mean")
+    key = next((key for key in keys if key in results), "")
+    return key, results.get(key)
+
+
+def _head(results: Mapping[str, Any], env: str, algorithm: str) -> dict[str, Any]:
+    """Front matter as the hub reads it: the index of results has the mean return."""
+    _, value = _return_of(results)
     metric = {"type": "mean_reward", "name": "mean_reward", "value": value, "verified": False}
     result = {
         "task": {"type": "reinforcement-learning", "name": "reinforcement-learning"},

@@ -76,7 +76,7 @@ def test_seeds_are_a_group_and_another_value_is_another(seeds: Path) -> None:
     groups = group_runs([read_run(path) for path in sorted(seeds.iterdir())])
     assert [(group.label, len(group.runs)) for group in groups] == [
         ("gamma=0.99", 3),
-        ("gamma=0.5", 1),
+        ("short-sighted: gamma=0.5", 1),
     ]
 
 

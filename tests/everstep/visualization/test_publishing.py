@@ -10,7 +10,8 @@ import pytest
 import yaml
 
 from everstep.__main__ import main
-from everstep.visualization import write_report
+from everstep.visualization import read_run, write_report
+from everstep.visualization._comparison import shown
 from everstep.visualization.publishing import publish_run
 from tests.everstep.visualization.conftest import PAINTED, Train
 
@@ -41,6 +42,12 @@ def test_a_folder_has_the_policy_and_what_the_hub_reads(
     [result] = index["results"]
     results = json.loads((out / "results.json").read_text())
     assert result["metrics"][0]["value"] == results["eval/episodes/return_mean"]
+    text = (out / "README.md").read_text(encoding="utf-8")
+    deviation = read_run(run).curve("eval/episodes/return_std")[1][-1]
+    row = "| standard deviation of `eval/episodes/return_mean` over its episodes |"
+    assert f"{row} {shown(float(deviation))} |" in text
+    assert "pip install everstep" not in text
+    assert "pypi.org" not in text
     assert result["dataset"]["name"] == "CartPole-v1"
     assert main(["eval", str(out), "--episodes", "2"]) == 0  # it is played as a run is
     assert main(["publish", str(run), str(out)]) == 2  # nothing is overwritten
