@@ -154,6 +154,7 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
 
         if eval_env is not None:
             check_eval_env(algorithm, eval_env)
+        self.callbacks = Callbacks(callbacks)  # refused before a directory is made
         self.algorithm = algorithm
         self.run_arguments = dict(run_arguments or {})
         seed_eval_env(eval_env, algorithm)
@@ -177,7 +178,6 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
         if run_dir == "auto":
             run_dir = algorithm.reducer.from_first(lambda: create_run_dir(RUNS, name))
         self.run_dir = None if run_dir is None else Path(run_dir)
-        self.callbacks = Callbacks(callbacks)
         self._record |= saving_keys(checkpoint_every, keep_last, best, callbacks, loggers)
         sinks = [x for x in loggers if not is_entry(x)]
         with algorithm.reducer.together():
