@@ -196,7 +196,7 @@ def _deviation_row(run: RunRecord, results: Mapping[str, Any]) -> str:
     deviation = deviation_of(run, key, value)
     if deviation is None:
         return "| standard deviation of the return | not recorded: `everstep eval .` measures it |"
-    return f"| standard deviation of `{key}` over its episodes | {shown(deviation)} |"
+    return f"| standard deviation of `{_cell(key)}` over its episodes | {shown(deviation)} |"
 
 
 def deviation_of(run: RunRecord, key: str, value: None | float) -> None | float:
