@@ -77,7 +77,7 @@ def image_layout(spec: TensorSpec, said: None | ImageLayout = None) -> None | La
         last = said == "channels_last"
         return next((x for x in readings if x.channels_last is last), readings[0])
     stack = spec.shape[0] if len(spec.shape) == 4 else 1
-    chosen = readings[0] if len(readings) == 1 else _decided(*readings, stack)
+    chosen = readings[0] if len(readings) == 1 else _decided(readings[0], readings[1], stack)
     if chosen is None:
         raise ValueError(
             f"an image {list(spec.shape)} may have its channels first or last: set `image_layout` "

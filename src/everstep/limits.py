@@ -44,8 +44,10 @@ class Limit:
     def extremes(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Smallest and largest numbers of rows `[T, N, *shape]` that compare with the limits."""
         if self.low.ndim == 0:
-            return tuple(torch.aminmax(x))  # several times faster than that of each element
-        return tuple(torch.aminmax(x.flatten(0, 1), dim=0))
+            least, most = torch.aminmax(x)  # several times faster than that of each element
+        else:
+            least, most = torch.aminmax(x.flatten(0, 1), dim=0)
+        return least, most
 
     def beyond(self, x: torch.Tensor) -> torch.Tensor:
         """Elements `[…, *shape]` that are outside, bool."""

@@ -186,7 +186,7 @@ def _member(owner: Any, reached: str, part: str) -> Any:
         modules = [m.name for m in pkgutil.iter_modules(getattr(owner, "__path__", []))]
         hint = unknown_name("", part, dir(owner) + modules).removeprefix("unknown ")
         place = ""
-        if kind == "module" and origin_of(reached) == "installed":
+        if isinstance(owner, ModuleType) and origin_of(reached) == "installed":
             place = f"; {reached} is the installed {_place_of(owner)}, before a module of your own"
         raise ConfigError(f"the {kind} {reached!r} has no {part!r}{hint}{place}")
     return module

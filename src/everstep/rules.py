@@ -6,7 +6,7 @@ Each function returns the problems that it has found, one message each.
 import inspect
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn, optim
@@ -121,7 +121,7 @@ def _number_problems(optimizer_cls: Callable[..., Any], options: dict[str, Any])
     for name, value in options.items():
         default = defaults.get(name)
         if _is_number(default):
-            most = max(1000, abs(default))
+            most = max(1000, abs(cast(float, default)))
             expected, fits = "a number", _is_number(value)
             if fits and not isinstance(value, torch.Tensor) and most < abs(value) < math.inf:
                 expected, fits = f"a number of at most {most:g}", False

@@ -180,9 +180,9 @@ def random_values(spec: TensorSpec, size: Sequence[int]) -> Any:
     uniform = torch.rand(*size, *spec.shape, dtype=spec.dtype, device=low.device)
     away = torch.empty_like(uniform).exponential_()
     within = torch.lerp(low.where(has_low, 0.0), high.where(has_high, 1.0), uniform)
-    drawn = torch.where(has_high, high - away, torch.randn_like(uniform))
-    drawn = torch.where(has_low, torch.where(has_high, within, low + away), drawn)
-    return drawn.clamp(low, high)
+    below = torch.where(has_high, high - away, torch.randn_like(uniform))
+    numbers = torch.where(has_low, torch.where(has_high, within, low + away), below)
+    return numbers.clamp(low, high)
 
 
 #: Kinds of spec that can be saved, by name; a subclass comes before its base.

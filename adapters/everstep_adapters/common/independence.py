@@ -183,7 +183,7 @@ def shares(one: Any, other: Any) -> bool:
     if not (isinstance(one, np.ndarray) and isinstance(other, np.ndarray)):
         return False
     try:
-        return np.shares_memory(one, other, max_work=10**5)
+        return np.shares_memory(one, other, max_work=10**5)  # type: ignore[arg-type]  # any number
     except np.exceptions.TooHardError:
         return np.may_share_memory(one, other)
 

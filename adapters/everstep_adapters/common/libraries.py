@@ -148,8 +148,8 @@ def creating(library: str, name: str) -> Iterator[None]:
             reason += (
                 f". Everstep makes Atari games as 'ale:{game}' (pip install 'everstep[atari]')"
             )
-        elif isinstance(error, TypeError) and (advice := _option_advice(reason)):
-            reason = advice
+        elif isinstance(error, TypeError) and (option_advice := _option_advice(reason)):
+            reason = option_advice
         elif type(error).__name__ in _UNREGISTERED and (advice := _registration(name)):
             reason = f"{reason.removesuffix('.')}. Way out: {advice}"
         raise AdapterError(f"{library} cannot make {name!r}: {reason}") from error

@@ -74,7 +74,8 @@ def fitting(values: npt.NDArray[Any], dtype: np.dtype[Any], name: str) -> npt.ND
     if values.dtype == dtype:
         return values
     if dtype.kind == "b" and values.dtype == np.uint8:  # flags of SuperSuit
-        return values != 0
+        is_set: npt.NDArray[Any] = values != 0
+        return is_set
     is_integer = values.dtype.kind in "iu" and dtype.kind in "iu"
     if is_integer and not np.can_cast(values.dtype, dtype):
         check_range(values, dtype, name)

@@ -26,7 +26,7 @@ def choose(device: None | Device) -> Any:
     wanted = None if device is None else torch.device(device)
     if wanted is None or _NAMES.get(default.platform) != wanted.type:
         return default
-    index = wanted.index
+    index: None | int = wanted.index
     if index is None and wanted.type == "cuda":
         index = torch.cuda.current_device()
     if index is None:

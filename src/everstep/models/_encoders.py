@@ -141,6 +141,8 @@ class Image(Encoder):
         self._is_uniform = all(len(x.unique()) == 1 for x in (low, factor))
         #: Number that is subtracted from all pixels, and their factor; of no use if they differ.
         self.shift, self.factor = float(low.flatten()[0]), float(factor.flatten()[0])
+        self.low: torch.Tensor
+        self.factors: torch.Tensor
         self.register_buffer("low", low.to(torch.get_default_dtype()), persistent=False)
         self.register_buffer("factors", factor.to(torch.get_default_dtype()), persistent=False)
         self.convolutions = _convolutions(layout)

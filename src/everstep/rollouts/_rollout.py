@@ -344,7 +344,9 @@ class Rollout:
         of their space; `beyond_bounds` describes them.
         """
         # Extremes show NaN, too; a sum of large finite numbers may overflow.
-        extremes, missing, beyond = [*torch.aminmax(self.rewards)], [], []
+        extremes = [*torch.aminmax(self.rewards)]
+        missing: list[torch.Tensor] = []
+        beyond: list[torch.Tensor] = []
         for leaf, limit in zip(self.obs, self._limits, strict=True):
             if not leaf.numel() or (limit is None and not leaf.is_floating_point()):
                 continue

@@ -68,7 +68,8 @@ def _clock_held() -> Iterator[None]:
     calls = count(1)
     seconds = {x: lambda: next(calls) * 1e-3 for x in ("time", "monotonic", "perf_counter")}
     ns = {f"{x}_ns": lambda: next(calls) * 1_000_000 for x in seconds}
-    with patch.multiple(time, **seconds, **ns):
+    clocks: dict[str, Any] = {**seconds, **ns}
+    with patch.multiple(time, **clocks):
         yield
 
 

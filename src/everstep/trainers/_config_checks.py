@@ -21,7 +21,8 @@ from ..loggers import is_entry, tracker_of
 from ..loggers.base import writing_problem
 from ..names import Kind, import_kind
 from ..objectives import ActorCritic
-from ..registry import EXPECTED, check_callable, factory, is_made, maker_of, takes_sizes
+from ..plugins import maker_of
+from ..registry import EXPECTED, check_callable, factory, is_made, takes_sizes
 from ..validation import (
     InvalidError,
     Problem,

@@ -4,7 +4,7 @@ import json
 import logging
 import math
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -115,10 +115,11 @@ class RunFiles:
         """Write the policy, and the best one; errors are logged, because they come after one."""
         from ..policies import policy_state
 
-        for write in (
+        writers: list[Callable[[], object]] = [
             lambda: save_file(self._run_dir / "policy", policy_state(policy)),
             self._write_best,
-        ):
+        ]
+        for write in writers:
             try:
                 write()
             except Exception as error:

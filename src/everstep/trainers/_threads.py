@@ -51,7 +51,6 @@ def _are_chosen(threads: int) -> bool:
         return True
     # `torch.set_num_threads` with the usual number leaves a trace in MKL alone, where there is one.
     library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
-    is_dynamic = library.exists() and getattr(
-        ctypes.CDLL(str(library)), "mkl_serv_get_dynamic", None
-    )
-    return bool(is_dynamic) and not is_dynamic() and not _has_set
+    loaded = ctypes.CDLL(str(library)) if library.exists() else None
+    is_dynamic = getattr(loaded, "mkl_serv_get_dynamic", None)
+    return is_dynamic is not None and not is_dynamic() and not _has_set

@@ -177,7 +177,7 @@ def _save(figure: "Figure", target: Any, kind: str) -> None:
     from matplotlib.text import Text
 
     for text in figure.findobj(Text):  # a dollar in a statistic's name begins no formula
-        text.set_parse_math(False)  # type: ignore[attr-defined]
+        text.set_parse_math(False)
     metadata: dict[str, Any] = {"Date": None} if kind == "svg" else {}
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "everstep"}):
         figure.savefig(target, format=kind, dpi=120, metadata=metadata)
