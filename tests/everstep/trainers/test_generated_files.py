@@ -227,7 +227,7 @@ def test_generated_files_are_refused_or_trained(
     assert run(1, 60, tmp_path) == []
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_many_generated_files_are_refused_or_trained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

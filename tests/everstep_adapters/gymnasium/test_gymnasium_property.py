@@ -194,7 +194,7 @@ def test_a_drawn_environment_is_that_of_its_copies(seed: int) -> None:
     check(seed)
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("start", range(DRAWS, DRAWS + MORE, CHUNK))
 def test_many_drawn_environments_are_those_of_their_copies(start: int) -> None:
     refused = [check(seed) for seed in range(start, start + CHUNK)]
