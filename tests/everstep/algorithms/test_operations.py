@@ -550,7 +550,7 @@ def test_the_discount_of_the_environments_stream_changes_beside_a_bonus() -> Non
     ("name", "value", "message"),
     [
         ("gama", 0.9, r"`gama`: unknown hyperparameter \(did you mean gamma\?\)"),
-        ("value_loss_coeff", 0.9, r"did you mean value_loss_coef\?"),
+        ("value_loss_coeff", 0.9, r"did you mean vf_coeff\?"),
         ("gamma", 1.5, r"`gamma`: expected float in \(0, 1\] or 'auto'; got 1.5"),
         ("lr", -1.0, "`lr`: expected float >= 0 or null; got -1.0"),
         ("sgd_minibatch_size", 5, "must divide the 32 transitions"),
