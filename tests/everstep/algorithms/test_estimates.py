@@ -131,6 +131,18 @@ def test_rewards_are_divided_by_the_spread_of_their_discounted_sums(kind: Any) -
             assert found == pytest.approx(reference(window, n), abs=1e-12)
 
 
+def test_rewards_are_clipped_after_they_are_scaled() -> None:
+    env = absent()
+    algorithm, _ = estimated(env, reward_scale=0.5, clip_rewards=1.6, normalize_advantages=False)
+    rewards = env.rows["rewards"]
+    clipped = (0.5 * rewards).clamp(-1.6, 1.6)
+    assert 0 < int((clipped == 1.6).sum()) < clipped.numel()
+    scaled = RecordedEnv(env.obs, HORIZON, **{**env.rows, "rewards": clipped})
+    for n in range(NUM_ENVS):
+        found = algorithm.buffer["advantages"][n, :-1, 0].tolist()
+        assert found == pytest.approx(reference(scaled, n), abs=1e-12)
+
+
 def test_rows_whose_outcome_is_masked_are_not_learned_from() -> None:
     """They are left out of the moments of advantages, which are 0 there."""
     env = absent()

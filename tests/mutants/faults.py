@@ -1,0 +1,512 @@
+"""The faults: a file, a piece of its text, what replaces it, and the tests that must fail then."""
+
+from typing import NamedTuple
+
+
+class Fault(NamedTuple):
+    """One fault; `before` occurs once in `file`."""
+
+    name: str
+    file: str
+    before: str
+    after: str
+    tests: tuple[str, ...]
+
+
+CORE = "src/everstep/"
+ADAPTERS = "adapters/everstep_adapters/"
+T = "tests/everstep/"
+A = "tests/everstep_adapters/"
+
+
+def core(name: str, file: str, before: str, after: str, *tests: str) -> Fault:
+    return Fault(name, CORE + file, before, after, tuple(T + x for x in tests))
+
+
+def adapter(name: str, file: str, before: str, after: str, *tests: str) -> Fault:
+    return Fault(name, ADAPTERS + file, before, after, tuple(A + x for x in tests))
+
+
+FAULTS = [
+    # ---- advantages and episodes ----
+    core(
+        "gae: termination does not override a final observation",
+        "advantages.py",
+        "next_values).masked_fill(terminated, 0.0)",
+        "next_values.masked_fill(terminated, 0.0))",
+        "test_advantages.py",
+        "algorithms/test_bootstrap_oracle.py",
+    ),
+    core(
+        "gae: passed rows keep their own decay",
+        "advantages.py",
+        "torch.where(passed, 1.0, trace)",
+        "trace",
+        "test_advantages.py",
+        "bonuses",
+    ),
+    core(
+        "recurrence: NaN before a boundary passes it",
+        "advantages.py",
+        "later.copy_(torch.where(still == 0, later, extended))",
+        "later.copy_(extended)",
+        "test_advantages.py",
+    ),
+    core(
+        "returns: the discount is not cut where an episode ended",
+        "advantages.py",
+        "decay[1:].masked_fill_(done[:-1], 0.0)",
+        "decay[1:].masked_fill_(done[1:], 0.0)",
+        "test_advantages.py",
+    ),
+    core(
+        "deviation: biased",
+        "advantages.py",
+        "(squares / (count - 1).clamp(min=1)).sqrt()",
+        "(squares / count.clamp(min=1)).sqrt()",
+        "test_advantages.py",
+    ),
+    core(
+        "standardize: equal rows are divided by their rounding error",
+        "advantages.py",
+        "return std <= 8 *",
+        "return std < 0 *",
+        "test_advantages.py",
+    ),
+    core(
+        "values_beyond: the last observation is left out",
+        "advantages.py",
+        "torch.cat([acted_on, values[-1:]])",
+        "torch.cat([acted_on, torch.zeros_like(values[-1:])])",
+        "test_advantages.py",
+        "bonuses",
+    ),
+    core(
+        "episodes: the window is one too short",
+        "episodes.py",
+        "order > order[-1] - self.window",
+        "order > order[-1] - self.window + 1",
+        "test_episodes.py",
+    ),
+    core(
+        "episodes: an open episode continues after its end",
+        "episodes.py",
+        "sums[-1].masked_fill(done[-1], 0.0)",
+        "sums[-1]",
+        "test_episodes.py",
+    ),
+    core(
+        "episodes: the ring buffer forgets how many it has seen",
+        "episodes.py",
+        "self.finished += order[-1]",
+        "self.finished.copy_(order[-1])",
+        "test_episodes.py",
+    ),
+    # ---- losses and objectives ----
+    core(
+        "surrogate: the dual clip bounds positive advantages, too",
+        "losses.py",
+        "(advantages < 0) & (surrogate < least)",
+        "surrogate < least",
+        "test_losses.py",
+    ),
+    core(
+        "surrogate: clipped rows keep their derivative",
+        "losses.py",
+        "advantages.masked_fill(is_clipped, 0.0)",
+        "advantages.clone()",
+        "test_losses.py",
+    ),
+    core(
+        "values: clipping takes the smaller loss",
+        "losses.py",
+        "torch.max(distance, clipped)",
+        "torch.min(distance, clipped)",
+        "test_losses.py",
+    ),
+    core(
+        "kl: the other estimate",
+        "losses.py",
+        "log_ratio.expm1() - log_ratio",
+        "log_ratio.square() / 2",
+        "test_losses.py",
+    ),
+    core(
+        "objective: the entropy is subtracted from the gain",
+        "objectives.py",
+        "total = total - self.entropy_coeff * entropy",
+        "total = total + self.entropy_coeff * entropy",
+        "test_objectives.py",
+        "fused",
+    ),
+    # ---- normalisation ----
+    core(
+        "moments: rows between merged parts are forgotten",
+        "normalizers.py",
+        "(own + squares + between) / rows",
+        "(own + squares) / rows",
+        "test_normalizers.py",
+    ),
+    core(
+        "moments: masked rows count in the spread",
+        "normalizers.py",
+        "centred = (_doubled(x).sub_(mean).masked_fill_(o, 0.0) for x, o in pieces)",
+        "centred = (_doubled(x).sub_(mean) for x, o in pieces)",
+        "test_normalizers.py",
+    ),
+    core(
+        "moments: merged copies count the start twice",
+        "normalizers.py",
+        "n = other.count - start.count\n",
+        "n = other.count\n",
+        "test_normalizers.py",
+        "algorithms/test_operations.py",
+    ),
+    # ---- rollout and sequences ----
+    core(
+        "rollout: the sum of rewards continues beyond an end",
+        "rollouts/_rollout.py",
+        "self.reversed_returns[-1].masked_fill(self.done[-1], 0.0)",
+        "self.reversed_returns[-1]",
+        "rollouts",
+        "algorithms",
+    ),
+    core(
+        "rollout: overlapping history is read while it is written",
+        "rollouts/_rollout.py",
+        "last.clone() if overlap else last",
+        "last",
+        "rollouts",
+        "policies/test_memory.py",
+    ),
+    core(
+        "rollout: windows of final observations begin one step early",
+        "rollouts/_rollout.py",
+        "leaf[t + 1 : t + 1 + self.history, rows]",
+        "leaf[t : t + self.history, rows]",
+        "rollouts",
+        "policies/test_memory.py",
+        "algorithms/test_final_values.py",
+    ),
+    core(
+        "rollout: invalid rows may end episodes",
+        "rollouts/_rollout.py",
+        "self.truncated.masked_fill_(invalid, False)",
+        "pass",
+        "rollouts",
+        "algorithms",
+    ),
+    core(
+        "sequences: the first flag of a step is the next one's",
+        "rollouts/_sequences.py",
+        "torch.cat([torch.zeros_like(rollout.first[:1]), rollout.first[:-1]])",
+        "rollout.first",
+        "rollouts",
+        "policies/test_memory.py",
+    ),
+    core(
+        "sequences: chunks share only their own rows",
+        "rollouts/_sequences.py",
+        "if shared is None and len(pieces) > 1:",
+        "if False:",
+        "rollouts",
+        "algorithms/test_chunks.py",
+    ),
+    core(
+        "sequences: excluded rows keep a weight",
+        "rollouts/_sequences.py",
+        "centred = (minibatch.advantages - mean).masked_fill(minibatch.weight == 0, 0.0)",
+        "centred = minibatch.advantages - mean",
+        "rollouts",
+        "algorithms/test_chunks.py",
+    ),
+    # ---- estimates ----
+    core(
+        "final values: a lost one is bootstrapped from, though it is to be masked",
+        "algorithms/estimates.py",
+        'rollout.known[lost] = on_missing_final != "mask"',
+        "rollout.known[lost] = True",
+        "algorithms",
+    ),
+    core(
+        "final values: a lost one is approximated by the next row",
+        "algorithms/estimates.py",
+        'rollout.values[lost] if on_missing_final == "approximate" else 0.0',
+        'rollout.values[1:][lost] if on_missing_final == "approximate" else 0.0',
+        "algorithms",
+    ),
+    core(
+        "rewards: clipped before they are scaled",
+        "algorithms/estimates.py",
+        "scaled = scaled * config.reward_scale",
+        "scaled = scaled.clamp(-1, 1) * config.reward_scale",
+        "algorithms",
+    ),
+    core(
+        "advantages: streams that do not end stop at invalid rows",
+        "algorithms/estimates.py",
+        "passed = ~rollout.valid & ~episodic",
+        "passed = None",
+        "bonuses",
+        "algorithms",
+    ),
+    core(
+        "statistics: gradient norms are means over skipped steps, too",
+        "algorithms/estimates.py",
+        "taken = max(1, steps - refused - skipped)",
+        "taken = max(1, steps)",
+        "algorithms",
+        "test_updates.py",
+    ),
+    # ---- update ----
+    core(
+        "updater: clipping raises small gradients",
+        "updates/_updater.py",
+        "mul_(self.max_grad_norm), one)",
+        "mul_(self.max_grad_norm), one * 2)",
+        "test_updates.py",
+        "algorithms/test_algorithm.py",
+    ),
+    core(
+        "updater: a step on NaN is taken",
+        "updates/_updater.py",
+        "torch.ne(norm - norm, zero, out=self._found_inf)",
+        "torch.ne(zero, zero, out=self._found_inf)",
+        "test_updates.py",
+        "algorithms/test_algorithm.py",
+    ),
+    core(
+        "kl: the first minibatch adapts the learning rate",
+        "updates/_updater.py",
+        'if self.counts["steps"] > 1:',
+        'if self.counts["steps"] > 0:',
+        "test_updates.py",
+        "algorithms/test_algorithm.py",
+    ),
+    core(
+        "kl: NaN does not end an update on the device",
+        "updates/_device_control.py",
+        "exceeds = ~(kl_div <= self._target) & ~self._stopped",
+        "exceeds = (kl_div > self._target) & ~self._stopped",
+        "test_updates.py",
+        "graphs",
+    ),
+    core(
+        "schedule: adaptive rates leave their range",
+        "schedulers.py",
+        "min(max(lr * factor, min(lr, ADAPTIVE_MIN)), max(lr, ADAPTIVE_MAX))",
+        "lr * factor",
+        "test_schedulers.py",
+    ),
+    core(
+        "adam: the count of a skipped step stays",
+        "fused/adam.py",
+        "self._count.add_(1).sub_(found_inf)",
+        "self._count.add_(1)",
+        "fused",
+        "test_updates.py",
+    ),
+    core(
+        "fused: the deviation's gradient lacks the entropy",
+        "fused/gradients.py",
+        "by_log_std = by_log_std + by_entropy.sum()",
+        "pass",
+        "fused",
+    ),
+    core(
+        "fused: the derivative of the ratio is left out",
+        "fused/gradients.py",
+        "by_logp.mul_(ratio)  # dρ/d log π = ρ",
+        "pass",
+        "fused",
+    ),
+    # ---- distributions, policies, bonuses ----
+    core(
+        "softplus: the side of an upper bound",
+        "distributions/_continuous.py",
+        "slope = F.logsigmoid(self._side * u)",
+        "slope = F.logsigmoid(u)",
+        "distributions",
+    ),
+    core(
+        "categorical: entropy of masked options is NaN",
+        "distributions/_discrete.py",
+        "log_probs = self.log_probs.clamp(min=torch.finfo(self.log_probs.dtype).min)",
+        "log_probs = self.log_probs",
+        "distributions",
+    ),
+    core(
+        "recurrent: states are not reset within a sequence",
+        "policies/_recurrent.py",
+        "states = self.next_states(states, first[:, start])",
+        "pass",
+        "policies",
+        "algorithms",
+    ),
+    core(
+        "rnd: an episodic stream is not cut",
+        "bonuses/_rnd.py",
+        "decay[1:].masked_fill_(ends[:-1], 0.0)",
+        "pass",
+        "bonuses",
+    ),
+    core(
+        "rnd: rows of weight 0 reach the predictor",
+        "bonuses/_rnd.py",
+        "targets = targets.masked_fill(excluded, 0.0)",
+        "pass",
+        "bonuses",
+    ),
+    core(
+        "rnd: a share of the rows counts for itself only",
+        "bonuses/_rnd.py",
+        "weight = weight * (share / weight.sum().clamp(min=1e-12))",
+        "pass",
+        "bonuses",
+    ),
+    # ---- evaluation, conditions, checkpoints ----
+    core(
+        "evaluation: short episodes are favoured",
+        "evaluation.py",
+        "counted = ended & (quota > 0)",
+        "counted = ended",
+        "test_evaluation.py",
+    ),
+    core(
+        "evaluation: spread of a sample",
+        "evaluation.py",
+        "returns.std(correction=0)",
+        "returns.std()",
+        "test_evaluation.py",
+    ),
+    core(
+        "conditions: NaN moves the reference",
+        "conditions.py",
+        "if not math.isnan(value):\n            self.old_value = value",
+        "if True:\n            self.old_value = value",
+        "test_conditions.py",
+    ),
+    core(
+        "conditions: an equal value is a record",
+        "conditions.py",
+        "higher = value > self.max_",
+        "higher = value >= self.max_",
+        "test_conditions.py",
+    ),
+    core(
+        "checkpoints: a body that was changed is read",
+        "checkpoints.py",
+        'if _checksum(body) != document["sha256"]:',
+        "if False:",
+        "test_checkpoints.py",
+    ),
+    core(
+        "checkpoints: an integer beyond 64 bits is written in decimal",
+        "checkpoints.py",
+        "small = abs(value) < 2**63",
+        "small = True",
+        "test_checkpoints.py",
+    ),
+    # ---- several processes ----
+    core(
+        "ranks: moments forget the distance of their means",
+        "reducers/_group.py",
+        "squares = squares + its_squares + shift.square() * (n * m / total)",
+        "squares = squares + its_squares",
+        "test_reducers.py",
+    ),
+    core(
+        "ranks: gradients are weighted equally, not by rows",
+        "reducers/_group.py",
+        "self.collectives.sum(torch.cat(packed).mul_(rows))",
+        "self.collectives.sum(torch.cat(packed))",
+        "test_reducers.py",
+    ),
+    core(
+        "ranks: the smallest of the largest",
+        "reducers/_group.py",
+        "most = [torch.stack(x).amax(0)",
+        "most = [torch.stack(x).amin(0)",
+        "test_reducers.py",
+    ),
+    # ---- adapters ----
+    adapter(
+        "gymnasium: rewards of a reset count",
+        "gymnasium/endings.py",
+        "row.rewards[pending] = 0",
+        "pass",
+        "gymnasium",
+    ),
+    adapter(
+        "gymnasium: a row at the limit waits for another reset",
+        "gymnasium/endings.py",
+        "np.logical_and(self._pending, ~expired, out=self._pending)",
+        "pass",
+        "gymnasium",
+    ),
+    adapter(
+        "gymnasium: a row that is done is reset again at its limit",
+        "gymnasium/endings.py",
+        "remaining = expired & ~row.first",
+        "remaining = expired",
+        "gymnasium",
+    ),
+    adapter(
+        "isaacgym: a reset's rewards count",
+        "isaacgym/endings.py",
+        "row[DataKeys.REWARDS].masked_fill_(first, 0.0)",
+        "pass",
+        "isaacgym",
+    ),
+    adapter(
+        "isaacgym: the final observation is the task's own memory",
+        "isaacgym/endings.py",
+        "_copy(self._observations.leaves(outcome.obs))\n        obs = self._observations",
+        "self._observations.leaves(outcome.obs)\n        obs = self._observations",
+        "isaacgym",
+    ),
+    adapter(
+        "isaacgym: time is up one env step late",
+        "isaacgym/time_outs.py",
+        "self._task.clock >= self._limit - 1",
+        "self._task.clock >= self._limit",
+        "isaacgym",
+    ),
+    adapter(
+        "torchrl: a waiting agent stays absent after the reset",
+        "torchrl/endings.py",
+        "self._absent = (absent | own.done) & ~env.reset",
+        "self._absent = absent | own.done",
+        "torchrl",
+    ),
+    adapter(
+        "torchrl: the clock goes on after a reset",
+        "torchrl/endings.py",
+        "self._elapsed = elapsed.masked_fill(ends.reset, 0)",
+        "self._elapsed = elapsed",
+        "torchrl",
+    ),
+    adapter(
+        "export: a horizon's last observation is the next episode's",
+        "export/horizon.py",
+        "leaves = tuple(leaf.clone() for leaf in self._observation.flatten(obs))",
+        "leaves = tuple(self._observation.flatten(obs))",
+        "export",
+    ),
+    adapter(
+        "metrics: a mean counts rows without a number",
+        "common/metrics.py",
+        "weights = values.isfinite().double()",
+        "weights = torch.ones_like(values)",
+        "gymnasium/test_gymnasium_metrics.py",
+        "isaacgym",
+        "torchrl",
+    ),
+    adapter(
+        "pettingzoo: an agent that is not controlled ignores its mask",
+        "pettingzoo/vector.py",
+        ".sample(mask)",
+        ".sample()",
+        "pettingzoo",
+    ),
+]
