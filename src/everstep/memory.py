@@ -36,7 +36,8 @@ def check_room(needed: int, device: torch.device, subject: str, advice: str) -> 
 def _memory_of(device: torch.device) -> float:
     """Bytes of a device's memory; unlimited if that is unknown."""
     if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory
+        with suppress(AssertionError, RuntimeError):  # PyTorch's, where there is no such device
+            return torch.cuda.get_device_properties(device).total_memory
     if device.type != "cpu":
         return float("inf")
     there = psutil.virtual_memory().total

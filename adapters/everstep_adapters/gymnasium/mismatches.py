@@ -40,13 +40,13 @@ def explain(env: Any, error: Exception) -> str:
         return f". {_INTERFACE}Add the parameters, and call `super().reset(seed=seed)`. {FROM_GYM}."
     if "values to unpack" in text:
         return f". {_INTERFACE}{FROM_GYM}."
-    if isinstance(env, SyncVectorEnv) and _OF_VECTORS in text:
-        return f". {VECTOR_REWARDS}"
     for i, obs in enumerate(env._env_obs if isinstance(env, SyncVectorEnv) else ()):
         for found in mismatches(env.single_observation_space, obs, "obs"):
             return (
                 f". Environment {i}: {found}. Return what `observation_space` says, or change it."
             )
+    if isinstance(env, SyncVectorEnv) and _OF_VECTORS in text:  # not an observation: those fit
+        return f". {VECTOR_REWARDS}"
     return ""
 
 

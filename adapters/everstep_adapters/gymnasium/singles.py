@@ -39,7 +39,9 @@ def check_rewards(env: AnyVectorEnv) -> None:
                 return
             kind = type(layer)
             is_known = kind.__module__.partition(".")[0] in _KEEP_REWARDS
-            if layer is not layer.unwrapped and (not is_known or kind.__name__ == _SCALARIZES):
+            # What is wrapped may be of another library, without `unwrapped`.
+            is_wrapper = layer is not getattr(layer, "unwrapped", layer)
+            if is_wrapper and (not is_known or kind.__name__ == _SCALARIZES):
                 return
 
 

@@ -364,7 +364,7 @@ class DiscoversItsKeys(Walk):
         return super().step(action)
 
 
-@lie("seed", "reseed", "invalid_rows", "action_forms")
+@lie("seed")  # what rests on the seed does not apply: one cause is one finding
 class DrawsFromElsewhere(NextStepWalk):
     def seed(self, seed: int) -> None:
         """Seed nothing."""

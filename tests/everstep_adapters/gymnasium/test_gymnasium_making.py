@@ -12,11 +12,12 @@ import pytest
 import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
-from torchrl.data import Bounded, Categorical, Composite, Unbounded
+from torchrl.data import Bounded, Categorical, Composite
 
 import everstep
 from everstep import Policy, TrainConfig
 from everstep.errors import AdapterError
+from everstep.specs import is_bound
 from everstep_adapters import GymnasiumEnv
 
 HERE = __name__
@@ -153,7 +154,7 @@ def test_wrappers_by_name(wrappers: Any, plus: int) -> None:
         ([{"TimeLimit": {}, "OnlyImage": {}}], "mapping of one name"),
         ([3], "got 3"),
         (3, "`wrappers` are a list"),
-        ([f"{HERE}.HERE"], "must be a class or a function"),
+        ([f"{HERE}.HERE"], "expected a subclass of gymnasium.Wrapper, or a function"),
     ],
 )
 def test_wrappers_that_are_none(wrappers: Any, match: str) -> None:
@@ -168,6 +169,7 @@ def test_a_file_alone_trains(tmp_path: Path) -> None:
         f"""
 env_cls: {HERE}.Room
 env_kwargs: {{wrappers: [{{{HERE}.OnlyImage: {{plus: 1}}}}]}}
+model_config: {{image_layout: channels_last}}
 num_envs: 2
 horizon: 4
 run_dir: {tmp_path / "run"}
@@ -185,7 +187,8 @@ total_env_steps: 16
 @pytest.mark.slow
 def test_policies_take_the_environments_own_observations(tmp_path: Path) -> None:
     env = make(observation_keys=["image"])
-    with everstep.Trainer(env, horizon=4, run_dir=tmp_path / "run") as trainer:
+    layout = {"image_layout": "channels_last"}
+    with everstep.Trainer(env, horizon=4, model_config=layout, run_dir=tmp_path / "run") as trainer:
         trainer.run(total_env_steps=8)
     obs, _ = Room().reset()
     action, _ = Policy.load(tmp_path / "run" / "policy").predict(obs)
@@ -212,8 +215,9 @@ class Unbatched(VectorEnv):
 
 def test_spaces_of_one_environment_under_the_name_of_the_batch() -> None:
     env = everstep.wrap(Unbatched())
-    assert isinstance(env.observation_spec, Unbounded)
+    assert isinstance(env.observation_spec, Bounded)
     assert env.observation_spec.shape == (4,)
+    assert is_bound(env.observation_spec.space.high).tolist() == [True, False, True, False]
     assert isinstance(env.action_spec, Categorical)
     assert env.reset().shape == (2, 4)
     assert env.step(torch.zeros(2, 1, dtype=torch.int64))["rewards"].tolist() == [[1.0], [1.0]]
