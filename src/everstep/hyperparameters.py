@@ -22,6 +22,7 @@ from .rules import (
 )
 from .validation import (
     STRICT,
+    Count,
     Integer,
     InvalidError,
     NonNegativeFloat,
@@ -292,7 +293,7 @@ class Hyperparameters:
     test_every: None | PositiveInt = None
     """Updates between tests by `Trainer.run` in an evaluation environment. None: no tests."""
 
-    num_test_episodes: PositiveInt = 5
+    num_test_episodes: Count = 5
     """Complete episodes per test."""
 
     if not TYPE_CHECKING:  # type checkers know the fields

@@ -57,6 +57,8 @@ def _points(value: Any) -> Any:
 
 Integer = Annotated[int, BeforeValidator(_integral)]
 PositiveInt = Annotated[int, BeforeValidator(_integral), Field(gt=0)]
+#: Numbers of episodes and of files: what is larger is a slip, and would never end.
+Count = Annotated[PositiveInt, Field(le=10**6)]
 NonNegativeInt = Annotated[int, BeforeValidator(_integral), Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field, SkipValidation
 
 from ..registry import EnvSource
-from ..validation import STRICT, PositiveInt
+from ..validation import STRICT, Count, PositiveInt
 
 #: Keys of checkpoints, callbacks and loggers, which are arguments of trainers too.
 SAVING = ("checkpoint_every", "keep_last", "best", "callbacks", "loggers")
@@ -48,7 +48,7 @@ class RunOptions:
     """Keyword arguments of the evaluation environment beside those of `env_kwargs`, which they
     override, such as `{episodic_life: false}`. None: the same."""
 
-    eval_episodes: PositiveInt | None = None
+    eval_episodes: Count | None = None
     """Complete episodes per evaluation, in a separate environment. None: 100 if `env_cls` is a
     spec; else evaluations share the training environment."""
 
@@ -62,7 +62,7 @@ class RunOptions:
     """Train steps between checkpoints; seconds, minutes or hours, such as `"30s"`, `"10m"` or
     `"2h"`; or `"end"`, for one at the end only. None: `"1m"`."""
 
-    keep_last: PositiveInt | None = None
+    keep_last: Count | None = None
     """Number of checkpoints to keep. None: 2."""
 
     best: Annotated[str, Field(min_length=1)] | None = None
