@@ -42,9 +42,11 @@ def reward_of(env: int, episode: int, t: int) -> float:
 class ScriptedEnv(gym.Env):
     """One environment whose episodes follow a script, over and over."""
 
-    def __init__(self, index: int, script: Script, dtype: Any = np.float64) -> None:
+    def __init__(
+        self, index: int, script: Script, dtype: Any = np.float64, choices: int = 2
+    ) -> None:
         self.observation_space = gym.spaces.Box(-np.inf, np.inf, (3,), dtype)
-        self.action_space = gym.spaces.Discrete(2)
+        self.action_space = gym.spaces.Discrete(choices)
         self.index, self.script, self.episode = index, script, -1
 
     def reset(self, *, seed: Any = None, options: Any = None) -> tuple[np.ndarray, dict]:
@@ -69,9 +71,11 @@ class ScriptedEnv(gym.Env):
         return np.array(obs_of(self.index, self.episode, self.t), self.observation_space.dtype)
 
 
-def scripted_vector_env(scripts: list[Script], mode: AutoresetMode) -> SyncVectorEnv:
+def scripted_vector_env(
+    scripts: list[Script], mode: AutoresetMode, choices: int = 2
+) -> SyncVectorEnv:
     """A real Gymnasium vector environment of scripted ones."""
-    makers = [lambda i=i, s=s: ScriptedEnv(i, s) for i, s in enumerate(scripts)]
+    makers = [lambda i=i, s=s: ScriptedEnv(i, s, choices=choices) for i, s in enumerate(scripts)]
     return SyncVectorEnv(makers, autoreset_mode=mode)
 
 

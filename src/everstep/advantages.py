@@ -190,7 +190,7 @@ def centre_and_scale(
 def scale_of(moments: Moments, largest: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """`centre_and_scale` of rows with these moments and this largest magnitude, in its dtype."""
     std = deviation(moments).to(largest.dtype)
-    return moments[1].to(largest.dtype), torch.where(vanishes(std, largest), 1.0, std)
+    return moments[1].to(largest.dtype), torch.where(vanishes(std, largest), 1.0, std + 1e-8)
 
 
 def largest_of(x: torch.Tensor, mask: torch.Tensor, dim: tuple[int, ...] = ()) -> torch.Tensor:

@@ -186,6 +186,7 @@ class Player:
         with model_mode(policy.model, training=False):
             sample = policy.act(rollout.obs_at(0), self.states, deterministic=self.deterministic)
         self.calls.step(rollout, 0, sample.actions)
+        rollout.close_rows()
         if not rollout.examine()["finite"]:
             rollout.find_fault()
         self.states = sample.states

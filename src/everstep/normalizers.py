@@ -22,11 +22,8 @@ from .specs import Leaves
 #: Rows are summed in pieces: of at least so many elements, and in at most so many pieces.
 PIECE, MAX_PIECES = 2**16, 32
 
-#: Variance of elements that do not vary.
+#: Added to variances before the square root.
 EPSILON = 1e-8
-
-#: Variances below the square of this part of the mean are rounding errors of float64.
-ROUNDING = 2.0**-40
 
 
 class RunningMoments(nn.Module):
@@ -113,7 +110,7 @@ class RunningMoments(nn.Module):
     @property
     def std(self) -> torch.Tensor:
         """Population standard deviation, `shape`, float64; small where elements do not vary."""
-        return torch.where(self.var > (ROUNDING * self.mean).square(), self.var, EPSILON).sqrt()
+        return (self.var + EPSILON).sqrt()
 
 
 def update_moments(each: nn.ModuleDict, leaves: Leaves, mask: torch.Tensor) -> None:

@@ -215,7 +215,7 @@ def _scaled(rollout: Rollout, config: Resolved, scale: None | torch.Tensor) -> t
         return rewards
     scaled = rewards[..., :1]
     if scale is not None:
-        scaled = scaled / scale
+        scaled = scaled / (scale + 1e-8)
     if config.reward_scale != 1:
         scaled = scaled * config.reward_scale
     if config.clip_rewards is not None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from numbers import Number
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,8 @@ _NUMBERS = (Number, str, type(None), np.generic)
 #: Bytes up to which an array of NumPy is read; a recording holds what Python took from it.
 _READ_BYTES = 4096
 
-#: Types without state.
-_CLOSED = (*_NUMBERS, TensorSpec, torch.dtype, torch.device, torch.Generator, type)
+#: Types without state, and modules: theirs is not the object's.
+_CLOSED = (*_NUMBERS, TensorSpec, torch.dtype, torch.device, torch.Generator, type, ModuleType)
 
 
 def _attributes(root: Any, name: str) -> list[tuple[Any, Any, str, Any]]:

@@ -149,9 +149,9 @@ def _check_sizes(model_cls: Any, state: dict[str, Any]) -> None:
         raise CheckpointError(f"the weights do not fit {model_cls.__name__} of its configuration.")
 
 
-#: Elements of a buffer that a model makes beside its weights, such as a mask, and submodules that
-#: it has for each of its weights.
-_MAX_BUFFER, _MODULES_PER_WEIGHT = 2**24, 16
+#: Elements of a buffer that a model makes beside its weights, such as a mask, and parameters (a
+#: layer may take another's place) and submodules that it makes for each of its weights.
+_MAX_BUFFER, _PARAMETERS_PER_WEIGHT, _MODULES_PER_WEIGHT = 2**24, 2, 16
 
 
 @contextmanager
@@ -163,7 +163,10 @@ def _no_larger_than(weights: Mapping[str, torch.Tensor]) -> Iterator[None]:
 
     """
     here, counts = threading.get_ident(), {"parameters": 0, "modules": 0}
-    most = {"parameters": len(weights), "modules": _MODULES_PER_WEIGHT * (len(weights) + 1)}
+    most = {
+        "parameters": _PARAMETERS_PER_WEIGHT * len(weights),
+        "modules": _MODULES_PER_WEIGHT * (len(weights) + 1),
+    }
 
     def count(kind: str) -> None:
         counts[kind] += threading.get_ident() == here

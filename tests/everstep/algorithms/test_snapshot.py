@@ -221,7 +221,7 @@ def test_the_running_spread_of_discounted_sums_goes_on() -> None:
             sums.append(total)
             total = 0.0 if (t, n) in ends else total
     algorithm.collect()
-    expected = math.sqrt(statistics.pvariance(sums))
+    expected = math.sqrt(statistics.pvariance(sums) + 1e-8)
     assert algorithm.state.reward_scale == pytest.approx(expected, rel=1e-12)
 
 

@@ -263,7 +263,7 @@ def test_rewards_are_filtered_errors_of_the_predictor() -> None:
         algorithm.collect()
         rollout = algorithm.rollout
         moments = bonus.moments["0"]
-        mean, std = moments.mean.numpy(), np.sqrt(moments.var.numpy())
+        mean, std = moments.mean.numpy(), np.sqrt(moments.var.numpy() + 1e-8)
         normalized = np.clip((rollout.obs[0][1:].numpy() - mean) / std, -5, 5)
         inputs = torch.from_numpy(normalized).float().flatten(0, 1)
         with torch.no_grad():
@@ -272,7 +272,7 @@ def test_rewards_are_filtered_errors_of_the_predictor() -> None:
         for row in errors:
             sums = row + 0.8 * sums
             seen.append(sums)
-        expected = errors / np.sqrt(np.var(np.concatenate(seen)))
+        expected = errors / np.sqrt(np.var(np.concatenate(seen)) + 1e-8)
         found = rollout.rewards[:-1, :, 1]
         torch.testing.assert_close(found, torch.from_numpy(expected).float(), rtol=1e-4, atol=1e-5)
         algorithm.step()

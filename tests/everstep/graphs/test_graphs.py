@@ -1008,13 +1008,15 @@ def test_graphs_are_what_cuda_has() -> None:
 
 
 def test_matrices_are_multiplied_as_the_config_says() -> None:
+    """Those of the model; the environment runs in the settings of its caller."""
     seen: list[str] = []
+    env_saw: list[str] = []
 
     class Noticing(Walk):
         """Notices how matrices are multiplied."""
 
         def step(self, action: Any) -> Any:
-            seen.append(torch.get_float32_matmul_precision())
+            env_saw.append(torch.get_float32_matmul_precision())
             return super().step(action)
 
     before = torch.get_float32_matmul_precision()
@@ -1025,6 +1027,7 @@ def test_matrices_are_multiplied_as_the_config_says() -> None:
     algorithm.collect()
     algorithm.step()
     assert set(seen) == {"medium"}
+    assert set(env_saw) == {before}
     assert torch.get_float32_matmul_precision() == before == "highest"
     with pytest.raises(ConfigError, match="matmul_precision"):
         AlgorithmConfig(matmul_precision="low").validate()  # type: ignore[arg-type]

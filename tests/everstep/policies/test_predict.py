@@ -31,7 +31,8 @@ OBS, CHOICE = Unbounded(3), Categorical(4, shape=torch.Size([1]))
 
 
 def scripted(num_envs: int, horizon: Any = None, *, device: Any = "cpu") -> GymnasiumEnv:
-    return GymnasiumEnv(scripted_vector_env(SCRIPTS, AutoresetMode.NEXT_STEP), horizon)
+    env = scripted_vector_env(SCRIPTS, AutoresetMode.NEXT_STEP, CHOICE.space.n)
+    return GymnasiumEnv(env, horizon)
 
 
 class Wide(nn.Module):
