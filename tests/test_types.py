@@ -188,7 +188,10 @@ def test_arguments_of_trainers_are_declared_alike() -> None:
 def test_options_of_wrap_are_those_of_the_adapters() -> None:
     taken: dict[str, Any] = {}
     for adapter in (*GYMNASIUM_LIKE, IsaacGymEnv, PettingZooEnv, TorchRLEnv):
-        hints = get_type_hints(adapter.__init__, localns=vars(gymnasium.vector))
+        hints: dict[str, Any] = {}
+        for base in reversed(adapter.__mro__):  # options of a parent are annotated there
+            if "__init__" in vars(base):
+                hints |= get_type_hints(base.__init__, localns=vars(gymnasium.vector))
         for name in list(inspect.signature(adapter).parameters)[1:]:
             taken[name] = taken.get(name, hints[name]) | hints[name]
     assert get_type_hints(WrapOptions, localns=vars(gymnasium.vector)) == taken

@@ -1,5 +1,6 @@
 """Types that the whole library shares: keys, devices, views of hyperparameters, statistics."""
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import FrozenInstanceError, dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -312,6 +313,7 @@ class MakeOptions(AdapterOptions, total=False):
     """
 
     env_kwargs: dict[str, Any]
+    python: None | str | os.PathLike[str]
     render_mode: None | str
     vector_kwargs: None | dict[str, Any]
     vectorization_mode: "None | str | VectorizeMode"

@@ -2,7 +2,7 @@
 
 A file may come from somebody else, so a name in it is imported only if it can be what its key
 takes: nothing of Python's standard library, and a class or a function of the `Kind` that the key
-declares. That is decided before anything is called. See `docs/guides/security.md`.
+declares. That is decided before anything is called. See `docs/reference/security.md`.
 """
 
 import difflib

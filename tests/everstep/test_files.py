@@ -36,6 +36,7 @@ ALLOWED = {
     ("reproduction/_suite.py", "open"),  # standard output of a process, appended
     ("trainers/_checkpointing.py", "rename"),  # a damaged or an old checkpoint
     ("checkpoints.py", "open"),  # into `replacing`
+    ("visualization/publishing.py", "open"),  # into `replacing`
     ("policies/_export.py", "rename"),  # into `replacing`
     ("policies/_export_formats.py", "rename"),  # inside a temporary directory
     ("visualization/_figures.py", "savefig"),  # into `replacing`

@@ -17,6 +17,7 @@ from typing import Any
 
 from ..config import Document, KeyPath, read
 from ..errors import ConfigError
+from ..files import write_file
 from ..plain_files import read_plain
 from ._config_checks import is_dotted
 
@@ -152,4 +153,4 @@ def _note_of(run_dir: Path, content: bytes) -> Path:
 def _write(note: Path, run_dir: Path) -> None:
     with contextlib.suppress(OSError):  # without a note, the user is asked again
         note.parent.mkdir(parents=True, exist_ok=True)
-        note.write_text(f"{os.path.realpath(run_dir)}\n", encoding="utf-8", errors="replace")
+        write_file(note, os.fsencode(os.path.realpath(run_dir)) + b"\n")

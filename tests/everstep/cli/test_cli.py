@@ -192,7 +192,8 @@ def test_training_leaves_a_run_and_says_where(train, here):
     run_dir = only_run(here)
     assert run_dir.name == "DiscreteDummyEnv-0001"
     assert {path.name for path in run_dir.iterdir()} == {
-        *("config.yaml", "metrics.jsonl", "policy", "checkpoints"),
+        *("config.yaml", "history.jsonl", "metrics.jsonl", ".metrics.jsonl.lock"),
+        *("policy", "checkpoints"),
     }
     metrics = read_metrics(run_dir / "metrics.jsonl")
     assert metrics[-1]["env/steps"] == 40

@@ -194,7 +194,7 @@ def test_missing_files_and_directories(tmp_path, monkeypatch):
         "no.yaml: cannot be read: No such file or directory."
     ]
     assert problems_of(lambda: load(Path("dir.yaml"))) == [
-        "dir.yaml: cannot be read: Is a directory."
+        "dir.yaml: cannot be read: is a directory, not a file."
     ]
 
 

@@ -134,7 +134,7 @@ def test_the_digest_is_of_the_keys_and_not_of_the_header(tmp_path: Path) -> None
     ("header", "words"),
     [
         ("null", "a.yaml:1: recipe: a recipe needs a header"),
-        ("{task: x, sauce: y}", "recipe.sauce: unknown key (did you mean source?)"),
+        ("{task: x, sorce: y}", "recipe.sorce: unknown key (did you mean source?)"),
         ("{task: x, source: y, score: best}", "recipe.score: expected"),
         ("{task: x, source: y, published: {mean: a}}", "recipe.published.mean: expected"),
     ],

@@ -132,7 +132,7 @@ def test_watch_shows_the_last_record(seeds: Path, capsys: pytest.CaptureFixture[
     last = read_metrics(seeds / "seed-0" / "metrics.jsonl")[-1]
     line = capsys.readouterr().err.splitlines()[-1]
     assert f"env_steps={last['step']:,}" in line
-    assert f"return={last['episodes/return_mean_100']:.1f}" in line
+    assert f"return_last_100={last['episodes/return_mean_100']:.1f}" in line
 
 
 def test_watch_follows_a_run_to_its_budget(seeds: Path, tmp_path: Path) -> None:
