@@ -237,8 +237,27 @@ def takes_sizes(source: Callable[..., Any], kwargs: dict[str, Any]) -> bool:
     parameters = signature.parameters
     takes_any = any(x.kind is x.VAR_POSITIONAL for x in parameters.values())
     declares = "device" in parameters or takes_any
-    sized = binds(signature, 1, None, device="cpu", **own)
-    return sized and (declares or not binds(signature, **own))
+    others = {k: value for k, value in own.items() if k not in _SIZES}
+    sized = binds(signature, 1, None, device="cpu", **others)
+    sized = sized and (declares or not binds(signature, **own))
+    if sized:
+        _check_sizes(_name(source), own)
+    return sized
+
+
+#: Arguments of a factory's call.
+_SIZES = ("num_envs", "horizon", "device")
+
+
+def _check_sizes(name: object, kwargs: dict[str, Any]) -> None:
+    """Raise an `AdapterError` if options hold what a factory is called with."""
+    reserved = [key for key in _SIZES if key in kwargs]
+    if reserved:
+        raise AdapterError(
+            f"A factory of {name!r} is given {', '.join(reserved)} when it is called, not "
+            "when it is made: `everstep.factory(…)(num_envs, horizon, device=…)`, or "
+            "`everstep.make(…, num_envs)`."
+        )
 
 
 def _own(source: Callable[..., Any], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -260,14 +279,7 @@ class AdapterFactory:
     kwargs: dict[str, Any]
 
     def __init__(self, adapter: Adapter, source: Any, kwargs: dict[str, Any]) -> None:
-        reserved = sorted({"num_envs", "horizon", "device"} & set(kwargs))
-        if reserved:
-            name = getattr(self, "spec", source)
-            raise AdapterError(
-                f"A factory of {name!r} is given {', '.join(reserved)} when it is called, not "
-                "when it is made: `everstep.factory(…)(num_envs, horizon, device=…)`, or "
-                "`everstep.make(…, num_envs)`."
-            )
+        _check_sizes(getattr(self, "spec", source), kwargs)
         self.kwargs = kwargs
         self._adapter, self.source = adapter, source
         copy_defaults(adapter, self)

@@ -12,9 +12,9 @@ import gymnasium
 import pytest
 import torch
 
-from everstep import plugins, registry
+from everstep import TrainConfig, plugins, registry
 from everstep.env import DiscreteDummyEnv, Env, EnvFactory
-from everstep.errors import AdapterError
+from everstep.errors import AdapterError, ConfigError
 
 Install = Callable[..., None]
 
@@ -81,6 +81,14 @@ def test_a_spec_string_makes_an_environment() -> None:
     assert (env.num_envs, env.horizon, env.device) == (3, 16, "cpu")
     assert env.reset().shape == (3, 4)
     assert env.step(torch.zeros(3, 1, dtype=torch.int64))["rewards"].sum() == 0
+
+
+@pytest.mark.parametrize("key", ["num_envs", "horizon", "device"])
+def test_arguments_of_a_factorys_call_are_no_options(key: str) -> None:
+    with pytest.raises(AdapterError, match=f"given {key} when it is called"):
+        registry.factory(DiscreteDummyEnv, **{key: 1})
+    with pytest.raises(ConfigError, match=f"given {key} when it is called"):
+        TrainConfig(DiscreteDummyEnv, env_kwargs={key: 1})
 
 
 def test_arguments_of_the_environment_can_be_given_as_one_dictionary() -> None:

@@ -218,11 +218,12 @@ def env_problems(env_cls: Any, env_kwargs: Mapping[str, Any]) -> Iterator[Proble
         yield from _made_problems(env_cls, env_kwargs)
     elif not callable(env_cls):
         yield Problem(("env_cls",), f"{expected}; got {env_cls!r}")
-    elif takes_sizes(env_cls, dict(env_kwargs)):
-        yield from option_problems("env_kwargs", env_cls, env_kwargs)
     else:
         try:
-            check_callable(env_cls, dict(env_kwargs))
+            if takes_sizes(env_cls, dict(env_kwargs)):
+                yield from option_problems("env_kwargs", env_cls, env_kwargs)
+            else:
+                check_callable(env_cls, dict(env_kwargs))
         except AdapterError as error:
             yield Problem(("env_cls",), str(error).removesuffix("."))
 
