@@ -158,10 +158,15 @@ def moments_of(x: torch.Tensor, mask: torch.Tensor, dim: tuple[int, ...] = ()) -
     return count, mean, torch.where(mask, x - mean, 0.0).square().sum(dim, keepdim=kept)
 
 
+def variance(moments: Moments) -> torch.Tensor:
+    """Unbiased variance; 0 if there are too few rows."""
+    count, _, squares = moments
+    return squares / (count - 1).clamp(min=1)
+
+
 def deviation(moments: Moments) -> torch.Tensor:
     """Unbiased standard deviation; 0 if there are too few rows."""
-    count, _, squares = moments
-    return (squares / (count - 1).clamp(min=1)).sqrt()
+    return variance(moments).sqrt()
 
 
 def standardize(x: torch.Tensor, mask: torch.Tensor, dim: tuple[int, ...] = ()) -> torch.Tensor:

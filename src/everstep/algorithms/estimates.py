@@ -16,6 +16,7 @@ from ..advantages import (
     scale_of,
     values_beyond,
     vanishes,
+    variance,
 )
 from ..bonuses import Stream, write_reward
 from ..episodes import reward_statistics
@@ -200,7 +201,7 @@ def estimate_advantages(
     for mean, scale in map(scale_of, moments, largest):
         combined = torch.where(learnable, combined - mean, 0.0) / scale
     rollout.advantages[:-1] = combined
-    return 1 - deviation(errors).square() / deviation(targets).square().clamp(min=1e-12)
+    return 1 - variance(errors) / variance(targets).clamp(min=1e-12)
 
 
 def _filled(numbers: list[float], like: torch.Tensor) -> torch.Tensor:
