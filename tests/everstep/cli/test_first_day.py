@@ -198,7 +198,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     with_key("env_cls=gym:CartPole-v1"): ("env_cls", "prefix 'gym'", "gymnasium"),
     with_key("env_cls=my_env.MyEnv"): ("env_cls", "no module named 'my_env'"),
     with_key("env_cls=os.path.join"): ("env_cls", "join"),
-    with_key("env_cls=torch.nn.Linear"): ("an environment class", "`reset` and `step`", "torch.nn.Linear"),
+    with_key("env_cls=torch.nn.Linear"): ("an environment class", "`reset` and `step`", "torch"),
     with_key("env_cls=isaacgym:Cartpole"): ("IsaacGymEnvs", "Install"),
     # ---- directories and commands
     with_key("run_dir=run"): ("run_dir", "run holds a run already", "another directory"),
