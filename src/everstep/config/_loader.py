@@ -142,7 +142,7 @@ class Values:
             value = _SCALARS[node.tag](node.value)
         except OverflowError:
             shown = node.value[:40] + "…" * (len(node.value) > 40)
-            return self.problem(node, path, f"expected an integer below 2**63; got {shown}")
+            return self.problem(node, path, f"expected an integer of at most 64 bits; got {shown}")
         except (ValueError, KeyError):
             kind = node.tag.removeprefix(TAG)
             return self.problem(node, path, f"expected {kind}; got {node.value[:40]!r}")

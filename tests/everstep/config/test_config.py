@@ -396,7 +396,7 @@ def random_value(rng, depth=0):
     if kind == 0:
         return rng.choice([None, True, False])
     if kind == 1:
-        return rng.randrange(-(10**20), 10**20)
+        return rng.choice([rng.randrange(-(2**63), 2**63), rng.randrange(-9, 10), 2**63 - 1])
     if kind == 2:
         return rng.choice(
             [rng.uniform(-1, 1), rng.uniform(-1, 1) * 10.0 ** rng.randrange(-300, 300)]
@@ -422,6 +422,12 @@ def test_what_is_dumped_reads_back_equal(write, seed):
     document.check()
     assert document.values == values
     assert repr(document.values) == repr(values)  # 1 is not 1.0 and not True
+
+
+@pytest.mark.parametrize("value", [2**63, -(2**63) - 1, 2**64, -(10**20), 10**300])
+def test_integers_beyond_64_bits_are_refused(write, value):
+    [problem] = problems_of(load(write(f"a: [1, {value}]\n")).check)
+    assert problem.startswith("train.yaml:1: a.1: expected an integer of at most 64 bits; got ")
 
 
 @pytest.mark.parametrize("seed", range(100))
