@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 from ..checkpoints import save_file
 from ..data import TrainerState
 from ..files import write_file
+from ..history import HISTORY, History
 from ..interrupts import call_all
 from ..loggers import JsonlLogger
 from ..restoring import copied
 from ._checkpointing import Checkpoints, Interval, load_newest, set_aside
-from ._history import HISTORY, History
 from ._signals import Signals
 
 if TYPE_CHECKING:  # imports TorchRL and TensorDict, which takes two seconds

@@ -12,9 +12,9 @@ import numpy.typing as npt
 
 from ..config import load
 from ..errors import ConfigError, EverstepError
+from ..history import HISTORY, read_history
 from ..loggers import read_metrics
 from ..plain_files import printable, read_plain
-from ..trainers._history import HISTORY, read_history
 
 Array = npt.NDArray[np.float64]
 

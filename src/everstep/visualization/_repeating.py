@@ -5,7 +5,6 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from ..trainers._resuming import CHANGEABLE
 from ._records import RunRecord
 
 
@@ -68,6 +67,8 @@ def _reasons(stretch: Mapping[str, Any], previous: None | Mapping[str, Any]) -> 
         return [f"{at} the program changed hyperparameters while it trained"]
     if previous is None:
         return [f"its first stretch begins {at}"] if stretch["algorithm/steps"] else []
+    from ..trainers._resuming import CHANGEABLE  # imports PyTorch
+
     reasons = []
     if not stretch["resumed"] and not stretch["restorable"]:
         reasons.append(

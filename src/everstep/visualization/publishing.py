@@ -13,8 +13,8 @@ import yaml
 from .._version import __version__
 from ..errors import ConfigError
 from ..files import replacing, write_file
+from ..history import HISTORY
 from ..plain_files import open_plain, printable, read_plain
-from ..trainers._history import HISTORY
 from ._comparison import result_of, shown
 from ._plot import plot_runs
 from ._records import RunRecord, read_run

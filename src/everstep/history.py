@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..files import write_file
-from ..plain_files import read_plain
+from .files import write_file
+from .plain_files import read_plain
 
 #: Name of the file in the directory of a run.
 HISTORY = "history.jsonl"
