@@ -65,6 +65,10 @@ class ObservationFormat:
     #: First of the values, which count from 0 in the spec; None if they do so here.
     start: None | Array = None
 
+    #: Whether numbers are choices, even where the spec has bounded integers: those of more than one
+    #: dimension. Integers that are measured have the same spec.
+    is_choice: bool = False
+
     def from_zero(self, values: torch.Tensor) -> torch.Tensor:
         """The environment's values `[…, *shape]`, counted from 0."""
         if self.start is None:
@@ -206,7 +210,12 @@ class EnvFormat:
         """A JSON-able description; `from_description` reads it."""
         return {
             "observation": [
-                {"path": list(x.path), "shape": list(x.shape), "start": _to_list(x.start)}
+                {
+                    "path": list(x.path),
+                    "shape": list(x.shape),
+                    "start": _to_list(x.start),
+                    "is_choice": x.is_choice,
+                }
                 for x in self.observation
             ],
             "action": [
@@ -227,7 +236,12 @@ class EnvFormat:
         try:
             return cls(
                 tuple(
-                    ObservationFormat(tuple(x["path"]), tuple(x["shape"]), _start(x["start"]))
+                    ObservationFormat(
+                        tuple(x["path"]),
+                        tuple(x["shape"]),
+                        _start(x["start"]),
+                        bool(x.get("is_choice", False)),
+                    )
                     for x in description["observation"]
                 ),
                 tuple(_read_action(x) for x in description["action"]),

@@ -87,8 +87,11 @@ def limits_of(
     """
     found: list[None | Limit] = []
     for place, leaf in enumerate(leaf_specs(spec).values()):
-        start = formats[place].start if formats else None
-        found.append(_limit_of(leaf, device, 0 if start is None else start))
+        limit, form = _limit_of(leaf, device), formats[place] if formats else None
+        if limit is not None and form is not None:
+            start = limit.start if form.start is None else form.start
+            limit = replace(limit, start=start, is_choice=limit.is_choice or form.is_choice)
+        found.append(limit)
     return tuple(found)
 
 
@@ -101,14 +104,14 @@ def action_limits_of(spec: TensorSpec, device: torch.device) -> Limits:
     return tuple(limit and replace(limit, is_choice=True) for limit in found)
 
 
-def _limit_of(leaf: TensorSpec, device: torch.device, start: Any) -> None | Limit:
+def _limit_of(leaf: TensorSpec, device: torch.device) -> None | Limit:
     ends = None if leaf.dtype is torch.bool else _ends_of(leaf)
     if ends is None:
         return None
     low, high = (end.to(device, leaf.dtype) for end in ends)
     if low.numel() and bool((low == low.flatten()[0]).all() & (high == high.flatten()[0]).all()):
         low, high = low.flatten()[0], high.flatten()[0]
-    return Limit(low, high, not isinstance(leaf, Bounded), start)
+    return Limit(low, high, not isinstance(leaf, Bounded))
 
 
 def _ends_of(leaf: TensorSpec) -> None | tuple[torch.Tensor, torch.Tensor]:

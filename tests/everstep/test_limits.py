@@ -14,6 +14,7 @@ from torchrl.data import Binary, Bounded, Categorical, Composite, MultiCategoric
 from everstep import AlgorithmConfig, Env, RecurrentAlgorithmConfig
 from everstep.adapters import GymnasiumEnv
 from everstep.distributions import Categorical as CategoricalDistribution
+from everstep.distributions import Distribution
 from everstep.errors import ConfigError, EnvError
 from everstep.evaluation import run_episodes
 from everstep.models import Model
@@ -237,6 +238,64 @@ def test_choices_are_named_as_the_environment_counts(monkeypatch: pytest.MonkeyP
         algorithm.policy.predict(np.array([[3], [2]]))
     with pytest.raises(ValueError, match=r"`obs` of row 0 is 7, .*: 3 to 6 are"):
         algorithm.policy.predict(torch.tensor(7))
+
+
+class Grid(gymnasium.Env[Any, Any]):
+    """A table of choices, and integers that are measured, with equal specs."""
+
+    CHOICES = spaces.MultiDiscrete([[2, 3], [4, 5]], start=[[0, 0], [1, 0]])
+    MEASURED = spaces.Box(0, np.array([[1, 2], [3, 4]]), (2, 2), np.int64)
+    observation_space = spaces.Dict(table=CHOICES, level=MEASURED)
+    action_space = CHOICES
+    more: tuple[str, int] = ("", 0)
+
+    def _obs(self) -> Any:
+        obs = {"table": np.array([[0, 0], [1, 0]]), "level": np.zeros((2, 2), np.int64)}
+        for name in {self.more[0]} & {*obs}:
+            obs[name][1, 0] = self.more[1]
+        return obs
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        return self._obs(), {}
+
+    def step(self, action: Any) -> Any:
+        return self._obs(), 0.0, False, False, {}
+
+
+@pytest.mark.parametrize("number", [0, 5])
+def test_a_table_of_choices_has_choices_and_a_box_of_integers_has_bounds(
+    number: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    env = GymnasiumEnv(gymnasium.vector.SyncVectorEnv([Grid] * 2))
+    algorithm = AlgorithmConfig(horizon=4).build(env)
+    algorithm.collect()
+    good = Grid()._obs()
+    algorithm.policy.predict(good)
+    assert not caplog.records
+    monkeypatch.setattr(Grid, "more", ("table", number))
+    wrong = f"{number} in element 2, which is no choice of its space: 1 to 4 are"
+    with pytest.raises(EnvError, match=f"`obs.table` of environment 0 is {wrong}"):
+        algorithm.collect()
+    with pytest.raises(ValueError, match=wrong):
+        algorithm.policy.predict(Grid()._obs())
+    monkeypatch.setattr(Grid, "more", ("level", 7))
+    algorithm.collect()
+    [record] = caplog.records
+    assert "`obs.level` of environment 0 is 7 in element 2, outside of" in record.getMessage()
+
+
+def test_an_action_that_is_no_choice_of_a_table_is_named() -> None:
+    env = GymnasiumEnv(gymnasium.vector.SyncVectorEnv([Grid] * 2))
+
+    class Shifted(Distribution.default_dist_cls(env.action_spec)):  # type: ignore[misc]
+        def sample(self) -> torch.Tensor:
+            return super().sample() + 9
+
+        logp = Beyond.logp
+
+    algorithm = AlgorithmConfig(horizon=T, distribution_cls=Shifted).build(env)
+    with pytest.raises(ConfigError, match=r"`actions` of environment 0 is .*which is no choice"):
+        algorithm.collect()
 
 
 def test_numbers_without_limits_need_no_reduction() -> None:

@@ -59,23 +59,30 @@ def keep_ends(env: Any) -> None:
 
 
 class InWorker:
-    """A message that a process of an `AsyncVectorEnv` cannot read without keeping its ends.
+    """A message that a process of an `AsyncVectorEnv` cannot read without calling a function.
 
     Gymnasium sends processes values, and none of its messages reaches the environment's `step`;
     but what is unpickled runs in the function that holds the environment. It arrives there as the
-    name of the attribute that this changed, or as one that no environment has.
+    name of an attribute that every environment has, or as one that none has.
+
+    Args:
+        function: Takes the environment; of a module that imports little.
+
     """
 
-    def __reduce__(self) -> tuple[Any, tuple[()]]:
-        return _keep_ends_of_caller, ()
+    def __init__(self, function: Callable[[Any], None]) -> None:
+        self._function = function
+
+    def __reduce__(self) -> tuple[Any, tuple[Any]]:
+        return _call_with_env, (self._function,)
 
 
-def _keep_ends_of_caller() -> str:
+def _call_with_env(function: Callable[[Any], None]) -> str:
     frame: Any = sys._getframe(1)
     while frame is not None:
         env = frame.f_locals.get("env")
         if callable(getattr(env, "step", None)) and "pipe" in frame.f_locals:
-            keep_ends(env)
+            function(env)
             return "step"
         frame = frame.f_back
     return "no environment in sight"

@@ -119,6 +119,7 @@ class GymnasiumEnv(Env):
         self.autoreset_mode = mode
         self._seed: int | None = None
         self._calls = workers.make_calls(env, step_timeout)
+        singles.check_workers(env)
         self._clock = endings.EpisodeClock(self.num_envs, max_episode_steps, random_phase)
         self._endings = endings.make_endings(env, self._calls, self.autoreset_mode, self._clock)
         self.episode_keys = self._endings.episode_keys
@@ -249,7 +250,7 @@ class GymnasiumEnv(Env):
         if not self._was_reset:
             self._was_reset = True
             self._use_tensors(observation)
-            self._singles.check(is_first=True)
+            self._singles.check_first(observation)
         if self._tensors is not None:
             return self._tensors.reset(observation)
         self._memory.writable().read_obs(observation)

@@ -122,7 +122,7 @@ def keep_final(env: AnyVectorEnv) -> "None | OverwriteCheck":
     """
     base: Any = env.unwrapped
     if isinstance(base, AsyncVectorEnv):
-        if not all(base.call("has_wrapper_attr", InWorker())):
+        if not all(base.call("has_wrapper_attr", InWorker(keep_ends))):
             raise AdapterError(
                 f"The `worker` of {env} has no variable `env`, so its final observations cannot be "
                 "kept from the reset that follows. Name it so, or use the mode NEXT_STEP or "

@@ -13,6 +13,7 @@ from everstep.data import DataKeys
 from everstep.errors import EnvError
 
 from ..common.handoff import Slab, Slot, to_numpy
+from ..common.returned import check_range
 from ..common.rounding import RoundingWatch
 from .spaces import Part, where
 
@@ -83,23 +84,6 @@ def fitting(values: npt.NDArray[Any], dtype: np.dtype[Any], name: str) -> npt.ND
     if not np.can_cast(values.dtype, dtype, "same_kind"):
         raise EnvError(f"`{name}` must have a dtype that fits {dtype}; got {values.dtype}.")
     return values.astype(dtype)
-
-
-def check_range(values: npt.NDArray[Any], dtype: np.dtype[Any], name: str) -> None:
-    """Check that integers are numbers of `dtype`.
-
-    Raises:
-        EnvError: If one is not; it would become another number.
-
-    """
-    limits = np.iinfo(dtype)
-    outside = (values < limits.min) | (values > limits.max)
-    if outside.any():
-        raise EnvError(
-            f"`{name}` must hold numbers of {dtype}, {limits.min} to {limits.max}, as the "
-            f"environment's spaces say; got {values[outside].flat[0]} ({values.dtype}). Return "
-            "what the space has, or declare a wider dtype."
-        )
 
 
 def check_shape(shape: Sequence[int], expected: Sequence[int], name: str) -> None:

@@ -1,20 +1,23 @@
-"""Checks of a `SyncVectorEnv`'s environments, before Gymnasium batches what they return.
+"""Checks of a vector environment's single ones, before Gymnasium batches what they return.
 
-Gymnasium copies their observations into memory of the space's dtype, where integers that it has not
-wrap around without a word.
+Gymnasium copies their observations into memory of the space's structure, shape and dtype, where
+integers that it has not wrap around, and keys that it has not are dropped, without a word.
 """
 
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from gymnasium.vector import AsyncVectorEnv
 
-from everstep.errors import AdapterError
+from everstep.errors import AdapterError, EnvError
 
 from ..common.independence import MemoryCheck, check_independent, layers
+from ..common.kept_ends import InWorker
+from ..common.returned import LOOKS, WAY_OUT, check_range, check_returned, mismatches
 from .modes import AnyVectorEnv
-from .rows import VECTOR_REWARDS, check_range, pick
-from .spaces import Part, where
+from .rows import VECTOR_REWARDS, pick
+from .spaces import Part, single_space, where
 
 #: Packages whose wrappers leave a vector of rewards one, but for this wrapper.
 _KEEP_REWARDS, _SCALARIZES = ("gymnasium", "mo_gymnasium"), "LinearReward"
@@ -45,8 +48,17 @@ def check_rewards(env: AnyVectorEnv) -> None:
                 return
 
 
+def check_workers(env: AnyVectorEnv) -> None:
+    """Let the processes of an `AsyncVectorEnv` check what their environments return."""
+    base: Any = env.unwrapped
+    if isinstance(base, AsyncVectorEnv) and not base.closed:
+        base.call("has_wrapper_attr", InWorker(check_returned))
+
+
 class Singles:
     """Checks of the environments of a `SyncVectorEnv`; others hold none that can be seen.
+
+    Of others the structure of the first batch is compared with the space's.
 
     Args:
         env: The vector environment.
@@ -63,6 +75,8 @@ class Singles:
         check_independent(envs, str(env))
         self._memory = MemoryCheck(envs, str(env)) if envs else None
         self._is_looking = bool(envs)
+        self._space, self._left = single_space(self._base, "observation_space"), LOOKS
+        self._batch_space = single_space(env, "observation_space")
         self._integers = [x for x in parts if np.dtype(x.space.dtype).kind in "iu"]
 
     @property
@@ -70,25 +84,42 @@ class Singles:
         """Whether `check` has something to look at."""
         return self._is_looking
 
+    def check_first(self, batch: Any) -> None:
+        """Look at what the first reset returned, and at what the environments did; see `check`.
+
+        Args:
+            batch: The observations of all.
+
+        """
+        for found in mismatches(self._batch_space, batch, "obs", is_batch=True):
+            raise EnvError(f"{self._base}: {found}. {WAY_OUT}")
+        self.check(is_first=True)
+
     def check(self, *, is_first: bool = False) -> None:
         """Look at what the environments returned: at the first reset, and at env steps.
 
-        Their memory is looked at twice, and their numbers as long as their dtype is not the
-        space's.
+        Their memory is looked at twice, their structure a few times, and their numbers as long as
+        their dtype is not the space's.
 
         Args:
             is_first: Whether this is the first reset.
 
         Raises:
-            EnvError: If rows write into one memory, or numbers are not of their space's dtype.
+            EnvError: If rows write into one memory, or what they return is not of their space.
 
         """
         returned = getattr(self._base, "_env_obs", ())
+        if self._left:
+            self._left -= 1
+            for i, observation in enumerate(returned):
+                for found in mismatches(self._space, observation, "obs"):
+                    raise EnvError(f"{self._base}: environment {i}: {found}. {WAY_OUT}")
         if self._memory is not None:
             self._memory.check(returned)
             self._memory = self._memory if is_first else None
         narrowed = [part for part in self._integers if _narrows(part, returned)]
-        self._is_looking = self._memory is not None or bool(narrowed)
+        is_wanted = self._memory is not None or bool(narrowed)
+        self._is_looking = bool(returned) and (is_wanted or self._left > 0)
 
 
 def _narrows(part: Part, returned: Sequence[Any]) -> bool:

@@ -54,7 +54,8 @@ class Part:
     @property
     def form(self) -> ObservationFormat:
         """The leaf as the space has it."""
-        return ObservationFormat(self.path, tuple(self.space.shape or ()), self.start)
+        is_choice = isinstance(self.space, spaces.Discrete | spaces.MultiDiscrete)
+        return ObservationFormat(self.path, tuple(self.space.shape or ()), self.start, is_choice)
 
 
 def single_space(env: Any, name: str) -> Any:

@@ -11,7 +11,7 @@ from everstep.data import DataKeys, Device
 from everstep.env import Env
 from everstep.errors import AdapterError, EnvError
 from everstep.formats import EnvFormat, ObservationFormat
-from everstep.specs import Leaves, Structure
+from everstep.specs import Leaves, Structure, is_choice
 
 from ..common.actions import ActionBounds, ActionCheck
 from ..common.hints import hint
@@ -141,8 +141,13 @@ class TorchRLEnv(Env):
             self.observation_spec = compose_spec(specs, on_device)
             self._structure = Structure.of(self.observation_spec)
             if self._actions.form is not None:
-                seen = ((path, self._leaves[path].feature) for path in self._structure.paths)
-                forms = tuple(ObservationFormat(path, tuple(shape)) for path, shape in seen)
+                forms = tuple(
+                    ObservationFormat(
+                        path, tuple(leaf.feature), is_choice=is_choice(observed[leaf.key])
+                    )
+                    for path in self._structure.paths
+                    for leaf in [self._leaves[path]]
+                )
                 self.env_format = EnvFormat(forms, (self._actions.form,))
             chosen = keys.find_observed(env, layout, metrics, "metrics") if metrics else {}
             self._metrics = {

@@ -40,7 +40,6 @@ def read_config(run_dir: Path, arguments: argparse.Namespace) -> "TrainConfig":
     """
     from ..config import apply_overrides, load
     from ..trainers import TrainConfig
-    from ..trainers._config_checks import EVALUATIONS
     from ..trainers._trust import check_trust
     from ..validation import unknown_name
 
@@ -52,8 +51,7 @@ def read_config(run_dir: Path, arguments: argparse.Namespace) -> "TrainConfig":
         known = unknown_name("key", unused[0], _KEYS)
         takes = f"{arguments.command} takes {', '.join(_KEYS)}"
         raise ConfigError(f"command line: {unused[0]}: {known}; {takes}")
-    read = {*_KEYS, *EVALUATIONS, "recipe"}
-    values = {key: value for key, value in document.values.items() if key in read}
+    values = {key: value for key, value in document.values.items() if key in _KEYS}
     document = replace(document, values=values)
     check_trust(run_dir, document, trust=arguments.trust)
     try:

@@ -278,22 +278,26 @@ def option_problems(
     ]
 
 
-#: Keys by which a file says that there are evaluations.
-EVALUATIONS = ("steps_per_eval", "eval_episodes", "test_every")
+def unused_problems(values: Mapping[str, Any], *, is_record: bool = False) -> Iterator[Problem]:
+    """Keys of a file that nothing reads, because others are missing.
 
+    Args:
+        values: Values by key.
+        is_record: Whether this is the file of a run. It has what the program gave, which may have
+            evaluated by itself; and `everstep eval` reads it.
 
-def unused_problems(values: Mapping[str, Any]) -> Iterator[Problem]:
-    """Keys of a file that nothing reads, because others are missing."""
+    """
     recipe = values.get("recipe")
     is_scored = isinstance(recipe, dict) and recipe.get("score") == "evaluation"
-    evaluates = is_scored or any(values.get(key) is not None for key in EVALUATIONS)
-    for key in () if evaluates else ("eval_env_kwargs", "eval_env_config"):
+    evaluates = is_scored or any(values.get(key) for key in ("steps_per_eval", "test_every"))
+    way_out = "there are no evaluations; set steps_per_eval or test_every"
+    unused = ("eval_episodes", "eval_env_kwargs", "eval_env_config")
+    for key in () if evaluates or is_record else unused:
         if values.get(key):
-            message = "there are no evaluations; set steps_per_eval, or leave it out"
-            yield Problem((key,), f"{message}. Got {values[key]!r}")
+            yield Problem((key,), f"{way_out}, or leave it out. Got {values[key]!r}")
     best = values.get("best")
     if isinstance(best, str) and best.startswith("eval/") and not evaluates:
-        yield Problem(("best",), f"there are no evaluations; set steps_per_eval. Got {best!r}")
+        yield Problem(("best",), f"{way_out}. Got {best!r}")
     elif isinstance(best, str) and not (
         best in _STATISTICS
         or best.startswith(("eval/", "env/", "losses/", "bonuses/"))

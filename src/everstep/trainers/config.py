@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, cast, get_args, get_type_hints
 
 from torch import nn
@@ -163,10 +164,13 @@ class TrainConfig(RunOptions):
         elif inner is not None:
             message = f"expected a mapping of hyperparameters; got {inner!r}"
             problems.append(Problem(("algorithm_config",), message))
-        problems += checks.unused_problems(values)
-        reported = {problem.path for problem in problems}
+        is_record = Path(document.name).with_name("metrics.jsonl").exists()
+        unused = list(checks.unused_problems(values, is_record=is_record))
         values, more = _check(values)
-        document.check(problems + [problem for problem in more if problem.path not in reported])
+        for found in (more, unused):
+            reported = {problem.path for problem in problems}
+            problems += [problem for problem in found if problem.path not in reported]
+        document.check(problems)
         config = cls.__new__(cls)
         config._set(values, document)
         return config

@@ -162,10 +162,11 @@ def nonsense(config: TrainConfig) -> list[str]:
         for _, number in value if isinstance(value, list) else ():
             if not 0 <= number <= high:
                 found.append(f"{key}: {value}")
-    evaluates = config.steps_per_eval or config.eval_episodes or config.test_every
+    evaluates = config.steps_per_eval or config.test_every
     scored = (config.recipe or {}).get("score") == "evaluation"
-    if (config.eval_env_kwargs or config.eval_env_config) and not (evaluates or scored):
-        found.append(f"eval_env_kwargs: {config.eval_env_kwargs}")
+    for key in () if evaluates or scored else ("eval_episodes", "eval_env_kwargs"):
+        if getattr(config, key) or config.eval_env_config:
+            found.append(f"{key}: {getattr(config, key)}")
     rates = {k: x for k, x in (config.optimizer_config or {}).items() if k.startswith("lr")}
     found += [f"{k}: {x}" for k, x in rates.items() if isinstance(x, float) and not 0 <= x <= 1000]
     return found

@@ -17,7 +17,7 @@ from everstep.conditions import HitsUpperBound, Or, Plateaus
 from everstep.config import dump
 from everstep.env import ContinuousDummyEnv, DiscreteDummyEnv
 from everstep.errors import ConfigError
-from everstep.trainers import TrainConfig
+from everstep.trainers import TrainConfig, Trainer
 from everstep.trainers.config import HYPERPARAMETERS
 from tests.toys import Episode, scripted_vector_env
 
@@ -592,7 +592,7 @@ def test_evaluations_have_an_environment_of_their_own_where_episodes_are_asked_f
 
 
 def test_the_run_directory_holds_a_config_that_makes_the_same_training(write, tmp_path):
-    content = {k: v for k, v in FLAT.items() if k not in ("run_dir", "steps_per_eval")}
+    content = {k: v for k, v in FLAT.items() if k != "run_dir"}
     config = TrainConfig.from_file(write(content))
     trainer = config.build(track=False)
     trainer.close()
@@ -662,7 +662,7 @@ def test_evaluations_may_have_other_options_of_the_environment(tmp_path: Any) ->
     file = tmp_path / "train.yaml"
     text = (
         "env_cls: gymnasium:CartPole-v1\nenv_kwargs: {max_episode_steps: 10}\nnum_envs: 2\n"
-        "horizon: 8\neval_episodes: 2\nmodel_config: {ortho_init: false}\n"
+        "horizon: 8\nsteps_per_eval: 1\neval_episodes: 2\nmodel_config: {ortho_init: false}\n"
     )
     file.write_text(text + "eval_env_kwargs: {max_episode_steps: 30, sutton_barto_reward: true}\n")
     config = TrainConfig.from_file(file)
@@ -676,3 +676,38 @@ def test_evaluations_may_have_other_options_of_the_environment(tmp_path: Any) ->
     file.write_text(f"env_cls: {DUMMY}\neval_env_kwargs: {{colour: red}}\n")
     with pytest.raises(ConfigError, match="eval_env_kwargs"):
         TrainConfig.from_file(file)
+
+
+@pytest.mark.parametrize(
+    ("line", "rest"),
+    [
+        ("eval_episodes: 7", ""),
+        ("eval_episodes: 7", "algorithm_config: {gamma: 0.9, num_test_episodes: 3}\n"),
+        ("eval_env_config: {bounds: 1.0}", "eval_episodes: null\n"),
+    ],
+)
+def test_options_of_evaluations_without_evaluations_are_refused(tmp_path, line, rest):
+    file = tmp_path / "train.yaml"
+    file.write_text(f"env_cls: {CARTPOLE}\nhorizon: 8\n{line}\n{rest}")
+    key = line.partition(":")[0]
+    with pytest.raises(ConfigError) as error:
+        TrainConfig.from_file(file)
+    (text,) = error.value.problems
+    way_out = f"{key}: there are no evaluations; set steps_per_eval or test_every, or leave it out"
+    assert text.startswith(f"{file}:3: {way_out}. Got "), text
+    for evaluations in ("steps_per_eval: 2", "test_every: 5", "recipe: {score: evaluation}"):
+        file.write_text(f"env_cls: {CARTPOLE}\nhorizon: 8\n{line}\n{rest}{evaluations}\n")
+        TrainConfig.from_file(file)
+
+
+def test_the_record_of_a_program_that_evaluates_by_itself_can_be_read(tmp_path):
+    config = TrainConfig(CARTPOLE, num_envs=2, horizon=8, eval_episodes=1, total_env_steps=16)
+    with config.build(run_dir=tmp_path, track=False) as trainer:
+        trainer.run()
+        assert trainer.eval()["eval/episodes/count"] == 1
+    again = TrainConfig.from_file(tmp_path / "config.yaml")
+    assert again.eval_episodes == 1
+    with Trainer.load(tmp_path) as trainer:
+        assert trainer.eval()["eval/episodes/count"] == 1
+    with pytest.raises(ConfigError, match=r"best=.*: there are no evaluations"):
+        TrainConfig.from_file(tmp_path / "config.yaml", ["best=eval/returns/mean"])
