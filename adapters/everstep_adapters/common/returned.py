@@ -95,7 +95,7 @@ def mismatches(
         space: The space.
         value: The value.
         name: Name of the value, such as `obs['camera']`.
-        is_batch: Whether it is a batch of such values, of which only the structure is compared.
+        is_batch: Whether it is a batch of such values. Only what the space lacks is looked for.
 
     """
     if isinstance(space, spaces.Dict):
@@ -103,20 +103,21 @@ def mismatches(
         if not isinstance(value, Mapping):
             if not is_batch:
                 yield f"`{name}` must be a dict of {list(parts)}; got {_kind(value)}"
-        elif value.keys() != parts.keys():
+        elif value.keys() - parts.keys() or (parts.keys() - value.keys() and not is_batch):
             yield f"`{name}` must have the keys {list(parts)}; got {list(value)}"
         else:
-            for key, part in parts.items():
-                yield from mismatches(part, value[key], f"{name}[{key!r}]", is_batch=is_batch)
+            for key in value:
+                yield from mismatches(parts[key], value[key], f"{name}[{key!r}]", is_batch=is_batch)
     elif isinstance(space, spaces.Tuple):
         # A single one may be an array, as in `Tuple.contains`.
-        is_tuple = isinstance(value, tuple | list) or (
-            isinstance(value, np.ndarray) and value.ndim > 0 and not is_batch
+        is_array = isinstance(value, np.ndarray) and value.ndim > 0
+        is_tuple = isinstance(value, tuple) or (
+            not is_batch and (isinstance(value, list) or is_array)
         )
         if is_batch and not is_tuple:
             return
         if not is_tuple or len(value) != len(space):
-            size = f" of {len(value)}" if isinstance(value, tuple | list) else ""
+            size = f" of {len(value)}" if is_tuple else ""
             yield f"`{name}` must be a tuple of {len(space)}; got {_kind(value)}{size}"
             return
         for i, (part, item) in enumerate(zip(space, value, strict=True)):
@@ -156,7 +157,7 @@ def check_range(values: npt.NDArray[Any], dtype: np.dtype[Any], name: str) -> No
 
     """
     for found in _out_of_range(values, dtype, name):
-        raise EnvError(f"{found}. Return what the space has, or declare a wider dtype.")
+        raise EnvError(f"{found}. Return what the space has, or declare that dtype.")
 
 
 def _out_of_range(values: npt.NDArray[Any], dtype: np.dtype[Any], name: str) -> Iterator[str]:
@@ -165,5 +166,6 @@ def _out_of_range(values: npt.NDArray[Any], dtype: np.dtype[Any], name: str) -> 
     if outside.any():
         yield (
             f"`{name}` must hold numbers of {dtype}, {limits.min} to {limits.max}, as the "
-            f"environment's spaces say; got {values[outside].flat[0]} ({values.dtype})"
+            f"environment's spaces say; got {values[outside].flat[0]} ({values.dtype}), which "
+            "needs a wider dtype"
         )

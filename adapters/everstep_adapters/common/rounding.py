@@ -5,6 +5,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
+
+from .handoff import to_numpy
 
 _log = logging.getLogger(__name__)
 
@@ -41,15 +44,28 @@ class RoundingWatch:
         is_rounded = source == np.float64 and dtype.kind == "f" and dtype.itemsize < 8
         return cls(name, dtype) if is_rounded else None
 
-    def look(self, batch: npt.NDArray[Any]) -> None:
-        """Look at a batch `[N, …]`, and warn if it was the last and differences are lost."""
+    def look(self, batch: Any) -> None:
+        """Look at a batch `[N, …]`, and warn if it was the last and differences are lost.
+
+        Args:
+            batch: An array, or a tensor; one on an accelerator is waited for at the last batch.
+
+        """
+        if not self.left:
+            return
         self.left -= 1
-        least, most = batch.min(0), batch.max(0)
+        if isinstance(batch, torch.Tensor) and batch.is_cpu:
+            batch = to_numpy(batch)
+        ends: tuple[Any, Any]
+        if isinstance(batch, torch.Tensor):
+            ends, lesser, larger = tuple(batch.aminmax(dim=0)), torch.minimum, torch.maximum
+        else:
+            ends, lesser, larger = (batch.min(0), batch.max(0)), np.minimum, np.maximum
         if self._ends is not None:
-            least, most = np.minimum(least, self._ends[0]), np.maximum(most, self._ends[1])
-        self._ends = least, most
+            ends = lesser(ends[0], self._ends[0]), larger(ends[1], self._ends[1])
+        self._ends = ends
         if self.left == 0:
-            self._compare(np.asarray(least), np.asarray(most))
+            self._compare(*(np.asarray(to_numpy(end)) for end in ends))
 
     def _compare(self, least: npt.NDArray[Any], most: npt.NDArray[Any]) -> None:
         with np.errstate(all="ignore"):  # infinity and NaN are reported elsewhere

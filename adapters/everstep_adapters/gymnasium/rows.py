@@ -125,18 +125,25 @@ class Leaf:
         is_plain = not self.path and self.start is None
         values = batch if is_plain else self._pick(batch)
         copy_into(self.array, values, self.name)
-        if self.watch is not None and self.watch.left:
-            self.watch.look(to_numpy(values))
+        self._look(values)
 
     def read_rows(self, batch: Any, rows: BoolArray) -> None:
         """Read the rows of a batch of observations where `rows` `[num_envs]` is True."""
         values = to_numpy(self._pick(batch))
         check_shape(values.shape, self.array.shape, self.name)
         self.array[rows] = fitting(values[rows], self.array.dtype, self.name)
+        self._look(values[rows])
 
     def read_row(self, observation: Any, i: int) -> None:
         """Read row `i` from the observation of one environment."""
-        copy_into(self.array[i, ...], self._pick(observation), self.name)
+        value = self._pick(observation)
+        copy_into(self.array[i, ...], value, self.name)
+        self._look(value, is_row=True)
+
+    def _look(self, values: Any, *, is_row: bool = False) -> None:
+        if self.watch is not None and self.watch.left:
+            array = to_numpy(values)
+            self.watch.look(array[None] if is_row else array)
 
     def equals(self, batch: Any, rows: BoolArray) -> bool:
         """Whether a batch of observations and the array hold the same in `rows`."""

@@ -10,9 +10,11 @@ from tensordict import TensorDict
 
 from everstep.data import DataKeys
 from everstep.errors import EnvError
+from everstep.formats import numpy_dtype
 from everstep.specs import Structure
 
 from ..common.handoff import borrow, lend, overlaps
+from ..common.rounding import RoundingWatch
 from ..common.rows import align, fill_nan
 from ..common.specs import compose_spec
 from .actions import Actions
@@ -69,21 +71,32 @@ class _Leaf:
         self.part, self._num_envs, self._device = part, num_envs, device
         self._shape = torch.Size([num_envs, *(part.space.shape or ())])
         self._start = None if part.start is None else torch.tensor(part.start, device=device)
+        self._watch = RoundingWatch.of(
+            where(DataKeys.OBS, part.path), part.space.dtype, numpy_dtype(part.spec.dtype)
+        )
 
     def read(self, batch: Any, name: str) -> torch.Tensor:
         """A batch's values, as their spec has them: the environment's own tensor, if it fits."""
-        values = self._read(batch, name, self._shape)
+        values = self._read(batch, name, self._shape, self._watch)
         return values.reshape(self._num_envs, *self.part.spec.shape)
 
     def read_row(self, observation: Any, name: str) -> torch.Tensor:
         """The values of one environment's observation."""
         return self._read(observation, name, self._shape[1:]).reshape(self.part.spec.shape)
 
-    def _read(self, observation: Any, name: str, shape: torch.Size) -> torch.Tensor:
+    def _read(
+        self,
+        observation: Any,
+        name: str,
+        shape: torch.Size,
+        watch: None | RoundingWatch = None,
+    ) -> torch.Tensor:
         name = where(name, self.part.path)
         value = pick(observation, self.part.path, name)
         tensor = borrow(value, name=name)
         check_shape(tensor.shape, shape, name)
+        if watch is not None:
+            watch.look(tensor)
         is_immutable = not isinstance(value, torch.Tensor)
         tensor = _move(tensor, self._device, self.part.spec.dtype, name, copy=is_immutable)
         return tensor if self._start is None else tensor - self._start

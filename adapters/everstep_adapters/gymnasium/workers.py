@@ -126,8 +126,8 @@ class WorkerCalls(MaskCalls):
                 f"its own: find the cause {_HERE}."
             )
         cause = self._errors.last or error_text(error)
-        cause += explain(self._workers, Exception(cause)).removesuffix(".")
-        return f"{cause}. All workers were ended; debug it {_HERE}."
+        cause += explain(self._workers, Exception(cause))
+        return f"{cause.removesuffix('.')}. All workers were ended; debug it {_HERE}."
 
 
 class _Errors:

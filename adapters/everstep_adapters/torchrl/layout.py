@@ -1,7 +1,7 @@
 """Keys, specs and batch of a TorchRL environment as rows and leaves."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -13,6 +13,7 @@ from torchrl.data import tensor_specs as specs
 from everstep.errors import AdapterError, EnvError
 from everstep.formats import check_held, numpy_dtype
 
+from ..common.rounding import RoundingWatch
 from ..common.specs import choices_spec, real_spec
 
 #: A TorchRL key, always as a tuple: `("agents", "observation")`, `("reward",)`.
@@ -129,6 +130,9 @@ class Leaf:
     #: Spec of one row's value; a scalar has the shape `[1]`.
     spec: TensorSpec
 
+    #: Looks at the first batches; None where nothing is rounded.
+    watch: None | RoundingWatch = None
+
     def read(self, data: TensorDictBase, layout: Layout) -> torch.Tensor:
         """Rows `[N, *spec.shape]` on the environment's device: its memory, if strides allow it.
 
@@ -138,6 +142,8 @@ class Leaf:
         """
         rows = layout.flatten(self.key, value_of(data, self.key), self.feature)
         dtype = self.spec.dtype
+        if self.watch is not None:
+            self.watch.look(rows)
         if rows.dtype is not dtype and not dtype.is_floating_point:
             # Waits for the device, if an environment's dtypes are not those of its specs.
             check_held(rows.numpy(force=True), numpy_dtype(dtype), join_keys([self.key]))
@@ -232,7 +238,10 @@ def observation_leaves(
                 "transform."
             )
         try:
-            leaves[path] = make_leaf(key, spec, layout, device)
+            leaf = make_leaf(key, spec, layout, device)
+            name, dtype = join_keys([key]), numpy_dtype(leaf.spec.dtype)
+            watch = RoundingWatch.of(name, numpy_dtype(spec.dtype), dtype)
+            leaves[path] = replace(leaf, watch=watch)
         except AdapterError as error:
             failures.append(error)
     if failures:

@@ -1,11 +1,14 @@
 """float64 observations whose differences float32 does not have are named, once."""
 
+from functools import partial
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
 
 from everstep import AlgorithmConfig
 from everstep.adapters import GymnasiumEnv
@@ -55,3 +58,44 @@ def test_differences_that_float32_does_not_have_are_named_once(
     assert len(texts) == warns
     if warns:
         assert "`obs['place']` are lost: element 1 of its numbers were between" in texts[0]
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+def test_rows_that_are_read_one_by_one_are_looked_at(
+    mode: AutoresetMode, caplog: pytest.LogCaptureFixture
+) -> None:
+    make = partial(gymnasium.wrappers.TimeLimit, max_episode_steps=1)
+    vector = gymnasium.vector.SyncVectorEnv(
+        [lambda: make(Far(5_400_000, 0.2))] * 2, autoreset_mode=mode
+    )
+    AlgorithmConfig(horizon=66).build(GymnasiumEnv(vector)).collect()
+    [record] = caplog.records
+    assert "`obs['place']` are lost: element 1 of its numbers" in record.getMessage()
+
+
+class Tensors(gymnasium.vector.VectorEnv[Any, Any, Any]):
+    """A batch of tensors far away."""
+
+    num_envs, metadata = 2, {"autoreset_mode": AutoresetMode.NEXT_STEP}
+    single_observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float64)
+    single_action_space = spaces.Discrete(2)
+    observation_space = gymnasium.vector.utils.batch_space(single_observation_space, 2)
+    action_space = gymnasium.vector.utils.batch_space(single_action_space, 2)
+
+    def _obs(self) -> torch.Tensor:
+        return 5_400_000 + 0.2 * torch.rand(2, 2, dtype=torch.float64)
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        return self._obs(), {}
+
+    def step(self, action: Any) -> Any:
+        no = torch.zeros(2, dtype=torch.bool)
+        return self._obs(), torch.zeros(2), no, no, {}
+
+
+def test_tensors_are_looked_at(caplog: pytest.LogCaptureFixture) -> None:
+    algorithm = AlgorithmConfig(horizon=100).build(GymnasiumEnv(Tensors()))
+    for _ in range(2):
+        algorithm.collect()
+    [record] = caplog.records
+    assert "`obs` are lost: element 0 of its numbers were between" in record.getMessage()

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from tensordict import TensorDictBase
 from torchrl.data import (
     Binary,
     Bounded,
@@ -24,8 +25,8 @@ from torchrl.envs import (
 )
 
 import everstep
-from everstep import Trainer
-from everstep.errors import AdapterError
+from everstep import AlgorithmConfig, Trainer
+from everstep.errors import AdapterError, EnvError
 from everstep.formats import EnvFormat
 from everstep_adapters import TorchRLEnv
 from everstep_adapters.torchrl.handoff import Handoff
@@ -388,3 +389,35 @@ def test_a_gpu_environment_hands_over_its_tensors_and_a_cpu_one_is_copied() -> N
     obs = pendulum.reset()
     assert obs.data_ptr() == pendulum._data["th"].data_ptr()
     assert pendulum.step(torch.ones(4, 1, device="cuda"))["rewards"].device.type == "cuda"
+
+
+@pytest.mark.parametrize(("centre", "width"), [(5_400_000, 0.2), (5_400_000, 200.0)])
+def test_differences_that_float32_does_not_have_are_named_once(
+    centre: float, width: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Far(Recorder):
+        def _observe(self) -> TensorDictBase:
+            self.values["seen"] = centre + width * torch.rand(2, 3, dtype=torch.float64)
+            return super()._observe()
+
+    spec = Composite(seen=Unbounded((2, 3), dtype=torch.float64), shape=(2,))
+    env = TorchRLEnv(Far(MOVES, spec, (2,)))
+    for _ in range(2):
+        env.reset()
+        for _ in range(40):
+            env.step(zeros(env))
+    texts = [record.getMessage() for record in caplog.records]
+    assert len(texts) == (width < 1)
+    assert all("`seen` are lost: element 0 of its numbers were between" in x for x in texts)
+
+
+def test_a_table_of_choices_has_choices() -> None:
+    counts = torch.tensor([[2, 3], [4, 5]])
+    table = MultiCategorical(counts.expand(2, 2, 2), shape=(2, 2, 2))
+    values = torch.zeros(2, 2, 2, dtype=LONG)
+    env = TorchRLEnv(observing(seen=table, values={"seen": values}), 4)
+    algorithm = AlgorithmConfig().build(env)
+    algorithm.collect()
+    values[1, 1, 0] = 4
+    with pytest.raises(EnvError, match=r"environment 1 is 4 in element 2, which is no choice"):
+        algorithm.collect()
