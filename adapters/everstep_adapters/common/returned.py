@@ -1,4 +1,4 @@
-"""What single environments return, beside their spaces.
+"""Checks of the observations that single environments return, beside their spaces.
 
 Gymnasium's vector classes write it into memory of the space's shape and dtype: keys that a space
 lacks are dropped, and an `AsyncVectorEnv` broadcasts and casts whatever comes, in its processes.

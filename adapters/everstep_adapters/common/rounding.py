@@ -56,7 +56,9 @@ class RoundingWatch:
         self.left -= 1
         if isinstance(batch, torch.Tensor) and batch.is_cpu:
             batch = to_numpy(batch)
-        ends: tuple[Any, Any]
+        ends: Any
+        lesser: Any
+        larger: Any
         if isinstance(batch, torch.Tensor):
             ends, lesser, larger = tuple(batch.aminmax(dim=0)), torch.minimum, torch.maximum
         else:
