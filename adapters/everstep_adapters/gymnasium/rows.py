@@ -138,12 +138,11 @@ class Leaf:
         """Read row `i` from the observation of one environment."""
         value = self._pick(observation)
         copy_into(self.array[i, ...], value, self.name)
-        self._look(value, is_row=True)
 
-    def _look(self, values: Any, *, is_row: bool = False) -> None:
+    def _look(self, values: Any) -> None:
         if self.watch is not None and self.watch.left:
             array = to_numpy(values)
-            self.watch.look(array[None] if is_row else array)
+            self.watch.look(array)
 
     def equals(self, batch: Any, rows: BoolArray) -> bool:
         """Whether a batch of observations and the array hold the same in `rows`."""
