@@ -246,7 +246,7 @@ def takes_sizes(source: Callable[..., Any], kwargs: dict[str, Any]) -> bool:
 
 
 #: Arguments of a factory's call.
-_SIZES = ("num_envs", "horizon", "device")
+_SIZES = ("device", "horizon", "num_envs")
 
 
 def _check_sizes(name: object, kwargs: dict[str, Any]) -> None:
