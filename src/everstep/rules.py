@@ -105,6 +105,8 @@ def optimizer_problems(
             optimizer_cls([weight], **chosen).step()
         except Exception as error:  # it needs a closure, sparse gradients, or matrices
             reason = " ".join(str(error).split()).removesuffix(".")
+            if "CUDA" in reason:  # steps ask the driver whether a graph is captured
+                return problems
             return [
                 *problems,
                 f"`optimizer_cls` {name} cannot take a step here: {reason}. Try Adam.",

@@ -286,6 +286,9 @@ class BridgeVectorEnv(VectorEnv[Any, Any, Any]):
 
     """
 
+    #: The server; None if it was never started.
+    _connection: Any = None
+
     #: Calls of an adapter to it.
     calls_cls = BridgeCalls
 
@@ -435,7 +438,8 @@ class BridgeVectorEnv(VectorEnv[Any, Any, Any]):
 
     def close_extras(self, **kwargs: Any) -> None:
         """End the server."""
-        self._connection.close()
+        if self._connection is not None:
+            self._connection.close()
 
     def __str__(self) -> str:
         return f"{self.kind} in {self._connection.python} ({self.versions})"

@@ -2,6 +2,7 @@
 
 import base64
 import binascii
+import inspect
 import math
 from typing import Any
 
@@ -52,7 +53,10 @@ def _space(described: Any, depth: int) -> spaces.Space[Any]:
         low, high = (_bound(described[end], shape, dtype) for end in ("low", "high"))
         return spaces.Box(low, high, shape, dtype=dtype.type)
     if kind == "Discrete":
-        return spaces.Discrete(int(described["n"]), start=int(described["start"]), dtype=dtype.type)
+        n, start = int(described["n"]), int(described["start"])
+        if dtype == np.int64 or "dtype" not in inspect.signature(spaces.Discrete).parameters:
+            return spaces.Discrete(n, start=start)  # Gymnasium 1.1 has one dtype
+        return spaces.Discrete(n, start=start, dtype=dtype.type)
     if kind == "MultiDiscrete":
         nvec = np.asarray(described["nvec"], dtype=np.int64)
         start = described.get("start")

@@ -387,9 +387,11 @@ def made(drawn: Draw, horizon: int) -> GymnasiumEnv:
     if drawn.kind == "sync":
         inner: Any = SyncVectorEnv(makers, copy=drawn.option, autoreset_mode=mode)
     else:
-        inner = AsyncVectorEnv(
-            makers, shared_memory=drawn.option, autoreset_mode=mode, context="fork"
-        )
+        own: Any = {"autoreset_mode": mode, "context": "fork"}
+        try:
+            inner = AsyncVectorEnv(makers, shared_memory=drawn.option, **own)
+        except TypeError:  # Gymnasium 1.1 shares no memory of some dtypes
+            inner = AsyncVectorEnv(makers, shared_memory=False, **own)
     return GymnasiumEnv(inner, **options)
 
 
