@@ -27,7 +27,14 @@ def space_from(described: Any, depth: int = 0) -> spaces.Space[Any]:
     """
     try:
         return _space(described, depth)
-    except (KeyError, TypeError, ValueError, OverflowError, binascii.Error) as error:
+    except (
+        AssertionError,
+        KeyError,
+        TypeError,
+        ValueError,
+        OverflowError,
+        binascii.Error,
+    ) as error:
         text = str(described)
         shown = text if len(text) < 200 else f"{text[:200]}…"
         raise AdapterError(

@@ -391,7 +391,7 @@ def made(drawn: Draw, horizon: int) -> GymnasiumEnv:
         try:
             inner = AsyncVectorEnv(makers, shared_memory=drawn.option, **own)
         except TypeError:  # Gymnasium 1.1 shares no memory of some dtypes
-            inner = AsyncVectorEnv(makers, shared_memory=False, **own)
+            inner = SyncVectorEnv(makers, autoreset_mode=mode)
     return GymnasiumEnv(inner, **options)
 
 
