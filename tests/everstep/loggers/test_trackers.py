@@ -167,7 +167,7 @@ def test_tensorboard_has_statistics_hyperparameters_histograms_and_videos(here: 
 def test_a_resumed_run_goes_on_in_tensorboard(here: Path) -> None:
     pytest.importorskip("tensorboard")
     with everstep.Trainer(
-        "CartPole-v1", run_dir="run", loggers=["tensorboard"], **SMALL
+        "CartPole-v1", run_dir="run", loggers=["tensorboard"], lr_schedule=None, **SMALL
     ) as trainer:
         trainer.run(total_env_steps=256)
         trainer.save()
