@@ -242,11 +242,13 @@ def outcome(launch: Callable[[], object]) -> int:
 
 
 def _exit_code(failures: Mapping[int, Any]) -> int:
-    """The exit code of the rank that failed first; one that was killed has no message."""
+    """The exit code of the rank that failed first, which may have said nothing itself."""
     first = min(failures, key=lambda rank: failures[rank].timestamp)
     rank = next((rank for rank, x in failures.items() if x.exitcode == -signal.SIGKILL), first)
     code = int(failures[rank].exitcode)
     if code >= 0:
+        if code != 2:  # of mistakes in the command line, which say all that there is
+            print(f"everstep: rank {rank} ended with exit code {code}.", file=sys.stderr)
         return code
     print(f"everstep: rank {rank} was ended by {signal.Signals(-code).name}.", file=sys.stderr)
     return 128 - code

@@ -119,7 +119,7 @@ def test_sigterm_saves_once_and_ends_all(tmp_path: Path) -> None:
         *(
             pytest.param(*each, marks=pytest.mark.long)
             for each in (
-                ("os._exit(7)", "exitcode"),
+                ("os._exit(7)", "rank 1 ended with exit code 7"),
                 (
                     "row = super().step(action); row['rewards'][0] = float('nan'); return row",
                     "finite",

@@ -7,12 +7,12 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
-from ....files import write_file
 from .._gymnasium import Returns
 from .._serving import versions_of
 from ._envs import Array, Batch
@@ -107,7 +107,7 @@ def serve(train: Callable[[dict[str, Any], int], Trained], packages: tuple[str, 
             "returns": [short(x) for x in returns],
         },
     }
-    write_file(request["result"], json.dumps(result))
+    Path(request["result"]).write_text(json.dumps(result), encoding="utf-8")
 
 
 def play(trained: Trained, batch: Batch) -> list[float]:
