@@ -53,7 +53,7 @@ def documented() -> dict[str, None | list[str]]:
 
 
 def lost(kept: dict[str, Any], found: dict[str, Any]) -> list[str]:
-    """What a caller of the kept names would miss; what is new is no loss."""
+    """Losses of a caller of the kept names; what is new is none."""
     wrong = [f"{name} is gone" for name in kept if name not in found]
     for name in kept.keys() & found.keys():
         before, now = kept[name] or [], found[name] or []

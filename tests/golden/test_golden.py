@@ -1,4 +1,4 @@
-"""What is computed, written and offered is what it was; see `tests.golden.runs`."""
+"""Trainings compute, and files and names are, what they were; see `tests.golden.runs`."""
 
 import json
 from pathlib import Path
