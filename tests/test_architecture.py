@@ -14,7 +14,7 @@ SOURCE = Path(everstep.__file__).parent
 
 #: Floors, lowest first. A module imports from lower floors, and on its own from those to its left.
 FLOORS = [
-    "_torchrl _version data plain_files errors files history interrupts",
+    "_torchrl _version data plain_files errors files history installation interrupts",
     "synonyms validation memory names specs formats checkpoints restoring reducers advantages "
     "losses schedulers views episodes limits images",
     "nn env distributions normalizers rules hyperparameters plugins registry",

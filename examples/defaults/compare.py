@@ -9,8 +9,9 @@ number of env steps, and then play 20 complete episodes in one environment with 
 policy. Seconds are the processor's, for making environments and policy and for training: on a
 machine that does nothing else, those of a clock.
 
-`--only` chooses tasks. stable-baselines3 sees the environment in PyTorch one row at a time, so its
-interpreter needs Everstep, too.
+`--only` chooses tasks. `--set KEY=VALUE` trains Everstep with other values than its defaults; its
+lines of `results.jsonl` have them in the name of the side. stable-baselines3 sees the environment
+in PyTorch one row at a time, so its interpreter needs Everstep, too.
 """
 
 import argparse
@@ -160,8 +161,10 @@ def play(env: gym.Env, predict: Callable[..., Any]) -> list[float]:
 # ---- both sides -------------------------------------------------------------------------------
 
 
-def everstep(task: Task, seed: int) -> Callable[..., Any]:
-    """Train Everstep's default policy."""
+def everstep(task: Task, seed: int, *changes: str) -> Callable[..., Any]:
+    """Train Everstep's default policy; `changes` are keys with other values than the defaults."""
+    import yaml
+
     import everstep
 
     source: Any = task.env
@@ -170,7 +173,8 @@ def everstep(task: Task, seed: int) -> Callable[..., Any]:
     elif task.view or task.recurrent:
         source = lambda: make_env(task)  # noqa: E731
     trainer_cls = everstep.RecurrentTrainer if task.recurrent else everstep.Trainer
-    with trainer_cls(source, seed=seed, run_dir=None, progress=False) as trainer:
+    options = {key: yaml.safe_load(value) for key, _, value in (x.partition("=") for x in changes)}
+    with trainer_cls(source, seed=seed, run_dir=None, progress=False, **options) as trainer:
         trainer.run(total_env_steps=task.env_steps)
         return trainer.algorithm.policy.predict
 
@@ -193,13 +197,17 @@ def stable_baselines3(task: Task, seed: int) -> Callable[..., Any]:
     return lambda obs, state, start: model.predict(obs, state, start, deterministic=True)
 
 
-SIDES = {"everstep": everstep, "stable-baselines3": stable_baselines3}
+SIDES: dict[str, Callable[..., Any]] = {
+    "everstep": everstep,
+    "stable-baselines3": stable_baselines3,
+}
 
 
 def train(side: str, name: str, seed: int) -> None:
     """Train, evaluate, and print the line of a training."""
     start = time.process_time()
-    predict = SIDES[side](TASKS[name], seed)
+    kind, *changes = side.split()
+    predict = SIDES[kind](TASKS[name], seed, *changes)
     seconds = time.process_time() - start
     returns = play(make_env(TASKS[name]), predict)
     line = {"side": side, "task": name, "seed": seed, "return": float(np.mean(returns))}
@@ -277,6 +285,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--only", nargs="*", default=list(TASKS), choices=list(TASKS))
     parser.add_argument("--peer-python", help="interpreter with stable-baselines3 and sb3-contrib")
+    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE")
     parser.add_argument("--report", action="store_true", help="print the table of results.jsonl")
     parser.add_argument("--train", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -286,7 +295,7 @@ def main() -> None:
     elif arguments.report:
         print(report())
     else:
-        pythons = {"everstep": sys.executable}
+        pythons = {" ".join(["everstep", *arguments.set]): sys.executable}
         if arguments.peer_python:
             pythons["stable-baselines3"] = arguments.peer_python
         run_all(arguments.only, arguments.seeds, pythons)

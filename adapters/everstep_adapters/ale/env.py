@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from everstep.data import Device
 from everstep.errors import AdapterError
+from everstep.installation import install_command
 
 from ..common.autoreset import parse_mode
 from ..common.libraries import (
@@ -21,7 +22,7 @@ from ..gymnasium import GymnasiumEnv
 if TYPE_CHECKING:
     from gymnasium.vector import AutoresetMode, VectorEnv
 
-_NEEDED = "ale-py 0.11 is needed: pip install 'everstep[atari]'"
+_NEEDED = f"ale-py 0.11 is needed: {install_command('atari')}"
 
 
 class ALEEnv(GymnasiumEnv):

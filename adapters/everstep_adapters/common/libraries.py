@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from everstep.env import Env
 from everstep.errors import AdapterError
+from everstep.installation import install_command
 from everstep.validation import unknown_name
 
 from .calls import GONE, error_text
@@ -145,9 +146,7 @@ def creating(library: str, name: str) -> Iterator[None]:
                 "`if __name__ == '__main__':`"
             )
         if library != "ALE" and (game := game_of(name)) is not None:
-            reason += (
-                f". Everstep makes Atari games as 'ale:{game}' (pip install 'everstep[atari]')"
-            )
+            reason += f". Everstep makes Atari games as 'ale:{game}' ({install_command('atari')})"
         elif isinstance(error, TypeError) and (option_advice := _option_advice(reason)):
             reason = option_advice
         elif type(error).__name__ in _UNREGISTERED and (advice := _registration(name)):

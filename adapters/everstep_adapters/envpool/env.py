@@ -8,6 +8,7 @@ import numpy as np
 
 from everstep.data import Device
 from everstep.errors import AdapterError
+from everstep.installation import install_command
 
 from ..common.libraries import (
     close_quietly,
@@ -24,7 +25,7 @@ from ..gymnasium import GymnasiumEnv
 if TYPE_CHECKING:
     from gymnasium.vector import VectorEnv
 
-_NEEDED = "EnvPool is needed: pip install 'everstep[envpool]'"
+_NEEDED = f"EnvPool is needed: {install_command('envpool')}"
 
 
 class EnvPoolEnv(GymnasiumEnv):

@@ -13,6 +13,7 @@ from typing import Any
 
 from .._version import __version__
 from ..errors import AdapterError
+from ..installation import install_command, requirements_of
 
 HELP = "check the installation"
 DESCRIPTION = "Check the installation, and whether training on a CPU is fused."
@@ -148,27 +149,20 @@ def _adapters(problems: list[str]) -> dict[str, str]:
 
 
 def _extras() -> dict[str, str]:
-    """`"ok"` or the pip command, by optional extra."""
+    """`"ok"` or the command that installs it, by optional extra."""
     try:
         distribution = importlib.metadata.distribution("everstep")
     except importlib.metadata.PackageNotFoundError:
         return {}
     names = distribution.metadata.get_all("Provides-Extra") or []
-    return {
-        name: f"pip install 'everstep[{name}]'" if _lacks("everstep", name) else "ok"
-        for name in names
-    }
+    return {name: install_command(name) if _lacks("everstep", name) else "ok" for name in names}
 
 
 def _lacks(package: str, extra: str) -> bool:
     """Whether a package that `package[extra]` requires is missing."""
     from packaging.requirements import Requirement
 
-    requirements = [Requirement(text) for text in importlib.metadata.requires(package) or []]
-    for requirement in requirements:
-        marker = requirement.marker
-        if marker is None or "extra" not in str(marker) or not marker.evaluate({"extra": extra}):
-            continue
+    for requirement in map(Requirement, requirements_of(extra, package)):
         try:
             importlib.metadata.version(requirement.name)
         except importlib.metadata.PackageNotFoundError:

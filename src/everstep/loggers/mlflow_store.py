@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
+from ..installation import install_command
 from . import mlflow_ambient as ambient
 
 _log = logging.getLogger(__name__)
@@ -26,9 +27,6 @@ _MAX_NAME = 250
 _MAX_PARAM = 500
 
 DEFAULT_EXPERIMENT = "everstep"
-
-#: Installs MLflow with its page; the package `mlflow-skinny` has none.
-_INSTALL = f'{shlex.quote(sys.executable)} -m pip install "everstep[ui]"'
 
 _FORBIDDEN = re.compile(r"[^\w/.\- ]" if os.name == "nt" else r"[^\w/.\- :]")
 
@@ -204,7 +202,8 @@ def named_tags(tags: Mapping[str, str]) -> dict[str, str]:
 def ui_command(target: Target, experiment_id: None | str, run_id: None | str) -> str:
     """The command that shows the store's runs, or the run's URL on a server.
 
-    Begins with the command that installs the page where MLflow was installed without it.
+    Begins with the command that installs the page where MLflow was installed without it: the
+    package `mlflow-skinny` has none.
     """
     if not target.is_remote:
         command = f"mlflow ui --backend-store-uri {shlex.quote(target.uri)}"
@@ -212,7 +211,7 @@ def ui_command(target: Target, experiment_id: None | str, run_id: None | str) ->
         if Path(shutil.which("mlflow") or "").parent != here:  # not on the path, or another one
             command = f"{shlex.quote(sys.executable)} -m {command}"
         has_page = any(importlib.metadata.distributions(name="mlflow"))
-        return command if has_page else f"{_INSTALL} && {command}"
+        return command if has_page else f"{install_command('ui')} && {command}"
     page = f"{target.uri.rstrip('/')}/#/experiments"
     return f"{page}/{experiment_id}/runs/{run_id}" if run_id else page
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..installation import install_command
 from .base import RunStatus, array_of
 from .delivery import Delivery
 
@@ -138,7 +139,7 @@ class QueuedLogger:
 
 def warn_of_import(tracker: str, error: Exception, record: object, extra: str = "") -> None:
     """Log that a tracker's library cannot be imported."""
-    advice = f" To install it: pip install 'everstep[{extra}]'." if extra else ""
+    advice = f" To install it: {install_command(extra)}" if extra else ""
     _log.warning(
         "%s cannot be imported (%s: %s), so the run is not tracked. Training continues.%s%s",
         tracker,

@@ -20,6 +20,7 @@ from .._version import __version__
 from ..data import ExportFormat
 from ..errors import EverstepError, ExportError
 from ..formats import numpy_dtype
+from ..installation import install_command
 
 Tensors = dict[str, torch.Tensor]
 
@@ -129,7 +130,7 @@ def write_onnx(
         import onnxscript  # noqa: F401  PyTorch's exporter needs it
     except ImportError as error:
         raise EverstepError(
-            f"ONNX models need the package {error.name}: pip install 'everstep[onnx]'"
+            f"ONNX models need the package {error.name}: {install_command('onnx')}"
         ) from error
     names = [f"{_NEXT}{name}" if name in inputs else name for name in outputs]
     try:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ..errors import EverstepError
+from ..installation import install_command
 
 #: Resamples of a bootstrap.
 RESAMPLES = 5_000
@@ -127,7 +128,7 @@ def require_scipy() -> Any:
         from scipy import stats
     except ImportError:
         raise EverstepError(
-            "Intervals are computed with SciPy, which is not installed: pip install "
-            "'everstep[results]'"
+            "Intervals are computed with SciPy, which is not installed: "
+            f"{install_command('results')}"
         ) from None
     return stats

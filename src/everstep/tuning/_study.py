@@ -10,6 +10,7 @@ from typing import Any, Literal
 from ..callbacks import Callback
 from ..config import apply_overrides, load
 from ..errors import ConfigError, EverstepError
+from ..installation import install_command
 from ._space import KEY, Space, read_space
 
 #: The statistic that trials report while they train.
@@ -214,6 +215,6 @@ def require_optuna() -> Any:
         import optuna
     except ImportError:
         raise EverstepError(
-            "The search is made with Optuna, which is not installed: pip install 'everstep[tune]'"
+            f"The search is made with Optuna, which is not installed: {install_command('tune')}"
         ) from None
     return optuna

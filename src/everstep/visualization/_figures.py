@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, EverstepError
 from ..files import replacing
+from ..installation import install_command
 from ..validation import unknown_name
 from ._curves import LEAST_SEEDS, Group, default_keys, group_runs, mean_curve, x_scale
 from ._records import Array, RunRecord, XAxis
@@ -154,7 +155,7 @@ def require_matplotlib() -> tuple[Any, Any]:
         from matplotlib.ticker import EngFormatter
     except ImportError:
         raise EverstepError(
-            "Curves are drawn with matplotlib, which is not installed: pip install 'everstep[plot]'"
+            f"Curves are drawn with matplotlib, which is not installed: {install_command('plot')}"
         ) from None
     return Figure, EngFormatter
 

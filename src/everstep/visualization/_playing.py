@@ -11,6 +11,7 @@ import torch
 from ..env import Env
 from ..errors import AdapterError, EnvError
 from ..evaluation import Player, check_fit
+from ..installation import install_command
 from ..registry import AdapterFactory
 from ..rollouts import episode_keys_of
 
@@ -174,7 +175,7 @@ def _missing(error: Exception) -> str:
     """Advice on libraries that the error says are missing."""
     text = str(error).lower()
     if "pygame" in text:
-        return ". Classic control is drawn with pygame: pip install 'everstep[classic]'"
+        return f". Classic control is drawn with pygame: {install_command('classic')}"
     if any(word in text for word in ("egl", "osmesa", "opengl", "glfw", "gl context")):
         return (
             ". MuJoCo draws without a display through EGL or OSMesa: apt-get install libegl1 "

@@ -10,6 +10,7 @@ import numpy as np
 from ..env import Env
 from ..errors import EverstepError
 from ..files import replacing
+from ..installation import install_command
 from ._figures import check_suffix
 from ._playing import (
     Frame,
@@ -39,8 +40,6 @@ _WIDTH = 400
 
 #: Seconds for which the last picture of an episode stays.
 _HOLD = 0.7
-
-_NEEDED = "Videos need Pillow and imageio-ffmpeg, and {} is missing: pip install 'everstep[video]'"
 
 
 def record_video(
@@ -103,7 +102,10 @@ def check_video(path: Path) -> None:
             __import__(name)
         except ImportError:
             package = "Pillow" if name == "PIL" else "imageio-ffmpeg"
-            raise EverstepError(_NEEDED.format(package)) from None
+            raise EverstepError(
+                f"Videos need Pillow and imageio-ffmpeg, and {package} is missing: "
+                f"{install_command('video')}"
+            ) from None
 
 
 def _text(moment: Moment, episodes: int) -> str:

@@ -23,6 +23,7 @@ from everstep.__main__ import main
 from everstep.cli import COMMANDS
 from everstep.cli._arguments import env_steps
 from everstep.config import dump, load
+from everstep.installation import install_command
 from everstep.loggers import read_metrics
 
 # SQLAlchemy 2.1 deprecates a loader strategy that MLflow's store uses.
@@ -808,7 +809,7 @@ def test_the_doctor_finds_what_is_there(here, capsys):
     assert report["devices"][0] == "cpu"
     assert ("gloo" in report["processes"]) is torch.distributed.is_gloo_available()
     assert report["adapters"]["gymnasium"] == "ok"
-    assert report["extras"]["ui"] in ("ok", "pip install 'everstep[ui]'")
+    assert report["extras"]["ui"] in ("ok", install_command("ui"))
     assert report["runs"] == str(here / "runs")
     assert report["fused"] is True
     assert report["problems"] == []

@@ -19,6 +19,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from everstep.installation import install_command
 from everstep.loggers import JsonlLogger, LoggerGroup, MlflowLogger, read_metrics
 from everstep.loggers.delivery import redacted
 from everstep.loggers.mlflow_store import Target, accepted_name, flat_params, ui_command
@@ -125,7 +126,7 @@ def test_the_command_installs_the_page_where_it_is_missing(tmp_path, monkeypatch
     (tmp_path / "mlflow_skinny-3.10.dist-info").mkdir()
     (tmp_path / "mlflow_skinny-3.10.dist-info" / "METADATA").write_text("Name: mlflow-skinny\n")
     python = shlex.quote(sys.executable)
-    install = f'{python} -m pip install "everstep[ui]" && '
+    install = f"{install_command('ui')} && "
     assert ui_command(target, None, None) == f"{install}{python} -m {show}"
     (tmp_path / "mlflow-3.10.dist-info").mkdir()
     (tmp_path / "mlflow-3.10.dist-info" / "METADATA").write_text("Name: mlflow\n")

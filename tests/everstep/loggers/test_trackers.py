@@ -13,6 +13,7 @@ import pytest
 import everstep
 from everstep import TrainConfig
 from everstep.errors import ConfigError
+from everstep.installation import install_command
 from everstep.loggers import TensorBoardLogger, read_metrics
 from everstep.loggers import delivery as delivering
 from everstep.loggers.delivery import Delivery
@@ -187,7 +188,7 @@ def test_without_tensorboard_training_goes_on(
     logger.log_metrics({"x": 1.0}, step=1)
     logger.close()
     [record] = caplog.records
-    assert "pip install 'everstep[tensorboard]'" in record.message
+    assert install_command("tensorboard") in record.message
 
 
 # ---- Weights & Biases ------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import pytest
 
 from everstep.__main__ import main
 from everstep.errors import ConfigError, EverstepError
+from everstep.installation import install_command
 from everstep.visualization import plot_runs, read_run
 from everstep.visualization._curves import group_runs, mean_curve, mean_interval, student_t
 from everstep.visualization._figures import choose_keys, unit_of
@@ -135,7 +136,7 @@ def test_without_matplotlib_the_extra_is_named(
     seeds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(EverstepError, match=r"pip install 'everstep\[plot\]'"):
+    with pytest.raises(EverstepError, match=re.escape(install_command("plot"))):
         plot_runs([seeds], tmp_path / "curves.png")
 
 

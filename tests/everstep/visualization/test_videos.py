@@ -14,6 +14,7 @@ import pytest
 
 from everstep.__main__ import main
 from everstep.errors import EverstepError
+from everstep.installation import install_command
 from tests.everstep.visualization.conftest import PAINTED, Train
 
 pytestmark = pytest.mark.slow
@@ -187,7 +188,7 @@ def test_without_the_encoder_the_extra_is_named(
     monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
     assert main(["video", str(painted)]) == 2
     error = capsys.readouterr().err
-    assert "imageio-ffmpeg is missing: pip install 'everstep[video]'" in error
+    assert f"imageio-ffmpeg is missing: {install_command('video')}" in error
 
 
 def test_an_mp4_has_every_picture(painted: Path) -> None:
