@@ -1,4 +1,4 @@
-"""What installs the packages of an extra into the environment that runs."""
+"""The command that installs the packages of an extra into the environment that runs."""
 
 import importlib.metadata
 import importlib.util
