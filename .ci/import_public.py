@@ -5,9 +5,10 @@ import pkgutil
 
 import everstep
 import everstep_adapters
+import everstep_lab
 
 count = 0
-for package in (everstep, everstep_adapters):
+for package in (everstep, everstep_lab, everstep_adapters):
     for info in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
         # Peers are other libraries, which are not installed here.
         if "._" in info.name or ".peers" in info.name:

@@ -12,6 +12,9 @@ import everstep
 
 SOURCE = Path(everstep.__file__).parent
 
+#: Measures Everstep, which imports nothing of it.
+LAB = SOURCE.parent / "everstep_lab"
+
 #: Floors, lowest first. A module imports from lower floors, and on its own from those to its left.
 FLOORS = [
     "_torchrl _version data plain_files errors files history installation interrupts",
@@ -21,7 +24,7 @@ FLOORS = [
     "graphs models rollouts policies objectives bonuses fused updates resolve",
     "env_calls algorithms evaluation",
     "conditions config callbacks loggers live usage progress trainers adapters",
-    "testing benchmarks visualization recipes reproduction tuning",
+    "testing visualization",
     "cli __main__",
 ]
 ORDER = {
@@ -101,7 +104,8 @@ def test_importing_the_trainer_imports_what_a_script_needs_before_it_trains() ->
 
 def test_the_help_imports_no_library() -> None:
     code = (
-        "import sys; from everstep.__main__ import _parser; _parser().format_help(); "
+        "import sys; from everstep.__main__ import _parser, commands\n"
+        "_parser(commands()).format_help(); "
         "print([m for m in ('torch', 'numpy', 'pydantic', 'yaml', 'rich') if m in sys.modules])"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -135,7 +139,7 @@ def test_public_names() -> None:
 
 def functions() -> list[tuple[str, ast.FunctionDef]]:
     found = []
-    for root in (SOURCE, SOURCE.parents[1] / "adapters"):
+    for root in (SOURCE, LAB, SOURCE.parents[1] / "adapters"):
         for path in sorted(root.rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 if isinstance(node, ast.FunctionDef):
@@ -170,12 +174,12 @@ def test_docstrings_begin_with_the_thing() -> None:
 
 ADAPTERS = SOURCE.parents[1] / "adapters" / "everstep_adapters"
 
-#: Every file of both packages, by the name that it is imported by.
+#: Every file of the three packages, by the name that it is imported by.
 FILES = {
     ".".join((root.name, *path.relative_to(root).with_suffix("").parts)).removesuffix(
         ".__init__"
     ): path
-    for root in (SOURCE, ADAPTERS)
+    for root in (SOURCE, LAB, ADAPTERS)
     for path in root.rglob("*.py")
 }
 
@@ -203,6 +207,17 @@ def test_no_files_import_each_other() -> None:
             del left[name]
     # What is left is in a circle, or imports one.
     assert {name: sorted(imported & left.keys()) for name, imported in left.items()} == {}
+
+
+def test_nothing_imports_the_laboratory() -> None:
+    """Its commands and recipes are entry points."""
+    wrong = [
+        name
+        for name in FILES
+        if not name.startswith(LAB.name)
+        and any(imported.startswith(LAB.name) for imported in files_imported_by(name))
+    ]
+    assert wrong == []
 
 
 #: May import the other folder's public name: they make Gymnasium vector environments.

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from everstep import AlgorithmConfig
-from everstep.benchmarks import PEERS
+from everstep_lab.benchmarks import PEERS
 from tests.test_docs import DOCS, blocks, section, tables
 
 PAGES = sorted((DOCS / "coming_from").glob("*.md"))

@@ -28,13 +28,13 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 import everstep
 from everstep import AlgorithmConfig, TrainConfig, conditions, data
 from everstep.__main__ import parse
-from everstep.benchmarks import load_case
-from everstep.cli import COMMANDS
+from everstep.cli import commands
 from everstep.errors import ConfigError
 from everstep.hyperparameters import Hyperparameters
 from everstep.loggers import read_metrics
 from everstep.resolve import DEFAULT_LR, DEFAULTS
 from everstep.trainers._options import RunOptions
+from everstep_lab.benchmarks import load_case
 from tests.test_architecture import FLOORS, SOURCE
 
 ROOT = Path(__file__).parents[1]
@@ -171,7 +171,7 @@ def read_json(block: Block, namespace: dict[str, Any]) -> None:
 def parse_commands(block: Block, namespace: dict[str, Any]) -> None:
     """Commands have the flags that they are given, and files of this page the keys."""
     for command in re.findall(
-        rf"(?:^|[ /])everstep ((?:{'|'.join(COMMANDS)})[^&\n]*)",
+        rf"(?:^|[ /])everstep ((?:{'|'.join(commands())})[^&\n]*)",
         re.sub(r"\\\n\s*", "", block.text),
     ):
         arguments = parse(shlex.split(command.partition(" > ")[0], comments=True))
@@ -434,7 +434,7 @@ def test_every_answer_to_a_lost_final_observation_has_a_row() -> None:
 
 def test_every_flag_of_the_command_line_is_named() -> None:
     text = section("reference/command_line.md", "The command line")
-    for command in COMMANDS:
+    for command in commands():
         with contextlib.redirect_stdout(io.StringIO()) as printed, pytest.raises(SystemExit):
             parse([command, "--help"])
         [line] = [line for line in text.splitlines() if line.startswith(f"| `everstep {command}")]

@@ -13,7 +13,7 @@ import pytest
 
 from everstep import DiscreteDummyEnv, Trainer
 from everstep.__main__ import parse
-from everstep.cli import COMMANDS
+from everstep.cli import commands
 from everstep.progress import summary
 from tests.test_docs import DOCS, ROOT, section, tables
 
@@ -100,7 +100,7 @@ def test_flags_that_count_steps_say_which() -> None:
     """`--steps` is a number of env steps of all environments in every command that has it."""
     expected = {"--max-steps": "train steps", "--vector-steps": "calls of `step`"}
     found = set()
-    for command in COMMANDS:
+    for command in commands():
         with contextlib.redirect_stdout(io.StringIO()) as printed, pytest.raises(SystemExit):
             parse([command, "--help"])
         text = re.sub(r"\s+", " ", printed.getvalue())

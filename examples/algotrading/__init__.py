@@ -1,5 +1,5 @@
 """The world AlgoTrading; see `README.md`."""
 
-from everstep.recipes.envs import AlgoTrading
+from everstep_lab.recipes.envs import AlgoTrading
 
 __all__ = ["AlgoTrading"]

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from everstep.recipes.envs.algotrading import CHANGE, Action, AlgoTrading
+from everstep_lab.recipes.envs.algotrading import CHANGE, Action, AlgoTrading
 
 #: An action for every environment `[num_envs, 1]`, from the world and the env step.
 Rule = Callable[[AlgoTrading, int], torch.Tensor]

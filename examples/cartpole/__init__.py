@@ -1,5 +1,5 @@
 """The world CartPole; see `README.md`."""
 
-from everstep.recipes.envs import CartPole
+from everstep_lab.recipes.envs import CartPole
 
 __all__ = ["CartPole"]

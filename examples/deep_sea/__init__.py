@@ -1,5 +1,5 @@
 """A task that cannot be done without exploring."""
 
-from everstep.recipes.envs import DeepSea
+from everstep_lab.recipes.envs import DeepSea
 
 __all__ = ["DeepSea"]

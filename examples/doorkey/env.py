@@ -4,7 +4,7 @@ import torch
 from tensordict import TensorDict
 
 from everstep.data import Device
-from everstep.recipes.envs.minigrid import CELLS, DIRECTIONS, KINDS, STATES, Rooms
+from everstep_lab.recipes.envs.minigrid import CELLS, DIRECTIONS, KINDS, STATES, Rooms
 
 #: The agent's own cell, which shows what is carried, and the one ahead.
 OWN, AHEAD = 3 * 7 + 6, 3 * 7 + 5

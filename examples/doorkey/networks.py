@@ -7,7 +7,7 @@ from torch import nn
 from torchrl.data import TensorSpec, Unbounded
 
 from everstep.models import ObservationNetwork
-from everstep.recipes.envs.minigrid import CELLS
+from everstep_lab.recipes.envs.minigrid import CELLS
 
 from .env import AHEAD, OWN, THINGS
 

@@ -1,5 +1,5 @@
 """The world MountainCar; see `README.md`."""
 
-from everstep.recipes.envs import MountainCar
+from everstep_lab.recipes.envs import MountainCar
 
 __all__ = ["MountainCar"]

@@ -1,5 +1,5 @@
 """The world Pendulum; see `README.md`."""
 
-from everstep.recipes.envs import Pendulum
+from everstep_lab.recipes.envs import Pendulum
 
 __all__ = ["Pendulum"]

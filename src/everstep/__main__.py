@@ -5,7 +5,6 @@ Exit codes: 0; 1 if training failed, or a check; 2 if the command line, a file o
 """
 
 import argparse
-import importlib
 import os
 import sys
 import warnings
@@ -14,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ._version import __version__
-from .cli import COMMANDS
+from .cli import commands, load_command, own_commands
 from .errors import ConfigError, EverstepError
 
 
@@ -60,17 +59,19 @@ def _advice(arguments: argparse.Namespace, rest: Sequence[str]) -> str:
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """The arguments of the command line, which exits with its usage if they are wrong."""
-    parser = _parser()
-    arguments, rest = parser.parse_known_args(argv)
+    words = sys.argv[1:] if argv is None else list(argv)
+    parser = _parser(words[:1] if words and words[0] in own_commands() else commands())
+    arguments, rest = parser.parse_known_args(words)
     if rest and ("overrides" not in arguments or any(word.startswith("-") for word in rest)):
         parser.error(f"unrecognized arguments: {' '.join(rest)}{_advice(arguments, rest)}")
     if rest:  # argparse takes positional arguments in one piece; these stood behind an option
         arguments.overrides = [*arguments.overrides, *rest]
-    arguments.words = list(sys.argv[1:] if argv is None else argv)
+    arguments.words = list(words)
     return arguments
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(names: Sequence[str]) -> argparse.ArgumentParser:
+    """The parser of these commands: a command that is named first is the only one imported."""
     parser = argparse.ArgumentParser(
         prog="everstep", description="Fast PPO for batched environments."
     )
@@ -78,8 +79,8 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(
         title="commands", dest="command", required=True, metavar="COMMAND"
     )
-    for name in COMMANDS:
-        command = importlib.import_module(f".cli.{name}", __package__)
+    for name in names:
+        command = load_command(name)
         added = commands.add_parser(name, help=command.HELP, description=command.DESCRIPTION)
         command.add_arguments(added)
         added.set_defaults(run=command.run)

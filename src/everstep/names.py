@@ -43,7 +43,7 @@ def origin_of(module: str) -> Origin:
     first = module.partition(".")[0]
     if first in sys.stdlib_module_names:
         return "standard"
-    if first in ("everstep", "everstep_adapters"):
+    if first in ("everstep", "everstep_adapters", "everstep_lab"):
         return "installed"
     try:
         spec = importlib.util.find_spec(first)

@@ -24,7 +24,7 @@ from everstep import files
 from everstep.errors import ConfigError
 from everstep.files import append_line, replacing, write_file
 from everstep.loggers import JsonlLogger, read_metrics, writer_of
-from everstep.reproduction import Results
+from everstep_lab.reproduction import Results
 
 #: What writes a file by itself, beside `open`, `replace` and `rename`.
 WRITERS = frozenset({"write_text", "write_bytes", "savez", "savefig", "tofile", "symlink_to"})

@@ -30,7 +30,7 @@ def views(env: Any, env_steps: int) -> torch.Tensor:
 def test_observations_are_choices_of_what_minigrid_shows() -> None:
     from examples.doorkey.env import OWN, THINGS, DoorKey
 
-    from everstep.recipes.envs.minigrid import CELLS
+    from everstep_lab.recipes.envs.minigrid import CELLS
 
     env = DoorKey(16)
     env.seed(3)
@@ -56,7 +56,7 @@ def test_the_bonus_sees_what_there_is_and_not_where() -> None:
     from examples.doorkey.env import AHEAD, OWN, THINGS, DoorKey
     from examples.doorkey.networks import ThingsInView
 
-    from everstep.recipes.envs.minigrid import CELLS
+    from everstep_lab.recipes.envs.minigrid import CELLS
 
     env = DoorKey(2)
     network = ThingsInView(env.observation_spec, hiddens=[16])

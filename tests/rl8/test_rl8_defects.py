@@ -147,10 +147,10 @@ def test_every_hyperparameter_and_statistic_has_its_name() -> None:
 
 def test_the_command_line_takes_the_same_flags() -> None:
     flags = ["--experiment-name", "a", "--max-steps", "3", "--save", "out", "--steps-per-eval", "2"]
-    arguments = _parser().parse_args(["train", "-f", "config.yaml", *flags])
+    arguments = _parser(["train"]).parse_args(["train", "-f", "config.yaml", *flags])
     assert (arguments.experiment_name, arguments.max_steps) == ("a", 3)
     assert (arguments.save, arguments.steps_per_eval) == ("out", 2)
-    assert _parser().parse_args(["train", "--file", "config.yaml"]).file == "config.yaml"
+    assert _parser(["train"]).parse_args(["train", "--file", "config.yaml"]).file == "config.yaml"
 
 
 # ---- the table of defects ---------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """Three ways to see the price's history; see `../README.md`."""
 
-from everstep.recipes.envs import ViewsModel
+from everstep_lab.recipes.envs import ViewsModel
 
 from .lstm import LSTMModel
 from .transformer import TransformerModel

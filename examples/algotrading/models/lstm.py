@@ -7,7 +7,7 @@ from torchrl.data import Composite, TensorSpec, Unbounded
 
 from everstep.data import DataKeys
 from everstep.models import RecurrentModel
-from everstep.recipes.envs.algotrading import CHANGE, POSITION, SCALE, Heads, position
+from everstep_lab.recipes.envs.algotrading import CHANGE, POSITION, SCALE, Heads, position
 
 
 class LSTMModel(RecurrentModel):

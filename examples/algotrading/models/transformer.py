@@ -8,8 +8,8 @@ from torchrl.data import TensorSpec
 from everstep.data import DataKeys
 from everstep.models import Model
 from everstep.nn import PositionalEmbedding, SelfAttention, SelfAttentionStack
-from everstep.recipes.envs.algotrading import CHANGE, POSITION, SCALE, Heads, position
 from everstep.views import ViewRequirement
+from everstep_lab.recipes.envs.algotrading import CHANGE, POSITION, SCALE, Heads, position
 
 
 class TransformerModel(Model):

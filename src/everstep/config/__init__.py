@@ -9,14 +9,13 @@ from ..names import dotted_name, import_name
 from ._document import COMMAND_LINE, Document, KeyPath, Place
 from ._loader import MAX_VALUES, load, read
 from ._overrides import apply_overrides
-from ._recipes import PREFIX, RECIPES, recipe_names, recipe_path
+from ._recipes import PREFIX, recipe_names, recipe_path
 from ._writer import dump, plain
 
 __all__ = [
     "COMMAND_LINE",
     "MAX_VALUES",
     "PREFIX",
-    "RECIPES",
     "Document",
     "KeyPath",
     "Place",

@@ -1,21 +1,33 @@
-"""Files of recipes, which come with the package and have names such as `mujoco/Hopper-v4`."""
+"""Files of recipes, which installed packages bring and have names such as `mujoco/Hopper-v4`."""
 
+from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
 
 from ..errors import ConfigError
 from ..validation import unknown_name
 
-#: Folder of the recipes' files.
-RECIPES = Path(__file__).parents[1] / "recipes"
+#: The entry-point group of packages with recipes, whose files are `FAMILY/NAME.yaml` in them.
+GROUP = "everstep.recipes"
 
 #: Prefix of a recipe's name where a file is expected.
 PREFIX = "recipe:"
 
 
+def _files() -> dict[str, Path]:
+    """Files of all recipes by their names, sorted. The package is found, and not imported."""
+    files: dict[str, Path] = {}
+    for package in sorted({point.module for point in entry_points(group=GROUP)}):
+        spec = find_spec(package)
+        for folder in (spec and spec.submodule_search_locations) or ():
+            for file in Path(folder).glob("*/*.yaml"):
+                files.setdefault(f"{file.parent.name}/{file.stem}", file)
+    return dict(sorted(files.items()))
+
+
 def recipe_names() -> list[str]:
     """Names of all recipes, sorted."""
-    files = RECIPES.glob("*/*.yaml")
-    return sorted(f"{file.parent.name}/{file.stem}" for file in files)
+    return list(_files())
 
 
 def recipe_path(name: str) -> Path:
@@ -26,13 +38,13 @@ def recipe_path(name: str) -> Path:
 
     """
     bare = name.removeprefix(PREFIX)
-    names = recipe_names()
-    if bare not in names:
-        by_task = [other for other in names if other.partition("/")[2] == bare]
+    files = _files()
+    if bare not in files:
+        by_task = [other for other in files if other.partition("/")[2] == bare]
         near = f"did you mean {' or '.join(by_task)}?" if by_task else ""
-        hint = f"unknown recipe ({near})" if near else unknown_name("recipe", bare, names)
+        hint = f"unknown recipe ({near})" if near else unknown_name("recipe", bare, list(files))
         raise ConfigError(
             f"{PREFIX}{bare}: {hint}; `everstep recipes` lists them; "
             "one of your own is named by its file, mine/lake.yaml, or its folder, mine/"
         )
-    return RECIPES / f"{bare}.yaml"
+    return files[bare]

@@ -26,6 +26,7 @@ _KNOWN = frozenset(
     [
         "everstep",
         "everstep_adapters",
+        "everstep_lab",
         "torch",
         "torchrl",
         "gymnasium",

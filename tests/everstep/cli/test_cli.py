@@ -20,7 +20,7 @@ import torch
 
 from everstep import Policy, __version__, cli
 from everstep.__main__ import main
-from everstep.cli import COMMANDS
+from everstep.cli import commands, load_command
 from everstep.cli._arguments import env_steps
 from everstep.config import dump, load
 from everstep.installation import install_command
@@ -145,9 +145,22 @@ def test_help_and_version_do_not_wait_for_pytorch():
     assert f"everstep {__version__}" in process.stdout
 
 
-def test_every_module_is_a_command():
+def test_every_module_is_a_command_and_other_packages_add_theirs():
     modules = {module.name for module in pkgutil.iter_modules(cli.__path__)}
-    assert {name for name in modules if not name.startswith("_")} == set(COMMANDS)
+    own = {name for name in modules if not name.startswith("_")}
+    added = {"bench", "recipes", "reproduce", "tune"}
+    assert set(commands()) == own | added
+    assert all(load_command(name).__name__ == f"everstep_lab.commands.{name}" for name in added)
+
+
+def test_a_command_imports_itself_alone():
+    code = (
+        "import sys; from everstep.__main__ import parse; parse(['eval', 'run']); "
+        "print(sorted(x.partition('.cli.')[2] for x in sys.modules if '.cli.' in x))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "'eval'" in found.stdout
+    assert "'train'" not in found.stdout
 
 
 def test_the_module_is_the_command():

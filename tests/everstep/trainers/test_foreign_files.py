@@ -143,7 +143,7 @@ def own(here: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         {"env_cls": "my_own.sized"},
         {"env_cls": "gymnasium.make", "env_kwargs": {"id": "CartPole-v1"}},
         {"env_cls": "gymnasium.envs.classic_control.CartPoleEnv"},
-        {"env_cls": "everstep.recipes.envs.cartpole_positions"},
+        {"env_cls": "everstep_lab.recipes.envs.cartpole_positions"},
         {"model_cls": "my_own.make_model"},
         {"objective": "my_own.my_objective"},
         {"objective": "everstep.objectives.A2C"},

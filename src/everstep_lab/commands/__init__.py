@@ -1,0 +1,1 @@
+"""Commands of the `everstep` program that measure; see `everstep.cli`."""

@@ -1,0 +1,285 @@
+"""The page of results: tables and learning curves, from `results.jsonl` alone."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from everstep.config import PREFIX, recipe_names
+from everstep.errors import ConfigError, EverstepError
+from everstep.files import write_file
+
+from ..recipes import Recipe, read_recipe
+from ..recipes._recipes import OWN_PAGE, RESULTS
+from ._jobs import OURS, Results
+from ._pictures import draw_family, draw_profile
+from ._rows import Row, families, normalized, rows_of, times_as_long
+from ._statistics import (
+    Summary,
+    improvement,
+    iqm,
+    performance_profile,
+    stratified_interval,
+)
+
+BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
+
+#: A page that has none of the marks above yet.
+_NEW_PAGE = f"# Results\n\n{BEGIN}\n{END}\n"
+
+_HEAD = (
+    "| recipe | score | env steps | seeds | mean ± std | 95 % of the mean | interquartile mean "
+    "(95 %) | published | verdict | processor time |",
+    "|---|---|---|---|---|---|---|---|---|---|",
+)
+
+_PEER_HEAD = (
+    "| recipe | peer | seeds | mean ± std | 95 % of the mean | ours | probability of improvement "
+    "| processor time ÷ ours |",
+    "|---|---|---|---|---|---|---|---|",
+)
+
+#: Levels of a performance profile, as shares of the way from the first return to the published.
+LEVELS = tuple(i / 20 for i in range(41))
+
+
+def write_page(results: Results, page: Path, recipes: Sequence[Recipe]) -> None:
+    """Write the page and its pictures; text outside the page's two marks stays.
+
+    The results of the package's own page are also written to the file that `everstep recipes`
+    reads.
+
+    Args:
+        results: The results.
+        page: The page; pictures are in the folder beside it that has its name without `.md`.
+        recipes: Recipes whose keys say which results are theirs; of none, those of the results.
+
+    Raises:
+        EverstepError: If there is no result, or a library is missing.
+
+    """
+    chosen = list(recipes) or _recipes_of(results)
+    rows = rows_of(results, chosen)
+    if not any(row.lines for row in rows):
+        errors = [error for row in rows for error in row.errors]
+        why = f"all trainings failed, {errors[0]}" if errors else "no result in it"
+        again = "Mend it, and add --retry" if errors else "Train first: everstep reproduce …"
+        raise EverstepError(f"{results.path}: {why}. {again}")
+    before = page.read_text(encoding="utf-8") if page.exists() else _NEW_PAGE
+    if BEGIN not in before or END not in before:
+        raise ConfigError(f"--report {page}: the page has no {BEGIN} and {END}. Add both lines.")
+    pictures = page.with_suffix("")
+    pictures.mkdir(parents=True, exist_ok=True)
+    measured = {row.recipe.name for row in rows if row.lines}
+    expected = list(recipes) or [read_recipe(name) for name in recipe_names()]
+    text = page_text(rows, pictures, [x for x in expected if x.name not in measured])
+    head, tail = before.split(BEGIN)[0], before.split(END)[1]
+    write_file(page, f"{head}{BEGIN}\n\n{text}\n{END}{tail}")
+    for name, kind in (("env_steps", "env_steps"), ("time", "processor_seconds")):
+        for family, members in families(rows).items():
+            draw_family(members, kind, pictures / f"{family}_{name}.svg")
+    if profiled := profiles(rows):
+        draw_profile(LEVELS, profiled, pictures / "profile.svg")
+    if page.absolute() == OWN_PAGE:
+        write_own_results(rows)
+
+
+def _recipes_of(results: Results) -> list[Recipe]:
+    """Recipes that the results name."""
+    files = {line["recipe"]: line.get("file", line["recipe"]) for line in results.lines}
+    found = []
+    for name, file in files.items():
+        try:
+            found.append(read_recipe(file))
+        except ConfigError as error:
+            raise ConfigError(
+                f"--report: {results.path} has results of {name}, whose recipe cannot be read: "
+                f"{error} Name its file or folder, too, such as everstep reproduce mine --report"
+            ) from None
+    return sorted(found, key=lambda recipe: recipe.name)
+
+
+def page_text(rows: Sequence[Row], pictures: Path, missing: Sequence[Recipe]) -> str:
+    """The page between its marks; `missing` are the recipes that have no result."""
+    parts = [_counts(rows), _aggregate(rows, pictures)]
+    for family, members in families(rows).items():
+        parts.append(f"## {family}\n\n```sh\n{_command(members)}\n```")
+        ours = [row for row in members if row.side == OURS]
+        parts.append("\n".join([*_HEAD, *map(_row_text, ours)]))
+        peers = [_peer_text(row, ours) for row in members if row.side != OURS]
+        if peers:
+            parts.append("\n".join([*_PEER_HEAD, *peers]))
+        parts += [
+            f"![Returns of {family} over {over}: mean of the seeds, and its 95 % interval]"
+            f"({pictures.name}/{family}_{name}.svg)"
+            for name, over in (("env_steps", "env steps"), ("time", "processor time"))
+        ]
+        notes = [_note(row.recipe) for row in ours if row.recipe.header.published is not None]
+        parts.append("\n".join(notes))
+    failures = [f"* {row.recipe.name}, {row.side}, {error}" for row in rows for error in row.errors]
+    if failures:
+        parts.append("\n".join(["Trainings that failed:", "", *failures]))
+    parts += [_made_with(rows), _missing(missing)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _command(rows: Sequence[Row]) -> str:
+    """The command that trains the rows of a family."""
+    recipes = [row.recipe for row in rows]
+    is_own = not recipes[0].file.startswith(PREFIX)
+    what = dict.fromkeys(x.file for x in recipes) if is_own else [recipes[0].family]
+    seeds = max(len(row.lines) for row in rows)
+    budgets = {recipe.other_env_steps for recipe in recipes}
+    steps = "".join(f" --steps {n}" for n in budgets if n is not None and len(budgets) == 1)
+    return f"everstep reproduce {' '.join(what)} --seeds {seeds}{steps}"
+
+
+def _counts(rows: Sequence[Row]) -> str:
+    given = [row.verdict for row in rows if row.side == OURS and row.lines and row.verdict]
+    if not given:
+        return ""
+    parts = [f"{given.count(name)} {name}" for name in ("above", "within", "below")]
+    recipes = "recipe" if len(given) == 1 else "recipes"
+    return (
+        f"Of {len(given)} {recipes} with a published result, {', '.join(parts)} it. By the rule: "
+        "*above* if the 95 % interval of our mean lies above the published mean + std, *below* if "
+        "it lies below mean − std, else *within*."
+    )
+
+
+def _aggregate(rows: Sequence[Row], pictures: Path) -> str:
+    """The interquartile mean of all normalised scores, and their profile."""
+    ours = [normalized(row) for row in rows if row.side == OURS and len(row.lines) > 1]
+    strata = [scores for scores in ours if scores]
+    if len(strata) < 2:
+        return ""
+    low, high = stratified_interval(strata, iqm)
+    pooled = [score for scores in strata for score in scores]
+    return (
+        f"Scores as shares of the way from the first return of training to the published one: the "
+        f"interquartile mean of {len(pooled)} trainings of {len(strata)} recipes is "
+        f"{float(iqm(pooled)):.2f} ({low:.2f} to {high:.2f}, stratified bootstrap).\n\n"
+        f"![Share of trainings above a score, over the score]({pictures.name}/profile.svg)"
+    )
+
+
+def profiles(rows: Sequence[Row]) -> dict[str, list[float]]:
+    """Performance profile of each side, over the recipes that it has."""
+    found = {}
+    for side in dict.fromkeys(row.side for row in rows):
+        scores = [x for row in rows if row.side == side for x in normalized(row)]
+        if scores:
+            found[side] = performance_profile(scores, LEVELS)
+    return found
+
+
+def _row_text(row: Row) -> str:
+    summary, header = row.summary, row.recipe.header
+    published = header.published
+    theirs = "" if published is None else spread(published.mean, published.std)
+    cells = [
+        f"`{row.recipe.name}`" + ("" if row.is_current else ", of other keys"),
+        header.score,
+        f"{row.recipe.env_steps:,}",
+        str(summary.count),
+        f"**{spread(summary.mean, _std(summary))}**",
+        between(summary.interval),
+        rounded(summary.iqm)
+        + ("" if summary.iqm_interval is None else f" ({between(summary.iqm_interval)})"),
+        theirs if published is None else f"[{theirs}]({published.link})",
+        row.verdict,
+        f"{row.minutes:.1f} min" if row.minutes >= 1 else f"{60 * row.minutes:.0f} s",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def _peer_text(row: Row, ours: Sequence[Row]) -> str:
+    own = next((other for other in ours if other.recipe.name == row.recipe.name), None)
+    summary, ratio = row.summary, None if own is None else times_as_long(row, own)
+    cells = [
+        f"`{row.recipe.name}`",
+        row.side,
+        str(summary.count),
+        spread(summary.mean, _std(summary)),
+        between(summary.interval),
+        "" if own is None else spread(own.summary.mean, _std(own.summary)),
+        "" if own is None else f"{improvement(own.scores, row.scores):.2f}",
+        "" if ratio is None else f"{ratio:.1f}",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def _std(summary: Summary) -> None | float:
+    """The standard deviation; None for a single seed, which has none."""
+    return summary.std if summary.count > 1 else None
+
+
+def _note(recipe: Recipe) -> str:
+    """Source of the published result, and differences."""
+    published = recipe.header.published
+    assert published is not None
+    differs = f" Differences: {recipe.header.differs}." if recipe.header.differs else ""
+    return (
+        f"* `{recipe.name}`: {published.source}, {published.of}, after "
+        f"{published.env_steps:,} env steps.{differs}"
+    )
+
+
+def _missing(recipes: Sequence[Recipe]) -> str:
+    """Recipes without a result, by family, and those that cannot be run here."""
+    found: dict[str, list[str]] = {}
+    for recipe in recipes:
+        family, _, name = recipe.name.partition("/")
+        reason = recipe.header.not_run
+        heading = f"`{family}`" if reason is None else f"`{family}`, which {reason}"
+        found.setdefault(heading, []).append(name)
+    if not found:
+        return ""
+    lines = [f"* {heading}: {', '.join(names)}" for heading, names in found.items()]
+    return "\n".join(["## Not measured yet", "", *lines])
+
+
+def _made_with(rows: Sequence[Row]) -> str:
+    lines = [line for row in rows for line in row.lines]
+    machines = sorted({f"{x['machine']['cpu']}, {x['machine']['cores']} cores" for x in lines})
+    versions: dict[str, set[str]] = {}
+    for line in lines:
+        for name, version in line["versions"].items():
+            if name != "commit":
+                versions.setdefault(name, set()).add(version)
+    texts = [f"{name} {', '.join(sorted(found))}" for name, found in sorted(versions.items())]
+    return (
+        f"Measured on {'; '.join(machines)}, one thread a training, with {'; '.join(texts)}. "
+        "Processor time is that of a training, its mean over seeds."
+    )
+
+
+def write_own_results(rows: Sequence[Row], path: Path = RESULTS) -> None:
+    """Write the results that `everstep recipes` shows, which are of the recipes' present keys."""
+    own = {
+        row.recipe.name: {
+            "mean": float(f"{row.summary.mean:.5g}"),
+            "std": None if row.summary.count < 2 else float(f"{row.summary.std:.5g}"),
+            "seeds": row.summary.count,
+            "verdict": row.verdict,
+        }
+        for row in rows
+        if row.side == OURS and row.lines and row.is_current
+    }
+    write_file(path, json.dumps(own, indent=1) + "\n")
+
+
+def rounded(x: float) -> str:
+    """A return with three or four digits."""
+    form = ",.0f" if abs(x) >= 1000 else ".1f" if abs(x) >= 10 else ".3f"
+    return format(x, form).replace("-", "−")
+
+
+def spread(mean: float, std: None | float) -> str:
+    """Mean and standard deviation, with the mean's digits."""
+    form = ",.0f" if abs(mean) >= 1000 else ".1f" if abs(mean) >= 10 else ".3f"
+    return rounded(mean) + ("" if std is None else f" ± {format(std, form)}")
+
+
+def between(interval: None | tuple[float, float]) -> str:
+    """An interval as text; empty for none."""
+    return "" if interval is None else f"{rounded(interval[0])} to {rounded(interval[1])}"

@@ -1,0 +1,221 @@
+"""A study: trainings with suggested hyperparameters, kept in a database that processes share."""
+
+import json
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+from everstep.callbacks import Callback
+from everstep.config import apply_overrides, load
+from everstep.errors import ConfigError, EverstepError
+from everstep.installation import install_command
+
+from ._space import KEY, Space, read_space
+
+#: The statistic that trials report while they train.
+RETURN = "episodes/return_mean_100"
+
+#: Reports of a trial, at equal shares of its budget, so that trials are compared at the same step.
+REPORTS = 20
+
+#: Episodes of an evaluation.
+EPISODES = 20
+
+#: Seconds between signs of life of a trial; one without them for two minutes has failed.
+_HEARTBEAT_S = 60
+
+Score = Literal["training", "evaluation"]
+
+
+class Reports(Callback):
+    """Reports the return of training to a trial, and ends it if the pruner says so.
+
+    Args:
+        trial: The Optuna trial.
+        env_steps: Budget of the training.
+
+    """
+
+    def __init__(self, trial: Any, env_steps: int) -> None:
+        self.trial, self.env_steps, self.number = trial, env_steps, 0
+        self.last = float("nan")
+
+    def on_train_step(self, stats: dict[str, Any]) -> None:
+        """Report whenever another share of the budget is used.
+
+        Raises:
+            optuna.TrialPruned: If the trial is not worth its remaining budget.
+
+        """
+        self.last = float(stats.get(RETURN, stats["returns/mean"]))
+        number = int(REPORTS * stats["env/steps"] / self.env_steps)
+        if number <= self.number or self.trial is None:
+            return
+        self.number = number
+        self.trial.report(self.last, number)
+        if self.trial.should_prune():
+            raise require_optuna().TrialPruned
+
+
+def open_study(path: Path, name: str, *, sampler: str, pruner: str, seed: None | int) -> Any:
+    """The study in a database, which is made if there is none.
+
+    Args:
+        path: SQLite database.
+        name: Name of the study in it.
+        sampler: `tpe`, `random` or `gp`.
+        pruner: `median`, `hyperband` or `none`.
+        seed: Seed of the sampler.
+
+    """
+    optuna = require_optuna()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)  # failures are shown by the command
+    samplers = {
+        "tpe": lambda: optuna.samplers.TPESampler(seed=seed),
+        "random": lambda: optuna.samplers.RandomSampler(seed=seed),
+        "gp": lambda: optuna.samplers.GPSampler(seed=seed),
+    }
+    pruners = {
+        "median": lambda: optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=4),
+        "hyperband": lambda: optuna.pruners.HyperbandPruner(max_resource=REPORTS),
+        "none": optuna.pruners.NopPruner,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with without_experimental_warnings():
+        storage = optuna.storages.RDBStorage(
+            f"sqlite:///{path}",
+            engine_kwargs={"connect_args": {"timeout": 60}},
+            heartbeat_interval=_HEARTBEAT_S,
+        )
+        return optuna.create_study(
+            storage=storage,
+            study_name=name,
+            sampler=samplers[sampler](),
+            pruner=pruners[pruner](),
+            direction="maximize",
+            load_if_exists=True,
+        )
+
+
+@contextmanager
+def without_experimental_warnings() -> Iterator[None]:
+    """Context without Optuna's warnings that an interface may change."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", require_optuna().exceptions.ExperimentalWarning)
+        yield
+
+
+def optimize(
+    study: Any,
+    file: str,
+    overrides: Sequence[str],
+    *,
+    trials: int,
+    seeds: int,
+    score: Score,
+    show: Any,
+) -> Space:
+    """Run trials until the study has so many, and return the search space.
+
+    The first trial has the file's own values, if they are in the space.
+
+    Args:
+        study: The study.
+        file: The training file with a search space, or a recipe.
+        overrides: Assignments such as `total_env_steps=50_000`.
+        trials: Trials that the study has in the end, those of other processes included.
+        seeds: Trainings of a trial, whose mean is its value.
+        score: Return that is maximised: of the last 100 episodes of training, or of an evaluation.
+        show: Called with each finished trial.
+
+    Raises:
+        ConfigError: If the file has no search space, or no trial could be trained.
+
+    """
+    optuna = require_optuna()
+    document = apply_overrides(load(file), overrides)
+    space = read_space(document)
+    first = space.first(document.values)
+    if first and not study.trials:
+        study.enqueue_trial(first, skip_if_exists=True)
+    states = optuna.trial.TrialState
+
+    def objective(trial: Any) -> float:
+        values = space.suggest(trial)
+        assignments = [*overrides, *(f"{k}={json.dumps(v)}" for k, v in values.items())]
+        try:
+            scores = [_train(file, assignments, seed, trial, score) for seed in range(seeds)]
+        except EverstepError as error:
+            trial.set_user_attr("error", str(error))
+            raise
+        return sum(scores) / len(scores)
+
+    ended = (states.COMPLETE, states.PRUNED, states.FAIL)
+    if len([t for t in study.trials if t.state in ended]) < trials:
+        study.optimize(
+            objective,
+            callbacks=[
+                optuna.study.MaxTrialsCallback(trials, states=ended),
+                lambda _, trial: show(trial),
+            ],
+            catch=(EverstepError,),
+        )
+    if not any(trial.state == states.COMPLETE for trial in study.trials):
+        errors = [trial.user_attrs.get("error", "") for trial in study.trials]
+        raise ConfigError(f"{file}: no trial could be trained: {next(filter(None, errors), '')}")
+    return space
+
+
+def _train(file: str, assignments: Sequence[str], seed: int, trial: Any, score: Score) -> float:
+    """The score of one training; the first seed's may be pruned."""
+    from everstep.trainers import TrainConfig
+
+    config = TrainConfig.from_file(file, [*assignments, f"seed={seed}"])
+    if config.total_env_steps is None:
+        raise ConfigError(f"{file}: {KEY}: no budget. Set total_env_steps, or add --steps N.")
+    reports = Reports(trial if seed == 0 else None, config.total_env_steps)
+    trainer = config.build(run_dir=None, track=False, progress=False, callbacks=[reports])
+    try:
+        with trainer:
+            trainer.run()
+            if score == "training":
+                return reports.last
+            return _evaluation(config, trainer, seed)
+    finally:
+        trainer.algorithm.env.close()
+
+
+def _evaluation(config: Any, trainer: Any, seed: int) -> float:
+    """Mean return of complete episodes with the most likely actions."""
+    from everstep.evaluation import run_episodes
+    from everstep.trainers.config import EVAL_NUM_ENVS, eval_seed
+
+    algorithm = trainer.algorithm
+    config.env_kwargs = {**(config.env_kwargs or {}), **(config.eval_env_kwargs or {})} or None
+    source: Any = config.make_env_source()
+    env = source(min(EPISODES, EVAL_NUM_ENVS), algorithm.hparams.horizon, device="cpu")
+    if hasattr(env, "seed"):
+        env.seed(eval_seed(seed))
+    try:
+        returns, _ = run_episodes(algorithm.policy, env, episodes=EPISODES)
+    finally:
+        env.close()
+    return float(returns.mean())
+
+
+def require_optuna() -> Any:
+    """Optuna.
+
+    Raises:
+        EverstepError: If it is not installed.
+
+    """
+    try:
+        import optuna
+    except ImportError:
+        raise EverstepError(
+            f"The search is made with Optuna, which is not installed: {install_command('tune')}"
+        ) from None
+    return optuna

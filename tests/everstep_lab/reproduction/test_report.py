@@ -1,0 +1,227 @@
+"""The page of results: what the data gives, and the page of this repository."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from everstep.__main__ import main
+from everstep.errors import ConfigError
+from everstep_lab.recipes import Recipe, own_results, read_recipe
+from everstep_lab.reproduction import Results, key_of
+from everstep_lab.reproduction._pictures import _axis
+from everstep_lab.reproduction._report import BEGIN, END, write_own_results
+from everstep_lab.reproduction._rows import normalized, rows_of, times_as_long
+
+pytest.importorskip("scipy")
+pytest.importorskip("matplotlib")
+
+ROOT = Path(__file__).parents[3]
+PAGE = ROOT / "docs" / "results.md"
+
+
+def result(recipe: Recipe, side: str, seed: int, score: float, **more: Any) -> dict[str, Any]:
+    """A line as `everstep reproduce` writes it, of a curve from 0 to the score."""
+    steps = [recipe.env_steps * i // 5 for i in range(6)]
+    return {
+        **{"recipe": recipe.name, "digest": recipe.digest, "side": side, "seed": seed},
+        **{"env_steps": steps[-1], "seconds": 60.0, "processor_seconds": 120.0, "training": score},
+        "evaluation": {"mean": score + 1, "std": 0.0, "returns": [score + 1] * 20},
+        "curve": {
+            "env_steps": steps,
+            "seconds": [12.0 * i for i in range(6)],
+            "processor_seconds": [24.0 * i for i in range(6)],
+            "return": [score * i / 5 for i in range(6)],
+        },
+        "versions": {"everstep": "0.1.0", "torch": "2.13.0"},
+        "machine": {"cpu": "a processor", "cores": 2},
+        **more,
+    }
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    """A directory with results of two recipes, one of them also of a peer."""
+    results = Results(tmp_path / "out" / "results.jsonl")
+    hopper, cartpole = (read_recipe(x) for x in ("mujoco/Hopper-v4", "classic/CartPole-v1"))
+    for seed, score in enumerate((2900.0, 2700.0, 3000.0)):
+        results.add(result(hopper, "everstep", seed, score))
+        results.add(result(hopper, "stable-baselines3", seed, score - 1000, processor_seconds=480))
+    results.add(result(cartpole, "everstep", 0, 480.0))
+    results.add(result(cartpole, "everstep", 1, 470.0))
+    line = {k: result(cartpole, "everstep", 2, 0.0)[k] for k in ("recipe", "digest", "side")}
+    results.add({**line, "seed": 2, "error": "the disk is full"})
+    return tmp_path / "out"
+
+
+def test_the_page_has_tables_curves_and_verdicts(out: Path) -> None:
+    assert main(["reproduce", "--report", "--out", str(out)]) == 0
+    text = (out / "results.md").read_text()
+    [row] = [x for x in text.splitlines() if x.startswith("| `mujoco/Hopper-v4` | training")]
+    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    assert cells[2:5] == ["1,000,000", "3", "**2,867 ± 125**"]
+    assert "[2,383 ± 272]" in cells[7]
+    assert cells[8:] == ["above", "2.0 min"]
+    [peer] = [x for x in text.splitlines() if "| stable-baselines3 |" in x]
+    assert peer.strip("| ").split(" | ")[-2:] == ["1.00", "4.0"]
+    [below] = [x for x in text.splitlines() if x.startswith("| `classic/CartPole-v1` | training")]
+    assert "below" in below
+    assert "* classic/CartPole-v1, everstep, seed 2: the disk is full" in text
+    assert "Of 2 recipes with a published result, 1 above, 0 within, 1 below it." in text
+    missing = text.partition("## Not measured yet\n")[2].splitlines()
+    assert "* `a2c`: Acrobot-v1, CartPole-v1, Pendulum-v1" in missing
+    assert (
+        "* `isaacgym`, which needs Isaac Gym and its GPU: Ant, Anymal, Cartpole, Humanoid"
+        in missing
+    )
+    [classic] = [line for line in missing if line.startswith("* `classic`")]
+    assert "Acrobot-v1" in classic
+    assert "CartPole-v1" not in classic
+    named = {x.partition(")")[0] for x in text.split("](results/")[1:]}
+    assert named == {path.name for path in (out / "results").iterdir()}
+    assert {"mujoco_env_steps.svg", "classic_time.svg", "profile.svg"} <= named
+
+
+def test_the_page_is_a_function_of_the_data(out: Path, tmp_path: Path) -> None:
+    pages = []
+    for name in ("a", "b"):
+        main(["reproduce", "--report", str(tmp_path / name / "results.md"), "--out", str(out)])
+        files = sorted((tmp_path / name).rglob("*.*"))
+        pages.append({x.relative_to(tmp_path / name): x.read_bytes() for x in files})
+    assert pages[0] == pages[1]
+
+
+def test_text_around_the_marks_stays(out: Path) -> None:
+    page = out / "mine.md"
+    page.write_text(f"# Mine\n\nBefore.\n\n{BEGIN}\nold\n{END}\n\nAfter.\n")
+    assert main(["reproduce", "--report", str(page), "--out", str(out)]) == 0
+    text = page.read_text()
+    assert text.startswith("# Mine\n\nBefore.\n\n")
+    assert text.endswith("\n\nAfter.\n")
+    assert "old" not in text
+    page.write_text("# Mine\n")
+    assert main(["reproduce", "--report", str(page), "--out", str(out)]) == 2
+    assert page.read_text() == "# Mine\n"
+
+
+def test_processor_times_are_compared_on_the_same_processor(tmp_path: Path) -> None:
+    results = Results(tmp_path / "results.jsonl")
+    recipe = read_recipe("mujoco/Hopper-v4")
+    times = {"everstep": {"A": (10, 20), "B": (5,)}, "cleanrl": {"B": (20,), "A": (30,), "C": (1,)}}
+    for side, by_cpu in times.items():
+        ran = [(cpu, t) for cpu, seconds in by_cpu.items() for t in seconds]
+        for seed, (cpu, seconds) in enumerate(ran):
+            more = {"processor_seconds": seconds, "machine": {"cpu": cpu, "cores": 2}}
+            results.add(result(recipe, side, seed, 0.0, **more))
+    ours, theirs = rows_of(results, [recipe])
+    assert times_as_long(theirs, ours) == pytest.approx((30 / 15 + 20 / 5) / 2)
+    other = {"processor_seconds": 1, "machine": {"cpu": "D", "cores": 2}}
+    results.add(result(recipe, "stable-baselines3", 0, 0.0, **other))
+    alone = next(x for x in rows_of(results, [recipe]) if x.side == "stable-baselines3")
+    assert times_as_long(alone, ours) is None
+
+
+def test_results_of_other_keys_are_left_out(out: Path) -> None:
+    results = Results(out / "results.jsonl")
+    recipe = read_recipe("mujoco/Hopper-v4")
+    results.add({**result(recipe, "everstep", 7, 0.0), "digest": "0" * 12})
+    row = rows_of(results, [recipe])[0]
+    assert [line["seed"] for line in row.lines] == [0, 1, 2]
+    assert row.is_current
+
+
+def test_a_row_of_a_recipe_that_has_changed_says_so(out: Path) -> None:
+    results = Results(out / "results.jsonl")
+    old = read_recipe("classic/Pendulum-v1")
+    results.add({**result(old, "everstep", 0, -200.0), "digest": "0" * 12})
+    assert main(["reproduce", "--report", "--out", str(out)]) == 0
+    text = (out / "results.md").read_text()
+    assert "| `classic/Pendulum-v1`, of other keys | evaluation |" in text
+    assert "| `mujoco/Hopper-v4` | training" in text
+    rows = rows_of(results, [old, read_recipe("mujoco/Hopper-v4")])
+    write_own_results(rows, out / "own.json")
+    assert json.loads((out / "own.json").read_text()).keys() == {"mujoco/Hopper-v4"}
+
+
+def test_scores_are_shares_of_the_way_to_the_published_one(out: Path) -> None:
+    recipe = read_recipe("mujoco/Hopper-v4")
+    row = rows_of(Results(out / "results.jsonl"), [recipe])[0]
+    assert recipe.header.published is not None
+    assert normalized(row)[0] == pytest.approx(2900.0 / recipe.header.published.mean)
+
+
+def test_no_results_and_strange_recipes_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["reproduce", "--report", "--out", str(tmp_path)]
+    assert main(words) == 2
+    assert "no result in it" in capsys.readouterr().err
+    line = result(read_recipe("mujoco/Hopper-v4"), "everstep", 0, 1.0) | {"recipe": "mine/lake"}
+    (tmp_path / "results.jsonl").write_text(json.dumps(line) + "\n")
+    assert main(words) == 2
+    assert "mine/lake, whose recipe cannot be read: recipe:mine/lake" in capsys.readouterr().err
+
+
+def test_recipes_of_ones_own_are_found_by_the_results_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine").mkdir()
+    text = "recipe: {task: CartPole, source: mine}\nenv_cls: gymnasium:CartPole-v1\n"
+    for name in ("a", "b"):
+        Path(f"mine/{name}.yaml").write_text(f"{text}total_env_steps: 9_000\n")
+    results = Results(tmp_path / "results.jsonl")
+    short = read_recipe("mine/a.yaml").with_env_steps(2_000)
+    for seed in range(2):
+        more = {"file": "mine/a.yaml", "total_env_steps": 2_000}
+        results.add(result(short, "everstep", seed, 20.0, **more))
+    assert main(["reproduce", "--report", "--out", "."]) == 0
+    page = Path("results.md").read_text()
+    assert "everstep reproduce mine/a.yaml --seeds 2 --steps 2000\n" in page
+    assert "| `mine/a` | evaluation | 2,000 | 2 |" in page
+    whole = read_recipe("mine/a.yaml")
+    results.add(result(whole, "everstep", 0, 20.0, file=whole.file, total_env_steps=9_000))
+    assert main(["reproduce", "--report", "--out", "."]) == 0
+    page = Path("results.md").read_text()
+    assert "everstep reproduce mine/a.yaml --seeds 1\n" in page
+    assert "| `mine/a` | evaluation | 9,000 | 1 |" in page
+
+
+def test_short_trainings_have_an_axis_in_seconds() -> None:
+    xs = np.asarray([10.0, 90.0])
+    assert _axis([[(xs, xs)]], "processor_seconds") == (1.0, "processor time (s)")
+    assert _axis([[(xs, xs)], [(2 * xs, xs)]], "processor_seconds")[0] == 60.0
+    assert _axis([[(xs, xs)]], "env_steps") == (1.0, "env steps")
+
+
+# The page of this repository.
+
+
+def test_the_page_of_the_repository_is_made_of_its_data(tmp_path: Path) -> None:
+    """Regenerate: everstep reproduce --report docs/results.md --out docs/results."""
+    page = tmp_path / "results.md"
+    shutil.copy(PAGE, page)
+    data = PAGE.with_suffix("") / "results.jsonl"
+    shutil.copytree(data.parent, tmp_path / "results")
+    words = ["reproduce", "--report", str(page), "--out", str(tmp_path / "results")]
+    assert main(words) == 0
+    assert page.read_text(encoding="utf-8") == PAGE.read_text(encoding="utf-8")
+    pictures = {path.name for path in (tmp_path / "results").glob("*.svg")}
+    assert pictures == {path.name for path in data.parent.glob("*.svg")}
+    lines = Results(data).lines
+    assert len({key_of(line) for line in lines}) == len(lines)
+    names = dict.fromkeys(line["recipe"] for line in lines)
+    rows = rows_of(Results(data), [read_recipe(name) for name in sorted(names)])
+    write_own_results(rows, tmp_path / "own.json")
+    assert json.loads((tmp_path / "own.json").read_text()) == own_results()
+
+
+def test_a_page_without_marks_is_refused(out: Path, tmp_path: Path) -> None:
+    from everstep_lab.reproduction._report import write_page
+
+    (tmp_path / "page.md").write_text("nothing")
+    with pytest.raises(ConfigError, match="Add both lines"):
+        write_page(Results(out / "results.jsonl"), tmp_path / "page.md", [])
