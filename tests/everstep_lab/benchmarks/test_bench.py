@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 import torch
 
-from everstep import benchmarks
 from everstep.__main__ import _parser, main
 from everstep.errors import ConfigError
 from everstep_lab.benchmarks import (
