@@ -9,11 +9,13 @@ import torch
 from tensordict import TensorDict
 from torchrl.data import Bounded, Categorical, TensorSpec, Unbounded
 
+from everstep.data import DataKeys
 from everstep.errors import AdapterError
-from everstep.formats import ObservationFormat
+from everstep.formats import ObservationFormat, numpy_dtype
 from everstep.specs import Structure
 
 from ..common.handoff import borrow
+from ..common.rounding import RoundingWatch
 from ..common.specs import compose_spec
 
 #: Dtypes of which PyTorch has few operations.
@@ -21,7 +23,7 @@ _WIDER = {torch.uint16: torch.int32, torch.uint32: torch.int64}
 
 
 class Observations:
-    """Reader of observations; `float64` becomes PyTorch's default dtype.
+    """Reader of observations; `float64` becomes PyTorch's default dtype, see `RoundingWatch`.
 
     Args:
         shapes: Tree of the shapes and dtypes of a batch of observations.
@@ -58,16 +60,32 @@ class Observations:
         self._order = [names.index(path) for path in self._structure.paths]
         self._rows = found[0][1].shape[0]
         self.layout = [((self._rows, *x), y) for x, y in zip(shapes_of, dtypes, strict=True)]
+        labels = [DataKeys.OBS + "".join(f"[{index!r}]" for index in path) for path in paths]
+        watches = [
+            RoundingWatch.of(label, x.dtype, numpy_dtype(dtype))
+            for label, (_, x), dtype in zip(labels, found, dtypes, strict=True)
+        ]
+        self._watches = {i: watch for i, watch in enumerate(watches) if watch is not None}
         self.forms = tuple(
             ObservationFormat(paths[i], tuple(found[i][1].shape[1:])) for i in self._order
         )
 
     def read(self, obs: Any) -> torch.Tensor | TensorDict:
         """A batch of observations `[N, …]`; the program's own memory where it is on the device."""
-        columns = zip(jax.tree_util.tree_leaves(obs), self.layout, strict=True)
-        return self.unflatten(
-            [tensor_of(x).to(self._device, dtype).view(shape) for x, (shape, dtype) in columns]
-        )
+        leaves = [tensor_of(x) for x in jax.tree_util.tree_leaves(obs)]
+        self.look(leaves)
+        columns = zip(leaves, self.layout, strict=True)
+        return self.unflatten([x.to(self._device, dt).view(shape) for x, (shape, dt) in columns])
+
+    def look(self, leaves: Sequence[Any]) -> None:
+        """Look at a batch, arrays or tensors before they are cast, in the order of the tree."""
+        for i, watch in self._watches.items():
+            watch.look(leaves[i])
+
+    @property
+    def watches(self) -> bool:
+        """Whether `look` has anything to look at, any more."""
+        return any(watch.left for watch in self._watches.values())
 
     def unflatten(self, leaves: Sequence[torch.Tensor]) -> torch.Tensor | TensorDict:
         """A batch of observations of the tree's leaves."""

@@ -81,11 +81,14 @@ class Rows:
         """The row of a vector step, valid until the next one."""
         if self._slab is None:
             leaves = self._packing.split([tensor_of(x) for x in arrays])
+            self._observations.look(leaves)
             columns = zip(leaves, self._layout, strict=True)
             return self._assemble(
                 [x.to(self._device, dt).view(shape) for x, (shape, dt) in columns]
             )
         found = [np.asarray(x) for x in arrays]
+        if self._observations.watches:
+            self._observations.look(self._packing.split(found))
         self._slab.wait()
         for (array, part), slot in zip(self._copied, self._slab.slots, strict=True):
             np.copyto(slot.arrays[self._slab.side], found[array][part], casting="unsafe")

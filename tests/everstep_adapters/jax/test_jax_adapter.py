@@ -314,3 +314,43 @@ def test_everything_is_described() -> None:
     assert found["resets"] == "in the env step that ends an episode, in the same compiled call"
     assert "9 env steps, counted by the adapter" in found["limit"]
     assert everstep.wrap(counters()) is not None
+
+
+@pytest.mark.parametrize(
+    ("centre", "width", "warns"),
+    [(5_400_000, 0.2, True), (5_400_000, 200.0, False), (5_400_000, 0.0, False), (0, 1e-9, False)],
+)
+@pytest.mark.parametrize("half", [False, True])
+def test_differences_that_float32_does_not_have_are_named_once(
+    centre: float, width: float, warns: bool, half: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With `bfloat16`, results are the program's own memory, as on a GPU."""
+    jnp = jax.numpy
+
+    def spread(key: Any, seen: Any) -> Any:
+        noise = jax.random.uniform(key, (), jnp.float64, -width, width)
+        other = seen.astype(jnp.bfloat16 if half else jnp.float32)
+        return {"other": other, "place": jnp.stack([noise, centre + noise])}
+
+    class Far(CounterEnv):
+        @classmethod
+        def _read(cls, env: Any, params: Any) -> Functions:
+            def of_reset(key: Any) -> Any:
+                state, seen = reset(key)
+                return state, spread(key, seen)
+
+            def of_step(key: Any, state: Any, action: Any) -> Any:
+                stepped = step(key, state, action)
+                return stepped._replace(obs=spread(key, stepped.obs))
+
+            return replace(super()._read(env, params), reset=of_reset, step=of_step)
+
+    wide = jax.enable_x64(True) if hasattr(jax, "enable_x64") else jax.experimental.enable_x64()
+    with wide:
+        env = Far(Counter(), num_envs=3)
+        env.seed(0)
+        play(env, 100)
+        play(env, 100)
+    texts = [record.getMessage() for record in caplog.records]
+    assert len(texts) == warns
+    assert all("`obs['place']` are lost: element 1 of its numbers were between" in x for x in texts)
