@@ -2,12 +2,14 @@
 
 import contextlib
 import logging
+import math
 import re
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -21,8 +23,9 @@ _log = logging.getLogger(__name__)
 #: Seconds between two deliveries, and the longest pause after a failed one.
 _PERIOD = 1.0
 _LONGEST_PAUSE = 30.0
-#: Seconds between attempts while the logger is being closed.
+#: Seconds between attempts while the logger is being closed, and attempts of texts and media.
 _CLOSING_PAUSE = 0.2
+_LAST_ATTEMPTS = 6
 #: Characters of an error's message that are shown.
 _LONGEST_MESSAGE = 300
 #: Histograms and videos that wait at most; beyond it the oldest are dropped.
@@ -53,9 +56,10 @@ class Media(NamedTuple):
 class Delivery(ABC):
     """A bounded queue and the daemon thread that empties it; only this thread contacts the tracker.
 
-    The tracker may be slow, absent or failing. Points that it does not accept wait in the queue;
-    when the queue is full the oldest are dropped, since the end of a run matters most. However
-    often the tracker fails, one warning is logged.
+    The tracker may be slow, absent or failing. What it does not accept waits in the queue; when
+    the queue is full the oldest are dropped, since the end of a run matters most. However often the
+    tracker fails, one warning is logged, and at the end what it lacks is counted. Texts and media
+    that fail keep no points waiting: a run may lack the rights or libraries that they need.
 
     Args:
         place: Where the tracker is, for warnings.
@@ -76,6 +80,9 @@ class Delivery(ABC):
     #: Points that were dropped or refused.
     lost: int = 0
 
+    #: Parameters, tags, histograms and videos that were dropped or refused.
+    lost_others: int = 0
+
     #: Processor time of the thread so far.
     processor_seconds: float = 0.0
 
@@ -92,6 +99,8 @@ class Delivery(ABC):
         self._params: dict[str, Any] = {}
         self._tags: dict[str, str] = {}
         self._texts: dict[str, str] = {}
+        self._rest_pause, self._rest_next = _PERIOD, -math.inf  # and when to try them again
+        self._rest_attempts = _LAST_ATTEMPTS
         self._is_open = False
         self._progress = 0  # requests that the tracker has answered
         self._warned = False
@@ -142,6 +151,7 @@ class Delivery(ABC):
     def put_media(self, name: str, content: npt.NDArray[Any] | Path, step: int) -> None:
         """Queue the values of a histogram, or the file of a video."""
         with self._lock:
+            self.lost_others += len(self._media) == _MEDIA
             self._media.append(Media(name, content, self._milliseconds(), int(step)))
 
     def close(self, status: None | RunStatus, *, patience: float, limit: float) -> None:
@@ -174,14 +184,16 @@ class Delivery(ABC):
                 return "was left by its thread"
         return ""
 
-    def warn(self, what: str, effect: str = "Training continues") -> None:
+    def warn(
+        self, what: str, effect: str = "Training continues", *, is_outage: bool = True
+    ) -> None:
         """Log a failure of the tracker as one line, the first time only.
 
         Not with `warnings.warn`: the caller's code is not the cause, it may come from a thread, and
         it must not stop training if warnings are errors.
         """
         with self._lock:
-            self._outage = True
+            self._outage |= is_outage
             first, self._warned = not self._warned, True
         if first:
             record = f" {self._record} has every statistic." if self._record else ""
@@ -267,6 +279,9 @@ class Delivery(ABC):
         self._send_rest()
         self._flush()
         if closing and not self._abandoned.is_set():
+            self._rest_attempts -= 1
+            if self._rest_attempts and (self._texts or self._media):
+                return  # to be tried again
             if self._status is not None:
                 self._end(self._status)
             self._finished.set()
@@ -285,29 +300,49 @@ class Delivery(ABC):
         self._in_flight = []
 
     def _send_rest(self) -> None:
-        """Send texts and media, once: a run may lack the rights or libraries that they need."""
+        """Send texts and media, each until it is stored, at growing intervals if some fail."""
+        if time.monotonic() < self._rest_next and not self._closing.is_set():
+            return
         with self._lock:
-            texts, self._texts = self._texts, {}
-            media = list(self._media)
-            self._media.clear()
+            texts, media = dict(self._texts), list(self._media)
+        has_failed = False
         for name, text in texts.items():
-            self._try(name, lambda name=name, text=text: self._send_text(name, text))
+            if self._sent(name, partial(self._send_text, name, text)):
+                with self._lock:
+                    if self._texts[name] is text:  # and not a later one
+                        del self._texts[name]
+            else:
+                has_failed = True
         for each in media:
-            self._try(each.name, lambda each=each: self._send_media(each))
+            if self._sent(each.name, partial(self._send_media, each)):
+                with self._lock:
+                    left = (x for x in self._media if x is not each)  # arrays have no ==
+                    self._media = deque(left, maxlen=_MEDIA)
+            else:
+                has_failed = True
+        self._rest_next = time.monotonic() + self._rest_pause if has_failed else -math.inf
+        self._rest_pause = min(2 * self._rest_pause, _LONGEST_PAUSE) if has_failed else _PERIOD
 
-    def _try(self, name: str, send: Any) -> None:
+    def _sent(self, name: str, send: Callable[[], None]) -> bool:
+        if self._abandoned.is_set():
+            return False
         try:
             send()
         except Exception as error:  # of any library that artifacts are stored with
-            self.warn(f"does not store {name}: {in_one_line(error)}")
-        self._progress += 1
+            self.warn(f"does not store {name}: {in_one_line(error)}", is_outage=False)
+            return False
+        finally:
+            self._progress += 1
+        return True
 
     def _report_losses(self) -> None:
-        lost = self.lost + self.waiting
+        others = self.lost_others + len(self._texts) + len(self._media)
+        counts = {"points": self.lost + self.waiting, "parameters, texts or media": others}
+        lost = " and ".join(f"{count} {kind}" for kind, count in counts.items() if count)
         if lost:
             level = logging.INFO if self._outage else logging.WARNING
-            record = f" {self._record} has them." if self._record else ""
-            _log.log(level, "%d points were not delivered to %s.%s", lost, self.tracker, record)
+            record = f" {self._record} has every statistic." if self._record else ""
+            _log.log(level, "%s were not delivered to %s.%s", lost, self.tracker, record)
 
 
 def redacted(text: str) -> str:

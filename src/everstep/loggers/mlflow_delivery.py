@@ -77,7 +77,8 @@ class MlflowDelivery(Delivery):
         for start in range(0, len(new), store.MAX_PARAMS):
             chunk = new[start : start + store.MAX_PARAMS]
             params = [self._mlflow.entities.Param(name, value) for name, value in chunk]
-            self._ask(self._client.log_batch, self._run_id, params=params)
+            if not self._ask(self._client.log_batch, self._run_id, params=params):
+                self.lost_others += len(params)
             known.update(chunk)
         if changed:
             _log.info("MLflow keeps the first value of: %s.", ", ".join(changed))
@@ -89,8 +90,8 @@ class MlflowDelivery(Delivery):
             waiting = dict(self._tags)
         named = store.named_tags(waiting)
         tags = [self._mlflow.entities.RunTag(*tag) for tag in named.items()]
-        if tags:
-            self._ask(self._client.log_batch, self._run_id, tags=tags)
+        if tags and not self._ask(self._client.log_batch, self._run_id, tags=tags):
+            self.lost_others += len(tags)
         with self._lock:
             self._tags = {n: v for n, v in self._tags.items() if waiting.get(n) != v}
 

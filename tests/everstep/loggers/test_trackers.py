@@ -122,6 +122,63 @@ def test_what_a_tracker_takes_arrives_in_order() -> None:
     assert fine.received == list(range(5000))
 
 
+class Storing(Broken):
+    """A tracker whose store of files fails until it is told otherwise."""
+
+    def __init__(self, *, fails_for: int) -> None:
+        self.left = fails_for
+        self.stored: list[str] = []
+        super().__init__(fails=False)
+
+    def _send_text(self, name: str, text: str) -> None:
+        self.left -= 1
+        if self.left >= 0:
+            raise OSError("no bucket")
+        self.stored.append(f"{name}: {text}")
+
+    def _send_media(self, media: Any) -> None:
+        self._send_text(media.name, str(media.step))
+
+
+@pytest.mark.parametrize("while_closing", [False, True])
+def test_texts_and_media_are_tried_until_they_are_stored(
+    while_closing: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(delivering, "_PERIOD", 60.0 if while_closing else 0.01)
+    monkeypatch.setattr(delivering, "_CLOSING_PAUSE", 0.01)
+    store = Storing(fails_for=7)
+    store.put_text("config.yaml", "lr: 1")
+    for step in (1, 2):
+        store.put_media("weights", np.zeros(3), step)
+    store.put_metrics({"x": 1.0}, 3)
+    limit = time.monotonic() + 60
+    while not while_closing and len(store.stored) < 3 and time.monotonic() < limit:
+        time.sleep(0.01)
+    store.close("FINISHED", patience=30, limit=60)
+    assert sorted(store.stored) == ["config.yaml: lr: 1", "weights: 1", "weights: 2"]
+    assert store.received == [3]
+    [record] = caplog.records
+    assert "does not store config.yaml: OSError: no bucket" in record.message
+
+
+def test_texts_and_media_that_are_never_stored_are_counted(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(delivering, "_CLOSING_PAUSE", 0.01)
+    store = Storing(fails_for=10**6)
+    store.settled.wait(5)
+    store.put_text("config.yaml", "lr: 1")
+    store.put_text("config.yaml", "lr: 2")  # the last one counts
+    for step in range(102):  # the queue holds 100
+        store.put_media("weights", np.zeros(3), step)
+    store.put_metrics({"x": 1.0}, 3)
+    store.close("FINISHED", patience=30, limit=60)
+    assert (store.received, store.waiting, store.lost) == ([3], 0, 0)
+    failed, counted = (record.message for record in caplog.records)
+    assert "does not store" in failed
+    assert counted.startswith("103 parameters, texts or media were not delivered to Broken.")
+
+
 # ---- TensorBoard -----------------------------------------------------------------------------
 
 
