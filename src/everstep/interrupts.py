@@ -52,6 +52,22 @@ def interrupt(handle: Callable[[int, None | FrameType], Any], signum: int) -> No
         _waiting.append((handle, signum))
 
 
+@contextlib.contextmanager
+def closing(*owners: Any) -> Iterator[None]:
+    """Context after which everything that has a `close` is closed, whatever raises; see `call_all`.
+
+    Args:
+        owners: What to close, in order; each once.
+
+    """
+    error = None
+    try:
+        yield
+    except BaseException as raised:
+        error = raised
+    call_all(*(owner.close for owner in {id(x): x for x in owners}.values()), first=error)
+
+
 def call_all(*calls: Callable[[], object], first: None | BaseException = None) -> None:
     """Call each, whatever the others raise, and raise the first error at the end.
 

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from ..interrupts import closing
 from ._arguments import add_number, add_overrides, add_trust
 from ._runs import device_of, read_config, read_policy
 
@@ -54,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     policy = read_policy(run_dir, config, device)
     seed = eval_seed(config.seed or 0) if arguments.seed is None else arguments.seed
     env = _make_env(config, arguments, device)
-    try:
+    with closing(env):
         torch.manual_seed(seed)
         if hasattr(env, "seed"):
             env.seed(seed)
@@ -66,8 +67,6 @@ def run(arguments: argparse.Namespace) -> int:
             env_config=config.eval_env_config or config.env_config,
         )
         metrics = read_metrics(env)
-    finally:
-        env.close()
     result = {
         "run_dir": str(run_dir),
         "seed": seed,

@@ -3,6 +3,7 @@
 import argparse
 
 from ..errors import ConfigError
+from ..interrupts import closing
 from ._runs import player_of
 from .video import add_playing_arguments
 
@@ -34,13 +35,11 @@ def run(arguments: argparse.Namespace) -> int:
     from ..visualization.videos import play_episodes
 
     player = player_of(arguments, "human")
-    try:
+    with closing(player.env):
         for moment in play_episodes(
             player.policy, player.env, episodes=arguments.episodes, **player.options
         ):
             if moment.ended:
                 ending = f"return {moment.total:.1f}, {moment.env_step} env steps"
                 print(f"episode {moment.episode}  {ending}", flush=True)
-    finally:
-        player.env.close()
     return 0

@@ -8,13 +8,14 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .._version import __version__
 from ..errors import ConfigError
 from ..files import replacing, write_file
+from ..interrupts import closing
 from ._arguments import (
     DEFAULT_ENV_STEPS,
     add_additional_steps,
@@ -222,15 +223,12 @@ def _build_and_train(
 ) -> int:
     from ..trainers._signals import interrupting
 
-    with interrupting(), ExitStack() as stack:
+    with interrupting():
         trainer = build()
-        envs = [env for env in (trainer.algorithm.env, trainer.eval_env) if env is not None]
-        for env in envs:
-            stack.callback(env.close)
-        stack.enter_context(watched(envs))
-        if note:
-            print(note)
-        return _train(trainer, run_arguments, arguments.save)
+        with watched(trainer.envs):
+            if note:
+                print(note)
+            return _train(trainer, run_arguments, arguments.save)
 
 
 def _check_save(save: None | str) -> None:
@@ -313,7 +311,7 @@ def _train(
         print(summary(progress.metrics, trainer.run_dir, ui_command, seconds, **facts), flush=True)
 
     try:
-        with trainer:
+        with closing(*trainer.envs), trainer:
             trainer.run(**run_arguments)
             if save is not None and not trainer.algorithm.reducer.rank:
                 _save(trainer.algorithm.policy, Path(save))

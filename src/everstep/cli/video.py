@@ -3,6 +3,7 @@
 import argparse
 from pathlib import Path
 
+from ..interrupts import closing
 from ..plain_files import path_within
 from ._arguments import add_number, add_overrides, add_trust
 from ._runs import env_name, player_of
@@ -58,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.out is None:
         path_within(out, arguments.run_dir)
     player = player_of(arguments, "rgb_array")
-    try:
+    with closing(player.env):
         ends = record_video(
             player.policy,
             player.env,
@@ -67,8 +68,6 @@ def run(arguments: argparse.Namespace) -> int:
             episodes=arguments.episodes,
             **player.options,
         )
-    finally:
-        player.env.close()
     for end in ends:
         print(f"episode {end.episode}  return {end.total:.1f}, {end.env_step} env steps")
     print(f"Video   {out}")

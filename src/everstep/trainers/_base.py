@@ -233,6 +233,11 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
             message = f"{type(self).__name__!r} object has no attribute {name!r}{ours}"
             raise AttributeError(message, name=name, obj=self)
 
+    @property
+    def envs(self) -> list[Any]:
+        """The training environment, and that of evaluations if there is one."""
+        return [self.algorithm.env, *([] if self.eval_env is None else [self.eval_env])]
+
     def __repr__(self) -> str:
         done = ", ".join(f"{key.replace('/', '_')}={n:,}" for key, n in self.state.items())
         run_dir = None if self.run_dir is None else str(self.run_dir)
@@ -243,7 +248,8 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
         interrupted = kind is not None and not issubclass(kind, Exception)
-        self.close("FINISHED" if kind is None else "KILLED" if interrupted else "FAILED")
+        status = "FINISHED" if kind is None else "KILLED" if interrupted else "FAILED"
+        call_all(partial(self.close, status), first=error)
 
     # ---- training -----------------------------------------------------------------------------
 
@@ -438,8 +444,7 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
         self._stretch = self.algorithm.config
         if self._files is None:
             return
-        envs: list[Any] = [self.algorithm.env, *([] if self.eval_env is None else [self.eval_env])]
-        restorable = all(hasattr(env, "state_dict") for env in envs)
+        restorable = all(hasattr(env, "state_dict") for env in self.envs)
         stretch = {
             **{key: self.state[key] for key in ("env/steps", "algorithm/steps")},
             "by": by,

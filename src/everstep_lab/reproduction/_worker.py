@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from everstep.callbacks import Callback
 from everstep.errors import EverstepError
 from everstep.files import append_line, write_file
+from everstep.interrupts import closing
 
 if TYPE_CHECKING:
     from everstep.trainers import TrainConfig
@@ -122,10 +123,9 @@ def _train(config: "TrainConfig", run_dir: Path, clock: ProcessorClock) -> dict[
     else:
         (run_dir / "metrics.jsonl").unlink(missing_ok=True)
         trainer = config.build(run_dir=run_dir, callbacks=callbacks, **arguments)
-    with trainer:
+    with closing(*trainer.envs), trainer:
         trainer.run()
         versions = made_with(trainer.algorithm)
-    trainer.algorithm.env.close()
     return {"versions": {k: v for k, v in versions.items() if k not in ("device", "threads")}}
 
 
@@ -149,10 +149,8 @@ def _evaluate(config: "TrainConfig", run_dir: Path) -> dict[str, Any]:
     torch.manual_seed(seed)
     if hasattr(env, "seed"):
         env.seed(seed)
-    try:
+    with closing(env):
         returns, _ = run_episodes(policy, env, episodes=EPISODES, env_config=config.env_config)
-    finally:
-        env.close()
     return {
         "mean": _short(float(returns.mean())),
         "std": _short(float(returns.std(correction=0))),

@@ -11,6 +11,7 @@ from everstep.callbacks import Callback
 from everstep.config import apply_overrides, load
 from everstep.errors import ConfigError, EverstepError
 from everstep.installation import install_command
+from everstep.interrupts import closing
 
 from ._space import KEY, Space, read_space
 
@@ -177,14 +178,11 @@ def _train(file: str, assignments: Sequence[str], seed: int, trial: Any, score: 
         raise ConfigError(f"{file}: {KEY}: no budget. Set total_env_steps, or add --steps N.")
     reports = Reports(trial if seed == 0 else None, config.total_env_steps)
     trainer = config.build(run_dir=None, track=False, progress=False, callbacks=[reports])
-    try:
-        with trainer:
-            trainer.run()
-            if score == "training":
-                return reports.last
-            return _evaluation(config, trainer, seed)
-    finally:
-        trainer.algorithm.env.close()
+    with closing(*trainer.envs), trainer:
+        trainer.run()
+        if score == "training":
+            return reports.last
+        return _evaluation(config, trainer, seed)
 
 
 def _evaluation(config: Any, trainer: Any, seed: int) -> float:
@@ -198,10 +196,8 @@ def _evaluation(config: Any, trainer: Any, seed: int) -> float:
     env = source(min(EPISODES, EVAL_NUM_ENVS), algorithm.hparams.horizon, device="cpu")
     if hasattr(env, "seed"):
         env.seed(eval_seed(seed))
-    try:
+    with closing(env):
         returns, _ = run_episodes(algorithm.policy, env, episodes=EPISODES)
-    finally:
-        env.close()
     return float(returns.mean())
 
 

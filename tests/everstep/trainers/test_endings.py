@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -18,9 +18,11 @@ import torch
 
 import everstep
 from everstep import DiscreteDummyEnv, Trainer
+from everstep.__main__ import main
 from everstep.callbacks import Callback
 from everstep.checkpoints import load_state
 from everstep.errors import CheckpointError, ConfigError
+from everstep.interrupts import closing
 from everstep.loggers import read_metrics
 from everstep.trainers._checkpointing import checkpoints_of
 
@@ -561,3 +563,102 @@ def test_a_failed_save_keeps_every_older_checkpoint(
                 trainer.save_checkpoint()
             assert checkpoints_of(tmp_path) == before
     assert len(before) == 4
+
+
+# ---- environments are closed ------------------------------------------------------------------
+
+
+class Closing(DiscreteDummyEnv):
+    """Counts its closings; steps and closings fail as they are told."""
+
+    closed: ClassVar[list[str]] = []
+    fails: tuple[str, ...] = ()
+
+    def step(self, action: Any) -> Any:
+        if "step" in self.fails:
+            raise RuntimeError("the arm is stuck")
+        return super().step(action)
+
+    def close(self) -> None:
+        type(self).closed.append(type(self).__name__)
+        if "close" in self.fails:
+            raise OSError("the port is busy")
+
+
+FILE = f"""\
+env_cls: {__name__}.Closing
+num_envs: 2
+horizon: 4
+seed: 0
+total_env_steps: 16
+"""
+
+
+@pytest.mark.parametrize("fails", [(), ("close",), ("step",), ("step", "close")])
+def test_the_command_closes_environments_once_and_names_the_first_error(
+    fails: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.yaml").write_text(FILE)
+    monkeypatch.setattr(Closing, "closed", [])
+    monkeypatch.setattr(Closing, "fails", fails)
+    code = main(["train", "-f", "train.yaml", "run_dir=run"])
+    assert Closing.closed == ["Closing"]
+    assert code == bool(fails)
+    shown = capsys.readouterr().err
+    assert ("the arm is stuck" in shown) == ("step" in fails)
+    assert ("training failed: OSError: the port is busy" in shown) == (fails == ("close",))
+    logged = [x.getMessage() for x in caplog.records if "Closing.close failed" in x.getMessage()]
+    assert len(logged) == (fails == ("step", "close"))
+    assert all("OSError: the port is busy" in x for x in logged)
+    if fails == ("close",):
+        assert lines_of(tmp_path / "run")[-1]["algorithm/steps"] == 2
+
+
+@pytest.mark.parametrize("error", [None, ValueError("first"), KeyboardInterrupt()])
+def test_everything_is_closed_once_whatever_raises(
+    error: None | BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    closed = []
+
+    class Owner:
+        def __init__(self, name: str, *, fails: bool) -> None:
+            self.name, self.fails = name, fails
+
+        def close(self) -> None:
+            closed.append(self.name)
+            if self.fails:
+                raise OSError(self.name)
+
+    owners = [Owner("a", fails=True), Owner("b", fails=False), Owner("c", fails=True)]
+
+    def work() -> None:
+        with closing(*owners, owners[0]):
+            if error is not None:
+                raise error
+
+    with pytest.raises((OSError, ValueError, KeyboardInterrupt)) as raised:
+        work()
+    assert closed == ["a", "b", "c"]
+    if error is None:
+        assert str(raised.value) == "a"
+    else:
+        assert raised.value is error
+    assert len(caplog.records) == (1 if error is None else 2)
+
+
+def test_an_error_of_a_trainers_block_is_the_one_that_is_raised(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(status: str) -> None:
+        raise OSError("the tracker's disk is full")
+
+    trainer = Trainer(DiscreteDummyEnv, run_dir=None, **SMALL)
+    monkeypatch.setattr(trainer.logger, "close", fail)
+    with pytest.raises(ValueError, match="mine"), trainer:
+        raise ValueError("mine")
+    assert "the tracker's disk is full" in caplog.text
