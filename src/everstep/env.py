@@ -4,9 +4,7 @@ Row `t` holds the results of action `t`. Environments with episodes declare `Env
 the concepts page of the documentation.
 """
 
-import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
 import torch
@@ -15,8 +13,6 @@ from torchrl.data import Categorical, TensorSpec, Unbounded
 from typing_extensions import Self
 
 from .data import DataKeys, Device
-from .episodes import to_floats
-from .errors import EnvError
 from .formats import EnvFormat
 
 _ObservationSpec = TypeVar("_ObservationSpec", bound=TensorSpec)
@@ -152,43 +148,6 @@ def check_sizes(name: str, num_envs: Any, horizon: Any) -> None:
     for size, value in (("num_envs", num_envs), ("horizon", 1 if horizon is None else horizon)):
         if not isinstance(value, int) or value < 1:
             raise ValueError(f"{name}: `{size}` must be an integer of at least 1; got {value!r}.")
-
-
-def read_metrics(env: Any) -> dict[str, float]:
-    """The environment's own metrics since the last call, as `env/<name>`; NaN is left out.
-
-    Raises:
-        EnvError: If `metrics` does not return numbers by name.
-
-    """
-    metrics = getattr(env, "metrics", None)
-    if not callable(metrics):
-        return {}
-    found = metrics()
-    if not isinstance(found, Mapping):
-        raise EnvError(
-            f"`{type(env).__name__}.metrics` must return a mapping of names to numbers; got "
-            f"{type(found).__name__}."
-        )
-    numbers: dict[str, float] = {}
-    tensors: dict[str, torch.Tensor] = {}
-    for name, value in found.items():
-        # Names that MLflow accepts; a rollout's own statistics keep theirs.
-        key = "env/" + re.sub(r"[^\w\-./ :]", "_", str(name)).strip("/")
-        key += "_" * (key in ("env/steps", "env/resets"))
-        if isinstance(value, torch.Tensor) and value.numel() == 1:
-            tensors[key] = value.detach().reshape(())
-            continue
-        try:
-            numbers[key] = float(value)
-        except (TypeError, ValueError):
-            what = list(value.shape) if isinstance(value, torch.Tensor) else repr(value)
-            raise EnvError(
-                f"`{type(env).__name__}.metrics` must return a number, or a tensor of one element, "
-                f"for each name; got {what} for {name!r}."
-            ) from None
-    numbers |= to_floats(tensors) if tensors else {}  # one sync a rollout
-    return {name: value for name, value in numbers.items() if value == value}
 
 
 def is_asynchronous(env: Any) -> bool:

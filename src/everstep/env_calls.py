@@ -1,13 +1,17 @@
 """Calls of an environment from inside of training and evaluation, in its caller's settings."""
 
+import re
 import time
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
 import torch
 from tensordict import TensorDict
 
-from .env import Env, read_metrics
+from .env import Env
+from .episodes import to_floats
+from .errors import EnvError
 from .graphs import detach_tensors
 from .rollouts import Rollout
 from .specs import Leaves
@@ -127,3 +131,40 @@ class EnvCalls:
     def statistics(self) -> dict[str, float]:
         """Milliseconds of all env steps, by name; nothing if a graph was replayed instead."""
         return {"profiling/env_ms": self._ns / 1e6} if self._ns else {}
+
+
+def read_metrics(env: Any) -> dict[str, float]:
+    """The environment's own metrics since the last call, as `env/<name>`; NaN is left out.
+
+    Raises:
+        EnvError: If `metrics` does not return numbers by name.
+
+    """
+    metrics = getattr(env, "metrics", None)
+    if not callable(metrics):
+        return {}
+    found = metrics()
+    if not isinstance(found, Mapping):
+        raise EnvError(
+            f"`{type(env).__name__}.metrics` must return a mapping of names to numbers; got "
+            f"{type(found).__name__}."
+        )
+    numbers: dict[str, float] = {}
+    tensors: dict[str, torch.Tensor] = {}
+    for name, value in found.items():
+        # Names that MLflow accepts; a rollout's own statistics keep theirs.
+        key = "env/" + re.sub(r"[^\w\-./ :]", "_", str(name)).strip("/")
+        key += "_" * (key in ("env/steps", "env/resets"))
+        if isinstance(value, torch.Tensor) and value.numel() == 1:
+            tensors[key] = value.detach().reshape(())
+            continue
+        try:
+            numbers[key] = float(value)
+        except (TypeError, ValueError):
+            what = list(value.shape) if isinstance(value, torch.Tensor) else repr(value)
+            raise EnvError(
+                f"`{type(env).__name__}.metrics` must return a number, or a tensor of one element, "
+                f"for each name; got {what} for {name!r}."
+            ) from None
+    numbers |= to_floats(tensors) if tensors else {}  # one sync a rollout
+    return {name: value for name, value in numbers.items() if value == value}

@@ -5,8 +5,8 @@ from typing import Any
 import torch
 
 from .data import DataKeys
-from .env import Env, read_metrics
-from .env_calls import EnvCalls
+from .env import Env
+from .env_calls import EnvCalls, read_metrics
 from .errors import ConfigError, EnvError
 from .limits import limits_of
 from .policies import GenericPolicyBase, model_mode

@@ -8,7 +8,7 @@ import torch
 from tensordict import TensorDict
 
 from everstep import AlgorithmConfig, DiscreteDummyEnv, Trainer
-from everstep.env import read_metrics
+from everstep.env_calls import read_metrics
 from everstep.errors import EnvError
 
 

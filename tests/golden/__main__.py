@@ -40,11 +40,16 @@ def found() -> dict[str, Any]:
 
 
 def compare(kept: Any, now: Any) -> int:
-    pairs = [(name, way) for name, ways in kept.items() for way in ways]
-    wrong = [pair for pair in pairs if now.get(pair[0], {}).get(pair[1]) != kept[pair[0]][pair[1]]]
-    print(f"{len(pairs) - len(wrong)} of {len(pairs)} trainings are the same, bit for bit")
-    for pair in wrong:
-        print("not", *pair)
+    ways = [(name, way) for name, each in kept.items() for way in each]
+    wrong = [
+        f"{name}, {way}: {what}"
+        for name, way in ways
+        for what, digest in kept[name][way]["digest"].items()
+        if now.get(name, {}).get(way, {}).get("digest", {}).get(what) != digest
+    ]
+    print(f"{len(wrong)} of {2 * len(ways)} digests of {len(ways)} trainings differ")
+    for line in wrong:
+        print("not bit for bit:", line)
     for line in runs.differences(kept, now, rel=1e-12):
         print("more than 1e-12:", line)
     return len(wrong) > 0

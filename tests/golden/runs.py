@@ -256,17 +256,17 @@ def train(name: str, recorded: bool) -> dict[str, Any]:
     """Statistics of the last update, sums of all that was trained, and a digest of everything."""
     with float64():
         algorithm = built(name, recorded=recorded)
-        digest = hashlib.sha256()
+        digests = {"statistics": hashlib.sha256(), "state": hashlib.sha256()}
         for i in range(UPDATES):
             torch.manual_seed(i)
             stats: dict[str, Any] = {**algorithm.collect(), **algorithm.step()}
             stats = {k: x for k, x in stats.items() if not k.startswith("profiling/")}
             for key, x in stats.items():
-                digest.update(key.encode() + struct.pack("<d", x))
+                digests["statistics"].update(key.encode() + struct.pack("<d", x))
         state = algorithm.state_dict()
         numbers = [x for _, x in sorted(_tensors(state, ""), key=lambda pair: pair[0])]
         for x in numbers:
-            digest.update(x.numpy().tobytes())
+            digests["state"].update(x.numpy().tobytes())
         weights = torch.cat([x.flatten() for x in algorithm.get_weights().values()])
     index = torch.arange(1.0, len(weights) + 1, dtype=torch.float64)
     sums = [
@@ -276,7 +276,7 @@ def train(name: str, recorded: bool) -> dict[str, Any]:
         weights @ (2 * index).cos(),
     ]
     return {
-        "digest": digest.hexdigest()[:24],
+        "digest": {name: x.hexdigest()[:24] for name, x in digests.items()},
         "statistics": {key: rounded(x) for key, x in stats.items()},
         "weights": [rounded(float(x)) for x in sums],
     }

@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     import torch
 
-    from ..env import read_metrics
+    from ..env_calls import read_metrics
     from ..evaluation import episode_stats, run_episodes
     from ..rollouts import episode_keys_of
     from ..trainers.config import eval_seed
