@@ -20,7 +20,7 @@ from ..env_calls import EnvCalls
 from ..episodes import to_floats
 from ..errors import ConfigError, DivergedError, EnvError, NotBufferedError
 from ..fused import MinibatchGradients, actor, gradients
-from ..graphs import CUDAGraph
+from ..graphs import CUDAGraph, is_static
 from ..hyperparameters import Hyperparameters, RecurrentHyperparameters
 from ..objectives import ENTROPY_EVERY, ActorCritic, add_ons
 from ..policies import Actor, GenericPolicyBase, Policy, RecurrentPolicy, check_policy, model_mode
@@ -29,13 +29,13 @@ from ..resolve import build_env, closed_on_error, device_problem
 from ..restoring import restored_on_error
 from ..rollouts import Minibatch
 from ..specs import Leaves
-from ..updates import Control, sum_of
+from ..updates import Meter, total
 from . import estimates
 from . import snapshot as snapshots
 from .build import build_parts
 from .estimates import stopwatch, update_statistics
 from .operations import WorkerOperations
-from .recording import Collected, Executor
+from .recording import Collected, Executor, optimizer_steps
 from .snapshot import undone_on_error
 
 _log = logging.getLogger(__name__)
@@ -78,6 +78,8 @@ class OnPolicyAlgorithm(
         self.calls = EnvCalls(env)
         self.state = self.state_cls()
         self.executor = Executor(CUDAGraph if self.config.cuda_graphs else None)
+        #: Terms of the loss, and whether the update has ended.
+        self.meter = Meter(self.rollout.device)
         #: Recurrent states `[N, …]` after the last vector step; None at the start of episodes.
         self.states: None | Leaves = None
         #: Whether the environment is where the last rollout ended.
@@ -274,28 +276,28 @@ class OnPolicyAlgorithm(
             self.rollout, self.config, self.streams, learnable, scale, self.reducer
         )
 
-    def learn(self, steps: Iterable[Iterator[Minibatch]], control: Control) -> None:
-        """Take optimizer steps.
+    def learn(self, steps: Iterable[Iterator[Minibatch]]) -> None:
+        """Take optimizer steps, until the meter ends the update.
 
         Args:
             steps: Minibatches of each, in chunks.
-            control: Sums the terms of the loss, and may end the update.
 
         """
         autograd = self.config.policy_loss_addons or self.grad_scaler.is_enabled()
         self._fused = None if autograd else gradients(self.policy, self.objective, self._fused)
-        is_recorded = self.executor.update.refused is None
         for i, chunks in enumerate(steps):
             if isinstance(self.objective, ActorCritic):
-                self.objective.measures_entropy = is_recorded or i % ENTROPY_EVERY == 0
+                self.objective.measures_entropy = is_static() or i % ENTROPY_EVERY == 0
             with self.policy.keep_casts():
                 added = [self._add_gradients(chunk) for chunk in chunks]
             self.updater.pending = True
-            terms = {name: sum_of([each[name] for each in added]) for name in added[0]}
+            terms = {name: total([each[name] for each in added]) for name in added[0]}
             terms = self.reducer.gradients(self.updater.flats, terms)
-            if not control.admits(terms, self.updater):
+            self.meter.add(terms)
+            if self.meter.has_ended():
+                self.updater.zero_grad()
                 break
-            self.updater.step(stopped=control.stopped)
+            self.updater.step(mask=self.meter.mask)
 
     def _add_gradients(self, minibatch: Minibatch) -> dict[str, torch.Tensor]:
         """Add a minibatch's gradients to those of the parameters; the terms of its loss."""
@@ -342,10 +344,9 @@ class OnPolicyAlgorithm(
             torch.enable_grad(),
             mode,
         ):
-            sums, counts = self.executor.learn(
-                self.parts, self.estimate, self.learn, self._reward_scale
-            )
-            stats = to_floats(sums) | counts
+            explained_variance = self._update()
+            others = {**self.updater.totals(), "explained_variance": explained_variance}
+            stats = self.meter.read(others)
             # Gradient scaling skips steps until it has found its scale.
             if stats["skipped"] == stats["steps"] and not self.grad_scaler.is_enabled():
                 raise DivergedError(
@@ -355,6 +356,21 @@ class OnPolicyAlgorithm(
         found = estimates.coefficients(self.parts) | update_statistics(stats)
         self._end_update()
         return cast(StepStats, {**found, "profiling/step_ms": elapsed_ms()})
+
+    def _update(self) -> torch.Tensor:
+        """Estimate and learn, eagerly or recorded; the explained variance of the values, 0-d."""
+        config, recorder = self.config, self.executor
+        adapted = self.lr_scheduler if config.lr_schedule_kind == "adaptive" else None
+        recorder.check(self.parts)
+        if recorder.update.refused is None:
+            return recorder.learn(
+                self.parts, self.estimate, self.learn, self.meter, adapted, self._reward_scale
+            )
+        explained_variance = self.estimate()
+        self.updater.begin()
+        self.meter.begin(config.target_kl_div, adapted)
+        self.learn(optimizer_steps(self.parts, self.chunk_size))
+        return explained_variance
 
     def _take_rollout(self, caller: str) -> None:
         if not self.state.buffered:

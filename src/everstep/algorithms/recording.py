@@ -26,8 +26,9 @@ from ..graphs import (
 )
 from ..policies import autocast_of, check_policy
 from ..rollouts import Minibatch, Sequences
+from ..schedulers import LRScheduler
 from ..specs import Leaves
-from ..updates import Control, DeviceControl, HostControl
+from ..updates import Meter
 from .build import Parts, mixes_rows
 from .snapshot import put_back, snapshot
 
@@ -53,7 +54,7 @@ class Collected(NamedTuple):
 #: Takes recurrent states, and which sequences reset them, bool `[S]` (None: the host decides).
 RollOut = Callable[[Leaves, None | torch.Tensor], Collected]
 Estimate = Callable[[None | torch.Tensor], torch.Tensor]
-Learn = Callable[[Iterable[Iterator[Minibatch]], Control], None]
+Learn = Callable[[Iterable[Iterator[Minibatch]]], None]
 
 
 class Executor:
@@ -80,7 +81,6 @@ class Executor:
         self._resets: None | torch.Tensor = None
         self._scale: None | torch.Tensor = None
         self._order: None | torch.Tensor = None
-        self._control: None | DeviceControl = None
 
     @property
     def graphs(self) -> tuple[Replayed, ...]:
@@ -142,32 +142,30 @@ class Executor:
         return Collected(statistics, self._states, reward_scale)
 
     def learn(
-        self, parts: Parts, estimate: Estimate, learn: Learn, reward_scale: None | torch.Tensor
-    ) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
-        """Run an update; sums of its statistics, on the device and on the host.
+        self,
+        parts: Parts,
+        estimate: Estimate,
+        learn: Learn,
+        meter: Meter,
+        adapted: None | LRScheduler,
+        reward_scale: None | torch.Tensor,
+    ) -> torch.Tensor:
+        """Run an update; the explained variance of the values, 0-d.
 
         Args:
             parts: The algorithm's parts.
             estimate: Fills in advantages, given the reward scale; the explained variance.
-            learn: Takes optimizer steps, given their minibatches and a control.
+            learn: Takes optimizer steps, given their minibatches.
+            meter: Meter of the update.
+            adapted: Learning rates to adapt to the KL divergence; None for none.
             reward_scale: Divisor of the environment's rewards, 0-d; None for none.
 
         """
-        self.check(parts)
         config, updater = parts.config, parts.updater
-        adapted = parts.lr_scheduler if config.lr_schedule_kind == "adaptive" else None
-        if self.update.refused is not None:
-            explained_variance = estimate(reward_scale)
-            updater.begin()
-            host = HostControl(config.target_kl_div, adapted)
-            learn(optimizer_steps(parts, parts.chunk_size), host)
-            sums = host.sums() | updater.totals() | {"explained_variance": explained_variance}
-            return sums, host.counts
         with _on(parts.rollout.device):
-            control = self._control = self._control or DeviceControl(parts.rollout.device)
             updater.hold_rates()
             updater.begin()
-            control.begin(config.target_kl_div, adapted)
+            meter.begin(config.target_kl_div, adapted)
             if reward_scale is not None:
                 self._scale = torch.empty_like(reward_scale) if self._scale is None else self._scale
                 reward_scale = self._scale.copy_(reward_scale)
@@ -179,16 +177,15 @@ class Executor:
             ).clone()
             for steps in self._recorded_orders(parts):
                 self.update(
-                    partial(self._learn_recorded, parts, learn, steps, control),
+                    partial(self._learn_recorded, parts, learn, steps),
                     key=lambda: _key_of_update(parts),
-                    undo=lambda: _undo_update(parts, control.tensors()),
+                    undo=lambda: _undo_update(parts, meter.tensors()),
                 )
         self._forget_all_after_failure()
-        sums = control.sums() | updater.totals() | {"explained_variance": explained_variance}
-        return sums, {}
+        return explained_variance
 
-    def _learn_recorded(self, parts: Parts, learn: Learn, steps: int, control: Control) -> None:
-        learn(self._recorded_steps(parts, steps), control)
+    def _learn_recorded(self, parts: Parts, learn: Learn, steps: int) -> None:
+        learn(self._recorded_steps(parts, steps))
 
     def _recorded_orders(self, parts: Parts) -> Iterator[int]:
         """Optimizer steps of a graph, for each replay, with the order of its sequences in place."""
@@ -204,7 +201,7 @@ class Executor:
         device = parts.rollout.device
         is_drawn = config.shuffle_minibatches
         orders = [
-            permutation(count, device) if is_drawn else torch.arange(count, device=device)
+            torch.randperm(count, device=device) if is_drawn else torch.arange(count, device=device)
             for _ in range(int(config.num_sgd_iters))
         ]
         for order in torch.cat(orders).view(steps, -1).split(each):
@@ -273,14 +270,9 @@ def optimizer_steps(parts: Parts, chunk: None | int) -> Iterator[Iterator[Miniba
         chunk=chunk,
         shuffle=config.shuffle_minibatches,
         joint=config.accumulate_grads,
-        permute=lambda n: permutation(n, device),
+        permute=partial(torch.randperm, device=device),
         reducer=parts.reducer,
     )
-
-
-def permutation(n: int, device: torch.device) -> torch.Tensor:
-    """A random order of `n` sequences."""
-    return torch.randperm(n, device=device)
 
 
 def _on(device: torch.device) -> Any:

@@ -1,7 +1,7 @@
-"""Optimizer steps of an update: flat gradients, KL controls, parameter groups."""
+"""Optimizer steps of an update: flat gradients, the meter, parameter groups."""
 
-from ._device_control import DeviceControl
 from ._groups import parameter_groups
-from ._updater import Control, HostControl, Updater, sum_of
+from ._meter import Meter, total
+from ._updater import Updater
 
-__all__ = ["Control", "DeviceControl", "HostControl", "Updater", "parameter_groups", "sum_of"]
+__all__ = ["Meter", "Updater", "parameter_groups", "total"]

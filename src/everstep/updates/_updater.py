@@ -1,9 +1,8 @@
 """The optimizer's side of an update: flat gradients, clipping, skipped steps."""
 
 import inspect
-import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn, optim
@@ -11,7 +10,6 @@ from torch.amp.grad_scaler import GradScaler
 
 from ..errors import CheckpointError, ConfigError
 from ..fused import AdamStep, eligible
-from ..schedulers import LRScheduler
 
 #: Options that choose an implementation of an optimizer, not its numbers.
 _IMPLEMENTATIONS = frozenset({"fused", "foreach", "capturable", "differentiable"})
@@ -233,18 +231,18 @@ class Updater:
                         f"parameter has {list(p.shape)}."
                     )
 
-    def step(self, *, stopped: None | torch.Tensor = None) -> None:
+    def step(self, *, mask: None | torch.Tensor = None) -> None:
         """Clip, step the optimizer, and zero the gradients.
 
         Args:
-            stopped: Whether to zero the gradients only, bool, 0-d; None for no.
+            mask: Whether to zero the gradients only, bool, 0-d; None for no.
 
         """
         self.grad_scaler.unscale_(self.optimizer)
         norm = self._norm()
         zero, one, tiny = self._constants
-        if stopped is not None:
-            norm = norm.masked_fill(stopped, 0.0)
+        if mask is not None:
+            norm = norm.masked_fill(mask, 0.0)
         # x - x is 0 for what is finite, and NaN for the rest.
         torch.ne(norm - norm, zero, out=self._found_inf)
         self.skipped += self._found_inf
@@ -257,8 +255,8 @@ class Updater:
             self.grad_scaler.step(self.optimizer)  # looks for infinities itself
             self.grad_scaler.update()
         elif self._skips_on_device:
-            if stopped is not None:
-                self._found_inf.masked_fill_(stopped, 1.0)
+            if mask is not None:
+                self._found_inf.masked_fill_(mask, 1.0)
             if self._quick_step is None:
                 self.optimizer.found_inf = self._found_inf  # type: ignore[attr-defined]
                 self.optimizer.step()
@@ -373,65 +371,3 @@ def _fused(
     # Older PyTorch has no fused Adagrad on a GPU.
     fits &= not (optimizer_cls is optim.Adagrad and parameters[0].device.type == "cuda")
     return config | {"fused": True} if has_fused and fits and not chosen else config
-
-
-# ---- KL controls ------------------------------------------------------------------------------
-
-
-class Control(Protocol):
-    """Sums the terms of an update's minibatches, and decides after each whether to continue."""
-
-    #: Whether the update has ended on the device, bool, 0-d; None if the host decides.
-    stopped: None | torch.Tensor
-
-    def admits(self, terms: Mapping[str, torch.Tensor], updater: Updater) -> bool:
-        """Whether to take the optimizer step of a minibatch, given the terms of its loss."""
-        ...
-
-
-class HostControl:
-    """Ends an update on the host, once its KL divergence exceeds the target.
-
-    Args:
-        target_kl_div: Target; None for no end, and no synchronisation.
-        adapted: Learning rates to adapt to the KL divergence instead of ending; None for none.
-
-    """
-
-    stopped: None | torch.Tensor = None
-
-    def __init__(self, target_kl_div: None | float, adapted: None | LRScheduler) -> None:
-        self._target, self._adapted = target_kl_div, adapted
-        self._terms: dict[str, list[torch.Tensor]] = {}
-        #: Minibatches, and those whose optimizer step was refused.
-        self.counts: dict[str, float] = {"steps": 0, "refused": 0}
-
-    def admits(self, terms: Mapping[str, torch.Tensor], updater: Updater) -> bool:
-        """See `Control.admits`."""
-        self.counts["steps"] += 1
-        for name, term in terms.items():
-            self._terms.setdefault(name, []).append(term)
-        if self._target is None:
-            return True
-        kl_div = float(terms["kl_div"])  # one sync: needed to stop early
-        if self._adapted is not None:
-            if self.counts["steps"] > 1:  # before the first minibatch the policy has not moved
-                self._adapted.adapt(math.inf if math.isnan(kl_div) else kl_div, self._target)
-            return True
-        if kl_div <= self._target:  # NaN exceeds the target, too
-            return True
-        updater.skipped += math.isnan(kl_div)
-        self.counts["refused"] += not math.isnan(kl_div)
-        updater.zero_grad()
-        return False
-
-    def sums(self) -> dict[str, torch.Tensor]:
-        """Sums of the terms, 0-d each; a term that some minibatches lack is scaled up to all."""
-        steps, sums = self.counts["steps"], {k: sum_of(x) for k, x in self._terms.items()}
-        part = {k: steps / len(x) for k, x in self._terms.items() if len(x) < steps}
-        return sums | {k: sums[k] * factor for k, factor in part.items()}
-
-
-def sum_of(terms: list[torch.Tensor]) -> torch.Tensor:
-    """The sum of 0-d tensors."""
-    return terms[0] if len(terms) == 1 else torch.stack(terms).sum()

@@ -548,7 +548,7 @@ def test_updates_have_stopped_early_and_learning_rates_adapted() -> None:
     for _ in range(6):
         stopping.collect()
         stopping.step()
-        skipped.append(4 - float(stopping.executor._control.sums()["steps"]))
+        skipped.append(4 - stopping.meter.read(stopping.updater.totals())["steps"])
     assert max(skipped) > 0
     options = {**MINIBATCHES, "target_kl_div": 3e-3, "lr_schedule_kind": "adaptive"}
     rates = train(build(DiscreteDummyEnv, "cpu", Tape, AlgorithmConfig, **options))
