@@ -14,7 +14,7 @@ from torchrl.envs import EnvBase, SerialEnv
 
 import everstep
 from everstep import AlgorithmConfig, Env, RecurrentAlgorithmConfig
-from everstep.algorithms.recording import Executor
+from everstep.algorithms.recording import Recorder
 from everstep.evaluation import evaluate
 from everstep.graphs import Tape
 from everstep.testing import run_checks
@@ -187,11 +187,11 @@ def test_an_evaluation_may_differentiate(cls: Any) -> None:
 
 def test_a_recorded_rollout_may_differentiate() -> None:
     recorded: Any = AlgorithmConfig(seed=0, num_sgd_iters=1).build(Recordable())
-    recorded.executor = Executor(Tape)
+    recorded.recorder = Recorder(Tape)
     for _ in range(3):
         recorded.collect()
         recorded.step()
-    assert recorded.executor.collection.refused is None
+    assert recorded.recorder.collection.refused is None
     x, actions = recorded.rollout.obs[0], recorded.rollout.actions[0]
     torch.testing.assert_close(x[1:], x[:-1] - 0.1 * x[:-1] ** 3 + 0.01 * actions[:-1])
     calls = len(recorded.env.seen)

@@ -20,7 +20,7 @@ from torch import nn
 from torchrl.data import Bounded, Categorical, Composite, TensorSpec, Unbounded
 
 from everstep import AlgorithmConfig, RecurrentAlgorithmConfig
-from everstep.algorithms.recording import Executor
+from everstep.algorithms.recording import Recorder
 from everstep.env import Env
 from everstep.graphs import Tape
 from everstep.models import Model, RecurrentModel
@@ -248,7 +248,7 @@ def built(name: str, *, recorded: bool) -> Any:
     if chunk is not None:
         algorithm.chunk_size = chunk
     if recorded:
-        algorithm.executor = Executor(Tape)
+        algorithm.recorder = Recorder(Tape)
     return algorithm
 
 

@@ -26,7 +26,7 @@ from ..objectives import ENTROPY_EVERY, ActorCritic, add_ons
 from ..policies import Actor, GenericPolicyBase, Policy, RecurrentPolicy, check_policy, model_mode
 from ..registry import EnvSource
 from ..resolve import build_env, closed_on_error, device_problem
-from ..restoring import restored_on_error
+from ..restoring import Snapshot, loading
 from ..rollouts import Minibatch
 from ..specs import Leaves
 from ..updates import Meter, total
@@ -35,8 +35,7 @@ from . import snapshot as snapshots
 from .build import build_parts
 from .estimates import stopwatch, update_statistics
 from .operations import WorkerOperations
-from .recording import Collected, Executor, optimizer_steps
-from .snapshot import undone_on_error
+from .recording import Collected, Recorder, optimizer_steps
 
 _log = logging.getLogger(__name__)
 
@@ -77,7 +76,7 @@ class OnPolicyAlgorithm(
             )
         self.calls = EnvCalls(env)
         self.state = self.state_cls()
-        self.executor = Executor(CUDAGraph if self.config.cuda_graphs else None)
+        self.recorder = Recorder(CUDAGraph if self.config.cuda_graphs else None)
         #: Terms of the loss, and whether the update has ended.
         self.meter = Meter(self.rollout.device)
         #: Recurrent states `[N, …]` after the last vector step; None at the start of episodes.
@@ -118,21 +117,13 @@ class OnPolicyAlgorithm(
         self._prepare()
         self.calls.begin()
         precision = self.config.matmul_precision
-        with undone_on_error(self.parts):
+        before = Snapshot.of_tensors(snapshots.running_statistics(self.parts).values())
+        with before.on_error():
             mode = model_mode(self.policy.model, training=not deterministic, precision=precision)
             with torch.inference_mode(False), torch.no_grad(), mode:
                 was_reset = self._begin(env_config)
                 try:
-                    collected = self.executor.collect(
-                        self.parts,
-                        lambda states, resets: self._roll_out(
-                            states, resets, deterministic=deterministic
-                        ),
-                        self._initial_states(0) if self.states is None else self.states,
-                        resets=self._changing_resets(),
-                        settings=self.calls.settings.key,
-                        eager=deterministic or self.is_evaluating,
-                    )
+                    collected = self._roll_out_or_replay(deterministic)
                 except IndexError:
                     self.rollout.find_fault()  # models index by choices, which may not exist
                     raise
@@ -181,8 +172,19 @@ class OnPolicyAlgorithm(
             self.calls.carry(self.rollout)
         return reset
 
+    def _roll_out_or_replay(self, deterministic: bool) -> Collected:
+        states = self._initial_states(0) if self.states is None else self.states
+        recorder = self.recorder
+        recorder.begin(self.parts)
+        if deterministic or self.is_evaluating or recorder.collection.refused is not None:
+            return self._roll_out(states, deterministic=deterministic)
+        resets, settings = self._changing_resets(), self.calls.settings.key
+        return recorder.roll_out(
+            self.parts, self._roll_out, states, resets=resets, settings=settings
+        )
+
     def _roll_out(
-        self, states: Leaves, resets: None | torch.Tensor, *, deterministic: bool
+        self, states: Leaves, resets: None | torch.Tensor = None, *, deterministic: bool = False
     ) -> Collected:
         """Act, step and write until the rollout is full.
 
@@ -339,7 +341,7 @@ class OnPolicyAlgorithm(
         self.updater.check_trained(self.parameters())
         mode = model_mode(self.policy.model, training=True, precision=self.config.matmul_precision)
         with (
-            undone_on_error(self.parts, "model"),
+            Snapshot.of_tensors(self.policy.model.buffers()).on_error(),
             torch.inference_mode(False),
             torch.enable_grad(),
             mode,
@@ -359,17 +361,20 @@ class OnPolicyAlgorithm(
 
     def _update(self) -> torch.Tensor:
         """Estimate and learn, eagerly or recorded; the explained variance of the values, 0-d."""
-        config, recorder = self.config, self.executor
-        adapted = self.lr_scheduler if config.lr_schedule_kind == "adaptive" else None
-        recorder.check(self.parts)
-        if recorder.update.refused is None:
-            return recorder.learn(
-                self.parts, self.estimate, self.learn, self.meter, adapted, self._reward_scale
-            )
-        explained_variance = self.estimate()
+        config, recorder, scale = self.config, self.recorder, self._reward_scale
+        recorder.begin(self.parts)
+        is_recorded = recorder.update.refused is None
+        if is_recorded:
+            self.updater.hold_rates()
         self.updater.begin()
-        self.meter.begin(config.target_kl_div, adapted)
-        self.learn(optimizer_steps(self.parts, self.chunk_size))
+        adapted = self.lr_scheduler if config.lr_schedule_kind == "adaptive" else None
+        self.meter.begin(config.target_kl_div, adapted, recorded=is_recorded)
+        if is_recorded:
+            explained_variance = recorder.estimate(self.parts, self.estimate, scale)
+            recorder.learn(self.parts, self.learn, self.meter)
+        else:
+            explained_variance = self.estimate(scale)
+            self.learn(optimizer_steps(self.parts, self.chunk_size))
         return explained_variance
 
     def _take_rollout(self, caller: str) -> None:
@@ -415,9 +420,9 @@ class OnPolicyAlgorithm(
         The environment itself moves on, and episodes that are open in it with it.
         """
         self._end_open_update()
-        parts, rollout = self.parts, self.rollout
-        saved = snapshots.snapshot(parts)
-        returns = rollout.reversed_returns[-1].clone()
+        statistics, rollout = snapshots.running_statistics(self.parts), self.rollout
+        statistics.pop("episodes.open")
+        before = Snapshot.of_tensors([*statistics.values(), rollout.reversed_returns[-1]])
         reward_scale = self.state.reward_scale
         self.episodes.finished.zero_()
         self.is_evaluating = True
@@ -425,9 +430,7 @@ class OnPolicyAlgorithm(
             yield
         finally:
             self.is_evaluating = False
-            saved["episodes"]["open"] = self.episodes.open.clone()
-            snapshots.put_back(parts, saved)
-            rollout.reversed_returns[-1].copy_(returns)
+            before.restore()
             self.state.reward_scale = reward_scale
             self.state.buffered = False
 
@@ -444,14 +447,19 @@ class OnPolicyAlgorithm(
             CheckpointError: If the state does not fit; nothing is changed then.
 
         """
-        with restored_on_error(self, lambda: snapshots.check_state(self.parts, self.state, state)):
-            snapshots.load_state(self.parts, state)
-            memory, device = state["memory"], self.rollout.device
-            self.state = type(self.state)(**{**state["counters"], "buffered": False})
-            self.states = None if memory is None else tuple(x.to(device) for x in memory)
-            self.continues = state["continues"] and state["env"] is not None
-            self.is_prepared = True
-            self.follow_schedules()
+        with loading(self.state_dict, self._load):
+            snapshots.check_state(self.parts, self.state, state)
+            self._load(state)
+
+    def _load(self, state: dict[str, Any]) -> None:
+        """Write a state that fits."""
+        snapshots.load_state(self.parts, state)
+        memory, device = state["memory"], self.rollout.device
+        self.state = type(self.state)(**{**state["counters"], "buffered": False})
+        self.states = None if memory is None else tuple(x.to(device) for x in memory)
+        self.continues = state["continues"] and state["env"] is not None
+        self.is_prepared = True
+        self.follow_schedules()
 
 
 class Algorithm(OnPolicyAlgorithm[AlgorithmHparams, AlgorithmState, Policy]):

@@ -1,4 +1,4 @@
-"""Collection and update behind one `Executor`: eager, or recorded as graphs and replayed.
+"""The leaves of a training, recorded as graphs and replayed: rollout, estimate, optimizer steps.
 
 Graphs get recurrent states and reward scales as arguments and return them. They hold operations and
 addresses, so everything that changes is in tensors that are written in place.
@@ -20,17 +20,15 @@ from ..graphs import (
     generators_of,
     is_compiled,
     key_of,
-    undo_object,
-    undo_random,
-    undo_tensors,
+    snapshot_of,
 )
 from ..policies import autocast_of, check_policy
+from ..restoring import Snapshot
 from ..rollouts import Minibatch, Sequences
-from ..schedulers import LRScheduler
 from ..specs import Leaves
 from ..updates import Meter
 from .build import Parts, mixes_rows
-from .snapshot import put_back, snapshot
+from .snapshot import running_statistics
 
 #: Most vector steps of a recorded rollout: each has 20 to 90 nodes, which take time to capture.
 MAX_HORIZON = 512
@@ -57,8 +55,8 @@ Estimate = Callable[[None | torch.Tensor], torch.Tensor]
 Learn = Callable[[Iterable[Iterator[Minibatch]]], None]
 
 
-class Executor:
-    """Runs collection and updates eagerly, or records them and replays the recording.
+class Recorder:
+    """Records the rollout, the estimate of advantages and optimizer steps, and replays them.
 
     Args:
         graph_cls: Kind of graph; None to record nothing.
@@ -75,19 +73,29 @@ class Executor:
         self._checked: Any = None
         if graph_cls is None:
             self.collection.refused = self.update.refused = "nothing is recorded"
-        # Arguments of the graphs: recurrent states, which sequences reset them, reward scale,
-        # order of the sequences.
-        self._states: Leaves = ()
-        self._resets: None | torch.Tensor = None
-        self._scale: None | torch.Tensor = None
-        self._order: None | torch.Tensor = None
+        #: Arguments of the graphs, by name.
+        self._held: dict[str, torch.Tensor] = {}
+        #: Number of rollouts and updates. Within one nothing is replaced that recorded work
+        #: depends on; between them, anything may be.
+        self.version = 0
 
     @property
     def graphs(self) -> tuple[Replayed, ...]:
         """Everything that is recorded."""
         return self.collection, self.estimates, self.update
 
-    def collect(
+    def begin(self, parts: Parts) -> None:
+        """Begin a rollout or an update: what recordings depend on is looked at once."""
+        self.version += 1
+        self.check(parts)
+
+    def _hold(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        """A copy of an argument, in memory that stays where it is."""
+        if name not in self._held or self._held[name].shape != x.shape:
+            self._held[name] = torch.empty_like(x)
+        return self._held[name].copy_(x)
+
+    def roll_out(
         self,
         parts: Parts,
         roll_out: RollOut,
@@ -95,7 +103,6 @@ class Executor:
         *,
         resets: tuple[bool, ...],
         settings: Any,
-        eager: bool,
     ) -> Collected:
         """Run a rollout.
 
@@ -106,123 +113,61 @@ class Executor:
             resets: Whether each of its sequences resets the states; empty if the same ones do in
                 every rollout.
             settings: Settings of PyTorch that the environment runs in.
-            eager: Whether not to record.
 
         """
-        self.check(parts)
-        if eager or self.collection.refused is not None:
-            return roll_out(states, None)
-        if not self._states:
-            self._states = tuple(x.clone() for x in states)
-        for own, x in zip(self._states, states, strict=True):
-            own.copy_(x)
+        device = parts.rollout.device
+        held = tuple(self._hold(f"states.{i}", x) for i, x in enumerate(states))
+        given = None
         if resets:
-            given = torch.tensor(resets)
-            self._resets = given.to(parts.rollout.device) if self._resets is None else self._resets
-            self._resets.copy_(given)
+            given = self._hold("resets", torch.tensor(resets).to(device))
 
         def work() -> tuple[dict[str, torch.Tensor], None | torch.Tensor]:
-            collected = roll_out(self._states, self._resets)
-            for own, x in zip(self._states, collected.states, strict=True):
+            collected = roll_out(held, given)
+            for own, x in zip(held, collected.states, strict=True):
                 own.copy_(x)
             return collected.statistics, collected.reward_scale
 
-        with _on(parts.rollout.device):
+        with _on(device):
             statistics, reward_scale = self.collection(
                 work,
+                version=self.version,
                 key=lambda: {
                     "settings": settings,
                     **_key_of_both(parts),
                     **key_of(parts.env, "env"),
                 },
-                undo=lambda: _undo_collection(parts, self._states),
+                snapshots=lambda: _before_rollout(parts, held),
                 generators=lambda: generators_of(parts.env),
             )
         self._forget_all_after_failure()
-        return Collected(statistics, self._states, reward_scale)
+        return Collected(statistics, held, reward_scale)
 
-    def learn(
-        self,
-        parts: Parts,
-        estimate: Estimate,
-        learn: Learn,
-        meter: Meter,
-        adapted: None | LRScheduler,
-        reward_scale: None | torch.Tensor,
+    def estimate(
+        self, parts: Parts, estimate: Estimate, reward_scale: None | torch.Tensor
     ) -> torch.Tensor:
-        """Run an update; the explained variance of the values, 0-d.
-
-        Args:
-            parts: The algorithm's parts.
-            estimate: Fills in advantages, given the reward scale; the explained variance.
-            learn: Takes optimizer steps, given their minibatches.
-            meter: Meter of the update.
-            adapted: Learning rates to adapt to the KL divergence; None for none.
-            reward_scale: Divisor of the environment's rewards, 0-d; None for none.
-
-        """
-        config, updater = parts.config, parts.updater
+        """Fill in advantages; the explained variance of the values, 0-d."""
+        scale = None if reward_scale is None else self._hold("reward scale", reward_scale)
         with _on(parts.rollout.device):
-            updater.hold_rates()
-            updater.begin()
-            meter.begin(config.target_kl_div, adapted)
-            if reward_scale is not None:
-                self._scale = torch.empty_like(reward_scale) if self._scale is None else self._scale
-                reward_scale = self._scale.copy_(reward_scale)
             # A copy: the graphs share memory, and that of the optimizer steps is replayed next.
-            explained_variance = self.estimates(
-                lambda: estimate(reward_scale),
-                key=lambda: {"config": Same(config), "streams": parts.streams},
-                undo=lambda: lambda: None,  # estimates are written whole
+            return self.estimates(
+                lambda: estimate(scale),
+                version=self.version,
+                key=lambda: {"config": Same(parts.config), "streams": parts.streams},
+                snapshots=tuple,  # estimates are written whole
             ).clone()
-            for steps in self._recorded_orders(parts):
+
+    def learn(self, parts: Parts, learn: Learn, meter: Meter) -> None:
+        """Take the optimizer steps of an update, some in each graph."""
+        with _on(parts.rollout.device):
+            for steps, order in _orders(parts):
+                held = None if order is None else self._hold("order", order)
                 self.update(
-                    partial(self._learn_recorded, parts, learn, steps),
+                    lambda steps=steps, held=held: learn(_recorded_steps(parts, steps, held)),  # type: ignore[misc]
+                    version=self.version,
                     key=lambda: _key_of_update(parts),
-                    undo=lambda: _undo_update(parts, meter.tensors()),
+                    snapshots=lambda: _before_update(parts, meter),
                 )
         self._forget_all_after_failure()
-        return explained_variance
-
-    def _learn_recorded(self, parts: Parts, learn: Learn, steps: int) -> None:
-        learn(self._recorded_steps(parts, steps))
-
-    def _recorded_orders(self, parts: Parts) -> Iterator[int]:
-        """Optimizer steps of a graph, for each replay, with the order of its sequences in place."""
-        config, count = parts.config, parts.sequences_per_rollout
-        minibatches = 1 if config.accumulate_grads else count // parts.minibatch_size
-        steps = int(config.num_sgd_iters) * minibatches
-        each = steps if steps <= MAX_STEPS else 1
-        if parts.minibatch_size == count or (each == steps and not config.shuffle_minibatches):
-            self._order = None
-            for _ in range(steps // each):
-                yield each
-            return
-        device = parts.rollout.device
-        is_drawn = config.shuffle_minibatches
-        orders = [
-            torch.randperm(count, device=device) if is_drawn else torch.arange(count, device=device)
-            for _ in range(int(config.num_sgd_iters))
-        ]
-        for order in torch.cat(orders).view(steps, -1).split(each):
-            if self._order is None or self._order.shape != order.shape:
-                self._order = torch.empty_like(order)
-            self._order.copy_(order)
-            yield each
-
-    def _recorded_steps(self, parts: Parts, steps: int) -> Iterator[Iterator[Minibatch]]:
-        """Minibatches of the optimizer steps of a graph, gathered in the order that is in place."""
-        sequences, size = sequences_of(parts), parts.minibatch_size
-        joint = parts.config.accumulate_grads
-        for i in range(steps):
-            if self._order is not None:
-                indices: list[Any] = list(self._order[i].split(size))
-            elif size == sequences.count:
-                indices = [None]
-            else:
-                epoch = [slice(k, k + size) for k in range(0, sequences.count, size)]
-                indices = epoch if joint else [epoch[i % len(epoch)]]
-            yield sequences.step(indices, parts.chunk_size, joint=joint)
 
     def check(self, parts: Parts) -> None:
         """Refuse what is known to be impossible, once for each config."""
@@ -250,6 +195,41 @@ class Executor:
             for work in self.graphs:
                 work.forget()
                 work.has_failed = False
+
+
+def _orders(parts: Parts) -> Iterator[tuple[int, None | torch.Tensor]]:
+    """Optimizer steps of a graph, and the order of their sequences `[steps, …]`, for each replay.
+
+    The order is None where it is always the same.
+    """
+    config, count = parts.config, parts.sequences_per_rollout
+    minibatches = 1 if config.accumulate_grads else count // parts.minibatch_size
+    steps = int(config.num_sgd_iters) * minibatches
+    each = steps if steps <= MAX_STEPS else 1
+    if parts.minibatch_size == count or (each == steps and not config.shuffle_minibatches):
+        yield from [(each, None)] * (steps // each)
+        return
+    make = torch.randperm if config.shuffle_minibatches else torch.arange
+    orders = [make(count, device=parts.rollout.device) for _ in range(int(config.num_sgd_iters))]
+    for order in torch.cat(orders).view(steps, -1).split(each):
+        yield each, order
+
+
+def _recorded_steps(
+    parts: Parts, steps: int, order: None | torch.Tensor
+) -> Iterator[Iterator[Minibatch]]:
+    """Minibatches of the optimizer steps of a graph, gathered in an order that is held."""
+    sequences, size = sequences_of(parts), parts.minibatch_size
+    joint = parts.config.accumulate_grads
+    for i in range(steps):
+        if order is not None:
+            indices: list[Any] = list(order[i].split(size))
+        elif size == sequences.count:
+            indices = [None]
+        else:
+            epoch = [slice(k, k + size) for k in range(0, sequences.count, size)]
+            indices = epoch if joint else [epoch[i % len(epoch)]]
+        yield sequences.step(indices, parts.chunk_size, joint=joint)
 
 
 def sequences_of(parts: Parts) -> Sequences:
@@ -326,17 +306,13 @@ def _key_of_both(parts: Parts) -> dict[str, Any]:
     return key
 
 
-def _undo_collection(parts: Parts, states: Leaves) -> Callable[[], None]:
-    """A function that undoes a rollout."""
-    statistics = snapshot(parts)
-    steps = undo_tensors(states), undo_object(parts.env), undo_random(parts.rollout.device)
-
-    def undo() -> None:
-        put_back(parts, statistics)
-        for step in steps:
-            step()
-
-    return undo
+def _before_rollout(parts: Parts, states: Leaves) -> list[Snapshot]:
+    """Snapshots of what a rollout changes."""
+    return [
+        Snapshot.of_tensors([*running_statistics(parts).values(), *states]),
+        snapshot_of(parts.env),
+        Snapshot.of_random_states(parts.rollout.device),
+    ]
 
 
 def _key_of_update(parts: Parts) -> dict[str, Any]:
@@ -351,21 +327,14 @@ def _key_of_update(parts: Parts) -> dict[str, Any]:
     return key | _key_of_both(parts)
 
 
-def _undo_update(parts: Parts, counted: list[torch.Tensor]) -> Callable[[], None]:
-    """A function that undoes optimizer steps: weights, moments, learning rates, counters."""
+def _before_update(parts: Parts, meter: Meter) -> list[Snapshot]:
+    """Snapshots of what optimizer steps change: weights, moments, rates, counters, gradients."""
     optimizer = parts.optimizer
-    tensors = [x for group in optimizer.param_groups for x in (*group["params"], group["lr"])]
-    tensors += [x for module in _modules(parts).values() for x in module.buffers()]
-    tensors += [x for state in optimizer.state.values() for x in state.values()]
-    tensors += [*counted, *parts.updater.totals().values()]
-    steps = (
-        undo_tensors(x for x in tensors if isinstance(x, torch.Tensor)),
-        undo_random(parts.rollout.device),
-        parts.updater.zero_grad,
-    )
-
-    def undo() -> None:
-        for step in steps:
-            step()
-
-    return undo
+    values = [x for group in optimizer.param_groups for x in (*group["params"], group["lr"])]
+    values += [x for module in _modules(parts).values() for x in module.buffers()]
+    values += [x for state in optimizer.state.values() for x in state.values()]
+    values += [*meter.tensors(), *parts.updater.totals().values(), *parts.updater.flats]
+    return [
+        Snapshot.of_tensors(x for x in values if isinstance(x, torch.Tensor)),
+        Snapshot.of_random_states(parts.rollout.device),
+    ]

@@ -1,11 +1,10 @@
-"""Snapshots of an algorithm's state: undone errors and evaluations, checkpoints, other processes.
+"""The state of an algorithm: what collecting changes, checkpoints, other processes.
 
 A state is compared with the algorithm's own as a whole before anything is written.
 """
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -22,11 +21,8 @@ from .build import Parts
 #: Gradients, weights or moments, also of another process.
 Numbers = torch.Tensor | np.ndarray[Any, Any]
 
-#: Tensors by owner and name.
-Snapshot = dict[str, dict[str, torch.Tensor]]
 
-
-def running_statistics(parts: Parts) -> Snapshot:
+def running_statistics(parts: Parts) -> dict[str, torch.Tensor]:
     """The tensors, besides the rollout, that collecting changes: statistics and model buffers."""
     modules: dict[str, None | nn.Module] = {
         "model": parts.policy.model,
@@ -34,37 +30,11 @@ def running_statistics(parts: Parts) -> Snapshot:
         "discounted_returns": parts.discounted_returns,
         **{f"bonuses.{bonus.name}": bonus for bonus in parts.bonuses},
     }
-    buffers = {name: dict(m.named_buffers()) for name, m in modules.items() if m is not None}
-    return {"episodes": parts.episodes.state_dict(), **buffers}
-
-
-def snapshot(parts: Parts, owner: None | str = None) -> Snapshot:
-    """A copy of `running_statistics`, or of those of one owner."""
-    return {
-        key: {name: x.clone() for name, x in tensors.items()}
-        for key, tensors in running_statistics(parts).items()
-        if owner in (None, key)
-    }
-
-
-@torch.no_grad()
-def put_back(parts: Parts, saved: Snapshot) -> None:
-    """Write a `snapshot` back, in place."""
-    own = running_statistics(parts)
-    for owner, tensors in saved.items():
-        for name, x in tensors.items():
-            own[owner][name].copy_(x)
-
-
-@contextmanager
-def undone_on_error(parts: Parts, owner: None | str = None) -> Iterator[None]:
-    """Restore `running_statistics`, or those of one owner, if the block raises."""
-    saved = snapshot(parts, owner)
-    try:
-        yield
-    except BaseException:
-        put_back(parts, saved)
-        raise
+    found = {f"episodes.{name}": x for name, x in parts.episodes.state_dict().items()}
+    for owner, module in modules.items():
+        if module is not None:
+            found |= {f"{owner}.{name}": x for name, x in module.named_buffers()}
+    return found
 
 
 # ---- checkpoints ------------------------------------------------------------------------------

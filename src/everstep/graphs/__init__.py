@@ -11,9 +11,7 @@ from ._dependencies import (
     generators_of,
     is_compiled,
     key_of,
-    undo_object,
-    undo_random,
-    undo_tensors,
+    snapshot_of,
 )
 from ._replayed import Key, Replayed, Same
 from ._tape import Tape
@@ -31,9 +29,7 @@ __all__ = [
     "is_compiled",
     "is_static",
     "key_of",
+    "snapshot_of",
     "static_shapes",
-    "undo_object",
-    "undo_random",
-    "undo_tensors",
     "waits",
 ]

@@ -1,6 +1,5 @@
-"""Addresses and numbers that recorded work depends on, and functions that undo work."""
+"""Addresses and numbers that recorded work depends on, and snapshots of objects."""
 
-from collections.abc import Callable, Iterable
 from numbers import Number
 from types import ModuleType
 from typing import Any
@@ -9,6 +8,8 @@ import numpy as np
 import torch
 from torch import nn
 from torchrl.data import TensorSpec
+
+from ..restoring import Snapshot
 
 #: How deep the attributes of an object are searched.
 _DEPTH = 5
@@ -86,53 +87,28 @@ def detach_tensors(root: Any) -> bool:
     return found
 
 
-def undo_object(root: Any) -> Callable[[], None]:
-    """A function that puts back an object's tensors and numbers, also replaced ones."""
+def snapshot_of(root: Any) -> Snapshot:
+    """A snapshot of an object's tensors, arrays, numbers and generators, also replaced ones."""
     attributes = _attributes(root, "")
-    fill = undo_tensors(x for *_, x in attributes if isinstance(x, torch.Tensor))
-    generators = [(x, x.get_state()) for *_, x in attributes if isinstance(x, torch.Generator)]
-    arrays = [(x, x.copy()) for *_, x in attributes if isinstance(x, np.ndarray)]
+    tensors = Snapshot.of_tensors(x for *_, x in attributes if isinstance(x, torch.Tensor))
+    arrays = [x for *_, x in attributes if isinstance(x, np.ndarray)]
+    generators = [x for *_, x in attributes if isinstance(x, torch.Generator)]
 
-    def undo() -> None:
-        for array, before in arrays:
+    def load(saved: tuple[list[np.ndarray], list[torch.Tensor]]) -> None:
+        for array, before in zip(arrays, saved[0], strict=True):
             if array.flags.writeable:
                 array[...] = before
         for owner, name, _, value in attributes:
-            is_put_back = isinstance(value, (*_NUMBERS, torch.Tensor, np.ndarray))
-            if not is_put_back or isinstance(owner, tuple):
+            is_restored = isinstance(value, (*_NUMBERS, torch.Tensor, np.ndarray))
+            if not is_restored or isinstance(owner, tuple):
                 continue
             members = owner if isinstance(owner, dict | list) else owner.__dict__
             members[name] = value
-        fill()
-        for generator, state in generators:
+        tensors.restore()
+        for generator, state in zip(generators, saved[1], strict=True):
             generator.set_state(state)
 
-    return undo
-
-
-def undo_tensors(tensors: Iterable[torch.Tensor]) -> Callable[[], None]:
-    """A function that puts back the numbers of tensors."""
-    copies = [(x, x.detach().clone()) for x in tensors]
-
-    def undo() -> None:
-        with torch.no_grad():
-            for x, before in copies:
-                x.copy_(before)
-
-    return undo
-
-
-def undo_random(device: torch.device) -> Callable[[], None]:
-    """A function that puts back the random states of the host and of a device."""
-    on_host = torch.get_rng_state()
-    on_device = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-
-    def undo() -> None:
-        torch.set_rng_state(on_host)
-        if on_device is not None:
-            torch.cuda.set_rng_state(on_device, device)
-
-    return undo
+    return Snapshot(lambda: (arrays, [x.get_state() for x in generators]), load)
 
 
 def is_compiled(model: nn.Module) -> bool:

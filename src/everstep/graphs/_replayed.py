@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from ..restoring import Snapshot
 from ._base import CaptureError, Graph, static_shapes
 
 _T = TypeVar("_T")
@@ -65,6 +66,7 @@ class Replayed:
         self._graph: None | Graph = None
         self._result: Any = None
         self._key: None | Key = None
+        self._version: None | int = None
 
     def refuse(self, reason: str) -> None:
         """Record nothing from now on."""
@@ -81,26 +83,34 @@ class Replayed:
         self,
         function: Callable[[], _T],
         *,
+        version: None | int = None,
         key: Callable[[], Key],
-        undo: Callable[[], Callable[[], None]],
+        snapshots: Callable[[], Sequence[Snapshot]],
         generators: Callable[[], Sequence[torch.Generator]] = tuple,
     ) -> _T:
         """Do the work; once it is recorded, the result is the same tensors each time.
 
         Args:
             function: The work.
-            key: Its dependencies now.
-            undo: Makes a function that undoes the work, before it is done.
+            version: Number that changes where the key may have changed; None looks each time.
+            key: The work's dependencies now.
+            snapshots: Makes snapshots of what the work changes, before it is recorded.
             generators: Its own random generators.
 
         """
-        if self.refused is None and self._key is not None and not changes(self._key, key()):
+        is_known = self._graph is not None and version is not None and version == self._version
+        if is_known or self._is_same(key):
+            self._version = version
             if self._graph is None:
-                return self._capture(function, key, undo, generators())
+                return self._capture(function, key, snapshots, generators())
             self._misses, self.replays = 0, self.replays + 1
             self._graph.replay()
             return self._result  # type: ignore[no-any-return]
         return self._warm_up(function, key)
+
+    def _is_same(self, key: Callable[[], Key]) -> bool:
+        """Whether the work was done with this key, and may be recorded."""
+        return self.refused is None and self._key is not None and not changes(self._key, key())
 
     def _warm_up(self, function: Callable[[], _T], key: Callable[[], Key]) -> _T:
         if self.refused is not None:
@@ -122,11 +132,11 @@ class Replayed:
         self,
         function: Callable[[], _T],
         key: Callable[[], Key],
-        undo: Callable[[], Callable[[], None]],
+        snapshots: Callable[[], Sequence[Snapshot]],
         generators: Sequence[torch.Generator],
     ) -> _T:
         assert self._key is not None
-        undone = undo()
+        before = snapshots()
         graph = self.graph_cls(self.pool, generators, watched=self.watched)
         try:
             self._result = graph.capture(function)
@@ -134,7 +144,8 @@ class Replayed:
             if changed:
                 raise CaptureError(f"it changes {', '.join(changed)} other than in place")
         except Exception as error:  # a fault of the work shows again when it is done eagerly
-            undone()
+            for snapshot in before:
+                snapshot.restore()
             self.has_failed = True
             self.refuse(f"{type(error).__name__}: {error}")
             return self._warm_up(function, key)

@@ -11,7 +11,7 @@ from ..callbacks import Callbacks
 from ..checkpoints import load_state, save_state
 from ..data import TrainerState
 from ..loggers import MlflowLogger, QueuedLogger
-from ..restoring import put_back_on_error
+from ..restoring import loading
 from ..validation import explained
 from ._files import RunFiles
 from ._ranks import for_rank, own_part
@@ -170,7 +170,7 @@ class SavedTrainer(Generic[_Algorithm]):
 
         """
         self._log_pending()  # of the training that ends here
-        own = put_back_on_error(self._own_state, self._load_own_state)
+        own = loading(self._own_state, self._load_own_state)
         with own, self.algorithm.reducer.together():
             self._load_own_state({**state, "algorithm": for_rank(state, self.algorithm)})
 

@@ -36,19 +36,23 @@ class Meter:
         self._sums: None | torch.Tensor = None
         self._names: tuple[str, ...] = ()
 
-    def begin(self, target_kl_div: None | float, adapted: None | LRScheduler) -> None:
+    def begin(
+        self, target_kl_div: None | float, adapted: None | LRScheduler, *, recorded: bool
+    ) -> None:
         """Begin an update.
 
         Args:
             target_kl_div: Divergence that ends it; None for no end, and no synchronisation.
             adapted: Learning rates to adapt to the divergence instead; None for none.
+            recorded: Whether its steps are recorded, or replayed.
 
         """
         self._target, self._adapted = target_kl_div, adapted
         self._terms, self._counts = {}, {"steps": 0, "refused": 0, "skipped": 0}
-        for tensor in self.tensors():
-            tensor.zero_()
-        self._is_first.fill_(True)
+        if recorded:
+            for tensor in self.tensors():
+                tensor.zero_()
+            self._is_first.fill_(True)
 
     def tensors(self) -> list[torch.Tensor]:
         """The tensors that recorded work changes."""

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from everstep import AlgorithmConfig, DiscreteDummyEnv
-from everstep.algorithms.recording import Executor
+from everstep.algorithms.recording import Recorder
 from everstep.errors import DivergedError, NonFiniteError, NotBufferedError
 from everstep.graphs import Tape
 from everstep.models import Model
@@ -121,7 +121,7 @@ def test_the_norm_of_gradients_is_a_mean_over_steps_that_were_taken(
         algorithm: Any = AlgorithmConfig(**options, **more, cuda_graphs=False).build(
             DiscreteDummyEnv
         )
-        algorithm.executor = Executor(Tape) if recorded else Executor()
+        algorithm.recorder = Recorder(Tape) if recorded else Recorder()
         return algorithm
 
     plain = built()
@@ -150,7 +150,7 @@ def test_the_norm_of_gradients_leaves_out_steps_that_were_skipped(
         **SMALL, sgd_minibatch_size=12, shuffle_minibatches=False, num_sgd_iters=1
     ).build(DiscreteDummyEnv)
     if recorded:
-        algorithm.executor = Executor(Tape)
+        algorithm.recorder = Recorder(Tape)
     norms = norms_of(algorithm)
     algorithm.collect()
     algorithm.rollout.logp[0, 0] = -torch.inf

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from everstep.graphs import key_of, undo_object
+from everstep.graphs import key_of, snapshot_of
 from everstep.graphs._dependencies import _attributes
 
 
@@ -52,12 +52,12 @@ def test_children_that_know_their_parent_are_read_once() -> None:
 
 def test_objects_in_a_circle_are_put_back() -> None:
     env = Parent(3)
-    undo = undo_object(env)
+    snapshot = snapshot_of(env)
     for child in env.children:
         child.number += 10
         child.weight += 1
     env.children[0].weight = torch.ones(1)
-    undo()
+    snapshot.restore()
     assert [child.number for child in env.children] == [0, 1, 2]
     assert not any(float(child.weight) for child in env.children)
 
@@ -72,9 +72,9 @@ def test_paths_are_the_shortest() -> None:
 def test_generators_are_put_back() -> None:
     env = Parent(1)
     env.generator = torch.Generator().manual_seed(3)
-    undo = undo_object(env)
+    snapshot = snapshot_of(env)
     first = torch.rand(2, generator=env.generator)
-    undo()
+    snapshot.restore()
     assert torch.equal(torch.rand(2, generator=env.generator), first)
 
 
@@ -106,17 +106,17 @@ def test_numbers_that_are_not_python_s_own_are_read(before: Any, after: Any) -> 
     owner = Holding(before)
     key = key_of(owner, "env")
     assert key_of(Holding(copy.deepcopy(before)), "env") == key
-    undo = undo_object(owner)
+    snapshot = snapshot_of(owner)
     owner.value = after
     assert key_of(owner, "env") != key
-    undo()
+    snapshot.restore()
     assert key_of(owner, "env") == key
 
 
 def test_arrays_that_are_written_in_place_are_put_back() -> None:
     owner = Holding(np.zeros(3))
-    key, undo = key_of(owner, "env"), undo_object(owner)
+    key, snapshot = key_of(owner, "env"), snapshot_of(owner)
     owner.value += 1
     assert key_of(owner, "env") != key
-    undo()
+    snapshot.restore()
     assert key_of(owner, "env") == key

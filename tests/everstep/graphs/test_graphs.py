@@ -28,11 +28,12 @@ from everstep import (
     RecurrentAlgorithmConfig,
 )
 from everstep.algorithms import recording
-from everstep.algorithms.recording import Executor
+from everstep.algorithms.recording import Recorder
 from everstep.errors import ConfigError
 from everstep.graphs import CaptureError, CUDAGraph, Replayed, Tape, is_compiled
 from everstep.graphs._base import refuse, watching
 from everstep.hyperparameters import LIVE
+from everstep.restoring import Snapshot
 from tests.everstep.graphs.graph_toys import Counting, Late, Looking, Losing, Moving, Seeing, Walk
 
 on_every_device = pytest.mark.parametrize(
@@ -65,7 +66,7 @@ def build(env_cls: Any, device: str, graph_cls: Any, config: Any, **options: Any
         small["model_config"] = {"hidden_size": 16}
     small |= {"device": device, "cuda_graphs": False, **options}
     algorithm = config(**small).build(env_cls)
-    algorithm.executor = Executor(graph_cls)
+    algorithm.recorder = Recorder(graph_cls)
     return algorithm
 
 
@@ -269,15 +270,15 @@ def test_compiled_models_are_compiled_before_they_are_recorded() -> None:
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     algorithm = build(DiscreteDummyEnv, "cpu", Tape, AlgorithmConfig, compile="eager")
-    algorithm.executor.check(algorithm.parts)
-    assert not any(work.watched for work in algorithm.executor.graphs)
+    algorithm.recorder.check(algorithm.parts)
+    assert not any(work.watched for work in algorithm.recorder.graphs)
     torch._dynamo.reset()  # what the check has compiled
     torch._dynamo.utils.counters.clear()
     algorithm.collect()
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0
     plain = build(DiscreteDummyEnv, "cpu", Tape, AlgorithmConfig)
     plain.collect()
-    assert all(work.watched for work in plain.executor.graphs)
+    assert all(work.watched for work in plain.recorder.graphs)
 
 
 def test_scripted_parts_of_a_model_are_not_compiled_ones() -> None:
@@ -343,14 +344,16 @@ class Work:
         self.total, self.key = torch.zeros(()), {"number": 1}
         self.calls = 0
         self.waits: tuple[int, ...] = ()
+        self.version: None | int = None
         self.work = Replayed("work", graph_cls)
 
     def __call__(self) -> torch.Tensor:
-        def undo() -> Callable[[], None]:
-            before = self.total.clone()
-            return lambda: self.total.copy_(before)  # type: ignore[return-value]
-
-        return self.work(self._add, key=lambda: dict(self.key), undo=undo)
+        return self.work(
+            self._add,
+            version=self.version,
+            key=lambda: dict(self.key),
+            snapshots=lambda: [Snapshot.of_tensors([self.total])],
+        )
 
     def _add(self) -> torch.Tensor:
         self.calls += 1
@@ -373,6 +376,25 @@ def test_work_is_recorded_anew_where_what_it_depends_on_has_changed() -> None:
     work.key["number"] = 10
     assert [float(work()) for _ in range(3)] == [13, 23, 33]
     assert (work.calls, work.work.replays) == (4, 2)
+
+
+def test_what_work_depends_on_is_looked_at_where_its_version_has_changed() -> None:
+    work = Work()
+    looked: list[int] = []
+    for version in (1, 1, 1, 2, 2, 3):
+        work.version = version
+        before, key = len(looked), dict(work.key)
+        work.work(
+            work._add,
+            version=version,
+            key=lambda key=key: looked.append(1) or key,  # type: ignore[misc]
+            snapshots=lambda: [Snapshot.of_tensors([work.total])],
+        )
+        if work.work.replays > 1:
+            assert len(looked) - before == (version != 2 or work.work.replays == 2)
+    work.key["number"] = 10
+    work.version = 4
+    assert [float(work()) for _ in range(3)] == [16, 26, 36]
 
 
 def test_work_that_waits_is_never_recorded(caplog: pytest.LogCaptureFixture) -> None:
@@ -457,9 +479,9 @@ def test_twenty_updates_of_which_most_are_replayed_are_eager_ones(
     env_cls: Any, options: dict[str, Any], device: str, graph_cls: Any
 ) -> None:
     graphed = check_replayed_is_eager(env_cls, device, graph_cls, iterations=20, **options)
-    assert graphed.executor.update.replays == 18
-    assert graphed.executor.estimates.replays == 18
-    assert graphed.executor.collection.replays == 18
+    assert graphed.recorder.update.replays == 18
+    assert graphed.recorder.estimates.replays == 18
+    assert graphed.recorder.collection.replays == 18
 
 
 @on_every_device
@@ -481,7 +503,7 @@ def test_replayed_updates_are_eager_ones(
     env_cls: Any, options: dict[str, Any], device: str, graph_cls: Any
 ) -> None:
     graphed = check_replayed_is_eager(env_cls, device, graph_cls, iterations=5, **options)
-    assert graphed.executor.update.replays == 3
+    assert graphed.recorder.update.replays == 3
 
 
 @pytest.mark.slow
@@ -504,7 +526,7 @@ def test_long_updates_replay_a_graph_for_each_optimizer_step(
     options = {"num_sgd_iters": 4, **options}
     graphed = check_replayed_is_eager(Walk, device, graph_cls, **options)
     per_epoch = 1 if "accumulate_grads" in options else graphed.hparams.num_minibatches
-    assert graphed.executor.update.replays == 6 * 4 * per_epoch - 2
+    assert graphed.recorder.update.replays == 6 * 4 * per_epoch - 2
 
 
 class Overwriting(Tape):
@@ -537,7 +559,7 @@ def test_results_are_read_before_another_graph_writes_into_the_memory_that_they_
 ) -> None:
     monkeypatch.setattr(recording, "MAX_STEPS", max_steps)
     graphed = check_replayed_is_eager(Walk, "cpu", Overwriting, **MINIBATCHES, **options)
-    assert min(graph.replays for graph in graphed.executor.graphs) > 2
+    assert min(graph.replays for graph in graphed.recorder.graphs) > 2
 
 
 def test_updates_have_stopped_early_and_learning_rates_adapted() -> None:
@@ -566,7 +588,7 @@ def test_a_replayed_update_skips_what_is_not_finite(device: str, graph_cls: Any)
         algorithm.step()
     for p, weight in zip(algorithm.policy.model.parameters(), before, strict=True):
         assert torch.equal(p, weight)
-    assert algorithm.executor.update.replays == 2
+    assert algorithm.recorder.update.replays == 2
 
 
 @on_every_device
@@ -583,7 +605,7 @@ def test_half_precision_is_recorded_with_its_casts(device: str, graph_cls: Any) 
         torch.cat([p.detach().flatten() for p in algorithm.policy.model.parameters()])
         for algorithm in (eager, graphed)
     ]
-    assert graphed.executor.update.replays == 4
+    assert graphed.recorder.update.replays == 4
     tolerance = 1e-2 * (after[0] - before).norm()
     assert (after[0] - after[1]).norm() <= tolerance, (expected[-1], found[-1])
 
@@ -595,7 +617,7 @@ def test_add_ons_are_part_of_the_graph() -> None:
 
     spread.name = "spread"  # type: ignore[attr-defined]
     graphed = check_replayed_is_eager(Walk, "cpu", Tape, policy_loss_addons=[spread], **MINIBATCHES)
-    assert graphed.executor.update.replays == 4
+    assert graphed.recorder.update.replays == 4
 
 
 # The collection.
@@ -621,7 +643,7 @@ def test_replayed_rollouts_are_eager_ones(
     env_cls: Any, options: dict[str, Any], config: Any, device: str, graph_cls: Any
 ) -> None:
     graphed = check_replayed_is_eager(env_cls, device, graph_cls, config=config, **options)
-    assert graphed.executor.collection.replays == 4
+    assert graphed.recorder.collection.replays == 4
     assert graphed.state.horizons == 6
 
 
@@ -629,7 +651,7 @@ def test_replayed_rollouts_are_eager_ones(
 def test_windows_are_replayed(device: str, graph_cls: Any) -> None:
     graphed = check_replayed_is_eager(Walk, device, graph_cls, model_cls=Seeing, model_config={})
     assert graphed.policy.history == 2
-    assert graphed.executor.collection.replays == 4
+    assert graphed.recorder.collection.replays == 4
 
 
 @pytest.mark.slow
@@ -652,10 +674,10 @@ def test_graphs_stay_small(env_cls: Any, config: Any, env_step: int, optimizer_s
     )
     for algorithm in (short, long):
         train(algorithm, 2)
-    held = [len(algorithm.executor.collection._graph.calls) for algorithm in (short, long)]
+    held = [len(algorithm.recorder.collection._graph.calls) for algorithm in (short, long)]
     assert (held[1] - held[0]) / 8 <= env_step
-    assert len(long.executor.update._graph.calls) / 4 <= optimizer_step
-    assert len(long.executor.estimates._graph.calls) <= 113
+    assert len(long.recorder.update._graph.calls) / 4 <= optimizer_step
+    assert len(long.recorder.estimates._graph.calls) <= 113
 
 
 def test_recurrent_states_that_start_anew_are_counted_in_replays() -> None:
@@ -663,7 +685,7 @@ def test_recurrent_states_that_start_anew_are_counted_in_replays() -> None:
     graphed = check_replayed_is_eager(
         DiscreteDummyEnv, "cpu", Tape, config=RecurrentAlgorithmConfig, **options
     )
-    assert graphed.executor.collection.replays == 4
+    assert graphed.recorder.collection.replays == 4
     assert graphed.state.seqs == 6 * 2
 
 
@@ -675,7 +697,7 @@ def test_sequences_that_reset_states_may_be_others_in_every_rollout(
     graphed = check_replayed_is_eager(
         DiscreteDummyEnv, "cpu", Tape, config=RecurrentAlgorithmConfig, **options
     )
-    assert graphed.executor.collection.replays == 4
+    assert graphed.recorder.collection.replays == 4
 
 
 def test_minibatches_that_come_to_be_standardised_over_several_ranks_are_eager_from_then_on() -> (
@@ -684,10 +706,10 @@ def test_minibatches_that_come_to_be_standardised_over_several_ranks_are_eager_f
     algorithm = build(DiscreteDummyEnv, "cpu", Tape, AlgorithmConfig)
     algorithm.parts.reducer.size = 2
     train(algorithm, 3)
-    assert algorithm.executor.update.refused is None
+    assert algorithm.recorder.update.refused is None
     algorithm.update_algorithm_parameter("normalize_advantages", "minibatch")
     train(algorithm, 1)
-    assert "standardised over all ranks" in algorithm.executor.update.refused
+    assert "standardised over all ranks" in algorithm.recorder.update.refused
 
 
 @pytest.mark.parametrize("size", [1, 2])
@@ -696,10 +718,10 @@ def test_minibatches_that_are_standardised_over_several_ranks_are_not_recorded(s
     algorithm = build(DiscreteDummyEnv, "cpu", Tape, AlgorithmConfig, **options)
     algorithm.parts.reducer.size = size  # still a reducer that changes nothing
     train(algorithm, 4)
-    refused = algorithm.executor.update.refused
+    refused = algorithm.recorder.update.refused
     expected = "each minibatch's advantages are standardised over all ranks"
     assert refused == (None if size == 1 else expected)
-    assert (algorithm.executor.update.replays > 0) is (size == 1)
+    assert (algorithm.recorder.update.replays > 0) is (size == 1)
 
 
 @pytest.mark.parametrize(
@@ -708,10 +730,10 @@ def test_minibatches_that_are_standardised_over_several_ranks_are_not_recorded(s
 def test_an_environment_that_is_not_capturable_is_found_out(env_cls: Any, name: str) -> None:
     """And put back to where it was, so that nothing is lost."""
     graphed = check_replayed_is_eager(env_cls, "cpu", Tape)
-    assert graphed.executor.collection.refused == (
+    assert graphed.recorder.collection.refused == (
         f"CaptureError: it changes {name} other than in place"
     )
-    assert graphed.executor.update.replays > 0
+    assert graphed.recorder.update.replays > 0
 
 
 @pytest.mark.slow
@@ -723,7 +745,7 @@ def test_evaluations_in_between_are_eager_and_leave_no_trace(device: str, graph_
 
     for config in (AlgorithmConfig, RecurrentAlgorithmConfig):
         graphed = check_replayed_is_eager(Walk, device, graph_cls, config=config, change=look)
-        assert graphed.executor.collection.replays == 4
+        assert graphed.recorder.collection.replays == 4
 
 
 def test_other_environments_are_stepped_eagerly_without_a_word(
@@ -731,7 +753,7 @@ def test_other_environments_are_stepped_eagerly_without_a_word(
 ) -> None:
     monkeypatch.setattr(Walk, "capturable", False)
     graphed = check_replayed_is_eager(Walk, "cpu", Tape)
-    assert graphed.executor.update.replays == 4
+    assert graphed.recorder.update.replays == 4
     assert not caplog.records
 
 
@@ -752,7 +774,7 @@ def test_a_checkpoint_is_loaded_in_between(device: str, graph_cls: Any) -> None:
 
     options = {"iterations": 8, "lr_schedule": [(0, 1e-2), (800, 1e-4)], **MINIBATCHES}
     graphed = check_replayed_is_eager(Walk, device, graph_cls, change=save_and_load, **options)
-    assert graphed.executor.update.replays == 3 + 1
+    assert graphed.recorder.update.replays == 3 + 1
 
 
 @on_every_device
@@ -775,7 +797,7 @@ def test_weights_are_set_in_between(device: str, graph_cls: Any) -> None:
             algorithm.set_weights(halved)
 
     graphed = check_replayed_is_eager(Walk, device, graph_cls, change=halve)
-    assert graphed.executor.update.replays == 4
+    assert graphed.recorder.update.replays == 4
 
 
 @pytest.mark.slow
@@ -804,8 +826,8 @@ def test_hyperparameters_are_changed_in_between(
     graphed = check_replayed_is_eager(
         Losing, device, graph_cls, change=change, iterations=7, **MINIBATCHES
     )
-    assert graphed.executor.update.replays > 2
-    assert graphed.executor.collection.replays > 2
+    assert graphed.recorder.update.replays > 2
+    assert graphed.recorder.collection.replays > 2
 
 
 #: Values of every hyperparameter that may change while training.
@@ -862,7 +884,7 @@ def test_drawn_changes_of_hyperparameters_are_those_of_eager_training(seed: int)
     eager, found = (train(x, 24, change=Drawn(seed)) for x in algorithms)
     for one, other in zip(eager, found, strict=True):
         assert one == pytest.approx(other, rel=1e-9, abs=1e-9)
-    assert min(graph.replays for graph in algorithms[1].executor.graphs) > 5
+    assert min(graph.replays for graph in algorithms[1].recorder.graphs) > 5
 
 
 @pytest.mark.parametrize("values", [(0.5, 0.0, 0.5), (0.0, 0.5, 0.0)])
@@ -890,7 +912,7 @@ def test_a_learning_rate_that_somebody_writes_into_the_optimizer_is_followed(
             algorithm.optimizer.param_groups[0]["lr"] = 1e-2
 
     graphed = check_replayed_is_eager(Walk, device, graph_cls, change=write)
-    assert graphed.executor.update.replays == 4  # filled where the graph reads it
+    assert graphed.recorder.update.replays == 4  # filled where the graph reads it
 
 
 @on_every_device
@@ -903,7 +925,7 @@ def test_the_environment_is_configured_in_between(device: str, graph_cls: Any) -
         algorithm.step()
         train(algorithm, 3)
     torch.testing.assert_close(graphed.rollout.rewards, eager.rollout.rewards)
-    assert graphed.executor.collection.replays == 1 + 2
+    assert graphed.recorder.collection.replays == 1 + 2
 
 
 @on_every_device
@@ -944,7 +966,7 @@ def test_a_model_that_waits_is_trained_eagerly(
     caplog.set_level(logging.WARNING)
     graphed = check_replayed_is_eager(Walk, device, graph_cls, model_cls=Looking, model_config={})
     reason = "_local_scalar_dense would wait for the device"
-    assert graphed.executor.collection.refused == graphed.executor.update.refused == reason
+    assert graphed.recorder.collection.refused == graphed.recorder.update.refused == reason
     assert [record.getMessage() for record in caplog.records] == [
         f"No graph of the collection, which continues eagerly: {reason}",
         f"No graph of the update, which continues eagerly: {reason}",
@@ -956,8 +978,8 @@ def test_a_capture_that_fails_leaves_weights_moments_and_random_numbers_untouche
     device: str, graph_cls: Any
 ) -> None:
     graphed = check_replayed_is_eager(Walk, device, graph_cls, model_cls=Late, model_config={})
-    assert graphed.executor.update.refused is not None
-    assert graphed.executor.collection.replays > 0
+    assert graphed.recorder.update.refused is not None
+    assert graphed.recorder.collection.replays > 0
 
 
 @pytest.mark.parametrize(
@@ -976,14 +998,14 @@ def test_what_is_known_to_be_impossible_is_not_tried(
 ) -> None:
     algorithm = build(Walk, "cpu", Tape, AlgorithmConfig, **options)
     train(algorithm, 3)
-    assert reason in getattr(algorithm.executor, what).refused
+    assert reason in getattr(algorithm.recorder, what).refused
     assert reason in caplog.text
 
 
 def test_a_long_rollout_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recording, "MAX_HORIZON", 7)
     graphed = check_replayed_is_eager(Walk, "cpu", Tape)
-    assert "`horizon` is 8" in graphed.executor.collection.refused
+    assert "`horizon` is 8" in graphed.recorder.collection.refused
 
 
 # Configuration.
@@ -1004,7 +1026,7 @@ def test_graphs_are_what_cuda_has() -> None:
     algorithm = AlgorithmConfig(num_envs=64, horizon=16, device="cuda").build(DiscreteDummyEnv)
     assert algorithm.hparams.cuda_graphs is True
     train(algorithm)
-    assert algorithm.executor.update.replays == algorithm.executor.collection.replays == 4
+    assert algorithm.recorder.update.replays == algorithm.recorder.collection.replays == 4
 
 
 def test_matrices_are_multiplied_as_the_config_says() -> None:
