@@ -72,18 +72,24 @@ class Snapshot:
 
 
 @contextlib.contextmanager
-def loading(save: Callable[[], Any], load: Callable[[Any], object]) -> Iterator[None]:
+def loading(
+    save: Callable[[], Any],
+    load: Callable[[Any], object],
+    check: Callable[[], object] = lambda: None,
+) -> Iterator[None]:
     """Context of loading a state that may be anything; the one before is restored on an error.
 
     Args:
         save: Returns the state; one that has not begun may raise, and is not restored.
         load: Loads it.
+        check: Called first; refuses a state before anything is written.
 
     Raises:
         CheckpointError: If anything is raised that is no error of Everstep's.
 
     """
     try:
+        check()
         before: Any = contextlib.nullcontext()
         with contextlib.suppress(Exception):
             before = Snapshot(save, load, device="cpu").on_error()

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Generic, TypeVar, cast
 
 import torch
@@ -447,8 +448,8 @@ class OnPolicyAlgorithm(
             CheckpointError: If the state does not fit; nothing is changed then.
 
         """
-        with loading(self.state_dict, self._load):
-            snapshots.check_state(self.parts, self.state, state)
+        check = partial(snapshots.check_state, self.parts, self.state, state)
+        with loading(self.state_dict, self._load, check):
             self._load(state)
 
     def _load(self, state: dict[str, Any]) -> None:

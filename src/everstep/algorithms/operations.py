@@ -5,7 +5,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import FrozenInstanceError, fields, replace
 from itertools import chain
-from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
 import psutil
@@ -30,6 +29,7 @@ from ..rollouts import Minibatch, Rollout
 from ..schedulers import ClipScheduler, EntropyScheduler, LRScheduler
 from ..synonyms import PYTORCHRL_NAMES
 from ..updates import Updater
+from .build import Parts
 from .estimates import statistic
 from .pytorchrl import PytorchrlOperations
 from .recording import optimizer_steps
@@ -38,11 +38,6 @@ from .snapshot import Numbers, as_tensor, buffers_of, copies, merge, moments_of,
 _Hparams = TypeVar("_Hparams", bound=AlgorithmHparams)
 _State = TypeVar("_State", bound=AlgorithmState)
 _Policy = TypeVar("_Policy", bound=GenericPolicyBase[Any])
-
-
-def _part(name: str) -> Any:
-    """A part as an attribute that cannot be set: other parts hold references to it."""
-    return property(attrgetter(f"parts.{name}"))
 
 
 def _change(name: str) -> str:
@@ -68,6 +63,13 @@ _INSTEAD = {
 _HYPERPARAMETERS = frozenset({f.name for f in fields(RecurrentHyperparameters)}) | {
     *PYTORCHRL_NAMES
 }
+
+
+#: Attributes of an algorithm that its parts are.
+_PARTS = tuple(f.name for f in fields(Parts))
+
+#: Names that cannot be set: other parts hold references to them.
+_WIRED = {*_PARTS, *_HYPERPARAMETERS}
 
 
 class MinibatchesOfUpdate(Iterator[Minibatch]):
@@ -120,27 +122,30 @@ class WorkerOperations(PytorchrlOperations, ABC, Generic[_Hparams, _State, _Poli
     #: Counters.
     state: _State
 
-    # The parts are described in `Parts`.
-    bonuses: tuple[Bonus, ...] = _part("bonuses")
-    buffer: TensorDict = _part("buffer")
-    buffer_spec: Composite = _part("buffer_spec")
-    clip_scheduler: ClipScheduler = _part("clip_scheduler")
-    config: Resolved = _part("config")
-    discounted_returns: RunningMoments = _part("discounted_returns")
-    entropy_scheduler: EntropyScheduler = _part("entropy_scheduler")
-    env: Env = _part("env")
-    episodes: EpisodeTracker = _part("episodes")
-    grad_scaler: GradScaler = _part("grad_scaler")
-    hparams: _Hparams = _part("hparams")
-    lr_scheduler: LRScheduler = _part("lr_scheduler")
-    minibatch_size: int = _part("minibatch_size")
-    objective: Objective = _part("objective")
-    optimizer: optim.Optimizer = _part("optimizer")
-    policy: _Policy = _part("policy")
-    reducer: Reducer = _part("reducer")
-    rollout: Rollout = _part("rollout")
-    streams: tuple[Stream, ...] = _part("streams")
-    updater: Updater = _part("updater")
+    # The parts, which are described in `Parts`: attributes that cannot be set.
+    bonuses: tuple[Bonus, ...]
+    buffer: TensorDict
+    buffer_spec: Composite
+    clip_scheduler: ClipScheduler
+    config: Resolved
+    discounted_returns: RunningMoments
+    entropy_scheduler: EntropyScheduler
+    env: Env
+    episodes: EpisodeTracker
+    grad_scaler: GradScaler
+    hparams: _Hparams
+    lr_scheduler: LRScheduler
+    minibatch_size: int
+    objective: Objective
+    optimizer: optim.Optimizer
+    policy: _Policy
+    reducer: Reducer
+    rollout: Rollout
+    streams: tuple[Stream, ...]
+    updater: Updater
+
+    #: Sequences of a forward pass in an update; None for a whole minibatch. It can be set.
+    chunk_size: None | int
 
     _rows_to_learn: int
 
@@ -149,8 +154,12 @@ class WorkerOperations(PytorchrlOperations, ABC, Generic[_Hparams, _State, _Poli
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set what is not wired to other parts, and no hyperparameter."""
-        is_wired = getattr(getattr(type(self), name, self), "fset", self) is None
-        if is_wired or name in _HYPERPARAMETERS:
+        if name == "parts":
+            vars(self).update({part: getattr(value, part) for part in _PARTS})
+        elif name == "chunk_size":
+            self.parts = replace(self.parts, chunk_size=value)
+            return
+        elif name in _WIRED or getattr(getattr(type(self), name, self), "fset", self) is None:
             instead = _INSTEAD.get(name, "build a new algorithm")
             if name in _HYPERPARAMETERS and name not in _INSTEAD:
                 is_live = name in LIVE or name in PYTORCHRL_NAMES
@@ -160,15 +169,6 @@ class WorkerOperations(PytorchrlOperations, ABC, Generic[_Hparams, _State, _Poli
                 f"go on with the one that they have. Instead, {instead}."
             )
         super().__setattr__(name, value)
-
-    @property
-    def chunk_size(self) -> None | int:
-        """Sequences of a forward pass in an update; None for a whole minibatch."""
-        return self.parts.chunk_size
-
-    @chunk_size.setter
-    def chunk_size(self, size: None | int) -> None:
-        self.parts = replace(self.parts, chunk_size=size)
 
     @abstractmethod
     def collect(
