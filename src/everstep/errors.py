@@ -54,6 +54,23 @@ class NotBufferedError(EverstepError, RuntimeError):
     """`Algorithm.step` was called before `Algorithm.collect`."""
 
 
+class RankError(EverstepError, RuntimeError):
+    """Another rank of the training failed, or has ended, so this one cannot go on.
+
+    Args:
+        reason: The rank and its error.
+        trace: The traceback of that rank; empty if there is none.
+
+    """
+
+    #: The rank and its error, without the traceback.
+    reason: str
+
+    def __init__(self, reason: str, trace: str = "") -> None:
+        self.reason = printable(reason)
+        super().__init__(f"{reason}\n\nThere:\n{trace}".rstrip() if trace else reason)
+
+
 class CheckpointError(EverstepError, RuntimeError):
     """A saved policy or checkpoint is unreadable, or does not fit the object that loads it."""
 

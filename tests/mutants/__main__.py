@@ -1,4 +1,4 @@
-"""Sixty faults made by hand, and whether the tests of their area find them.
+"""Faults made by hand, and whether the tests of their area find them.
 
     python -m tests.mutants                 # all, one after the other
     python -m tests.mutants gae ring        # those whose name contains one of the words

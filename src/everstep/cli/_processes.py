@@ -5,7 +5,6 @@ import os
 import signal
 import sys
 import time
-import traceback
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -13,7 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigError, EverstepError
+from ..errors import ConfigError, EverstepError, RankError
 
 #: Variables that `torchrun` sets, and other launchers do as well.
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -28,11 +27,11 @@ _MOMENT = timedelta(seconds=3)
 #: Seconds between two looks at the store.
 _BETWEEN = 0.05
 
-#: Keys of the launcher's store: the message of rank 0, the rank that failed first, and whether the
-#: configuration is invalid, which starting again would not change.
-_REFUSED, _FAILED, _INVALID = "everstep/refused", "everstep/failed", "everstep/invalid"
+#: Keys of the launcher's store: the message of rank 0, and whether the configuration is invalid,
+#: which starting again would not change.
+_REFUSED, _INVALID = "everstep/refused", "everstep/invalid"
 
-#: The store in which connected processes tell each other why they end.
+#: The store in which connected processes leave texts for each other.
 _store: Any = None
 
 
@@ -60,6 +59,8 @@ def connected() -> Iterator[None]:
     from torch.distributed.distributed_c10d import PrefixStore
     from torch.distributed.rendezvous import rendezvous
 
+    from ..reducers import reported
+
     on_gpus = torch.cuda.is_available()
     if on_gpus:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
@@ -75,16 +76,15 @@ def connected() -> Iterator[None]:
     if rank:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - until the end
     try:
-        yield
+        with reported():
+            yield
+    except RankError as error:
+        raise SystemExit(f"everstep: rank {rank} cannot go on: {error.reason}") from None
     except EverstepError as error:
         if isinstance(error, ConfigError):
             store.set(_INVALID, "")
         if _is_reported(rank, str(error)):
             raise SystemExit(2) from None
-        raise
-    except Exception as error:
-        if lost := cause(error):
-            raise SystemExit(f"everstep: rank {rank} cannot go on: {lost}.") from None
         raise
     finally:
         dist.destroy_process_group()
@@ -174,15 +174,6 @@ def _text(store: Any, key: str) -> str:
     return str(store.get(key).decode()) if store.check([key]) else ""
 
 
-def claim_failure(rank: None | int = None) -> int:
-    """The rank that failed first: this one, or `rank`, if no other has been named."""
-    own = os.environ.get("RANK", "0") if rank is None else str(rank)
-    with suppress(Exception):  # the store may be gone
-        if _store is not None:
-            return int(_store.compare_set(_FAILED, "", own))
-    return int(own)
-
-
 def tell(text: str) -> None:
     """Leave a text of this process in the store."""
     with suppress(Exception):  # the store may be gone
@@ -194,19 +185,6 @@ def told(rank: int) -> str:
     with suppress(Exception):  # the store may be gone
         return _text(_store, f"everstep/told/{rank}")
     return ""
-
-
-def cause(error: Exception) -> str:
-    """The reason for an error of a process that lost another one; empty if it is its own."""
-    place = traceback.extract_tb(error.__traceback__)[-1].filename.replace(os.sep, "/")
-    waits = "/everstep/reducers/" in place or "/torch/distributed/" in place
-    if not (is_started() and isinstance(error, RuntimeError) and waits):
-        claim_failure()
-        return ""
-    with suppress(Exception):  # the store may be gone
-        if first := _answer(_FAILED):
-            return f"rank {first} failed first"
-    return f"another process ended without a message: it was killed ({error})"
 
 
 def start(processes: int, words: Sequence[str], *, max_restarts: int = 0) -> int:

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ..errors import ConfigError
-from ._processes import claim_failure, is_started
+from ._processes import is_started
 from ._pulse import NextRank, Pulse
 
 #: Environment variable with the seconds that a vector step, or a reset, may take.
@@ -30,16 +30,15 @@ _SECONDS = 30.0
 #: How much longer the first call may take, which may compile, or load a simulator.
 _FIRST = 10
 
-_MESSAGE = (
-    "everstep: rank {rank}: the environment hangs: its `{call}` has not returned for {seconds:g} "
-    "seconds. If it may take that long, set the environment variable {variable} to more seconds."
+_HANGS = (
+    "the environment hangs: its `{call}` has not returned for {seconds:g} seconds. If it may take "
+    "that long, set the environment variable {variable} to more seconds."
 )
 
-
 _LOST = (
-    "everstep: rank {rank} has given no sign of life for {seconds:g} seconds: it is stopped, or in "
-    "code that holds Python's lock. If that may take so long, set the environment variable "
-    "{variable} to more seconds."
+    "has given no sign of life for {seconds:g} seconds: it is stopped, or in code that holds "
+    "Python's lock. If that may take so long, set the environment variable {variable} to more "
+    "seconds."
 )
 
 
@@ -99,19 +98,26 @@ class Watch(threading.Thread):
     def _end_next(self) -> None:
         """End the next process, or, if that is on another machine, this one."""
         lost = self._next
-        text = _LOST.format(rank=lost.rank, seconds=lost.patience, variable=TIMEOUT)
-        print(text, file=sys.stderr, flush=True)
+        reason = _LOST.format(seconds=lost.patience, variable=TIMEOUT)
+        print(f"everstep: rank {lost.rank} {reason}", file=sys.stderr, flush=True)
+        _tell(reason, rank=lost.rank)
         if not lost.end():
             _end()
 
     def _give_up(self) -> None:
         """End this process, and those that its environment has started, with a message."""
         place = "".join(traceback.format_stack(sys._current_frames()[self._main]))
-        message = _MESSAGE.format(
-            rank=claim_failure(), call=self._call, seconds=self.seconds, variable=TIMEOUT
-        )
+        reason = _HANGS.format(call=self._call, seconds=self.seconds, variable=TIMEOUT)
+        _tell(reason, place)
+        message = f"everstep: rank {os.environ['RANK']}: {reason}"
         print(f"{place}{message}", file=sys.stderr, flush=True)
         _end()
+
+
+def _tell(reason: str, trace: str = "", rank: None | int = None) -> None:
+    from ..reducers import tell_failure  # imports PyTorch, as the training has
+
+    tell_failure(reason, trace, rank)
 
 
 def _end() -> None:

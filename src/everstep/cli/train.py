@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .._version import __version__
-from ..errors import ConfigError
+from ..errors import ConfigError, RankError
 from ..files import replacing, write_file
 from ..interrupts import closing
 from ._arguments import (
@@ -28,7 +28,7 @@ from ._arguments import (
     flag_overrides,
     take_env,
 )
-from ._processes import cause, connected, is_started, start
+from ._processes import connected, is_started, start
 from ._watch import watched
 
 if TYPE_CHECKING:
@@ -358,8 +358,8 @@ def _save(policy: "GenericPolicyBase[Any]", directory: Path) -> None:
 def _report_failure(error: Exception, run_dir: Path | None) -> None:
     """Print one line; the traceback goes to the run's directory."""
     rank = os.environ.get("RANK", "0") if is_started() else "0"
-    if lost := cause(error):
-        print(f"everstep: rank {rank} cannot go on: {lost}.", file=sys.stderr)
+    if isinstance(error, RankError):
+        print(f"everstep: rank {rank} cannot go on: {error.reason}", file=sys.stderr)
         return
     if isinstance(error, OSError) and error.filename and run_dir is not None:
         print(f"everstep: {error.filename}: {error.strerror}. {_kept(run_dir)}", file=sys.stderr)

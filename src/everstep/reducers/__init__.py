@@ -5,6 +5,7 @@ that is computed from all rows are the same on every rank. `Reducer` is of one p
 everything already; `GroupReducer` is of those that `torch.distributed` has connected.
 """
 
+from ._failures import report, reported, tell_failure
 from ._group import CHECK_EVERY, GroupReducer, current_reducer, seed_of
 from ._single import Counter, Measured, Moments, Reducer
 from ._statistics import reduce_stats
@@ -18,5 +19,8 @@ __all__ = [
     "Reducer",
     "current_reducer",
     "reduce_stats",
+    "report",
+    "reported",
     "seed_of",
+    "tell_failure",
 ]

@@ -133,7 +133,7 @@ class GroupReducer(Reducer):
         self._modules = tuple(module for module in modules if module is not None)
         for module in self._modules:
             for tensor in (*module.parameters(), *module.buffers()):
-                dist.broadcast(tensor.detach(), src=0)
+                self.collectives.copy_first(tensor.detach())
             for part in module.modules():
                 if hasattr(part, "reducer"):
                     part.reducer = self  # type: ignore[assignment]
@@ -165,24 +165,23 @@ class GroupReducer(Reducer):
 
     def gather(self, value: Any) -> list[Any]:
         """See `Reducer.gather`."""
-        values: list[Any] = [None] * self.size if self.rank == 0 else []
-        dist.gather_object(_packed(value), values if self.rank == 0 else None)
-        return [_unpacked(each) for each in values]
+        return [_unpacked(each) for each in self.collectives.of_all_on_first(_packed(value))]
 
     def from_first(self, make: Callable[[], T]) -> T:
         """See `Reducer.from_first`."""
-        made: Any = None
-        sent: list[Any] = [None, None]
-        if self.rank == 0:
+        if self.rank:
+            made, error = _unpacked(self.collectives.of_first(b""))
+        else:
+            made, error = None, None
             try:
                 made = make()
-                sent[0] = _packed(made)
-            except Exception as error:
-                sent[1] = error
-        dist.broadcast_object_list(sent, src=0)
-        if sent[1] is not None:
-            raise sent[1]
-        return cast(T, made if self.rank == 0 else _unpacked(sent[0]))
+                sent = _packed((made, None))
+            except Exception as raised:
+                error, sent = raised, _packed((None, _sendable(raised)))
+            self.collectives.of_first(sent)
+        if error is not None:
+            raise error
+        return cast(T, made)
 
     def _check_equal(self) -> None:
         """Compare weights and moments of all processes, by a hash; the moments of rows are shared.
@@ -246,6 +245,15 @@ def _packed(value: Any) -> bytes:
 def _unpacked(data: bytes) -> Any:
     """The object of `_packed`, which another rank of the same training has sent."""
     return torch.load(io.BytesIO(data), weights_only=False)
+
+
+def _sendable(error: Exception) -> Exception:
+    """An error that other ranks can raise: this one, or, if it has no copies, its words."""
+    try:
+        _unpacked(_packed(error))
+    except Exception:
+        return EverstepError(f"Rank 0 failed: {type(error).__name__}: {error}")
+    return error
 
 
 def _check_every() -> int:

@@ -32,6 +32,7 @@ from ..loggers import (
     is_entry,
     open_trackers,
 )
+from ..reducers import report, reported
 from ..synonyms import METHODS
 from ..validation import explained
 from ._ending import end_of, schedule_end
@@ -247,12 +248,15 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
         return self
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        if error is not None:
+            report(error)
         interrupted = kind is not None and not issubclass(kind, Exception)
         status = "FINISHED" if kind is None else "KILLED" if interrupted else "FAILED"
         call_all(partial(self.close, status), first=error)
 
     # ---- training -----------------------------------------------------------------------------
 
+    @reported()
     @explained("Write `run(total_env_steps={})`.")
     def run(
         self,
@@ -486,6 +490,7 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
             self.eval(env_config=env_config, episodes=hparams.num_test_episodes)
         self._evaluated = steps
 
+    @reported()
     def step(self, *, env_config: None | dict[str, Any] = None) -> TrainStats:
         """Collect one rollout, update the policy with it, and return both's statistics.
 
@@ -524,6 +529,7 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
 
     # ---- evaluation ---------------------------------------------------------------------------
 
+    @reported()
     @explained("Write `eval(episodes={})`.")
     def eval(
         self,

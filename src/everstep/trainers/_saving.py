@@ -11,6 +11,7 @@ from ..callbacks import Callbacks
 from ..checkpoints import load_state, save_state
 from ..data import TrainerState
 from ..loggers import MlflowLogger, QueuedLogger
+from ..reducers import reported
 from ..restoring import loading
 from ..validation import explained
 from ._files import RunFiles
@@ -76,6 +77,7 @@ class SavedTrainer(Generic[_Algorithm]):
         """End `run` after the present train step; for callbacks, and for other threads."""
         self._is_stopping = True
 
+    @reported()
     @explained(
         "It writes policy and checkpoint to `run_dir`. `trainer.algorithm.policy.save({})` writes "
         "the policy elsewhere, `trainer.save_checkpoint({})` all that training continues from."
@@ -101,6 +103,7 @@ class SavedTrainer(Generic[_Algorithm]):
             if path is not None:
                 self._called.call("on_checkpoint", path)
 
+    @reported()
     def save_checkpoint(self, path: None | str | os.PathLike[str] = None) -> None:
         """Write a checkpoint, from which training can continue, to a directory, atomically.
 
@@ -124,6 +127,7 @@ class SavedTrainer(Generic[_Algorithm]):
                 self._files.saved = -1  # also if there is one of this train step
             self.save()
 
+    @reported()
     def load_checkpoint(self, path: None | str | os.PathLike[str] = None) -> None:
         """Continue from a checkpoint; exactly, if the environment offers its state.
 

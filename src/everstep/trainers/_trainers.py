@@ -9,6 +9,7 @@ from typing_extensions import Self
 
 from ..config import import_name
 from ..errors import ConfigError
+from ..reducers import reported
 from ..validation import synonym_of, unknown_name
 from ._base import GenericTrainerBase
 from ._keywords import RecurrentTrainerKeywords, TrainerKeywords, with_keywords
@@ -47,6 +48,7 @@ class Trainer(GenericTrainerBase["Algorithm"]):
 
     """
 
+    @reported()
     @with_keywords(TrainerKeywords)
     def __init__(self, env_cls: "EnvSource | Algorithm", /, **arguments: Any) -> None:
         algorithm, own = _build_algorithm(env_cls, arguments, recurrent=False)
@@ -90,6 +92,7 @@ class RecurrentTrainer(GenericTrainerBase["RecurrentAlgorithm"]):
 
     """
 
+    @reported()
     @with_keywords(RecurrentTrainerKeywords)
     def __init__(self, env_cls: "EnvSource | RecurrentAlgorithm", /, **arguments: Any) -> None:
         algorithm, own = _build_algorithm(env_cls, arguments, recurrent=True)

@@ -20,6 +20,7 @@ from ..env import Env, EnvFactory
 from ..errors import AdapterError, ConfigError
 from ..hyperparameters import RecurrentHyperparameters
 from ..loggers import create_run_dir
+from ..reducers import reported
 from ..registry import EnvSource, SpecFactory, is_made, resolve
 from ..validation import Problem, unknown_name
 from . import _config_checks as checks
@@ -195,6 +196,7 @@ class TrainConfig(RunOptions):
 
     # ---- training -----------------------------------------------------------------------------
 
+    @reported()
     def build(self, **trainer_arguments: Any) -> Trainer | RecurrentTrainer:
         """A trainer with an environment and a policy, whose `run` follows this config.
 

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch.distributed import HashStore, distributed_c10d
+from torch.distributed import HashStore
 
 from everstep.cli import _processes
 from everstep.errors import EverstepError
@@ -184,21 +183,6 @@ def test_a_process_does_not_wait_forever(monkeypatch: pytest.MonkeyPatch) -> Non
             EverstepError, match=f"Rank {rank} has waited for 0:00:00.2.* for all 2"
         ):
             _processes.name_of_start(HashStore(), rank, 2)
-
-
-class Unsendable:
-    def __reduce__(self) -> Any:
-        raise RuntimeError("this one cannot be sent")
-
-
-def test_an_error_of_its_own_in_a_collective_has_no_other_cause(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-        monkeypatch.setenv(name, "2")
-    with pytest.raises(RuntimeError, match="cannot be sent") as raised:
-        distributed_c10d._object_to_tensor(Unsendable(), torch.device("cpu"), None)
-    assert _processes.cause(raised.value) == ""
 
 
 KILLED = """

@@ -385,7 +385,7 @@ def test_an_end_on_a_full_disk_keeps_the_policy_and_all_checkpoints(tmp_path: Pa
 class Rising:
     """A statistic that rises, falls and rises again."""
 
-    values = (1.0, 3.0, 2.0, float("nan"))
+    values: tuple[float, ...] = (1.0, 3.0, 2.0, float("nan"))
 
     def __init__(self) -> None:
         self.weights: list[torch.Tensor] = []
@@ -413,6 +413,28 @@ def test_the_best_policy_is_the_one_of_the_best_step(tmp_path: Path) -> None:
     assert not torch.equal(best, rising.weights[2])
     written = json.loads((tmp_path / "best" / "best.json").read_text())
     assert (written["key"], written["value"], written["algorithm/steps"]) == ("mine", 3.0, 2)
+
+
+@pytest.mark.parametrize(
+    ("values", "step"),
+    [
+        ((3.0, 3.0, 2.0), 1),
+        ((1.0, 3.0, 3.0), 2),
+        ((float("nan"), 2.0, 2.0), 2),
+        ((-1.0, -1.0, float("nan")), 1),
+    ],
+)
+def test_of_equal_results_the_first_one_is_the_best(
+    tmp_path: Path, values: tuple[float, ...], step: int
+) -> None:
+    """A policy that was the best once, such as the first one to solve its task, stays it."""
+    rising = Rising()
+    rising.values = values
+    trained(tmp_path, 3, best="mine", callbacks=[rising], checkpoint_every=1)
+    best = next(Policy.load(tmp_path / "best" / "policy").model.parameters())
+    assert torch.equal(best, rising.weights[step - 1])
+    written = json.loads((tmp_path / "best" / "best.json").read_text())
+    assert (written["value"], written["algorithm/steps"]) == (values[step - 1], step)
 
 
 @pytest.mark.slow

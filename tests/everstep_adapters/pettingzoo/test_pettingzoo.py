@@ -184,19 +184,33 @@ def test_environments_are_closed_if_a_later_one_cannot_be_made(
     assert closed == made
 
 
+class Masked(Team):
+    """Only the second action is possible."""
+
+    def observation_space(self, agent: str) -> Any:
+        mask = spaces.Box(0, 1, (2,), np.int8)
+        return spaces.Dict(seen=super().observation_space(agent), action_mask=mask)
+
+    def seen(self, agent: str) -> Any:
+        values = np.array([self.possible_agents.index(agent), self.t, 0], np.float32)
+        return {"seen": values, "action_mask": np.array([0, 1], np.int8)}
+
+
 def test_masks_that_agents_observe_are_applied() -> None:
-    class Masked(Team):
-        def observation_space(self, agent: str) -> Any:
-            mask = spaces.Box(0, 1, (2,), np.int8)
-            return spaces.Dict(seen=super().observation_space(agent), action_mask=mask)
-
-        def seen(self, agent: str) -> Any:
-            values = np.array([self.possible_agents.index(agent), self.t, 0], np.float32)
-            return {"seen": values, "action_mask": np.array([0, 1], np.int8)}
-
     tasks = [Masked(TEAM) for _ in range(2)]
     everstep.Trainer(everstep.wrap(tasks), horizon=8, run_dir=None).step()
     assert all(set(actions.values()) == {1} for task in tasks for actions in task.received)
+
+
+def test_masks_of_agents_that_are_not_controlled_are_applied() -> None:
+    """They act at random, among what they may do."""
+    task = Masked({"a": (30, T), "b": (30, U)})
+    env = everstep.wrap(task, agents="a")
+    env.seed(0)
+    env.reset()
+    for _ in range(20):
+        env.step(torch.ones(1, 1, dtype=torch.int64))
+    assert [x["b"] for x in task.received] == [1] * 20
 
 
 def test_names_that_are_no_environments() -> None:
