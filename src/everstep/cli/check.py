@@ -44,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_number(parser, "--vector-steps", "calls of `step` (default: %(default)s)", default=200)
     parser.add_argument("--steps", type=_renamed, help=argparse.SUPPRESS)
     add_number(parser, "--seed", "(default: %(default)s)", least=0, default=0)
+    parser.add_argument("--digests", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -61,6 +62,8 @@ def run(arguments: argparse.Namespace) -> int:
     """
     from ..testing import iterate_checks
     from ..testing._facts import inspect_env
+    from ..testing._processes import check_processes, digests
+    from ..testing._suite import subject_of
 
     source = _source(arguments)
     max_num_envs = getattr(source, "max_num_envs", None)
@@ -70,6 +73,17 @@ def run(arguments: argparse.Namespace) -> int:
     def make_env(num_envs: int, horizon: int, device: Any) -> "Env":
         return cast("Env", source(num_envs, horizon, device=device))
 
+    attributes: dict[str, Any] = {
+        "num_envs_choices": tuple(sorted({_at_most(max_num_envs, size) for size in sizes})),
+        "horizon": horizon,
+        "device": arguments.device,
+        "num_steps": arguments.vector_steps,
+        "seed": arguments.seed,
+    }
+    subject = subject_of(make_env, **attributes)
+    if arguments.digests:  # for a process like this one, with other hashes of texts
+        print(json.dumps(digests(subject)))
+        return 0
     report = _Report(arguments.env, as_json=arguments.json)
     num_envs = arguments.num_envs or getattr(source, "default_num_envs", _NUM_ENVS)
     num_envs = _at_most(max_num_envs, num_envs)
@@ -77,15 +91,10 @@ def run(arguments: argparse.Namespace) -> int:
         lambda: make_env(num_envs, horizon, arguments.device), arguments.vector_steps
     )
     report.show_facts(facts)
-    results = iterate_checks(
-        make_env,
-        num_envs_choices=tuple(sorted({_at_most(max_num_envs, size) for size in sizes})),
-        horizon=horizon,
-        device=arguments.device,
-        num_steps=arguments.vector_steps,
-        seed=arguments.seed,
-    )
-    return report.show_results(chain(probed, results))
+    results = iterate_checks(make_env, **attributes)
+    command = ["-m", "everstep", *arguments.words, "--digests"]
+    compared = (check_processes(each, command) for each in (subject,))  # after the others
+    return report.show_results(chain(probed, results, compared))
 
 
 def _source(arguments: argparse.Namespace) -> Any:

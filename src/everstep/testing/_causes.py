@@ -131,12 +131,13 @@ def cause(subject: Subject) -> tuple[str, str]:
 
 
 def _is_same(subject: Subject, sources: Sequence[_Source] = ()) -> bool:
-    (before, rows), (after, others) = (_play(subject, sources) for _ in range(2))
+    (before, rows), (after, others) = (play(subject, sources) for _ in range(2))
     pairs = zip(rows, others, strict=True)
     return all_same(before, after) and all(difference(a, b) is None for a, b in pairs)
 
 
-def _play(subject: Subject, sources: Sequence[_Source]) -> tuple[Leaves, list[Row]]:
+def play(subject: Subject, sources: Sequence[_Source] = ()) -> tuple[Leaves, list[Row]]:
+    """Observations of several resets, and the rows of several vector steps after them."""
     with ExitStack() as stack:
         for source in sources:
             stack.enter_context(source.held())
@@ -144,11 +145,16 @@ def _play(subject: Subject, sources: Sequence[_Source]) -> tuple[Leaves, list[Ro
         return starts(player), player.play(STEPS)
 
 
+def own_classes(env: Any) -> list[type]:
+    """Classes of an environment and its parts that are the user's."""
+    kinds = {cls for x in _parts(env) for cls in type(x).__mro__}
+    return [cls for cls in kinds if cls.__module__.split(".")[0] not in _LIBRARIES]
+
+
 def _changed_attributes(subject: Subject) -> list[str]:
     """Attributes of the user's classes that change while an environment is played."""
     with Player(subject, seed=subject.seed) as player:
-        kinds = {cls for x in _parts(player.env) for cls in type(x).__mro__}
-        own = [cls for cls in kinds if cls.__module__.split(".")[0] not in _LIBRARIES]
+        own = own_classes(player.env)
         before = [_attributes(cls) for cls in own]
         starts(player)
         player.play(STEPS)

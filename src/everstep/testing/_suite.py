@@ -126,12 +126,18 @@ def iterate_checks(
     make_env: Callable[[int, int, Device], Env], **attributes: Any
 ) -> Iterator[CheckResult]:
     """Iterator of the results of all checks, each run when it is asked for; see `run_checks`."""
+    subject = subject_of(make_env, **attributes)
+    return (_result(subject, name, check) for name, check in CHECKS.items())
+
+
+def subject_of(make_env: Callable[[int, int, Device], Env], **attributes: Any) -> Subject:
+    """The environment under test; see `run_checks`."""
     subject: Subject = type("Subject", (Subject,), {"make_env": staticmethod(make_env)})()
     for name, value in attributes.items():
         if not hasattr(Subject, name):
             raise TypeError(f"`run_checks` has no option {name!r}.")
         setattr(subject, name, value)
-    return (_result(subject, name, check) for name, check in CHECKS.items())
+    return subject
 
 
 def _result(subject: Subject, name: str, check: Check) -> CheckResult:

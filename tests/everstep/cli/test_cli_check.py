@@ -168,7 +168,7 @@ def test_json_holds_all_of_it(check: Check) -> None:
     report = json.loads(out)
     assert code == 1
     assert report["environment"] == here(Broken)
-    assert set(report["checks"]) == set(CHECKS)
+    assert set(report["checks"]) == {*CHECKS, "processes"}
     assert report["checks"]["rows"]["received"] == "[2]"
     assert report["checks"]["specs"]["status"] == "passed"
     assert "reason" in report["checks"]["seed"]

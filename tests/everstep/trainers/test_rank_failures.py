@@ -184,9 +184,9 @@ class Env(DiscreteDummyEnv):
     def step(self, action):
         self.steps += 1
         if what != "after" and rank == failing and self.steps == 20:
-            if what != "raise":
-                os.kill(os.getpid(), getattr(signal, what))
-            raise RuntimeError("the simulator has crashed")
+            if what == "raise":
+                raise RuntimeError("the simulator has crashed")
+            os.kill(os.getpid(), getattr(signal, what))
         return super().step(action)
 
 options = dict(num_envs=4, horizon=4, seed=1, track=False, progress=False, checkpoint_every=1)
@@ -264,4 +264,4 @@ def test_sigterm_of_one_rank_ends_all_after_the_train_step(tmp_path: Path) -> No
     assert [process.returncode != 0 for process in ranks] == [True, True], "\n".join(errors)
     assert all("Terminated: SIGTERM" in error for error in errors)
     with Trainer(DiscreteDummyEnv, run_dir=tmp_path / "run", resume=True, **SIZES) as trainer:
-        assert trainer.state["env/steps"] == 2 * 20  # vector step 20 is in the fifth rollout of 4
+        assert trainer.state["env/steps"] == 4 * 20  # the end of the rollout in which it came
