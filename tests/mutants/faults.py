@@ -288,7 +288,7 @@ FAULTS = [
         "updates/_meter.py",
         "exceeds = ~(kl_div <= self._target) & ~self._ended",
         "exceeds = (kl_div > self._target) & ~self._ended",
-        "test_updates.py",
+        "test_meter.py",
     ),
     core(
         "schedule: adaptive rates leave their range",

@@ -1,6 +1,7 @@
 """Causes of an environment that does not repeat its rows by seed."""
 
 import random
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -20,7 +21,7 @@ from ._subject import Subject
 RESETS, STEPS = 6, 12
 
 #: Packages whose classes are not the user's.
-_LIBRARIES = ("everstep", "everstep_adapters", "gymnasium", "torch", "numpy", "builtins", "abc")
+_LIBRARIES = ("everstep", "everstep_adapters", "gymnasium", "torch", "numpy")
 
 _OWN = (
     "Draw from `self.np_random`, which `super().reset(seed=seed)` of Gymnasium seeds, or from a "
@@ -148,7 +149,8 @@ def play(subject: Subject, sources: Sequence[_Source] = ()) -> tuple[Leaves, lis
 def own_classes(env: Any) -> list[type]:
     """Classes of an environment and its parts that are the user's."""
     kinds = {cls for x in _parts(env) for cls in type(x).__mro__}
-    return [cls for cls in kinds if cls.__module__.split(".")[0] not in _LIBRARIES]
+    libraries = {*_LIBRARIES, *sys.stdlib_module_names}
+    return [cls for cls in kinds if cls.__module__.split(".")[0] not in libraries]
 
 
 def _changed_attributes(subject: Subject) -> list[str]:

@@ -82,7 +82,7 @@ def _compare(subject: Subject, words: Sequence[str]) -> None:
 
 
 def _other_digests(words: Sequence[str], hashes: str) -> list[str]:
-    """What a process prints whose texts have other hashes."""
+    """Digests that a process prints whose texts have other hashes."""
     process = subprocess.run(
         [sys.executable, *words],
         env={**os.environ, "PYTHONHASHSEED": hashes},

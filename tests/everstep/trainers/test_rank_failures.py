@@ -29,7 +29,7 @@ SIZES: dict[str, Any] = {"num_envs": 4, "horizon": 4, "seed": 1, "track": False,
 
 
 class Fault:
-    """What happens on one rank, at the n-th call."""
+    """An error on one rank, at the n-th call."""
 
     what, rank, calls = "", 0, 0
 
