@@ -10,7 +10,7 @@ from ._document import COMMAND_LINE, Document, KeyPath, Place
 from ._loader import MAX_VALUES, load, read
 from ._overrides import apply_overrides
 from ._recipes import PREFIX, recipe_names, recipe_path
-from ._writer import dump, plain
+from ._writer import dump, holds, plain
 
 __all__ = [
     "COMMAND_LINE",
@@ -22,6 +22,7 @@ __all__ = [
     "apply_overrides",
     "dotted_name",
     "dump",
+    "holds",
     "import_name",
     "load",
     "plain",

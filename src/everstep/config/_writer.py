@@ -7,8 +7,11 @@ from typing import Any
 
 import yaml
 
+from ..errors import ConfigError
 from ..names import dotted_name
-from ._loader import PLAIN_SCALARS, TAG
+from ..validation import Problem
+from ._document import KeyPath
+from ._loader import MAX_DEPTH, PLAIN_SCALARS, TAG, read
 
 
 class _Dumper(yaml.SafeDumper):
@@ -38,9 +41,55 @@ for _tag, _pattern in PLAIN_SCALARS.items():
 
 
 def dump(values: Mapping[str, Any]) -> str:
-    """YAML that `load` reads back equal to `plain(values)`, floats to the last bit."""
+    """YAML that `load` reads back equal to `plain(values)`, floats to the last bit.
+
+    Raises:
+        ConfigError: If there is none: names the key and value that a file cannot hold.
+
+    """
+    written = plain(values)
+    try:
+        text = _text(written)
+    except ValueError:  # of Python, beyond 4,300 digits
+        raise ConfigError(f"A file cannot hold an integer of that many digits{_WAY_OUT}.") from None
+    document = read(text, "the file that is written")
+    problems = [problem for _, problem in document.problems]
+    if not problems and document.values != written:
+        path = _difference(document.values, written, ())
+        problems = [Problem(path, "it would be read as another one")]
+    if problems:
+        texts = [(".".join(map(str, x.path)), x.message) for x in problems]
+        raise ConfigError([f"{x}: a file cannot hold the value: {y}{_WAY_OUT}" for x, y in texts])
+    return text
+
+
+def holds(values: Mapping[str, Any]) -> bool:
+    """Whether a file can hold values, so that `load` reads them."""
+    try:
+        dump(values)
+    except ConfigError:
+        return False
+    return True
+
+
+_WAY_OUT = ". Give it as text, or set it in the program"
+
+
+def _difference(one: Any, other: Any, path: KeyPath) -> KeyPath:
+    """Path to the first value that differs."""
+    if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
+        pairs: Any = [(key, one[key], other[key]) for key in one]
+    elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        pairs = [(i, *both) for i, both in enumerate(zip(one, other, strict=True))]
+    else:
+        return path
+    key, *both = next(x for x in pairs if x[1] != x[2])
+    return _difference(*both, (*path, key))
+
+
+def _text(values: Any) -> str:
     return yaml.dump(
-        plain(values),
+        values,
         Dumper=_Dumper,
         sort_keys=False,
         allow_unicode=True,
@@ -49,7 +98,7 @@ def dump(values: Mapping[str, Any]) -> str:
     )
 
 
-def plain(value: Any) -> Any:
+def plain(value: Any, depth: int = 0) -> Any:
     """`value` in types that a file can hold: tuples become lists, classes and functions dotted
     names, objects with `as_config()` its result, other objects strings.
     """
@@ -61,10 +110,19 @@ def plain(value: Any) -> Any:
         return int(value)
     if isinstance(value, numbers.Real):
         return float(value)
+    if isinstance(value, Mapping | list | tuple | set | frozenset) and depth > MAX_DEPTH:
+        raise ConfigError(f"A file cannot hold values nested more than {MAX_DEPTH} deep{_WAY_OUT}.")
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
+        items = {str(key): plain(item, depth + 1) for key, item in value.items()}
+        if len(items) < len(value):
+            names = [str(key) for key in value]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ConfigError(f"{twice}: two keys of a mapping have this name in a file. Drop one.")
+        return items
     if isinstance(value, list | tuple | set | frozenset):
-        return [plain(item) for item in value]
+        return [plain(item, depth + 1) for item in value]
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):
+        return plain(value.item())  # NumPy's booleans, and tensors of one number
     if hasattr(value, "__qualname__"):
         return dotted_name(value)
     return plain(value.as_config()) if hasattr(value, "as_config") else str(value)

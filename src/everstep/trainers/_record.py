@@ -14,7 +14,7 @@ import torch
 
 from .._version import __version__
 from ..conditions import condition_from_config
-from ..config import dotted_name, dump, load, plain
+from ..config import dotted_name, dump, holds, load, plain
 from ..errors import ConfigError
 from ..loggers.base import writing_problem
 from ..plain_files import check_directory
@@ -165,7 +165,10 @@ def config_text(
     fused = "yes" if reason is None else f"no: {' '.join(reason.split())}"
     facts = ", ".join(f"{name} {value}" for name, value in made_with(algorithm).items())
     lines = [f"# fused training on a CPU: {fused}", f"# {facts}"]
-    if lost := sorted(name for name, value in values.items() if not _holds(name, value)):
+    unreadable = [] if holds(values) else [k for k, x in values.items() if not holds({k: x})]
+    lost = sorted({*unreadable, *(name for name, x in values.items() if not _holds(name, x))})
+    values |= {name: _shown(values[name]) for name in unreadable}
+    if lost:
         lines.append(f"# exists in the program only, so this file cannot repeat: {', '.join(lost)}")
     if not values.get("env_cls"):
         lines.append("# the program made the environment: name it in env_cls to repeat the run")
@@ -177,6 +180,15 @@ def config_text(
     if values.get("seed") is None:
         lines.append("# without a seed, another run differs")
     return "\n".join([*lines, dump(values)])
+
+
+def _shown(value: Any) -> Any:
+    """A value that a file cannot hold, with text for what it cannot: 2**64, infinity."""
+    if isinstance(value, Mapping):
+        return {str(key): _shown(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_shown(item) for item in value]
+    return value if holds({"value": value}) else ascii(value)
 
 
 def _holds(key: str, value: Any) -> bool:

@@ -7,6 +7,7 @@ import string
 import sys
 from pathlib import Path
 
+import numpy
 import pytest
 
 from everstep.config import (
@@ -15,8 +16,10 @@ from everstep.config import (
     apply_overrides,
     dotted_name,
     dump,
+    holds,
     import_name,
     load,
+    plain,
 )
 from everstep.errors import ConfigError
 from everstep.validation import Problem
@@ -422,6 +425,59 @@ def test_what_is_dumped_reads_back_equal(write, seed):
     document.check()
     assert document.values == values
     assert repr(document.values) == repr(values)  # 1 is not 1.0 and not True
+
+
+#: Values that no file gives back, and what the error says of them.
+UNHELD = [
+    (2**63, "x: a file cannot hold the value: expected an integer of at most 64 bits; got 92"),
+    (-(2**63) - 1, "64 bits"),
+    (10**300, "64 bits"),
+    (10**5000, "digits"),
+    (math.inf, "x: a file cannot hold the value: expected a finite number; got .inf"),
+    (math.nan, "finite number"),
+    ("\ud800", "x: a file cannot hold the value: it would be read as another one"),
+    ({"<<": 1}, "x.<<: .* a key must be a name"),
+    ({1: "a", "1": "b"}, "1: two keys of a mapping have this name"),
+    ({True: "a", "True": "b"}, "True: two keys"),
+    (list(range(100_001)), "100,000 values"),
+    ("x" * 10_000_001, "10,000,000 characters"),
+]
+NESTED: list = []
+for _ in range(40):
+    NESTED = [NESTED]
+ENDLESS: dict = {}
+ENDLESS["x"] = [ENDLESS]
+UNHELD += [(x, "nested more than 32 deep. Give it as text") for x in (NESTED, ENDLESS)]
+
+
+@pytest.mark.parametrize(("value", "message"), UNHELD, ids=map(str, range(len(UNHELD))))
+def test_what_the_loader_refuses_is_not_dumped(value, message):
+    with pytest.raises(ConfigError, match=message):
+        dump({"a": 1, "x": value})
+    assert not holds({"x": value})
+    assert holds({"x": 2**63 - 1, "y": -(2**63), "z": 1.7e308})
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_drawn_values_are_read_back_or_refused(write, seed):
+    rng = random.Random(seed)
+    unheld = [2**63, math.inf, -math.inf, math.nan, "\ud800", {"<<": 1}, {1: 1, "1": 2}]
+    held = [1, "x", None, -0.0, numpy.bool_(True), numpy.float16(0.1), numpy.int8(-3), 2**63 - 1]
+    is_held = rng.random() < 0.5
+    values = random_mapping(rng) | {"new": [{"x": rng.choice(held if is_held else unheld)}]}
+    assert holds(values) == is_held
+    if not is_held:
+        return
+    text = dump(values)
+    document = load(write(text))
+    document.check()
+    assert document.values == plain(values)
+    assert repr(document.values) == repr(plain(values))
+
+
+def test_numbers_of_numpy_are_numbers(write):
+    values = {"yes": numpy.bool_(True), "half": numpy.float16(0.5), "one": numpy.array(2.5)}
+    assert load(write(dump(values))).values == {"yes": True, "half": 0.5, "one": 2.5}
 
 
 @pytest.mark.parametrize("value", [2**63, -(2**63) - 1, 2**64, -(10**20), 10**300])

@@ -295,3 +295,25 @@ def test_a_directory_below_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=f"cannot be written: {tmp_path}/file is not a directory"):
         Trainer(DiscreteDummyEnv, run_dir=tmp_path / "file" / "run", **SMALL)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (2**64, "18446744073709551616"),
+        ([-(2**63) - 1, 3], ["-9223372036854775809", 3]),
+        (float("inf"), "inf"),
+        ({"x": float("nan")}, {"x": "nan"}),
+        ("\ud800", "'\\ud800'"),
+    ],
+)
+def test_what_a_file_cannot_hold_is_text_in_the_record(
+    tmp_path: Path, value: Any, text: Any
+) -> None:
+    record = {"env_kwargs": {"size": value, "name": "a"}}
+    Trainer(DiscreteDummyEnv, run_dir=tmp_path / "a", record=record, **SMALL)
+    lost = "# exists in the program only, so this file cannot repeat: env_kwargs\n"
+    assert lost in texts(tmp_path, "a")[0]
+    document = load(tmp_path / "a" / "config.yaml")
+    document.check()
+    assert document.values["env_kwargs"] == {"size": text, "name": "a"}
