@@ -42,7 +42,7 @@ class Failures:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         #: The store of the group, which has no public name.
         self.store = distributed_c10d._get_default_store()
-        self._store: Any = dist.PrefixStore("everstep/failures", self.store)
+        self._store: Any = distributed_c10d.PrefixStore("everstep/failures", self.store)
         #: Collectives of this process so far: ranks that have started as many are at one place.
         self._started = 0
         #: Number of this rank's last failure, and collectives before it; 0 and -1 if there is none.

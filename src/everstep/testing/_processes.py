@@ -9,7 +9,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -55,8 +55,8 @@ def check_processes(subject: Subject, words: Sequence[str]) -> CheckResult:
     except NotApplicable as reason:
         return CheckResult(_NAME, _RULE, "not applicable", reason=str(reason))
     except Unplayable:
-        reason = "the environment cannot be played; see the other checks"
-        return CheckResult(_NAME, _RULE, "not applicable", reason=reason)
+        unplayable = "the environment cannot be played; see the other checks"
+        return CheckResult(_NAME, _RULE, "not applicable", reason=unplayable)
     except Violation as broken:
         return CheckResult(_NAME, _RULE, "failed", violation=broken)
     return CheckResult(_NAME, _RULE, "passed")
@@ -96,7 +96,7 @@ def _other_digests(words: Sequence[str], hashes: str) -> list[str]:
     return found
 
 
-def _digest(tensors: Iterator[torch.Tensor] | Sequence[torch.Tensor]) -> str:
+def _digest(tensors: Iterable[torch.Tensor]) -> str:
     digest = hashlib.blake2b(digest_size=8)
     for x in tensors:
         digest.update(x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())

@@ -251,7 +251,7 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
         if error is not None:
             report(error)
         interrupted = kind is not None and not issubclass(kind, Exception)
-        status = "FINISHED" if kind is None else "KILLED" if interrupted else "FAILED"
+        status: RunStatus = "FINISHED" if kind is None else "KILLED" if interrupted else "FAILED"
         call_all(partial(self.close, status), first=error)
 
     # ---- training -----------------------------------------------------------------------------
