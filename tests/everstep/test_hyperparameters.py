@@ -53,3 +53,27 @@ def test_lr_is_given_once() -> None:
     assert raised.value.problems == (
         "`lr` and `optimizer_config.lr` are one learning rate; got 0.25 and 0.5. Drop one of them.",
     )
+
+
+class Asking(torch.optim.SGD):
+    """Asks the driver whether a graph is captured, as optimizers do where PyTorch has CUDA."""
+
+    def step(self, closure: Any = None) -> Any:
+        torch.cuda.is_current_stream_capturing()
+
+
+class Failing(torch.optim.SGD):
+    """Fails by itself, with CUDA in its words."""
+
+    def step(self, closure: Any = None) -> Any:
+        raise RuntimeError("CUDA is needed by this optimizer")
+
+
+def test_a_trial_step_passes_over_a_missing_driver_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def is_current_stream_capturing() -> bool:
+        raise RuntimeError("CUDA error: no driver")
+
+    monkeypatch.setattr("torch.cuda.is_current_stream_capturing", is_current_stream_capturing)
+    AlgorithmConfig(optimizer_cls=Asking).validate()
+    with pytest.raises(ConfigError, match="Failing cannot take a step here: CUDA is needed"):
+        AlgorithmConfig(optimizer_cls=Failing).validate()

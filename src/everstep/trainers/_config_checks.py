@@ -284,17 +284,17 @@ def unused_problems(values: Mapping[str, Any], *, is_record: bool = False) -> It
     Args:
         values: Values by key.
         is_record: Whether this is the file of a run. It has what the program gave, which may have
-            evaluated by itself; and `everstep eval` reads it.
+            evaluated by itself. `eval_env_kwargs` and `eval_env_config` are read by
+            `everstep eval`, too, so they need no evaluations in the training.
 
     """
     recipe = values.get("recipe")
     is_scored = isinstance(recipe, dict) and recipe.get("score") == "evaluation"
     evaluates = is_scored or any(values.get(key) for key in ("steps_per_eval", "test_every"))
     way_out = "there are no evaluations; set steps_per_eval or test_every"
-    unused = ("eval_episodes", "eval_env_kwargs", "eval_env_config")
-    for key in () if evaluates or is_record else unused:
-        if values.get(key):
-            yield Problem((key,), f"{way_out}, or leave it out. Got {values[key]!r}")
+    if values.get("eval_episodes") and not (evaluates or is_record):
+        got = values["eval_episodes"]
+        yield Problem(("eval_episodes",), f"{way_out}, or leave it out. Got {got!r}")
     best = values.get("best")
     if isinstance(best, str) and best.startswith("eval/") and not evaluates:
         yield Problem(("best",), f"{way_out}. Got {best!r}")

@@ -164,9 +164,8 @@ def nonsense(config: TrainConfig) -> list[str]:
                 found.append(f"{key}: {value}")
     evaluates = config.steps_per_eval or config.test_every
     scored = (config.recipe or {}).get("score") == "evaluation"
-    for key in () if evaluates or scored else ("eval_episodes", "eval_env_kwargs"):
-        if getattr(config, key) or config.eval_env_config:
-            found.append(f"{key}: {getattr(config, key)}")
+    if config.eval_episodes and not (evaluates or scored):
+        found.append(f"eval_episodes: {config.eval_episodes}")
     rates = {k: x for k, x in (config.optimizer_config or {}).items() if k.startswith("lr")}
     found += [f"{k}: {x}" for k, x in rates.items() if isinstance(x, float) and not 0 <= x <= 1000]
     return found

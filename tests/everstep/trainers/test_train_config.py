@@ -673,6 +673,20 @@ def test_evaluations_may_have_other_options_of_the_environment(tmp_path: Any) ->
     assert found == [False, True]
     again = TrainConfig.from_file(tmp_path / "run" / "config.yaml")
     assert again.eval_env_kwargs == config.eval_env_kwargs
+    # `everstep eval` uses them, so a training without evaluations may have them.
+    file.write_text(
+        text.replace("steps_per_eval: 1\neval_episodes: 2\n", "")
+        + "eval_env_kwargs: {sutton_barto_reward: true}\neval_env_config: {low: -0.01}\n"
+    )
+    alone = TrainConfig.from_file(file)
+    env: Any = alone.make_env_source(evaluating=True)(1, 8)  # as `everstep eval` makes it
+    assert env.env.get_attr("_sutton_barto_reward")[0] is True
+    env.close()
+    with alone.build(run_dir=None) as trainer:
+        assert trainer.run(total_env_steps=16)["env/steps"] == 16
+    file.write_text(text.replace("steps_per_eval: 1\n", ""))
+    with pytest.raises(ConfigError, match="eval_episodes: there are no evaluations"):
+        TrainConfig.from_file(file)
     file.write_text(f"env_cls: {DUMMY}\neval_env_kwargs: {{colour: red}}\n")
     with pytest.raises(ConfigError, match="eval_env_kwargs"):
         TrainConfig.from_file(file)
@@ -683,7 +697,6 @@ def test_evaluations_may_have_other_options_of_the_environment(tmp_path: Any) ->
     [
         ("eval_episodes: 7", ""),
         ("eval_episodes: 7", "algorithm_config: {gamma: 0.9, num_test_episodes: 3}\n"),
-        ("eval_env_config: {bounds: 1.0}", "eval_episodes: null\n"),
     ],
 )
 def test_options_of_evaluations_without_evaluations_are_refused(tmp_path, line, rest):
