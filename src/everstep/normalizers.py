@@ -6,6 +6,7 @@ is split. Masked rows have no influence.
 
 import copy
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, cast
@@ -209,23 +210,32 @@ class ObservationNormalizer(nn.Module):
 
     def frozen(self) -> Callable[[Leaves], Leaves]:
         """A function that does as `forward` does with the moments of now, in three operations."""
-        constants: dict[tuple[int, torch.dtype], _Constants] = {}
+        constants: dict[tuple[int, torch.dtype], None | _Constants] = {}
 
         def normalize(place: int, leaf: torch.Tensor) -> torch.Tensor:
-            if str(place) not in self.moments:
+            key = place, leaf.dtype
+            if key not in constants:  # nothing else is looked up in a vector step
+                constants[key] = self._constants(*key)
+            found = constants[key]
+            if found is None:
                 return leaf
-            is_real = leaf.is_floating_point()
-            # Large integers are exact in float64 alone.
-            dtype = leaf.dtype if is_real else torch.float64
-            key = place, dtype
-            if key not in constants:
-                moments = cast(RunningMoments, self.moments[str(place)])
-                constants[key] = _Constants.of(moments, self.clip, dtype)
-            mean, std, low, high = constants[key]
+            mean, std, low, high = found
             normalized = (leaf - mean).div_(std).clamp_(low, high)
-            return normalized if is_real else normalized.to(torch.get_default_dtype())
+            if mean.dtype is leaf.dtype:
+                return normalized
+            return normalized.to(torch.get_default_dtype())
 
-        return lambda leaves: tuple(normalize(i, leaf) for i, leaf in enumerate(leaves))
+        return lambda leaves: tuple(map(normalize, itertools.count(), leaves))
+
+    def _constants(self, place: int, dtype: torch.dtype) -> None | _Constants:
+        """Constants of a leaf of that dtype; None if it passes unchanged."""
+        if str(place) not in self.moments:
+            return None
+        moments = cast(RunningMoments, self.moments[str(place)])
+        # Large integers are exact in float64 alone.
+        return _Constants.of(
+            moments, self.clip, dtype if dtype.is_floating_point else torch.float64
+        )
 
     def update(self, leaves: Leaves, mask: torch.Tensor) -> None:
         """Update the moments with observations, in place.

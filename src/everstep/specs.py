@@ -6,7 +6,7 @@ order. The library stores leaves, and builds a TensorDict only to call a model o
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import cached_property, reduce
 from operator import getitem
 from typing import Any, cast
 
@@ -57,7 +57,7 @@ class Structure:
         """Path, shape and dtype of each leaf."""
         return zip(self.paths, self.shapes, self.dtypes, strict=True)
 
-    @property
+    @cached_property
     def is_plain(self) -> bool:
         """Whether the value is one tensor rather than a mapping."""
         return self.paths == ((),)

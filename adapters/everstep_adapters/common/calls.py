@@ -37,7 +37,8 @@ class Calls:
             EnvError: If the method raises, or the environment was closed.
 
         """
-        self._check_open()
+        if self._closed:
+            self._check_open()
         try:
             return getattr(self._env, method)(*args, **kwargs)
         except BaseException as error:
@@ -94,7 +95,10 @@ class VectorCalls(Calls):
             EnvError: If it raises or returns something else, or the environment was closed.
 
         """
-        return self._parts("step", 5, self.call("step", actions))
+        returned = self.call("step", actions)
+        if type(returned) is tuple and len(returned) == 5 and type(returned[4]) is dict:
+            return returned  # what nearly all return
+        return self._parts("step", 5, returned)
 
     @property
     def resets_rows(self) -> bool:

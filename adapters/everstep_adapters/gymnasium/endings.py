@@ -139,7 +139,7 @@ class Endings(ABC):
 
     def _check_mode(self, mode: str, row: Row, done: BoolArray, infos: dict[str, Any]) -> None:
         """At the first end of an episode: the environment must not have reset itself already."""
-        if not self._is_checked and np.count_nonzero(done):
+        if np.count_nonzero(done):
             check_no_final(self._env, mode, row, infos)
             self._is_checked = True
 
@@ -194,7 +194,8 @@ class NextStepEndings(Endings):
         np.logical_and(row.truncated, valid, row.truncated)
         row.rewards[pending] = 0
         np.logical_or(row.terminated, row.truncated, pending)
-        self._check_mode("NEXT_STEP", row, pending, infos)
+        if not self._is_checked:
+            self._check_mode("NEXT_STEP", row, pending, infos)
         if self._clock.is_limited:
             self._expire(row)
 
@@ -265,7 +266,8 @@ class DisabledEndings(Endings):
         np.logical_or(row.terminated, row.truncated, out=row.first)
         self._clock.restart(row.first)
         row.copy_final()
-        self._check_mode("DISABLED", row, row.first, infos)
+        if not self._is_checked:
+            self._check_mode("DISABLED", row, row.first, infos)
         reset = self._reset(row, row.first)
         if not self._is_mask_checked and reset is not None and not row.first.all():
             self._check_mask(row, reset)

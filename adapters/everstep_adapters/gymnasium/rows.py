@@ -125,7 +125,8 @@ class Leaf:
         is_plain = not self.path and self.start is None
         values = batch if is_plain else self._pick(batch)
         copy_into(self.array, values, self.name)
-        self._look(values)
+        if self.watch is not None:
+            self._look(values)
 
     def read_rows(self, batch: Any, rows: BoolArray) -> None:
         """Read the rows of a batch of observations where `rows` `[num_envs]` is True."""

@@ -74,15 +74,11 @@ class Singles:
         envs = getattr(self._base, "envs", ())
         check_independent(envs, str(env))
         self._memory = MemoryCheck(envs, str(env)) if envs else None
-        self._is_looking = bool(envs)
+        #: Whether `check` has something to look at.
+        self.is_needed = bool(envs)
         self._space, self._left = single_space(self._base, "observation_space"), LOOKS
         self._batch_space = single_space(env, "observation_space")
         self._integers = [x for x in parts if np.dtype(x.space.dtype).kind in "iu"]
-
-    @property
-    def is_needed(self) -> bool:
-        """Whether `check` has something to look at."""
-        return self._is_looking
 
     def check_first(self, batch: Any) -> None:
         """Look at what the first reset returned, and at what the environments did; see `check`.
@@ -119,7 +115,7 @@ class Singles:
             self._memory = self._memory if is_first else None
         narrowed = [part for part in self._integers if _narrows(part, returned)]
         is_wanted = self._memory is not None or bool(narrowed)
-        self._is_looking = bool(returned) and (is_wanted or self._left > 0)
+        self.is_needed = bool(returned) and (is_wanted or self._left > 0)
 
 
 def _narrows(part: Part, returned: Sequence[Any]) -> bool:

@@ -179,7 +179,7 @@ class OnPolicyAlgorithm(
         recorder.begin(self.parts)
         if deterministic or self.is_evaluating or recorder.collection.refused is not None:
             return self._roll_out(states, deterministic=deterministic)
-        resets, settings = self._changing_resets(), self.calls.settings.key
+        resets, settings = self._changing_resets(), self.calls.settings
         return recorder.roll_out(
             self.parts, self._roll_out, states, resets=resets, settings=settings
         )

@@ -324,12 +324,15 @@ class PolicyCore(ABC, Generic[_Model]):
         """
         self._frozen = None if self.normalizer is None else self.normalizer.frozen()
         outermost: AbstractContextManager[Any] = nullcontext()
-        is_enabled, dtype = autocast_of(self.device)
-        if self.is_autocast:  # the outermost autocast keeps the casts
-            # It changes nothing: environments are stepped in it.
-            outermost = torch.autocast(self.device.type, dtype=dtype, enabled=is_enabled)
-        if is_enabled:  # that of the caller keeps casts of weights that were changed since
-            torch.clear_autocast_cache()
+        # Looking up the device takes as long as a small layer does.
+        if self.is_autocast or torch._C._is_any_autocast_enabled():
+            device = self.device
+            is_enabled, dtype = autocast_of(device)
+            if self.is_autocast:  # the outermost autocast keeps the casts
+                # It changes nothing: environments are stepped in it.
+                outermost = torch.autocast(device.type, dtype=dtype, enabled=is_enabled)
+            if is_enabled:  # that of the caller keeps casts of weights that were changed since
+                torch.clear_autocast_cache()
         try:
             with outermost:
                 yield

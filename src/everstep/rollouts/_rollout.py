@@ -5,6 +5,7 @@ that action was chosen from. Rows are ordered `t·N + n`.
 """
 
 from collections.abc import Iterator
+from functools import reduce
 from typing import Any
 
 import torch
@@ -32,7 +33,7 @@ class _Expected:
 
     def __init__(self, name: str, row: torch.Tensor, *, any_float: bool = False) -> None:
         self.name, self.any_float = name, any_float
-        self._shape, self._dtype, self._device = row.shape, row.dtype, row.device
+        self.shape, self.dtype, self.device = row.shape, row.dtype, row.device
 
     def check(self, x: Any) -> None:
         """Check a tensor.
@@ -43,13 +44,13 @@ class _Expected:
         """
         if not isinstance(x, torch.Tensor):
             raise _mismatch(self.name, "type", "a tensor", type(x).__name__)
-        if x.shape != self._shape:
-            raise _mismatch(self.name, "shape", list(self._shape), list(x.shape))
-        if x.dtype != self._dtype and not (self.any_float and x.is_floating_point()):
-            expected = "a floating point type" if self.any_float else self._dtype
+        if x.shape != self.shape:
+            raise _mismatch(self.name, "shape", list(self.shape), list(x.shape))
+        if x.dtype != self.dtype and not (self.any_float and x.is_floating_point()):
+            expected = "a floating point type" if self.any_float else self.dtype
             raise _mismatch(self.name, "dtype", expected, x.dtype)
-        if x.device != self._device:
-            raise _mismatch(self.name, "device", self._device, x.device)
+        if x.device != self.device:
+            raise _mismatch(self.name, "device", self.device, x.device)
 
 
 def _mismatch(name: str, what: str, expected: Any, received: Any) -> EnvError:
@@ -270,13 +271,21 @@ class Rollout:
                 leaves += self._leaves(DataKeys.FINAL_OBS, found[DataKeys.FINAL_OBS])
         except KeyError as error:
             raise self._missing(outcome, error) from None
+        has_graph = False
         for x, expected in zip(leaves, self._expected, strict=True):
-            expected.check(x)
+            if not (  # nearly all fit, and six calls would cost as much as the copy
+                type(x) is torch.Tensor
+                and x.shape == expected.shape
+                and x.dtype is expected.dtype
+                and x.device == expected.device
+            ):
+                expected.check(x)
+            has_graph |= x.requires_grad
         rows = self._outcomes[t]
         if self.device.type == "cuda":  # older PyTorch assumes the first row's dtype for all
             leaves = [x.to(row.dtype) for x, row in zip(leaves, rows, strict=True)]
         torch._foreach_copy_(rows, leaves)  # one call instead of one a tensor
-        return any(x.requires_grad for x in leaves)
+        return has_graph
 
     def _write_obs(self, rows: Leaves, key: str, obs: torch.Tensor | TensorDict) -> None:
         leaves = self._leaves(key, obs)
@@ -329,12 +338,12 @@ class Rollout:
         episode as `obs`; if it was terminated, that is neither acted on nor valued. Environments
         that reset at once return it as `final_obs`, which may hold anything then.
         """
-        ended = (self.terminated | ~self.valid) & ~self.first
-        unused = torch.cat([~self.valid[:1], ended])
+        invalid = ~self.valid
+        unused = torch.cat([invalid[:1], (self.terminated | invalid) & ~self.first])
         for x in (*self.obs, *self.actions, self.values, self.logp):
             if x.is_floating_point():
                 rows = unused.view(*unused.shape[:2], *(1,) * (x.ndim - 2))
-                x.masked_fill_(rows & ~x.isfinite(), 0.0)
+                x.copy_(torch.where(rows, x.nan_to_num(0.0, 0.0, 0.0), x))  # 3 operations, not 7
 
     def examine(self) -> dict[str, torch.Tensor]:
         """Faults of the environment's data, 0-d each, from one reduction of each leaf.
@@ -357,9 +366,10 @@ class Rollout:
                 (missing if limit.is_choice else beyond).append(_is_outside(limit, *ends))
         for _, limit, leaf, _ in self._other_choices():
             missing.append(_is_outside(limit, *limit.extremes(leaf)))
-        finite = torch.cat([x.double().flatten() for x in extremes]).isfinite().all()
-        found = {"finite": finite & ~torch.stack(missing).any() if missing else finite}
-        return {**found, "beyond": torch.stack(beyond).sum()} if beyond else found
+        # 0·x is 0 for what is finite, and NaN for the rest.
+        finite = torch.cat([x.flatten() for x in extremes]).mul_(0.0).sum() == 0.0
+        found = {"finite": finite & ~reduce(torch.logical_or, missing) if missing else finite}
+        return {**found, "beyond": reduce(torch.logical_or, beyond)} if beyond else found
 
     def _other_choices(self) -> Iterator[tuple[str, Limit, torch.Tensor, int]]:
         """Name, limit, rows `[T, N, …]` and offset of choices in actions and final observations.
@@ -463,7 +473,8 @@ def episode_keys_of(env: Env) -> frozenset[str]:
 
 def _is_outside(limit: Limit, least: torch.Tensor, most: torch.Tensor) -> torch.Tensor:
     """Whether extremes are outside of a limit, 0-d bool."""
-    return (least < limit.low).any() | (most > limit.high).any()
+    outside = (least < limit.low) | (most > limit.high)
+    return outside.any() if outside.ndim else outside
 
 
 def _describe_outside(name: str, limit: Limit, x: torch.Tensor, offset: int) -> str:
