@@ -397,14 +397,14 @@ FAULTS = [
         "trainers/_files.py",
         'value > self._best.get("value", -math.inf)',
         'value >= self._best.get("value", -math.inf)',
-        "trainers/test_resuming.py",
+        "trainers/test_resuming.py::test_of_equal_results_the_first_one_is_the_best",
     ),
     core(
         "best: a run that goes on forgets it",
         "trainers/_files.py",
         'self._best = best if best.get("key") == self._best_key else {}',
         "self._best = {}",
-        "trainers/test_resuming.py",
+        "trainers/test_resuming.py::test_a_run_that_goes_on_remembers_its_best",
     ),
     core(
         "checkpoints: a body that was changed is read",

@@ -16,7 +16,6 @@ from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
 
 from ..errors import RankError
 
@@ -40,9 +39,10 @@ class Failures:
 
     def __init__(self) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        #: The store of the group, which has no public name.
-        self.store = distributed_c10d._get_default_store()
-        self._store: Any = distributed_c10d.PrefixStore("everstep/failures", self.store)
+        from torch.distributed.distributed_c10d import PrefixStore
+
+        self.store = _store_of_group()
+        self._store: Any = PrefixStore("everstep/failures", self.store)
         #: Collectives of this process so far: ranks that have started as many are at one place.
         self._started = 0
         #: Number of this rank's last failure, and collectives before it; 0 and -1 if there is none.
@@ -186,9 +186,16 @@ def current() -> None | Failures:
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
         return None
     _tell_what_ends_python()
-    if _current is None or _current.store is not distributed_c10d._get_default_store():
+    if _current is None or _current.store is not _store_of_group():
         _current = Failures()
     return _current
+
+
+def _store_of_group() -> Any:
+    """The store through which the group was connected; it has no public name."""
+    from torch.distributed import distributed_c10d  # not in each build of PyTorch
+
+    return distributed_c10d._get_default_store()
 
 
 @functools.cache
