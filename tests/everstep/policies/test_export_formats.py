@@ -250,3 +250,25 @@ def test_the_command_and_the_documented_program(
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         assert 8 <= float(done.stdout) <= 500
+
+
+@pytest.mark.parametrize(
+    ("observed", "choices", "absent"),
+    [
+        (spaces.Discrete(4), [[0], [1], [2], [3]], [[4], [99], [-1]]),
+        (spaces.Discrete(4, start=10), [[10], [11], [12], [13]], [[14], [9], [0]]),
+        (spaces.MultiDiscrete([4, 2]), [[x, 1] for x in range(4)], [[4, 1], [99, 1], [-1, 1]]),
+    ],
+    ids=["from 0", "from 10", "several"],
+)
+def test_choices_that_do_not_exist_are_encoded_as_none_of_them(
+    observed: Any, choices: list[Any], absent: list[Any], format: str, tmp_path: Path
+) -> None:
+    """A file cannot raise: what it answers is documented, and never that of a neighbour."""
+    policy_of(observed, spaces.Discrete(3), Policy).export(tmp_path / "policy", format=format)
+    run = loaded(tmp_path / "policy", format)
+    logits = run({"obs": np.array([*choices, *absent])})["distribution.logits"]
+    first, *others = logits[len(choices) :]
+    for other in others:
+        np.testing.assert_allclose(other, first, rtol=1e-5)
+    assert all(not np.allclose(existing, first, rtol=1e-3) for existing in logits[: len(choices)])
