@@ -62,8 +62,8 @@ FAULTS = [
     core(
         "deviation: biased",
         "advantages.py",
-        "(squares / (count - 1).clamp(min=1)).sqrt()",
-        "(squares / count.clamp(min=1)).sqrt()",
+        "return squares / (count - 1).clamp(min=1)",
+        "return squares / count.clamp(min=1)",
         "test_advantages.py",
     ),
     core(

@@ -83,8 +83,8 @@ def _difference(one: Any, other: Any, path: KeyPath) -> KeyPath:
         pairs = [(i, *both) for i, both in enumerate(zip(one, other, strict=True))]
     else:
         return path
-    key, *both = next(x for x in pairs if x[1] != x[2])
-    return _difference(*both, (*path, key))
+    key, first, second = next(x for x in pairs if x[1] != x[2])
+    return _difference(first, second, (*path, key))
 
 
 def _text(values: Any) -> str:
