@@ -61,7 +61,7 @@ class Updater:
             {**g, "params": [p for p in g["params"] if p.is_floating_point()]} for g in groups
         ]
         self._parameters: list[nn.Parameter] = [p for group in groups for p in group["params"]]
-        self._known = frozenset(map(id, self._parameters))  # `hash` of a tensor is slow
+        self._known = frozenset(self._parameters)
         if not any(p.requires_grad for p in self._parameters):
             raise ConfigError(
                 "There is nothing to train: every parameter of the model is frozen "
@@ -94,7 +94,7 @@ class Updater:
             ConfigError: If a layer was put into the model since: the optimizer does not know it.
 
         """
-        strange = [p for p in parameters if p.requires_grad and id(p) not in self._known]
+        strange = [p for p in parameters if p.requires_grad and p not in self._known]
         if strange:
             raise ConfigError(
                 f"{len(strange)} parameters of the model, such as one of shape "
