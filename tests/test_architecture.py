@@ -19,7 +19,7 @@ LAB = SOURCE.parent / "everstep_lab"
 FLOORS = [
     "_torchrl _version data plain_files errors files history installation interrupts",
     "synonyms validation memory names specs formats checkpoints restoring reducers advantages "
-    "losses schedulers views episodes limits images",
+    "losses schedulers views episodes limits images intervals",
     "nn env distributions normalizers rules hyperparameters plugins registry",
     "graphs models rollouts policies objectives bonuses fused updates resolve",
     "env_calls algorithms evaluation",

@@ -10,16 +10,11 @@ from ._arguments import add_number, add_overrides, add_trust
 from ._runs import device_of, read_config, read_policy
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from ..env import Env
     from ..trainers import TrainConfig
 
 HELP = "evaluate the policy of a run"
 DESCRIPTION = "Evaluate the policy of a run in a new environment of the run's kind."
-
-#: Resamples of the bootstrap interval.
-_RESAMPLES = 2000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,6 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     from ..env_calls import read_metrics
     from ..evaluation import episode_stats, run_episodes
+    from ..intervals import mean_interval
     from ..rollouts import episode_keys_of
     from ..trainers.config import eval_seed
 
@@ -67,32 +63,24 @@ def run(arguments: argparse.Namespace) -> int:
             env_config=config.eval_env_config or config.env_config,
         )
         metrics = read_metrics(env)
+    # One episode has no interval.
+    interval = mean_interval(returns.numpy())[1:] if len(returns) > 1 else None
     result = {
         "run_dir": str(run_dir),
         "seed": seed,
         "deterministic": not arguments.stochastic,
         "episodic": bool(episode_keys_of(env)),
         **episode_stats(returns, lengths),
-        "episodes/return_mean_interval": mean_interval(returns.numpy(), seed=seed),
+        "episodes/return_mean_interval": interval,
         **metrics,
     }
     print(json.dumps(result, indent=2) if arguments.json else _text(result))
     return 0
 
 
-def mean_interval(values: "np.ndarray[Any, Any]", *, seed: int) -> tuple[float, float]:
-    """Bootstrap 95 % interval of the mean: percentiles of means of resampled values."""
-    import numpy as np
-
-    generator = np.random.default_rng(seed)
-    means = [generator.choice(values, len(values)).mean() for _ in range(_RESAMPLES)]
-    low, high = np.percentile(means, [2.5, 97.5])
-    return float(low), float(high)
-
-
 def _text(result: dict[str, Any]) -> str:
     number = {name: f"{value:.1f}" for name, value in result.items() if isinstance(value, float)}
-    low, high = result["episodes/return_mean_interval"]
+    intervals = filter(None, [result["episodes/return_mean_interval"]])
     how = "most likely" if result["deterministic"] else "sampled"
     # Without episodes, returns are sums of rewards over `horizon` env steps from a reset.
     played, label = ("episode", "return") if result["episodic"] else ("rollout", "rollout return")
@@ -101,7 +89,7 @@ def _text(result: dict[str, Any]) -> str:
             f"{result['run_dir']}: {result['episodes/count']} {played}s, {how} actions, "
             f"seed {result['seed']}",
             f"  {label:<16}{number['episodes/return_mean']} ± {number['episodes/return_std']}",
-            f"  {'95 % of mean':<16}{low:.1f} to {high:.1f}",
+            *(f"  {'95 % of mean':<16}{low:.1f} to {high:.1f}" for low, high in intervals),
             f"  {'min, max':<16}{number['episodes/return_min']}, {number['episodes/return_max']}",
             f"  {f'{played} length':<16}{number['episodes/length_mean']}",
             *(f"  {name:<15} {x:.4g}" for name, x in result.items() if name.startswith("env/")),

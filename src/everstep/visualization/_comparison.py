@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from ._curves import group_runs, mean_interval
+from ..intervals import mean_interval
+from ._curves import group_runs
 from ._records import NAMES, RunRecord, differing_keys
 
 
@@ -45,10 +46,9 @@ def _group_results(runs: Sequence[RunRecord]) -> list[dict[str, Any]]:
         key = group.runs[0].return_key
         last = np.array([each[key] for each in results if key in each])
         if len(last) > 1 and key is not None:
-            mean, half = mean_interval(last)
-            interval = [float(mean - half), float(mean + half)]
+            mean, *interval = mean_interval(last)
             found.append(
-                {"label": group.label, "seeds": len(last), "key": key, "mean": float(mean)}
+                {"label": group.label, "seeds": len(last), "key": key, "mean": mean}
                 | {"interval": interval}
             )
     return found

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ..intervals import mean_and_half
 from ._records import NAMES, Array, RunRecord, XAxis, differing_keys
 
 #: Points of a mean curve.
@@ -14,9 +15,6 @@ _POINTS = 200
 
 #: Seeds from which an interval is drawn: of two, it is 12.7 times as wide as they are apart.
 LEAST_SEEDS = 3
-
-#: 0.975 quantiles of Student's t distribution, by degrees of freedom from 1.
-_T = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281)
 
 
 @dataclass(frozen=True)
@@ -88,36 +86,8 @@ def mean_curve(curves: Sequence[tuple[Array, Array]]) -> None | MeanCurve:
         return None
     grid = np.linspace(first, last, _POINTS)
     values = np.stack([np.interp(grid, x, y) for x, y in filled])
-    mean, half = mean_interval(values)
+    mean, half = mean_and_half(values)
     return MeanCurve(grid, mean, half if len(values) >= LEAST_SEEDS else None)
-
-
-def mean_interval(values: Array) -> tuple[Array, Array]:
-    """Mean over seeds, and half of its 95 % interval, t₀.₉₇₅ · s / √n.
-
-    Args:
-        values: Value of each of at least two seeds, `[seeds, …]`.
-
-    """
-    count = len(values)
-    spread = values.std(axis=0, ddof=1)
-    return values.mean(axis=0), student_t(count - 1) * spread / np.sqrt(count)
-
-
-def student_t(freedom: int) -> float:
-    """0.975 quantile of Student's t distribution; above 10 degrees of freedom by an expansion.
-
-    Source: Abramowitz and Stegun, 26.7.5; the error is below 0.01 %.
-    """
-    if freedom <= len(_T):
-        return _T[freedom - 1]
-    z = 1.959964
-    terms: tuple[float, ...] = (
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-    )
-    return z + sum(term / float(freedom) ** power for power, term in enumerate(terms, start=1))
 
 
 def default_keys(runs: Sequence[RunRecord]) -> list[str]:

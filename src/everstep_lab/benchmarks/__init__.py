@@ -5,10 +5,10 @@ Every side is a process of its own, trains by the same settings, and waits while
 
 from ._cases import Case, Cell, Learning, Measure, Row, Solving, Work, case_names, cells, load_case
 from ._errors import BenchmarkError, PeerError
-from ._intervals import Interval, bootstrap_median
 from ._machine import cores, has_fast_bf16, machine
 from ._measuring import Bench, CellResult, SideResult, measure
 from ._peers import PEERS, family
+from ._ratios import Ratio, ratio_of
 from ._report import document, solve_table, speed_table, versions
 from ._sides import Side, interpreter
 
@@ -19,16 +19,15 @@ __all__ = [
     "Case",
     "Cell",
     "CellResult",
-    "Interval",
     "Learning",
     "Measure",
     "PeerError",
+    "Ratio",
     "Row",
     "Side",
     "SideResult",
     "Solving",
     "Work",
-    "bootstrap_median",
     "case_names",
     "cells",
     "cores",
@@ -39,6 +38,7 @@ __all__ = [
     "load_case",
     "machine",
     "measure",
+    "ratio_of",
     "solve_table",
     "speed_table",
     "versions",

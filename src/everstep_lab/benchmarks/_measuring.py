@@ -9,8 +9,8 @@ from statistics import median
 from typing import Any
 
 from ._cases import Cell
-from ._intervals import Interval, bootstrap_median
 from ._peers import OURS
+from ._ratios import Ratio, ratio_of
 from ._sides import Side, interpreter
 
 
@@ -88,7 +88,7 @@ class CellResult:
     sides: dict[str, SideResult]
 
     #: Everstep ÷ peer in env steps per second, or peer time ÷ Everstep time, by pairs.
-    ratios: dict[str, Interval]
+    ratios: dict[str, Ratio]
 
 
 def measure(cell: Cell, bench: Bench) -> CellResult:
@@ -115,7 +115,7 @@ def _speed(cell: Cell, bench: Bench) -> CellResult:
             _learn(sides, results, cell, bench)
     ours = results[OURS].blocks
     ratios = {
-        name: bootstrap_median(
+        name: ratio_of(
             [
                 _rate(mine, "total_s") / _rate(other, "total_s")
                 for mine, other in zip(ours, result.blocks, strict=True)
@@ -185,7 +185,7 @@ def _solve(cell: Cell, bench: Bench) -> CellResult:
                 results.setdefault(name, _result(side)).trainings.append(found)
     ours = results[OURS].trainings
     ratios = {
-        name: bootstrap_median(
+        name: ratio_of(
             [
                 other["total_s"] / mine["total_s"]
                 for mine, other in zip(ours, results[name].trainings, strict=True)

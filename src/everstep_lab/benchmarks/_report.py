@@ -6,9 +6,9 @@ from statistics import mean
 from typing import Any
 
 from ._cases import Cell, case_names, load_case
-from ._intervals import Interval
 from ._machine import machine
 from ._measuring import Bench, CellResult, SideResult
+from ._ratios import Ratio
 
 _SPEED = (
     "row",
@@ -210,10 +210,11 @@ def _megabytes(value: None | int) -> str:
     return "–" if value is None else f"{value / 2**20:,.0f}"
 
 
-def _ratio(ratio: None | Interval) -> str:
+def _ratio(ratio: None | Ratio) -> str:
     if ratio is None:
         return "–"
-    return f"{ratio.median:.2f} ({ratio.low:.2f} to {ratio.high:.2f})"
+    interval = "" if ratio.low is None else f" ({ratio.low:.2f} to {ratio.high:.2f})"
+    return f"{ratio.median:.2f}{interval}"
 
 
 def _learned(side: SideResult) -> str:

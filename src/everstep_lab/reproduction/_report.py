@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 
 from everstep.config import PREFIX, recipe_names
 from everstep.errors import ConfigError, EverstepError
@@ -14,7 +15,9 @@ from ._jobs import OURS, Results
 from ._pictures import draw_family, draw_profile
 from ._rows import Row, families, normalized, rows_of, times_as_long
 from ._statistics import (
+    LEAST_SEEDS,
     Summary,
+    Verdict,
     improvement,
     iqm,
     performance_profile,
@@ -28,7 +31,7 @@ _NEW_PAGE = f"# Results\n\n{BEGIN}\n{END}\n"
 
 _HEAD = (
     "| recipe | score | env steps | seeds | mean ± std | 95 % of the mean | interquartile mean "
-    "(95 %) | published | verdict | processor time |",
+    "| published | verdict | processor time |",
     "|---|---|---|---|---|---|---|---|---|---|",
 )
 
@@ -77,8 +80,8 @@ def write_page(results: Results, page: Path, recipes: Sequence[Recipe]) -> None:
     for name, kind in (("env_steps", "env_steps"), ("time", "processor_seconds")):
         for family, members in families(rows).items():
             draw_family(members, kind, pictures / f"{family}_{name}.svg")
-    if profiled := profiles(rows):
-        draw_profile(LEVELS, profiled, pictures / "profile.svg")
+    if "/profile.svg" in text:
+        draw_profile(LEVELS, profiles(rows), pictures / "profile.svg")
     if page.absolute() == OWN_PAGE:
         write_own_results(rows)
 
@@ -137,18 +140,21 @@ def _counts(rows: Sequence[Row]) -> str:
     given = [row.verdict for row in rows if row.side == OURS and row.lines and row.verdict]
     if not given:
         return ""
-    parts = [f"{given.count(name)} {name}" for name in ("above", "within", "below")]
+    names = get_args(Verdict)
+    parts = [f"{given.count(name)} {name}" for name in names if name in given]
     recipes = "recipe" if len(given) == 1 else "recipes"
     return (
-        f"Of {len(given)} {recipes} with a published result, {', '.join(parts)} it. By the rule: "
-        "*above* if the 95 % interval of our mean lies above the published mean + std, *below* if "
-        "it lies below mean − std, else *within*."
+        f"Of {len(given)} {recipes} with a published result: {', '.join(parts)}. The margin is the "
+        "published standard deviation, or 5 % of the way from the first return of training to the "
+        "published mean, if that is more. *Above*: the 95 % interval of our mean lies above the "
+        "published mean + margin; *below*: below mean − margin; *within*: between the two; "
+        f"*undecided*: it is wider. A verdict needs {LEAST_SEEDS} seeds."
     )
 
 
 def _aggregate(rows: Sequence[Row], pictures: Path) -> str:
     """The interquartile mean of all normalised scores, and their profile."""
-    ours = [normalized(row) for row in rows if row.side == OURS and len(row.lines) > 1]
+    ours = [normalized(row) for row in rows if row.side == OURS and len(row.lines) >= LEAST_SEEDS]
     strata = [scores for scores in ours if scores]
     if len(strata) < 2:
         return ""
@@ -156,7 +162,8 @@ def _aggregate(rows: Sequence[Row], pictures: Path) -> str:
     pooled = [score for scores in strata for score in scores]
     return (
         f"Scores as shares of the way from the first return of training to the published one: the "
-        f"interquartile mean of {len(pooled)} trainings of {len(strata)} recipes is "
+        f"interquartile mean of {len(pooled)} trainings of {len(strata)} recipes with at least "
+        f"{LEAST_SEEDS} seeds is "
         f"{float(iqm(pooled)):.2f} ({low:.2f} to {high:.2f}, stratified bootstrap).\n\n"
         f"![Share of trainings above a score, over the score]({pictures.name}/profile.svg)"
     )
@@ -183,8 +190,7 @@ def _row_text(row: Row) -> str:
         str(summary.count),
         f"**{spread(summary.mean, _std(summary))}**",
         between(summary.interval),
-        rounded(summary.iqm)
-        + ("" if summary.iqm_interval is None else f" ({between(summary.iqm_interval)})"),
+        rounded(summary.iqm),
         theirs if published is None else f"[{theirs}]({published.link})",
         row.verdict,
         f"{row.minutes:.1f} min" if row.minutes >= 1 else f"{60 * row.minutes:.0f} s",

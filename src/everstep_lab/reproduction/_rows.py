@@ -7,7 +7,7 @@ from typing import Any
 
 from ..recipes import Recipe
 from ._jobs import OURS, Results
-from ._statistics import Summary, summarize, verdict
+from ._statistics import Summary, margin_of, summarize, verdict
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,17 @@ class Row:
 
     @property
     def verdict(self) -> str:
-        """The verdict beside the published result; empty without one, or for a single seed."""
-        published, interval = self.recipe.header.published, self.summary.interval
-        if published is None or interval is None:
+        """The verdict beside the published result; empty without one."""
+        published = self.recipe.header.published
+        if published is None:
             return ""
-        return verdict(interval, published.mean, published.std)
+        margin = margin_of(published.mean, published.std, self.first)
+        return verdict(self.summary, published.mean, margin)
+
+    @property
+    def first(self) -> float:
+        """Mean of the trainings' first returns."""
+        return math.fsum(line["curve"]["return"][0] for line in self.lines) / len(self.lines)
 
     @property
     def minutes(self) -> float:
@@ -126,8 +132,7 @@ def normalized(row: Row) -> list[float]:
     published = row.recipe.header.published
     if published is None or not row.lines:
         return []
-    firsts = [line["curve"]["return"][0] for line in row.lines]
-    zero = math.fsum(firsts) / len(firsts)
+    zero = row.first
     if published.mean <= zero:
         return []
     return [(score - zero) / (published.mean - zero) for score in row.scores]

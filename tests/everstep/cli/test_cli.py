@@ -753,17 +753,10 @@ def test_what_is_no_run_is_said(evaluate, my_run, here):
     assert f"everstep eval '{my_run}' env_cls=gymnasium:CartPole-v1" in err
 
 
-def test_the_interval_of_the_mean():
-    from everstep.cli.eval import mean_interval
-
-    assert mean_interval(np.full(10, 3.0), seed=0) == (3.0, 3.0)
-    assert mean_interval(np.array([7.0]), seed=0) == (7.0, 7.0)
-    values = np.random.default_rng(0).normal(100.0, 20.0, 1000)
-    low, high = mean_interval(values, seed=1)
-    half = 1.96 * values.std() / np.sqrt(1000)
-    assert low == pytest.approx(values.mean() - half, abs=0.1 * half)
-    assert high == pytest.approx(values.mean() + half, abs=0.1 * half)
-    assert mean_interval(values, seed=1) == (low, high)
+def test_a_single_episode_has_no_interval(evaluate, my_run):
+    assert "95 %" not in evaluate(my_run, "--episodes", "1")[1]
+    result = json.loads(evaluate(my_run, "--episodes", "1", "--json")[1])
+    assert result["episodes/return_mean_interval"] is None
 
 
 # ---- export -----------------------------------------------------------------------------------

@@ -1,6 +1,5 @@
 """Curves: their mathematics, and the pictures."""
 
-import math
 import re
 import sys
 from pathlib import Path
@@ -12,26 +11,10 @@ from everstep.__main__ import main
 from everstep.errors import ConfigError, EverstepError
 from everstep.installation import install_command
 from everstep.visualization import plot_runs, read_run
-from everstep.visualization._curves import group_runs, mean_curve, mean_interval, student_t
+from everstep.visualization._curves import group_runs, mean_curve
 from everstep.visualization._figures import choose_keys, unit_of
 
 ROOT = Path(__file__).parents[3]
-
-
-@pytest.mark.parametrize("freedom", [1, 2, 3, 5, 10, 11, 12, 20, 50, 200])
-def test_95_percent_of_students_t_are_below_its_quantile(freedom: int) -> None:
-    angles = np.linspace(0, math.atan(student_t(freedom) / math.sqrt(freedom)), 20_001)
-    density = np.cos(angles) ** (freedom - 1)  # of t = √n·tan(angle)
-    half = np.trapezoid(density, angles) / np.trapezoid(
-        np.cos(whole := np.linspace(0, math.pi / 2, 20_001)) ** (freedom - 1), whole
-    )
-    assert half == pytest.approx(0.95, abs=1e-4)
-
-
-def test_the_interval_is_that_of_the_mean() -> None:
-    mean, half = mean_interval(np.array([1.0, 2.0, 3.0]))  # s = 1, t = 4.3027
-    assert float(mean) == 2.0
-    assert float(half) == pytest.approx(4.3027 / math.sqrt(3))
 
 
 def test_the_mean_of_equal_curves_is_the_curve() -> None:

@@ -26,11 +26,11 @@ from everstep_lab.benchmarks import (
     PeerError,
     Side,
     SideResult,
-    bootstrap_median,
     case_names,
     cells,
     load_case,
     measure,
+    ratio_of,
     solve_table,
     speed_table,
 )
@@ -170,29 +170,9 @@ def test_blocks_alternate(monkeypatch: pytest.MonkeyPatch) -> None:
 # Statistics.
 
 
-def test_the_interval_of_equal_ratios_is_a_point() -> None:
-    assert bootstrap_median([1.5] * 5) == (1.5, 1.5, 1.5)
-
-
-def test_the_interval_lies_within_the_sample() -> None:
-    median, low, high = bootstrap_median([1.0, 2.0, 3.0, 4.0, 5.0])
-    assert median == 3.0
-    # The median of 5 of 5 is the smallest in 5.8 % of the samples, so 2.5 % lie there.
-    assert (low, high) == (1.0, 5.0)
-
-
-@pytest.mark.slow
-def test_the_interval_covers_what_it_should() -> None:
-    generator = np.random.default_rng(0)
-    intervals = [bootstrap_median(generator.normal(1.0, 0.1, 15)) for _ in range(200)]
-    covered = np.mean([low <= 1.0 <= high for _, low, high in intervals])
-    assert 0.9 < covered < 1.0
-
-
-def test_a_faster_side_has_an_interval_above_one() -> None:
-    generator = np.random.default_rng(1)
-    _, low, _ = bootstrap_median(generator.normal(2.0, 0.1, 9))
-    assert low > 1.8
+def test_a_ratio_has_an_interval_from_five_pairs_on() -> None:
+    assert ratio_of([1.0, 2.0, 3.0, 4.0, 5.0]) == (3.0, 1.0, 5.0)
+    assert ratio_of([1.0, 2.0, 3.0, 4.0]) == (2.5, None, None)
 
 
 def test_returns_are_those_of_episodes() -> None:

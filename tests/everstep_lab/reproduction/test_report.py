@@ -47,7 +47,7 @@ def out(tmp_path: Path) -> Path:
     """A directory with results of two recipes, one of them also of a peer."""
     results = Results(tmp_path / "out" / "results.jsonl")
     hopper, cartpole = (read_recipe(x) for x in ("mujoco/Hopper-v4", "classic/CartPole-v1"))
-    for seed, score in enumerate((2900.0, 2700.0, 3000.0)):
+    for seed, score in enumerate((2900.0, 2700.0, 3000.0, 2850.0, 2885.0)):
         results.add(result(hopper, "everstep", seed, score))
         results.add(result(hopper, "stable-baselines3", seed, score - 1000, processor_seconds=480))
     results.add(result(cartpole, "everstep", 0, 480.0))
@@ -62,15 +62,15 @@ def test_the_page_has_tables_curves_and_verdicts(out: Path) -> None:
     text = (out / "results.md").read_text()
     [row] = [x for x in text.splitlines() if x.startswith("| `mujoco/Hopper-v4` | training")]
     cells = [cell.strip() for cell in row.strip("|").split("|")]
-    assert cells[2:5] == ["1,000,000", "3", "**2,867 ± 125**"]
+    assert cells[2:5] == ["1,000,000", "5", "**2,867 ± 109**"]
     assert "[2,383 ± 272]" in cells[7]
     assert cells[8:] == ["above", "2.0 min"]
     [peer] = [x for x in text.splitlines() if "| stable-baselines3 |" in x]
     assert peer.strip("| ").split(" | ")[-2:] == ["1.00", "4.0"]
-    [below] = [x for x in text.splitlines() if x.startswith("| `classic/CartPole-v1` | training")]
-    assert "below" in below
+    [few] = [x for x in text.splitlines() if x.startswith("| `classic/CartPole-v1` | training")]
+    assert "| too few seeds |" in few
     assert "* classic/CartPole-v1, everstep, seed 2: the disk is full" in text
-    assert "Of 2 recipes with a published result, 1 above, 0 within, 1 below it." in text
+    assert "Of 2 recipes with a published result: 1 above, 1 too few seeds." in text
     missing = text.partition("## Not measured yet\n")[2].splitlines()
     assert "* `a2c`: Acrobot-v1, CartPole-v1, Pendulum-v1" in missing
     assert (
@@ -129,7 +129,7 @@ def test_results_of_other_keys_are_left_out(out: Path) -> None:
     recipe = read_recipe("mujoco/Hopper-v4")
     results.add({**result(recipe, "everstep", 7, 0.0), "digest": "0" * 12})
     row = rows_of(results, [recipe])[0]
-    assert [line["seed"] for line in row.lines] == [0, 1, 2]
+    assert [line["seed"] for line in row.lines] == [0, 1, 2, 3, 4]
     assert row.is_current
 
 
