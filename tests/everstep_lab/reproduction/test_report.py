@@ -82,7 +82,7 @@ def test_the_page_has_tables_curves_and_verdicts(out: Path) -> None:
     assert "CartPole-v1" not in classic
     named = {x.partition(")")[0] for x in text.split("](results/")[1:]}
     assert named == {path.name for path in (out / "results").iterdir()}
-    assert {"mujoco_env_steps.svg", "classic_time.svg", "profile.svg"} <= named
+    assert {"mujoco_env_steps.svg", "classic_time.svg"} <= named
 
 
 def test_the_page_is_a_function_of_the_data(out: Path, tmp_path: Path) -> None:
