@@ -181,7 +181,7 @@ def test_parameters_after_three_updates(case: str, monkeypatch: pytest.MonkeyPat
     algorithm = (RecurrentAlgorithm if recurrent else Algorithm)(env, config)
     sequences = algorithm.config.horizon // algorithm.policy.seq_len
     order = _rl8_order(env.num_envs, sequences)
-    monkeypatch.setattr(recording, "permutation", lambda n, device: order(n))
+    monkeypatch.setattr(recording.torch, "randperm", lambda n, device: order(n))
     model = algorithm.policy.model
 
     def recorded(update: int) -> dict[str, torch.Tensor]:

@@ -109,7 +109,7 @@ def test_both_sides_are_measured(case: Path, capsys: pytest.CaptureFixture[str])
     found = json.loads(report.read_text(encoding="utf-8"))
     assert found["machine"]["torch"] == torch.__version__
     [cell] = found["cells"]
-    assert cell["ratios"]["cleanrl"]["low"] <= cell["ratios"]["cleanrl"]["median"]
+    assert cell["ratios"]["cleanrl"].keys() == {"median", "low", "high"}
     ours, theirs = cell["sides"]["everstep"], cell["sides"]["cleanrl"]
     for told in (ours, theirs):
         assert len(told["blocks"]) == 2
@@ -162,7 +162,7 @@ def test_blocks_alternate(monkeypatch: pytest.MonkeyPatch) -> None:
     assert once == ["everstep 1", "cleanrl 1"]
     assert blocks == ["everstep 4", "cleanrl 2", "cleanrl 2", "everstep 4"]
     assert sorted(ends) == ["cleanrl ends", "everstep ends"]
-    assert result.ratios["cleanrl"] == (2.0, 2.0, 2.0)
+    assert result.ratios["cleanrl"] == (2.0, None, None)  # of two pairs
     assert result.sides["everstep"].rate() == 200
     assert result.sides["everstep"].milliseconds("update_s") == 250
 
