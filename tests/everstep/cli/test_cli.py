@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import os
 import pkgutil
 import re
@@ -689,7 +690,7 @@ def test_an_evaluation_is_printed(evaluate, my_run):
     assert out.splitlines() == [
         f"{my_run}: 4 rollouts, most likely actions, seed 2147483642",
         "  rollout return  10.0 ± 4.5",  # its episodes do not end
-        "  95 % of mean    6.0 to 14.0",
+        "  95 % of mean    1.8 to 18.2",  # 10 ± 3.182 · 5.164 / √4
         "  min, max        4.0, 16.0",
         "  rollout length  4.0",
     ]
@@ -702,7 +703,8 @@ def test_an_evaluation_for_machines(evaluate, my_run):
     assert code == 0, err
     result = json.loads(out)
     low, high = result.pop("episodes/return_mean_interval")
-    assert 4.0 <= low <= 6.0 <= high <= 8.0
+    half = 3.1824 * math.sqrt(16 / 3) / 2  # of 4, 4, 8, 8
+    assert (low, high) == pytest.approx((6.0 - half, 6.0 + half), rel=1e-4)
     assert result == {
         "run_dir": str(my_run),
         "episodic": False,
