@@ -20,6 +20,7 @@ import pytest
 
 import everstep
 import everstep_adapters
+import everstep_lab
 from everstep import files
 from everstep.errors import ConfigError
 from everstep.files import append_line, replacing, write_file
@@ -71,7 +72,7 @@ def _is_text(node: ast.AST) -> bool:
 
 def test_nothing_else_writes_files() -> None:
     others = set()
-    for package in (everstep, everstep_adapters):
+    for package in (everstep, everstep_lab, everstep_adapters):
         root = Path(package.__path__[0])
         for path in sorted(root.rglob("*.py")):
             names = {(path.relative_to(root).as_posix(), name) for name in writes(path)}
