@@ -60,7 +60,10 @@ def _advice(arguments: argparse.Namespace, rest: Sequence[str]) -> str:
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """The arguments of the command line, which exits with its usage if they are wrong."""
     words = sys.argv[1:] if argv is None else list(argv)
-    parser = _parser(words[:1] if words and words[0] in own_commands() else commands())
+    first = words[0] if words else ""
+    # Other packages are asked only for a name that is none of ours.
+    is_known = first in own_commands() or first in commands()
+    parser = _parser([first] if is_known else commands())
     arguments, rest = parser.parse_known_args(words)
     if rest and ("overrides" not in arguments or any(word.startswith("-") for word in rest)):
         parser.error(f"unrecognized arguments: {' '.join(rest)}{_advice(arguments, rest)}")
@@ -80,7 +83,16 @@ def _parser(names: Sequence[str]) -> argparse.ArgumentParser:
         title="commands", dest="command", required=True, metavar="COMMAND"
     )
     for name in names:
-        command = load_command(name)
+        try:
+            command = load_command(name)
+        except Exception as error:
+            if name in own_commands():
+                raise
+            if len(names) == 1:
+                parser.error(f"the command {name!r} cannot be loaded: {error!r}. Mend its package.")
+            # One broken package must not break the others.
+            commands.add_parser(name, help=f"cannot be loaded: {error!r}".replace("%", "%%"))
+            continue
         added = commands.add_parser(name, help=command.HELP, description=command.DESCRIPTION)
         command.add_arguments(added)
         added.set_defaults(run=command.run)

@@ -12,6 +12,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import gymnasium
@@ -20,7 +21,7 @@ import pytest
 import torch
 
 from everstep import Policy, __version__, cli
-from everstep.__main__ import main
+from everstep.__main__ import main, parse
 from everstep.cli import commands, load_command
 from everstep.cli._arguments import env_steps
 from everstep.config import dump, load
@@ -152,6 +153,18 @@ def test_every_module_is_a_command_and_other_packages_add_theirs():
     added = {"bench", "recipes", "reproduce", "tune"}
     assert set(commands()) == own | added
     assert all(load_command(name).__name__ == f"everstep_lab.commands.{name}" for name in added)
+
+
+def test_a_command_of_another_package_that_is_broken_breaks_no_other(monkeypatch, capsys):
+    point = EntryPoint("broken", "nowhere_at_all.command", cli.GROUP)
+    monkeypatch.setattr(cli, "_added", lambda: {"broken": point})
+    assert parse(["doctor"]).command == "doctor"
+    with pytest.raises(SystemExit, match="0"):
+        parse(["--help"])
+    assert "cannot be loaded: ModuleNotFoundError" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="2"):
+        parse(["broken"])
+    assert "'broken' cannot be loaded: ModuleNotFoundError" in capsys.readouterr().err
 
 
 def test_a_command_imports_itself_alone():
