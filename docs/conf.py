@@ -20,7 +20,10 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
+    "command_reference",
     "field_table",
+    "option_table",
+    "statistics_table",
 ]
 exclude_patterns = ["_build"]
 
@@ -29,7 +32,8 @@ myst_enable_extensions = ["colon_fence"]
 
 html_theme = "furo"
 html_static_path = ["_static"]
-html_css_files = ["side_by_side.css"]
+html_css_files = ["pages.css"]
+html_js_files = [("tables.js", {"defer": "defer"})]
 html_title = f"Everstep {release}"
 
 # Docstrings are Markdown in one respect: single backticks mark code.

@@ -12,6 +12,29 @@ import torch
 torch.set_num_threads(1)  # tests are many small operations; a second thread only waits
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Build the native library of this source tree if it is not there, or of another source."""
+    from everstep.core.fast import build
+
+    if not hasattr(config, "workerinput") and not build.is_switched_off() and not build.is_built():
+        build.build_or_explain(build.SOURCE.parent)
+
+
+@pytest.fixture(scope="session")
+def native() -> None:
+    """Skip where there is no native library, as where nothing compiles it."""
+    from everstep.core.fast import unavailable
+
+    if (reason := unavailable()) is not None:
+        pytest.skip(reason)
+
+
+@pytest.fixture
+def general(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Train the general way, as a test needs that watches functions that only this one calls."""
+    monkeypatch.setenv("EVERSTEP_NATIVE", "0")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Notes about runs go to a folder of the tests, also those of processes that they start."""
@@ -43,7 +66,7 @@ def seeded() -> None:
 def on_a_cpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a device being named tests train on a CPU, also where there is a GPU."""
     if torch.cuda.is_available() and not request.node.get_closest_marker("gpu"):
-        monkeypatch.setattr("everstep.resolve._default_device", lambda: "cpu")
+        monkeypatch.setattr("everstep.algorithms.resolve._default_device", lambda: "cpu")
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Several processes that `torch.distributed` connects, for tests of `everstep.reducers`."""
+"""Several processes that `torch.distributed` connects, for tests of `everstep.core.ranks`."""
 
 import pickle
 import subprocess

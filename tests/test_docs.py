@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, get_args, get_type_hints
 
@@ -27,15 +28,15 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import everstep
 from everstep import AlgorithmConfig, TrainConfig, conditions, data
-from everstep.__main__ import parse
+from everstep.__main__ import command_parsers, parse
+from everstep.algorithms.resolve import DEFAULT_LR, DEFAULTS
 from everstep.cli import commands
+from everstep.core.hyperparameters import Hyperparameters
 from everstep.errors import ConfigError
-from everstep.hyperparameters import Hyperparameters
 from everstep.loggers import read_metrics
-from everstep.resolve import DEFAULT_LR, DEFAULTS
 from everstep.trainers._options import RunOptions
 from everstep_lab.benchmarks import load_case
-from tests.test_architecture import FLOORS, SOURCE
+from tests.test_architecture import FLOOR, SOURCE
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -207,7 +208,15 @@ CHECKS = {
 
 def test_every_fence_is_seen() -> None:
     """A fence that the pattern misses would go unchecked."""
-    directives = ("```{toctree}", "```{field-table}", "```{include}")
+    kinds = (
+        "toctree",
+        "field-table",
+        "option-table",
+        "statistics-table",
+        "include",
+        "command-reference",
+    )
+    directives = tuple(f"```{{{kind}}}" for kind in kinds)
     for page in PAGES:
         lines = page.read_text(encoding="utf-8").splitlines()
         opened = [line for line in lines if line.startswith("```")][::2]
@@ -227,12 +236,13 @@ def test_marked_blocks_are_rare(directory: Path) -> None:
 # The architecture page.
 
 
-ARCHITECTURE = DOCS / "contributors" / "architecture.md"
+#: The pages with changes of the source tree, in the order in which a reader tries them.
+CHANGES = [DOCS / "contributors" / name for name in ("architecture.md", "core.md")]
 
 
 def changes() -> Iterator[tuple[str, str, str]]:
     """File, text before and text after each hunk of the page's changes of the source tree."""
-    for block in blocks(ARCHITECTURE):
+    for block in chain.from_iterable(map(blocks, CHANGES)):
         if block.language == "diff":
             for part in re.split(r"^--- .*\n\+\+\+ b/", block.text, flags=re.MULTILINE)[1:]:
                 file, *hunks = re.split(r"\n@@(?:\n|$)", part.rstrip("\n"))
@@ -260,7 +270,7 @@ def change(root: Path) -> dict[str, str]:
 
 def test_changes_that_the_page_shows_fit_the_source() -> None:
     texts = change(ROOT)
-    assert len(texts) == 11
+    assert len(texts) == 7
     for file, text in texts.items():
         if file.endswith(".py"):
             compile(text, file, "exec")
@@ -274,8 +284,12 @@ def test_changes_that_the_page_shows_work(tmp_path: Path) -> None:
     for file, text in change(ROOT).items():
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).write_text(text, encoding="utf-8")
-    shown = [block.text for block in blocks(ARCHITECTURE) if block.language == "pycon"]
-    assert len(shown) == 6
+    shown = [
+        block.text
+        for block in chain.from_iterable(map(blocks, CHANGES))
+        if block.language == "pycon"
+    ]
+    assert len(shown) == 5
     (tmp_path / "shown.txt").write_text("\n".join(shown), encoding="utf-8")
     path = os.pathsep.join(str(tmp_path / folder) for folder in ("src", "adapters"))
     done = subprocess.run(
@@ -289,11 +303,19 @@ def test_changes_that_the_page_shows_work(tmp_path: Path) -> None:
 
 
 def test_the_map_has_the_floors() -> None:
-    rows = re.findall(
-        r"^  (\d)  (\S+(?: \S+)*)", section("contributors/architecture.md", "Map"), re.MULTILINE
-    )
-    assert [names for _, names in rows] == FLOORS[::-1]
-    assert [int(number) for number, _ in rows] == [*range(len(FLOORS), 0, -1)]
+    """Each row is above what it may be imported by; a package stands where its lowest module is."""
+    drawn = section("contributors/architecture.md", "Map").split("```")[1]
+    rows = [re.split(" {3,}", line)[0].split() for line in drawn.splitlines()[1:]]
+    rows = rows[: rows.index([])]
+    lowest = {
+        name: min(floor for x, floor in FLOOR.items() if x == name or x.startswith(f"{name}."))
+        for name in chain.from_iterable(rows)
+    }
+    assert {name.split(".")[0] for name in lowest} == {x.split(".")[0] for x in FLOOR} - {
+        "_version"
+    }
+    for upper, lower in pairwise(rows):
+        assert min(lowest[x] for x in upper) >= max(lowest[x] for x in lower), (upper, lower)
 
 
 def test_stations_of_an_observation_exist() -> None:
@@ -341,7 +363,7 @@ def test_every_hyperparameter_has_a_row(dataclass_fields: Any) -> None:
     assert [row.name for row in rows] == [f.name for f in dataclasses.fields(AlgorithmConfig)]
     assert all(row.description.endswith((".", ")")) and row.allowed for row in rows)
     text = (DOCS / "reference" / "configuration.md").read_text(encoding="utf-8")
-    assert "```{field-table} everstep.hyperparameters.Hyperparameters\n```" in text
+    assert "```{field-table} everstep.core.hyperparameters.Hyperparameters\n```" in text
 
 
 def test_every_key_of_a_file_has_a_row(dataclass_fields: Any) -> None:
@@ -365,11 +387,43 @@ def test_a_field_without_a_docstring_is_found(dataclass_fields: Any) -> None:
         dataclass_fields(Config)
 
 
-def test_every_statistic_is_explained_once() -> None:
-    expected = get_type_hints(data.TrainStats)
-    [rows] = tables(section("reference/statistics.md", "Statistics"))
-    found = names([row[0] for row in rows])
-    assert sorted(found) == sorted(expected)
+def test_an_option_without_a_word_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Told:
+        """A class.
+
+        Args:
+            env: What is wrapped.
+            horizon: Vector steps,
+                in a line that goes on.
+
+        """
+
+        def __init__(self, env: Any, /, horizon: None | int = None) -> None: ...
+
+    class Untold(Told):
+        __doc__ = Told.__doc__
+
+        def __init__(self, env: Any, /, horizon: None | int = None, *, device: str = "cpu") -> None:
+            super().__init__(env, horizon)
+
+    monkeypatch.syspath_prepend(str(DOCS / "_extensions"))
+    options = importlib.import_module("option_rows").options
+    assert options(Told) == [("horizon", "None", "Vector steps, in a line that goes on.")]
+    with pytest.raises(ValueError, match="Untold: no word about device"):
+        options(Untold)
+
+
+def explained() -> list[str]:
+    """Statistics that the page has."""
+    rows = importlib.import_module("statistics_rows").statistics()
+    return [name for names in rows.values() for name in names]
+
+
+def test_every_statistic_is_explained_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(DOCS / "_extensions"))
+    assert sorted(explained()) == sorted(get_type_hints(data.TrainStats))
+    text = (DOCS / "reference" / "statistics.md").read_text(encoding="utf-8")
+    assert "```{statistics-table}\n```" in text
 
 
 def test_every_statistic_of_a_train_step_is_declared() -> None:
@@ -378,10 +432,11 @@ def test_every_statistic_of_a_train_step_is_declared() -> None:
     assert set(stats) == set(get_type_hints(data.TrainStats))
 
 
-def test_every_statistic_that_a_run_logs_has_a_row(directory: Path) -> None:
-    [rows] = tables(section("reference/statistics.md", "Statistics"))
-    explained = {*names([row[0] for row in rows])}
-    assert all(len(row) == 3 and row[1] for row in rows)
+def test_every_statistic_that_a_run_logs_has_a_row(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(DOCS / "_extensions"))
+    rows = {*explained()}
     env = everstep.make("gymnasium:CartPole-v1", 4, horizon=64)
     bonus = everstep.bonuses.RandomNetworkDistillation(pre_normalization_steps=1)
     rnd = {"bonuses": [bonus], "test_every": 1, "num_test_episodes": 4}
@@ -399,8 +454,8 @@ def test_every_statistic_that_a_run_logs_has_a_row(directory: Path) -> None:
         } - {"step", "time"}
         of_bonuses = {key for name in added for key in (f"bonuses/{name}_mean", f"losses/{name}")}
         assert of_bonuses <= found
-        assert found - of_bonuses <= explained
-        assert explained - found == set()
+        assert found - of_bonuses <= rows
+        assert rows - found == set()
 
 
 def test_diagrams_are_those_that_the_script_draws() -> None:
@@ -432,14 +487,19 @@ def test_every_answer_to_a_lost_final_observation_has_a_row() -> None:
     assert [name.strip('"') for name in names([row[0] for row in rows])] == list(allowed)
 
 
-def test_every_flag_of_the_command_line_is_named() -> None:
-    text = section("reference/command_line.md", "The command line")
-    for command in commands():
+def test_the_reference_of_commands_has_what_their_help_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(DOCS / "_extensions"))
+    section = importlib.import_module("command_sections").section
+    parsers = command_parsers()
+    assert list(parsers) == commands()
+    for name, parser in parsers.items():
         with contextlib.redirect_stdout(io.StringIO()) as printed, pytest.raises(SystemExit):
-            parse([command, "--help"])
-        [line] = [line for line in text.splitlines() if line.startswith(f"| `everstep {command}")]
-        flags = set(re.findall(r"--[a-z-]+", printed.getvalue())) - {"--help", "--file"}
-        assert flags == set(re.findall(r"--[a-z-]+", line))
+            parse([name, "--help"])
+        arguments = [line for line in section(parser) if line.startswith("* ")]
+        flags = set(re.findall(r"--[a-z-]+", printed.getvalue())) - {"--help"}
+        assert flags == {x for line in arguments for x in re.findall(r"--[a-z-]+", line)}, name
+        described = [line.partition("`: ")[2] for line in arguments]
+        assert all(text and not text.startswith("(") for text in described), described
 
 
 def test_every_exported_name_is_in_the_reference() -> None:
@@ -504,8 +564,9 @@ def test_worked_tables_are_what_the_adapter_returns(mode: AutoresetMode) -> None
 
 
 def test_the_comparison_of_defaults_is_that_of_its_results() -> None:
-    page = (DOCS / "guides" / "defaults.md").read_text(encoding="utf-8")
-    assert report() in page
+    assert report() in (DOCS / "guides" / "defaults.md").read_text(encoding="utf-8")
+    evidence = (DOCS / "evidence" / "defaults.md").read_text(encoding="utf-8")
+    assert report(seeds=True) in evidence
 
 
 def test_the_defaults_are_what_the_page_says() -> None:

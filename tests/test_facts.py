@@ -4,8 +4,8 @@ A fact has one source: a table of measurements, or the code. Other places are co
 `README` has no figure without a source: changing any of them fails a test.
 """
 
-import dataclasses
 import importlib
+import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -15,15 +15,10 @@ from typing import Any
 import pytest
 import yaml
 
-from everstep import AlgorithmConfig, DiscreteDummyEnv
+from everstep import DiscreteDummyEnv
 from everstep.algorithms.build import CHUNK_ROWS
 from everstep.algorithms.recording import MAX_HORIZON
-from everstep.cli import _watch
-from everstep.cli._arguments import DEFAULT_ENV_STEPS
-from everstep.loggers import queued
-from everstep.models import DefaultDiscreteModel, DefaultDiscreteRecurrentModel
-from everstep.objectives import OBJECTIVES
-from everstep.resolve import (
+from everstep.algorithms.resolve import (
     DEFAULT_HORIZON,
     DEFAULT_LR,
     DEFAULT_MODEL_CONFIG,
@@ -35,10 +30,13 @@ from everstep.resolve import (
     MAX_MINIBATCHES,
     MAX_SEQ_LEN,
 )
+from everstep.cli import _watch
+from everstep.cli._arguments import DEFAULT_ENV_STEPS
+from everstep.loggers import queued
+from everstep.models import DefaultDiscreteModel, DefaultDiscreteRecurrentModel
+from everstep.objectives import OBJECTIVES
 from everstep.trainers import _threads
-from everstep.trainers._options import RunOptions
 from everstep.trainers._resuming import CHANGEABLE
-from everstep.validation import field_docstrings
 from tests.test_docs import DOCS, ROOT, names, tables
 
 #: The text of a page, by its path in the repository.
@@ -103,6 +101,13 @@ def trainings(read: Read) -> Iterator[tuple[str, str]]:
         scores = ", ".join(row[3].replace("-", "−") for row in rows)
         bound_text = f"{bound}".replace("-", "−")
         yield "README.md", f"| {name} | {bound_text} | {steps} | {scores} |"
+        if folder == "cartpole":
+            [score] = {row[3] for row in rows}
+            least, *_, most = sorted((row[1] for row in rows), key=number)
+            yield (
+                "docs/index.md",
+                f"after {least} to {most} env steps, and each had a mean return of {score} in 100",
+            )
     learned = (ROOT / "tests" / "test_learning.py").read_text(encoding="utf-8")
     bounds = [
         float(x) for x in re.findall(r'"(?:cartpole|acrobot|pendulum)", \d+, \d+, (\S+)\)', learned)
@@ -123,8 +128,8 @@ def trainings(read: Read) -> Iterator[tuple[str, str]]:
 
 def comparisons(read: Read) -> Iterator[tuple[str, str]]:
     [rows] = tables(under(read("docs/guides/defaults.md"), "Beside stable-baselines3"))
-    ahead = sum(number(row[2]) >= number(row[3]) for row in rows)
-    ratios = [number(row[5]) for row in rows]
+    ahead = sum(number(row[1]) >= number(row[2]) for row in rows)
+    ratios = [number(row[3]) for row in rows]
     share = (
         {2: "a half", 3: "a third"}[int(min(ratios))],
         {8: "an eighth", 9: "a ninth"}[int(max(ratios))],
@@ -135,7 +140,8 @@ def comparisons(read: Read) -> Iterator[tuple[str, str]]:
         "docs/guides/defaults.md",
         f"in {ahead} of {len(rows)} rows, and its processor time is {share[0]} to {share[1]}",
     )
-    seeds = {len(row[2].split("(")[1].split(",")) for row in rows[:1]}
+    [each] = tables(under(read("docs/evidence/defaults.md"), "Beside stable-baselines3"))
+    seeds = {len(row[1].split(", ")) for row in each}
     yield "README.md", f"{COUNTS[seeds.pop()]} seeds each, the interquartile"
     assert "interquartile mean over five seeds" in joined(read("docs/guides/defaults.md"))
 
@@ -146,9 +152,11 @@ def scaling(read: Read) -> Iterator[tuple[str, str]]:
     assert "two ranks of one thread / one process of one thread" in row[0]
     yield (
         "README.md",
-        f"On the 2 cores where it was measured, two of them train {number(row[2]):.2f} times as "
-        f"fast as one in CartPole and {number(row[3]):.2f} times in HalfCheetah.",
+        f"On the 2 cores where it was measured, two of them train {number(row[1]):.2f} times as "
+        f"fast as one in CartPole and {number(row[2]):.2f} times in HalfCheetah.",
     )
+    for _, *cells in gains:
+        yield "docs/evidence/scaling.md", f"| {' | '.join(cells)} |"
     yield "docs/scaling.md", "On 2 cores of an AMD EPYC"
     yield "docs/scaling.md", "More than four ranks were not tried."
     yield (
@@ -182,18 +190,17 @@ def performance(read: Read) -> Iterator[tuple[str, str]]:
     )
     view = re.search(
         r"view takes ([\d.]+) %, ([\d.]+) % and ([\d.]+) %",
-        joined(read("examples/benchmarks/README.md")),
+        joined(read("docs/evidence/benchmarks.md")),
     )
     assert view
     share = median(float(text) for text in view.groups())
     yield "docs/start/look_at_it.md", f"The view takes {share:.1f} % of the processor time"
-    [cost] = tables(under(read("docs/adapters/jax.md"), "Cost"))
+    [cost, *_] = tables(under(read("docs/evidence/adapters.md"), "JAX"))
     most = max(number(row[6]) for row in cost)
+    yield "docs/adapters/jax.md", f"[at most {most:.2f} times]"
     yield (
-        "docs/adapters/index.md",
-        f"of an env step is at most {most:.2f} times that of the library's".replace(
-            "an env", "a vector"
-        ),
+        "docs/evidence/adapters.md",
+        f"of a vector step is at most {most:.2f} times that of the library's",
     )
     budget = (ROOT / "tests/everstep/algorithms/test_host_budget.py").read_text(encoding="utf-8")
 
@@ -204,21 +211,27 @@ def performance(read: Read) -> Iterator[tuple[str, str]]:
 
     own = r"\((?:Discrete|Continuous)DummyEnv, AlgorithmConfig, {}, (\d+)\)"
     for words, pattern in {
-        "a vector step, environment and policy included: discrete, continuous actions | {} |": (
+        "a vector step, environment and policy included: discrete, continuous actions | {}": (
+            r"\(dummy\((?:Discrete|Continuous)DummyEnv\), (\d+)\)"
+        ),
+        "included: discrete, continuous actions | 9, 7 | {} |": (
             r"DummyEnv\), AlgorithmConfig, (\d+)\)"
         ),
-        "whose observations are normalised | {} |": r"operations <= (\d+)  # three",
-        "| with a recurrent policy | {} |": r"DummyEnv\), RecurrentAlgorithmConfig, (\d+)\)",
-        "step included: discrete, continuous actions | {} |": own,
-        "| with an entropy bonus | {} |": r'"entropy_coeff": 0.01}, (\d+)',
-        "| of A2C | {} |": r'"objective": "a2c"}, (\d+)',
-        " | with a recurrent policy | {} | ": r"RecurrentAlgorithmConfig, {}, (\d+)",
+        "whose observations are normalised | {}": r"operations <= (\d+)  # natively",
+        "whose observations are normalised | 4 | {} |": r"operations <= (\d+)  # three",
+        "| with a recurrent policy | – | {} |": r"DummyEnv\), RecurrentAlgorithmConfig, (\d+)\)",
+        "step included: discrete, continuous actions | {}": r"each <= (\d+)  # natively",
+        "step included: discrete, continuous actions | 1 | {} |": own,
+        "| with an entropy bonus | 1 | {} |": r'"entropy_coeff": 0.01}, (\d+)',
+        "| of A2C | 1 | {} |": r'"objective": "a2c"}, (\d+)',
+        " | with a recurrent policy | – | {} | ": r"RecurrentAlgorithmConfig, {}, (\d+)",
     }.items():
-        yield "docs/performance.md", words.format(budgets(pattern))
+        yield "docs/evidence/performance.md", words.format(budgets(pattern))
     recurrent, feedforward = re.findall(r"rest <= \((\d+) if .* else (\d+)\)", budget)[0]
+    natively = budgets(r"rest <= (\d+)  # natively")
     yield (
-        "docs/performance.md",
-        f"beside its minibatches; with a recurrent policy | {feedforward}, {recurrent} |",
+        "docs/evidence/performance.md",
+        f"minibatches; with a recurrent policy | {natively} | {feedforward}, {recurrent} |",
     )
 
 
@@ -247,14 +260,14 @@ def exploration(read: Read) -> Iterator[tuple[str, str]]:
         yield "examples/README.md", f"| {seed} | {pair[0]} | {pair[1]} |"
     styles = re.search(
         r"(\d+) of \d+ right at 1 environment, (\d+) of \d+ at 2, (\d+) of \d+ at 256 and at",
-        joined(read("docs/adapters/isaacgym.md")),
+        joined(read("docs/evidence/adapters.md")),
     )
     assert styles
     one, two, many = map(int, styles.groups())
-    yield "docs/adapters/index.md", f"the reset style detected {one + two + 2 * many:,} times"
-    rows = re.search(r"([\d.]+ million) rows", read("docs/adapters/isaacgym.md"))
+    yield "docs/evidence/adapters.md", f"the reset style detected {one + two + 2 * many:,} times"
+    rows = re.search(r"([\d.]+ million) rows with", read("docs/evidence/adapters.md"))
     assert rows
-    yield "docs/adapters/index.md", f"{rows[1]} rows beside rows written by hand"
+    yield "docs/evidence/adapters.md", f"{rows[1]} rows beside rows written by hand"
 
 
 def of_code(read: Read) -> Iterator[tuple[str, str]]:
@@ -300,9 +313,9 @@ def of_code(read: Read) -> Iterator[tuple[str, str]]:
     )
     rewards = DEFAULTS["normalize_rewards"]
     assert rewards == (True, "running")
-    yield model, "| `True`; the default without episode keys |"
-    yield model, '| `"running"`; the default where episodes end |'
-    yield "docs/coming_from/rl8.md", "so is the default without episode keys;"
+    normalisation = "docs/guides/normalisation.md"
+    yield normalisation, "| `normalize_rewards` | `true`, `running`, `false` | `running` | `true` |"
+    yield "docs/evidence/rl8.md", "so is the default without episode keys;"
     recurrent = "docs/guides/recurrent.md"
     yield (
         recurrent,
@@ -314,17 +327,13 @@ def of_code(read: Read) -> Iterator[tuple[str, str]]:
     yield "docs/performance.md", f"unless the program or {variables} has chosen PyTorch's number."
     steps = f"{DEFAULT_ENV_STEPS:,}"
     yield "docs/reference/configuration.md", f"trains for {steps} env steps"
-    yield "docs/reference/command_line.md", f"{steps} by default"
     yield "docs/coming_from/rl8.md", f"trains for {steps} env steps"
     seconds, first = _watch._SECONDS, _watch._SECONDS * _watch._FIRST
     yield (
         "docs/scaling.md",
         f"does not return for {seconds:.0f} seconds ({first:.0f} the first time",
     )
-    yield "docs/guides/runs.md", f"beyond {queued.QUEUE_SIZE:,} of them"
-    for name in ("checkpoint_every", "keep_last"):
-        [default] = re.findall(r'None: `*"?(\w+)', field_docstrings(RunOptions)[name])
-        yield "docs/guides/resume.md", f"| `{name}` | {'`1m`' if default == '1m' else default} |"
+    yield "docs/guides/trackers.md", f"beyond {queued.QUEUE_SIZE:,} of them"
     yield "docs/coming_from/stable_baselines3.md", "every minute by default"
     oldest = PROJECT["project"]["requires-python"].removeprefix(">=")
     for page in ("README.md", "CONTRIBUTING.md", "docs/start/install.md", "docs/tutorial.md"):
@@ -383,15 +392,93 @@ def test_no_figure_of_the_readme_can_be_changed_alone() -> None:
         ("docs/guides/objectives.md", "episodes end 10,", "episodes end 4,"),
         ("docs/performance.md", "**1.58** (1.26", "**1.48** (1.26"),
         ("docs/guides/defaults.md", "**−84.4**", "**−80.0**"),
-        ("examples/README.md", "| 0 | 65,234 |", "| 0 | 65,235 |"),
+        ("examples/README.md", "| 0 | 69,319 |", "| 0 | 65,235 |"),
         ("examples/deep_sea/README.md", "266,240", "276,240"),
-        ("docs/adapters/jax.md", "| 1.08 | 1.09 |", "| 1.08 | 1.19 |"),
+        ("docs/evidence/adapters.md", "| 1.08 | 1.09 |", "| 1.08 | 1.19 |"),
         ("docs/results.md", "**−146.2 ± 7.3**", "**−147.2 ± 7.3**"),
     ],
 )
 def test_a_source_or_a_copy_that_is_changed_alone_is_noticed(page: str, old: str, new: str) -> None:
     assert old in read(page)
     assert broken(lambda other: read(other).replace(old, new) if other == page else read(other))
+
+
+# Tables: whatever they are about, rows and columns of one name have one value.
+
+#: Pages on another library each, whose defaults have the names of ours.
+_OF_OTHERS = "docs/coming_from/"
+
+Cells = dict[tuple[str, str, str], dict[str, set[str]]]
+
+
+def cells(read: Read) -> Cells:
+    """Cells with a number, by the row's name, its peer and the column's, and by page."""
+    found: Cells = {}
+    for path in (ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")):
+        page = str(path.relative_to(ROOT))
+        for table in re.findall(r"(?:^\|.*\|\n)+", read(page), re.MULTILINE):
+            head, _, *rows = (
+                [cell.strip(" `*") for cell in line.strip("|").split("|")]
+                for line in table.splitlines()
+            )
+            columns = [c for c in head[1:] if c not in ("", "default", "meaning", "peer")]
+            for row in rows if not page.startswith(_OF_OTHERS) else ():
+                named = dict(zip(head, row, strict=False))
+                if not re.search("[A-Za-z]{3}", row[0]):
+                    continue  # a seed, a size
+                for column in columns:
+                    if re.search(r"\d", named[column]):
+                        key = (row[0], named.get("peer", ""), column)
+                        found.setdefault(key, {}).setdefault(page, set()).add(named[column])
+    return found
+
+
+def agree(one: str, other: str) -> bool:
+    """Whether cells are the same, or one has several numbers and the other their mean.
+
+    That is the interquartile mean; both are rounded.
+    """
+    if one == other:
+        return True
+    several, single = sorted((one, other), key=len, reverse=True)
+    texts = several.split(", ")
+    if len(texts) < 3 or not all(re.fullmatch(r"[−-]?[\d,.]+", x) for x in (*texts, single)):
+        return False
+    values, cut = sorted(map(number, texts)), len(texts) // 4
+    mean = sum(values[cut : len(values) - cut]) / (len(values) - 2 * cut)
+    rounding = sum(0.5 * 10.0 ** -len(x.partition(".")[2]) for x in (texts[0], single))
+    return abs(mean - number(single)) <= rounding
+
+
+def contradictions(read: Read) -> list[str]:
+    """Rows and columns of one name that have no value in common on two pages."""
+    return [
+        f"{key}: {pages[one]} in {one}, {pages[other]} in {other}"
+        for key, pages in cells(read).items()
+        for one, other in itertools.combinations(pages, 2)
+        if not any(itertools.starmap(agree, itertools.product(pages[one], pages[other])))
+    ]
+
+
+def test_rows_and_columns_of_one_name_have_one_value() -> None:
+    assert contradictions(read) == []
+    shared = [key for key, pages in cells(read).items() if len(pages) > 1]
+    assert len(shared) > 60
+
+
+@pytest.mark.parametrize(
+    ("page", "old", "new"),
+    [
+        ("docs/guides/defaults.md", "**245**", "**254**"),
+        ("docs/evidence/defaults.md", "−79.3, −86.8, −84.6", "−79.3, −86.8, −81.6"),
+        ("docs/evidence/results.md", "| −12.7 to 3.602 |", "| −12.7 to 3.603 |"),
+        ("docs/evidence/scaling.md", "1.28 (1.20 to 1.30)", "1.29 (1.20 to 1.30)"),
+    ],
+)
+def test_a_cell_that_is_changed_alone_is_noticed(page: str, old: str, new: str) -> None:
+    assert old in read(page)
+    changed = read(page).replace(old, new)
+    assert contradictions(lambda other: changed if other == page else read(other))
 
 
 # Capabilities.
@@ -481,9 +568,7 @@ def test_what_pages_call_not_available_is_not() -> None:
         for line in page.read_text(encoding="utf-8").splitlines()
         if re.search(r"not available|no equivalent|not supported|there is none in Everstep", line)
     }
-    assert found == {("rsl_rl.md", "`symmetry_cfg`")}
-    fields = [field.name for field in dataclasses.fields(AlgorithmConfig)]
-    assert not [name for name in fields if "symmetry" in name]
+    assert found == set()
 
 
 def test_keys_that_may_change_are_those_of_the_code() -> None:

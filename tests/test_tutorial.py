@@ -36,7 +36,10 @@ SMALL = {"80k": "9k", "steps_per_eval=20": "steps_per_eval=1", "100k": "9k"}
 
 
 #: What an installation from a copy of the repository needs of it.
-PACKAGE = ("pyproject.toml", "README.md", "LICENSE", "constraints.txt", "src", "adapters")
+PACKAGE = (
+    *("pyproject.toml", "hatch_build.py", "README.md", "LICENSE", "constraints.txt"),
+    *("src", "adapters"),
+)
 
 
 def installation() -> list[str]:

@@ -15,21 +15,11 @@ import gymnasium.vector
 import pytest
 
 from everstep import DiscreteDummyEnv, Trainer
-from everstep.adapters import (
-    ALEEnv,
-    DMControlEnv,
-    EnvPoolEnv,
-    GymnasiumEnv,
-    IsaacGymEnv,
-    PettingZooEnv,
-    TorchRLEnv,
-)
 from everstep.data import TrainStats, WrapOptions
+from everstep.env.plugins import own_adapters
 from everstep.trainers import GenericTrainerBase
 from everstep.trainers._keywords import TrainerArguments
 from tests.test_docs import PAGES, blocks
-
-GYMNASIUM_LIKE = (ALEEnv, DMControlEnv, EnvPoolEnv, GymnasiumEnv)
 
 ROOT = Path(__file__).parents[1]
 SOURCES = [str(ROOT / "src"), str(ROOT / "adapters")]
@@ -187,13 +177,15 @@ def test_arguments_of_trainers_are_declared_alike() -> None:
 
 def test_options_of_wrap_are_those_of_the_adapters() -> None:
     taken: dict[str, Any] = {}
-    for adapter in (*GYMNASIUM_LIKE, IsaacGymEnv, PettingZooEnv, TorchRLEnv):
+    for adapter in own_adapters():
         hints: dict[str, Any] = {}
         for base in reversed(adapter.__mro__):  # options of a parent are annotated there
             if "__init__" in vars(base):
                 hints |= get_type_hints(base.__init__, localns=vars(gymnasium.vector))
-        for name in list(inspect.signature(adapter).parameters)[1:]:
-            taken[name] = taken.get(name, hints[name]) | hints[name]
+        for name in list(inspect.signature(adapter.__init__).parameters)[2:]:
+            # Python 3.10 makes `Any = None` an `Optional[Any]`, which is the same.
+            hint = Any if hints[name] == (None | Any) else hints[name]
+            taken[name] = taken.get(name, hint) | hint
     assert get_type_hints(WrapOptions, localns=vars(gymnasium.vector)) == taken
 
 

@@ -4,6 +4,7 @@ An env step is a step of one environment; a vector step is a call of `env.step`,
 """
 
 import contextlib
+import importlib
 import io
 import re
 from pathlib import Path
@@ -14,8 +15,8 @@ import pytest
 from everstep import DiscreteDummyEnv, Trainer
 from everstep.__main__ import parse
 from everstep.cli import commands
-from everstep.progress import summary
-from tests.test_docs import DOCS, ROOT, section, tables
+from everstep.trainers.progress import summary
+from tests.test_docs import DOCS, ROOT, section
 
 TEXTS = [
     ROOT / "README.md",  # not the changelog, which names what was renamed
@@ -89,10 +90,11 @@ def test_counts_are_env_steps_of_all_environments(tmp_path: Path) -> None:
     assert summary(shown, None, None, 1.0).startswith("Trained 64 env steps")
 
 
-def test_statistics_of_env_steps_have_their_unit() -> None:
-    [rows] = tables(section("reference/statistics.md", "Statistics"))
-    units = {row[0]: row[2] for row in rows}
-    assert units["`env/steps`"] == units["`episodes/length_mean`"] == "env steps"
+def test_statistics_of_env_steps_have_their_unit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(DOCS / "_extensions"))
+    rows = importlib.import_module("statistics_rows").statistics()
+    units = {name: meaning.unit for meaning, names in rows.items() for name in names}
+    assert units["env/steps"] == units["episodes/length_mean"] == "env steps"
     assert not any("transition" in unit for unit in units.values())
 
 

@@ -3,7 +3,7 @@
 from dataclasses import MISSING, fields
 from typing import Any, NamedTuple, get_type_hints
 
-from everstep.validation import describe, field_docstrings
+from everstep.core.validation import describe, field_docstrings
 
 
 class Field(NamedTuple):

@@ -155,6 +155,50 @@ def streams() -> None:
     )
 
 
+def symmetry() -> None:
+    """Minibatches are mirrored."""
+    save(
+        "symmetry.svg",
+        720,
+        180,
+        box(10, 62, 110, 50, BLUE, "minibatch"),
+        arrow((122, 87), (150, 87), (150, 45), (178, 45)),
+        arrow((122, 87), (150, 87), (150, 130), (178, 130)),
+        box(180, 20, 170, 50, BLUE, "observations, actions"),
+        box(180, 105, 170, 50, ORANGE, "mirrored observations,", "mirrored actions"),
+        arrow((352, 45), (388, 45)),
+        arrow((352, 130), (388, 130)),
+        box(390, 20, 110, 50, BLUE, "policy, values"),
+        box(390, 105, 110, 50, ORANGE, "policy, values"),
+        arrow((502, 45), (530, 45), (530, 87), (558, 87)),
+        arrow((502, 130), (530, 130), (530, 87), (558, 87)),
+        box(560, 62, 150, 50, GREEN, "half of each loss,", "mirror loss"),
+    )
+
+
+def distillation() -> None:
+    """A student acts, and a teacher labels."""
+    save(
+        "distillation.svg",
+        720,
+        180,
+        box(10, 62, 120, 50, BLUE, "environment"),
+        arrow((132, 87), (160, 87), (160, 45), (188, 45)),
+        arrow((132, 87), (160, 87), (160, 130), (188, 130)),
+        text(255, 14, "what a robot sees"),
+        text(255, 174, "all that the simulator knows"),
+        box(190, 20, 130, 50, GREEN, "student", "acts"),
+        box(190, 105, 130, 50, ORANGE, "teacher", "is only asked"),
+        arrow((322, 45), (378, 45)),
+        arrow((322, 130), (378, 130)),
+        box(380, 20, 130, 50, GREEN, "its distribution"),
+        box(380, 105, 130, 50, ORANGE, "its distribution"),
+        arrow((512, 45), (540, 45), (540, 87), (568, 87)),
+        arrow((512, 130), (540, 130), (540, 87), (568, 87)),
+        box(570, 62, 140, 50, GREY, "divergence", "is minimised"),
+    )
+
+
 def processes() -> None:
     """One process trains."""
     workers = [box(20, 20 + 42 * i, 150, 32, BLUE, f"environment {i}") for i in range(4)]
@@ -258,6 +302,8 @@ if __name__ == "__main__":
         policy,
         sequences,
         streams,
+        symmetry,
+        distillation,
         processes,
         forms,
         rules,

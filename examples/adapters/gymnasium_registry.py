@@ -1,6 +1,6 @@
 """Wrap every environment of Gymnasium's registry in every way, and write a page of the results.
 
-    python examples/adapters/gymnasium_registry.py --out docs/adapters/gymnasium_registry.md
+    python examples/adapters/gymnasium_registry.py --out docs/evidence/gymnasium_registry.md
     python examples/adapters/gymnasium_registry.py --only CartPole --steps 200
 
 Each environment is made as Gymnasium makes it by default, as a `SyncVectorEnv` and as an
@@ -170,7 +170,7 @@ def in_a_process(name: str, steps: int) -> dict[str, Any]:
     return result
 
 
-PAGE = """# Gymnasium's registry
+PAGE = """# Evidence: Gymnasium's registry
 
 Every environment that is registered with Gymnasium {gymnasium}, made in every way, {count} in all.
 In each way that has a check mark it obeyed the rules of `everstep.testing`, with episodes cut to

@@ -255,25 +255,24 @@ def rounded(x: float) -> str:
     return format(x, form).replace("-", "−")
 
 
-def report() -> str:
-    """A table in Markdown."""
-    lines = [
-        "| task | env steps | Everstep | stable-baselines3 | seconds of both | their ratio |",
-        "|---|---|---|---|---|---|",
-    ]
+def report(*, seeds: bool = False) -> str:
+    """A table in Markdown: the means and the ratio of times, or each seed and the times."""
+    columns = ["seconds of both"] if seeds else ["time, theirs ÷ ours", "env steps"]
+    head = ["task", "Everstep", "stable-baselines3", *columns]
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for name, task in TASKS.items():
         cells, times = [], []
         for side in SIDES:
             own = [line for line in found() if (line["side"], line["task"]) == (side, name)]
             if own:
                 returns = [line["return"] for line in own]
-                each = ", ".join(map(rounded, returns))
-                cells.append(f"**{rounded(interquartile_mean(returns))}** ({each})")
+                mean = f"**{rounded(interquartile_mean(returns))}**"
+                cells.append(", ".join(map(rounded, returns)) if seeds else mean)
                 times.append(float(np.median([line["seconds"] for line in own])))
         if len(cells) == len(SIDES):
-            seconds, ratio = f"{times[0]:.0f}, {times[1]:.0f}", times[1] / times[0]
-            cells += [seconds, f"{ratio:.1f}"]
-            lines.append(f"| {name} | {task.env_steps:,} | {' | '.join(cells)} |")
+            ratio = [f"{times[1] / times[0]:.1f}", f"{task.env_steps:,}"]
+            cells += [f"{times[0]:.0f}, {times[1]:.0f}"] if seeds else ratio
+            lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -286,14 +285,14 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=list(TASKS), choices=list(TASKS))
     parser.add_argument("--peer-python", help="interpreter with stable-baselines3 and sb3-contrib")
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE")
-    parser.add_argument("--report", action="store_true", help="print the table of results.jsonl")
+    parser.add_argument("--report", action="store_true", help="print the tables of results.jsonl")
     parser.add_argument("--train", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.train:
         side, name, seed = arguments.train
         train(side, name, int(seed))
     elif arguments.report:
-        print(report())
+        print(report(), report(seeds=True), sep="\n\n")
     else:
         pythons = {" ".join(["everstep", *arguments.set]): sys.executable}
         if arguments.peer_python:

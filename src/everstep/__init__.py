@@ -4,8 +4,8 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-from ._torchrl import keep_start_method
 from ._version import __version__ as __version__
+from .core._torchrl import keep_start_method
 
 keep_start_method()
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
         RecurrentAlgorithmConfig,
     )
     from .env import ContinuousDummyEnv, DiscreteDummyEnv, Env
+    from .env.registry import factory, make, wrap
     from .evaluation import evaluate
     from .policies import Policy, RecurrentPolicy
-    from .registry import factory, make, wrap
     from .trainers import RecurrentTrainer, TrainConfig, Trainer
 
 #: Where each public name lives; importing the package itself imports none of them.
@@ -37,9 +37,9 @@ _MODULES = {
     "TrainConfig": "trainers",
     "Trainer": "trainers",
     "evaluate": "evaluation",
-    "factory": "registry",
-    "make": "registry",
-    "wrap": "registry",
+    "factory": "env.registry",
+    "make": "env.registry",
+    "wrap": "env.registry",
 }
 
 __all__ = [
@@ -66,7 +66,7 @@ if not TYPE_CHECKING:  # checkers would take every name for an export
 
     def __getattr__(name: str) -> Any:
         if name not in _MODULES:
-            from .synonyms import CLASSES
+            from .core.synonyms import CLASSES
 
             ours = f": here {CLASSES[name]}" if name in CLASSES else ""
             message = f"module {__name__!r} has no attribute {name!r}{ours}"

@@ -73,6 +73,14 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return arguments
 
 
+def command_parsers() -> dict[str, argparse.ArgumentParser]:
+    """The parser of each command, by its name, in the order of `everstep --help`."""
+    [subparsers] = (
+        x for x in _parser(commands())._actions if isinstance(x, argparse._SubParsersAction)
+    )
+    return dict(subparsers.choices)
+
+
 def _parser(names: Sequence[str]) -> argparse.ArgumentParser:
     """The parser of these commands: a command that is named first is the only one imported."""
     parser = argparse.ArgumentParser(

@@ -11,18 +11,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from .core.entries import Entries
+from .core.validation import statistic
 from .errors import ConfigError
-from .names import Kind, import_kind
-from .validation import binds, signature_of, statistic
 
 #: Methods of a callback.
 HOOKS = ("on_start", "on_train_step", "on_evaluation", "on_checkpoint", "on_end")
 
-#: Classes that an entry of a file may name.
-_KIND = Kind(
-    "the dotted name of a subclass of `everstep.callbacks.Callback`",
-    lambda cls: all(callable(getattr(cls, hook, None)) for hook in HOOKS),
-)
+#: Lists of callbacks.
+ENTRIES = Entries("callbacks", HOOKS, "a callback", "a subclass of `everstep.callbacks.Callback`")
 
 
 class Callback:
@@ -173,37 +170,4 @@ def callback_from_config(entry: Any) -> Any:
         ConfigError: If it is none of these, or the class refuses the options.
 
     """
-    entry, options = check_callback(entry)
-    if isinstance(entry, type):
-        try:
-            entry = entry(**options)
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"`callbacks`: {entry.__qualname__}: {error}.") from None
-    return entry
-
-
-def check_callback(entry: Any) -> tuple[Any, dict[str, Any]]:
-    """The callback or the class of an entry, and the class's options. Calls nothing.
-
-    Raises:
-        ConfigError: If it is neither, or the class does not take the options.
-
-    """
-    options: Any = {}
-    if isinstance(entry, Mapping) and len(entry) == 1:
-        [(entry, options)] = entry.items()
-        options = {} if options is None else options
-    if isinstance(entry, str):
-        entry = import_kind(entry, _KIND)
-    if not isinstance(options, Mapping):
-        raise ConfigError(f"`callbacks`: expected a mapping of options; got {options!r}.")
-    missing = [hook for hook in HOOKS if not callable(getattr(entry, hook, None))]
-    if missing:
-        raise ConfigError(
-            f"`callbacks`: expected a callback, or the dotted name of its class; got {entry!r}, "
-            f"which has no `{missing[0]}`. Subclass `everstep.callbacks.Callback`."
-        )
-    if isinstance(entry, type) and not binds(signature_of(entry), **options):
-        taken = f"{entry.__qualname__}{signature_of(entry)}"
-        raise ConfigError(f"`callbacks`: {taken} does not take {dict(options)!r}.")
-    return entry, dict(options)
+    return ENTRIES.make(entry)

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import FrozenInstanceError, dataclass, fields
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import torch
 from typing_extensions import NotRequired, TypedDict
@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 
 #: Anything PyTorch accepts as a device.
 Device = str | torch.device
+
+
+#: What a `symmetry` reflects; each may be a function, which a file names by its dotted path.
+REFLECTED = ("observation", "action")
 
 
 class DataKeys:
@@ -149,35 +153,155 @@ class RecurrentAlgorithmState(AlgorithmState):
     seqs: int = 0
 
 
+class _Meaning(NamedTuple):
+    """A statistic's meaning and unit, a row of the page of statistics."""
+
+    text: str
+    unit: str
+
+
+_EnvSteps = Annotated[
+    int,
+    _Meaning(
+        "env steps of all environments since the training began; in results of "
+        "`Algorithm.collect` and `eval`, those of the rollouts",
+        "env steps",
+    ),
+]
+_EnvResets = Annotated[
+    int, _Meaning("environments that were reset before the rollout", "environments")
+]
+_AlgorithmCollects = Annotated[
+    int, _Meaning("rollouts, those of evaluations on the training environment included", "rollouts")
+]
+_AlgorithmSteps = Annotated[int, _Meaning("updates", "updates")]
+_EpisodesCount = Annotated[int, _Meaning("episodes that ended in the rollout", "episodes")]
+_EpisodeReturns = Annotated[
+    float,
+    _Meaning(
+        "undiscounted returns of episodes that ended in the rollout, from their beginning; the "
+        "standard deviation is that of the population (÷ n)",
+        "reward",
+    ),
+]
+_EpisodesLengthMean = Annotated[
+    float, _Meaning("length of episodes that ended in the rollout", "env steps")
+]
+_EpisodesReturnMean100 = Annotated[
+    float,
+    _Meaning(
+        "mean return of the last 100 episodes that ended, or of all if there are fewer", "reward"
+    ),
+]
+_RolloutReturns = Annotated[
+    float, _Meaning("sum of rewards over the rollout, over environments", "reward")
+]
+_Rewards = Annotated[float, _Meaning("rewards in the rollout", "reward")]
+_LossesPolicy = Annotated[
+    float,
+    _Meaning(
+        "clipped surrogate, which is maximised; of a distillation the negative divergence "
+        "from the teacher",
+        "advantage",
+    ),
+]
+_LossesVf = Annotated[
+    float, _Meaning("value loss, before `vf_coeff`", "scaled reward, by `vf_loss`")
+]
+_LossesEntropy = Annotated[
+    float,
+    _Meaning(
+        "mean entropy of the policy; if its coefficient is 0, it is measured in every eighth "
+        "optimizer step, from the first. Absent if the distribution cannot compute it",
+        "nats",
+    ),
+]
+_LossesTotal = Annotated[
+    float, _Meaning("what is minimised: `vf_coeff`·vf − policy − entropy coefficient·entropy", "")
+]
+_Coefficients = Annotated[float, _Meaning("weights, learning rate and ε of the update", "")]
+_MonitorsKlDiv = Annotated[
+    float,
+    _Meaning("approximate KL divergence from the policy that collected to the updated one", "nats"),
+]
+_MonitorsClipFraction = Annotated[
+    float,
+    _Meaning(
+        "fraction of rows whose probability ratio differs from 1 by more than `clip_param`",
+        "0 to 1",
+    ),
+]
+_MonitorsExplainedVariance = Annotated[
+    float,
+    _Meaning(
+        "1 − variance of the value's errors ÷ variance of its targets, before the update",
+        "at most 1",
+    ),
+]
+_MonitorsGradNorm = Annotated[float, _Meaning("norm of the gradients, before clipping", "")]
+_MonitorsSkippedUpdates = Annotated[
+    int,
+    _Meaning(
+        "optimizer steps that were skipped because gradients were not finite", "optimizer steps"
+    ),
+]
+_Durations = Annotated[float, _Meaning("duration of the rollout, and of the update", "ms")]
+_ProfilingEnvMs = Annotated[
+    float,
+    _Meaning(
+        "part of the rollout in the environment's `step`. Nothing is waited for: of a "
+        "simulator on a GPU it is the time to launch its work. Absent where a graph was "
+        "replayed",
+        "ms",
+    ),
+]
+_ProfilingLogMs = Annotated[
+    float,
+    _Meaning(
+        "duration of the loggers' work since the train step before, and processor time of "
+        "trackers' threads",
+        "ms",
+    ),
+]
+_Memory = Annotated[
+    int, _Meaning("memory of the training device; on a CPU, of the machine", "bytes")
+]
+_MemoryPercent = Annotated[float, _Meaning("fraction of the memory that is in use", "%")]
+
+
 #: Running totals of a trainer.
 TrainerState = TypedDict(
     "TrainerState",
-    {"algorithm/collects": int, "algorithm/steps": int, "env/steps": int},
+    {
+        "algorithm/collects": _AlgorithmCollects,
+        "algorithm/steps": _AlgorithmSteps,
+        "env/steps": _EnvSteps,
+    },
 )
 
 #: Statistics that `Algorithm.collect` returns, without `episodes/*` if no episode ended.
 CollectStats = TypedDict(
     "CollectStats",
     {
-        "env/resets": int,
-        "env/steps": int,
-        "profiling/collect_ms": float,
-        "profiling/env_ms": NotRequired[float],
-        "returns/min": float,
-        "returns/max": float,
-        "returns/mean": float,
-        "returns/std": float,
-        "rewards/min": float,
-        "rewards/max": float,
-        "rewards/mean": float,
-        "rewards/std": float,
-        "episodes/count": NotRequired[int],
-        "episodes/return_mean": NotRequired[float],
-        "episodes/return_std": NotRequired[float],
-        "episodes/return_min": NotRequired[float],
-        "episodes/return_max": NotRequired[float],
-        "episodes/return_mean_100": NotRequired[float],
-        "episodes/length_mean": NotRequired[float],
+        "env/resets": _EnvResets,
+        "env/steps": _EnvSteps,
+        "profiling/collect_ms": _Durations,
+        "profiling/env_ms": NotRequired[_ProfilingEnvMs],
+        "returns/min": _RolloutReturns,
+        "returns/max": _RolloutReturns,
+        "returns/mean": _RolloutReturns,
+        "returns/std": _RolloutReturns,
+        "rewards/min": _Rewards,
+        "rewards/max": _Rewards,
+        "rewards/mean": _Rewards,
+        "rewards/std": _Rewards,
+        "episodes/count": NotRequired[_EpisodesCount],
+        "episodes/return_mean": NotRequired[_EpisodeReturns],
+        "episodes/return_std": NotRequired[_EpisodeReturns],
+        "episodes/return_min": NotRequired[_EpisodeReturns],
+        "episodes/return_max": NotRequired[_EpisodeReturns],
+        "episodes/return_mean_100": NotRequired[_EpisodesReturnMean100],
+        "episodes/length_mean": NotRequired[_EpisodesLengthMean],
     },
 )
 
@@ -210,7 +334,7 @@ EvalCollectStats = TypedDict(
 #: Memory of the training device, bytes and percent.
 MemoryStats = TypedDict(
     "MemoryStats",
-    {"memory/free": int, "memory/total": int, "memory/percent": float},
+    {"memory/free": _Memory, "memory/total": _Memory, "memory/percent": _MemoryPercent},
     total=False,
 )
 
@@ -218,26 +342,26 @@ MemoryStats = TypedDict(
 StepStats = TypedDict(
     "StepStats",
     {
-        "coefficients/entropy": float,
-        "coefficients/vf": float,
-        "coefficients/lr": float,
-        "coefficients/clip_param": float,
-        "losses/entropy": float,
-        "losses/policy": float,
-        "losses/vf": float,
-        "losses/total": float,
-        "monitors/kl_div": float,
-        "monitors/clip_fraction": float,
-        "monitors/explained_variance": float,
-        "monitors/grad_norm": float,
-        "monitors/skipped_updates": int,
-        "profiling/step_ms": float,
+        "coefficients/entropy": _Coefficients,
+        "coefficients/vf": _Coefficients,
+        "coefficients/lr": _Coefficients,
+        "coefficients/clip_param": _Coefficients,
+        "losses/entropy": _LossesEntropy,
+        "losses/policy": _LossesPolicy,
+        "losses/vf": _LossesVf,
+        "losses/total": _LossesTotal,
+        "monitors/kl_div": _MonitorsKlDiv,
+        "monitors/clip_fraction": _MonitorsClipFraction,
+        "monitors/explained_variance": _MonitorsExplainedVariance,
+        "monitors/grad_norm": _MonitorsGradNorm,
+        "monitors/skipped_updates": _MonitorsSkippedUpdates,
+        "profiling/step_ms": _Durations,
     },
 )
 
 
 #: What a trainer's loggers took.
-LoggingStats = TypedDict("LoggingStats", {"profiling/log_ms": float})
+LoggingStats = TypedDict("LoggingStats", {"profiling/log_ms": _ProfilingLogMs})
 
 
 class TrainStats(CollectStats, MemoryStats, StepStats, TrainerState, LoggingStats):
@@ -280,6 +404,7 @@ class AdapterOptions(TypedDict, total=False):
     action_bounds: Literal["clip", "rescale"]
     action_key: None | NestedKey
     agents: None | str | Sequence[str]
+    all_agents: bool
     autoreset_mode: "None | str | AutoresetMode"
     categorical_actions: bool
     done_is: None | Literal["terminated", "truncated"]
@@ -304,6 +429,7 @@ class WrapOptions(AdapterOptions, total=False):
     device: None | Device
     horizon: None | int
     num_envs: None | int
+    params: Any
 
 
 class MakeOptions(AdapterOptions, total=False):
@@ -313,8 +439,10 @@ class MakeOptions(AdapterOptions, total=False):
     """
 
     env_kwargs: dict[str, Any]
+    key: None | str | os.PathLike[str]
     python: None | str | os.PathLike[str]
     render_mode: None | str
+    server: None | str | Sequence[str]
     vector_kwargs: None | dict[str, Any]
     vectorization_mode: "None | str | VectorizeMode"
     wrappers: None | str | Sequence[str | Callable[..., Any] | dict[str, Any]]

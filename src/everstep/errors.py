@@ -7,7 +7,7 @@ Each also derives from the built-in exception for the same mistake, so that code
 from collections.abc import Sequence
 from typing import Any
 
-from .plain_files import printable
+from .core.plain_files import printable
 
 
 class EverstepError(Exception):

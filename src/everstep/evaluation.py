@@ -4,16 +4,16 @@ from typing import Any
 
 import torch
 
+from .algorithms.resolve import check_env, device_problem
+from .core.rollouts import Rollout, episode_keys_of
+from .core.validation import explained
 from .data import DataKeys
 from .env import Env
-from .env_calls import EnvCalls, read_metrics
+from .env.calls import EnvCalls, read_metrics
+from .env.limits import limits_of
+from .env.specs import Leaves, Structure, described
 from .errors import ConfigError, EnvError
-from .limits import limits_of
 from .policies import GenericPolicyBase, model_mode
-from .resolve import check_env, device_problem
-from .rollouts import Rollout, episode_keys_of
-from .specs import Leaves, Structure, described
-from .validation import explained
 
 
 @explained("Write `evaluate(policy, env, episodes={})`.")
@@ -113,7 +113,7 @@ def check_fit(policy: Any, env: Env) -> None:
     """Raise if the environment has other observations or actions than the policy."""
     if not isinstance(policy, GenericPolicyBase):
         raise ConfigError(
-            f"`policy` must be a policy, such as `Policy.load(run_dir / 'policy')` or "
+            f"`policy` must be a policy, such as `Policy.load(run_dir)` or "
             f"`trainer.algorithm.policy`; got {type(policy).__name__}."
         )
     problems = [x for x in [device_problem(policy.device, env)] if x]
@@ -124,7 +124,7 @@ def check_fit(policy: Any, env: Env) -> None:
                 f"The policy was trained with the {name.replace('_', ' ')} {own}; that of "
                 f"{type(env).__name__} is {other}. Evaluate it in an environment as in training."
             )
-    if problems:
+    if problems := problems or policy.problems_in(env):
         raise ConfigError(problems)
 
 

@@ -7,27 +7,36 @@ and returns its terms as scalars; `"total"` is minimised, the rest is reported.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 
-from .distributions import Distribution, Normal
-from .errors import ConfigError
-from .hyperparameters import Resolved
-from .losses import (
+from .core.hyperparameters import Resolved
+from .core.losses import (
     approximate_kl,
+    check_terms,
     clipped_surrogate,
     value_errors,
     weighted_sum,
 )
-from .rollouts import Minibatch
+from .core.rollouts import Minibatch
+from .distributions import Distribution, Normal
+from .errors import ConfigError
 
 #: Optimizer steps an entropy that has no weight is measured once in.
 ENTROPY_EVERY = 8
 
+#: Terms that are monitors, of the policy that collected.
+MONITORS = ("kl_div", "clip_fraction")
+
 
 class Objective(Protocol):
-    """Loss of an update."""
+    """Loss of an update.
+
+    It may have `setup(policy, previous)`, called once, also with the objective whose place it takes
+    (None for the first one), and `follow(rollout, was_reset=…, resets=…)`, called with each
+    rollout. Its attribute `labels`, `[T, N, …]` each, is then in `minibatch.labels`.
+    """
 
     #: Weight of the entropy bonus, 0-d; filled by the entropy schedule.
     entropy_coeff: torch.Tensor
@@ -100,6 +109,12 @@ class ActorCritic(ABC):
 
         """
 
+    def gain_of(
+        self, distribution: Distribution, logp: torch.Tensor, minibatch: Minibatch
+    ) -> torch.Tensor:
+        """`gain`, for objectives that depend on the whole distribution, `[B, 1]`."""
+        return self.gain(logp, minibatch)
+
     def __call__(
         self, minibatch: Minibatch, distribution: Distribution, values: torch.Tensor
     ) -> dict[str, torch.Tensor]:
@@ -117,7 +132,7 @@ class ActorCritic(ABC):
             vf_clip_param=config.vf_clip_param,
         )
         terms = self.total(
-            weighted_sum(self.gain(logp, minibatch), weight),
+            weighted_sum(self.gain_of(distribution, logp, minibatch), weight),
             weighted_sum(errors, weight),
             self._entropy(distribution, weight),
         )
@@ -231,6 +246,7 @@ def add_ons(
     for add_on in chosen:
         found = add_on(minibatch, distribution, values)
         loss, reported = found if isinstance(found, tuple) else (found, {})
+        check_terms({"total": loss, **reported}, f"`{add_on.name}` of `policy_loss_addons`")
         named = {f"{add_on.name}/{key}": value for key, value in reported.items()}
         terms = {**terms, **named, add_on.name: loss, "total": terms["total"] + loss}
     return terms
@@ -240,7 +256,7 @@ def add_ons(
 OBJECTIVES: dict[str, Callable[..., Objective]] = {"a2c": A2C, "ppo": PPO}
 
 
-def find_objective(chosen: str | Callable[..., Any]) -> Callable[..., Objective]:
+def find_objective(chosen: Any) -> Callable[..., Objective]:
     """The objective of that name; anything else is one already.
 
     Raises:
@@ -248,7 +264,7 @@ def find_objective(chosen: str | Callable[..., Any]) -> Callable[..., Objective]
 
     """
     if not isinstance(chosen, str):
-        return chosen
+        return cast(Callable[..., Objective], chosen)
     if chosen not in OBJECTIVES:
         raise ConfigError(
             f"`objective` must be one of {', '.join(OBJECTIVES)}, or a class; got {chosen!r}."

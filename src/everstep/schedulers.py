@@ -2,16 +2,27 @@
 
 import bisect
 import itertools
-from collections.abc import Sequence
-from typing import Literal, Protocol
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import optim
 
 from .data import LRScheduleKind, ScheduleKind
+from .errors import ConfigError
 
 #: (env steps, value) points of a schedule.
 Points = Sequence[tuple[int, float]]
+
+#: A value of the fraction of the budget that is left, which falls from 1 to 0.
+Function = Callable[[float], float]
+
+#: Largest values of schedules, by the name of what they set. The smallest is 0.
+MOST = {"lr": 1000.0, "entropy_coeff": 1000.0, "clip_param": 1.0}
+
+#: Keys of configuration files that take functions: values that follow a schedule, and schedules.
+FUNCTIONS = (*MOST, *(f"{name}_schedule" for name in MOST))
 
 
 class Scheduler(Protocol):
@@ -107,6 +118,77 @@ class StepScheduler(_PointScheduler):
         return self.y[bisect.bisect_right(self.x, count) - 1]
 
 
+class FunctionScheduler:
+    """A function of the fraction of the budget that is left.
+
+    Args:
+        name: What it sets, a key of `MOST`.
+        function: The function.
+        total: Env steps of the budget.
+
+    """
+
+    #: Env steps from which the value is 0; None if it is not.
+    end: None | int
+
+    def __init__(self, name: str, function: Function, total: int, /) -> None:
+        self.name, self.function, self.total = name, function, total
+        self.end = total if value_of(name, function, 0.0) == 0 else None
+
+    def step(self, count: int, /) -> float:
+        """The value after `count` env steps."""
+        return value_of(self.name, self.function, max(0.0, 1 - count / self.total))
+
+
+def value_of(name: str, function: Function, left: float) -> float:
+    """A function's value at a fraction of the budget.
+
+    Raises:
+        ConfigError: If it raises an error, or its value is not a finite number in the range of what
+            it sets.
+
+    """
+    most = MOST[name]
+    shown = f"`{name}_schedule` (or `{name}`) is the function {described(function)}"
+    expected = f"It must return a number from 0 to {most:g} for each fraction from 1 to 0."
+    try:
+        found: Any = function(left)
+    except Exception as error:
+        raise ConfigError(
+            f"{shown}, which raised {type(error).__name__}: {error}, with {left:g} of the budget "
+            f"left. {expected}"
+        ) from error
+    number = found
+    if getattr(found, "shape", None) == () and hasattr(found, "item"):
+        number = found.item()  # NumPy's numbers, and tensors of one number
+    is_number = isinstance(number, int | float) and not isinstance(number, bool)
+    if not is_number or not math.isfinite(number) or not 0 <= number <= most:
+        text = repr(found)
+        text = text if len(text) <= 100 else f"{text[:100]}…"
+        raise ConfigError(
+            f"{shown}, which returned {text} with {left:g} of the budget left. {expected}"
+        )
+    return float(number)
+
+
+def described(function: Any) -> str:
+    """A function's dotted name; with its file and line, if no file could name it."""
+    name = getattr(function, "__qualname__", None)
+    if name is None:
+        return repr(function)
+    dotted = f"{function.__module__}.{name}"
+    code = getattr(function, "__code__", None)
+    if "<" not in name or code is None:
+        return dotted
+    return f"{dotted} ({code.co_filename}:{code.co_firstlineno})"
+
+
+def functions_described(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by key, those that are schedules' functions as `described`."""
+    named = {key: described(values[key]) for key in FUNCTIONS if callable(values.get(key))}
+    return {**values, **named}
+
+
 def make_scheduler(value: float, schedule: None | Points, kind: ScheduleKind) -> Scheduler:
     """The scheduler of a schedule, or of a constant value if there is none.
 
@@ -123,36 +205,57 @@ def make_scheduler(value: float, schedule: None | Points, kind: ScheduleKind) ->
     raise ValueError(f"`kind` must be 'interp' or 'step'; got {kind!r}.")
 
 
-class _Annealed:
-    """Base class of what falls linearly to 0, once `anneal` is called."""
-
-    #: Schedule of the value.
-    scheduler: Scheduler
-
-    #: Env steps at which the value is 0; None before `anneal`.
-    total: None | int = None
-
-    _initial: float
-
-    def anneal(self, total: int, /) -> None:
-        """From now on, interpolate between the initial value and 0 at `total` env steps.
-
-        Args:
-            total: Env steps.
-
-        """
-        self.total = total
-        self.scheduler = InterpScheduler([(0, self._initial), (total, 0.0)])
-
-
 class _Coefficient:
-    """Base class of a coefficient that follows a schedule."""
+    """Base class of what follows a schedule: points, "linear", or a function.
+
+    Points count env steps. "linear" and functions are of the budget: the value is constant until
+    `anneal` is called.
+    """
+
+    #: What is set, a key of `MOST`.
+    name: str
 
     #: Current value.
     coeff: float
 
+    #: Points, "linear" or a function, as they were given; None for a constant.
+    schedule: None | Points | Literal["linear"] | Function
+
     #: Schedule of the value.
     scheduler: Scheduler
+
+    #: Env steps of the budget; None before `anneal`.
+    total: None | int = None
+
+    #: Value where "linear" begins.
+    _initial: float
+
+    @property
+    def is_of_budget(self) -> bool:
+        """Whether the schedule depends on the budget."""
+        return isinstance(self.schedule, str) or callable(self.schedule)
+
+    def _make(self, initial: float, kind: ScheduleKind) -> Scheduler:
+        """The scheduler before there is a budget."""
+        self._initial = initial
+        if callable(self.schedule):
+            return ConstantScheduler(value_of(self.name, self.schedule, 1.0))
+        if isinstance(self.schedule, str):
+            return ConstantScheduler(initial)
+        return make_scheduler(initial, self.schedule, kind)
+
+    def anneal(self, total: int, /) -> None:
+        """From now on the budget is `total` env steps: there "linear" ends in 0."""
+        self.total = total
+        if callable(self.schedule):
+            self.scheduler = FunctionScheduler(self.name, self.schedule, total)
+        elif isinstance(self.schedule, str):
+            self.scheduler = InterpScheduler([(0, self._initial), (total, 0.0)])
+
+    def continue_from(self, previous: "_Coefficient") -> None:
+        """Take the budget of `previous`."""
+        if previous.total is not None:
+            self.anneal(previous.total)
 
     def step(self, count: int, /) -> float:
         """Set `coeff` to the value after `count` env steps, and return it."""
@@ -160,35 +263,32 @@ class _Coefficient:
         return self.coeff
 
 
-class ClipScheduler(_Annealed, _Coefficient):
+class ClipScheduler(_Coefficient):
     """`clip_param` over env steps.
 
-    With the schedule "linear" it is constant until `anneal` is called.
+    With the schedule "linear" or a function it is constant until `anneal` is called.
 
     Args:
         clip_param: Value if there is no schedule, and where "linear" begins.
-        schedule: (env steps, value) points, or "linear".
+        schedule: (env steps, value) points, "linear", or a function of the fraction of the budget
+            that is left.
         kind: `"step"` for a step function, `"interp"` for linear interpolation.
 
     """
+
+    name = "clip_param"
 
     def __init__(
         self,
         clip_param: float,
         /,
         *,
-        schedule: None | Points | Literal["linear"] = None,
+        schedule: None | Points | Literal["linear"] | Function = None,
         kind: ScheduleKind = "step",
     ) -> None:
-        self._initial = clip_param
-        points = None if isinstance(schedule, str) else schedule
-        self.scheduler = make_scheduler(clip_param, points, kind)
+        self.schedule = schedule
+        self.scheduler = self._make(clip_param, kind)
         self.coeff = self.step(0)
-
-    def continue_from(self, previous: "ClipScheduler") -> None:
-        """Anneal over the env steps that `previous` anneals over."""
-        if previous.total is not None:
-            self.anneal(previous.total)
 
 
 class EntropyScheduler(_Coefficient):
@@ -196,15 +296,24 @@ class EntropyScheduler(_Coefficient):
 
     Args:
         coeff: Weight if there is no schedule.
-        schedule: (env steps, weight) points.
+        schedule: (env steps, weight) points, or a function of the fraction of the budget that is
+            left.
         kind: `"step"` for a step function, `"interp"` for linear interpolation.
 
     """
 
+    name = "entropy_coeff"
+
     def __init__(
-        self, coeff: float, /, *, schedule: None | Points = None, kind: ScheduleKind = "step"
+        self,
+        coeff: float,
+        /,
+        *,
+        schedule: None | Points | Function = None,
+        kind: ScheduleKind = "step",
     ) -> None:
-        self.scheduler = make_scheduler(coeff, schedule, kind)
+        self.schedule = schedule
+        self.scheduler = self._make(coeff, kind)
         self.coeff = self.step(0)
 
 
@@ -212,63 +321,71 @@ class EntropyScheduler(_Coefficient):
 ADAPTIVE_FACTOR, ADAPTIVE_MIN, ADAPTIVE_MAX = 1.5, 1e-5, 1e-2
 
 
-class LRScheduler(_Annealed):
+class LRScheduler(_Coefficient):
     """Learning rate over env steps, written into the optimizer.
 
     Without a schedule the optimizer keeps its own learning rates, and so it does with "linear"
-    until `anneal` is called.
+    until `anneal` is called; with a function, that of the whole budget.
 
     Args:
         optimizer: Optimizer whose parameter groups are written.
-        schedule: (env steps, learning rate) points, or "linear".
+        schedule: (env steps, learning rate) points, "linear", or a function of the fraction of the
+            budget that is left.
         kind: `"step"` for a step function, `"interp"` for linear interpolation, `"adaptive"` if
             only `adapt` changes the learning rate.
 
     """
 
-    #: Current learning rate of the first parameter group.
-    coeff: float
+    name = "lr"
 
-    #: Optimizer whose parameter groups are written.
+    #: Optimizer whose parameter groups are written; `coeff` is the rate of the first.
     optimizer: optim.Optimizer
-
-    #: Schedule of the learning rate.
-    scheduler: Scheduler
 
     def __init__(
         self,
         optimizer: optim.Optimizer,
         /,
         *,
-        schedule: None | Points | Literal["linear"] = None,
+        schedule: None | Points | Literal["linear"] | Function = None,
         kind: LRScheduleKind = "step",
     ) -> None:
-        self.optimizer = optimizer
+        self.optimizer, self.schedule = optimizer, schedule
         self._initial = lr = float(optimizer.param_groups[0]["lr"])
-        if kind == "adaptive" or isinstance(schedule, str):
+        if kind == "adaptive":
             self.scheduler = ConstantScheduler(lr)
         else:
-            self.scheduler = make_scheduler(lr, schedule, kind)
+            self.scheduler = self._make(lr, kind)
+        if callable(schedule):
+            self._write(self.scheduler.step(0))
         self.coeff = self.step(0)
 
-    def step(self, count: int, /) -> float:
-        """Set `coeff` to the learning rate after `count` env steps, and return it."""
+    def step(self, count: int, rate: None | float = None, /) -> float:
+        """Set `coeff` to the learning rate after `count` env steps, and return it.
+
+        Args:
+            count: Env steps.
+            rate: The optimizer's learning rate, if it is known. To read one that is a tensor of
+                a device waits for the device.
+
+        """
         if isinstance(self.scheduler, ConstantScheduler):
-            self.coeff = float(self.optimizer.param_groups[0]["lr"])
+            self.coeff = float(self.optimizer.param_groups[0]["lr"]) if rate is None else rate
         else:
             self.coeff = self.scheduler.step(count)
-            for group in self.optimizer.param_groups:
-                if isinstance(group["lr"], torch.Tensor):
-                    group["lr"].fill_(self.coeff)  # in place: a CUDA graph reads this tensor
-                else:
-                    group["lr"] = self.coeff
+            self._write(self.coeff)
         return self.coeff
 
-    def continue_from(self, previous: "LRScheduler", *, keep_rate: bool) -> None:
-        """Anneal as `previous` does, from its initial learning rate if `keep_rate`."""
+    def _write(self, rate: float) -> None:
+        for group in self.optimizer.param_groups:
+            if isinstance(group["lr"], torch.Tensor):
+                group["lr"].fill_(rate)  # in place: a CUDA graph reads this tensor
+            else:
+                group["lr"] = rate
+
+    def continue_from(self, previous: "_Coefficient", *, keep_rate: bool = False) -> None:
+        """Take the budget of `previous`, and where "linear" begins if `keep_rate`."""
         self._initial = previous._initial if keep_rate else self._initial
-        if previous.total is not None:
-            self.anneal(previous.total)
+        super().continue_from(previous)
 
     def adapt(self, kl_div: float, target: float, /) -> None:
         """Lower the learning rates if the policy changed too much, raise them if too little.

@@ -16,13 +16,13 @@ from torch import nn
 from torchrl.objectives import A2CLoss, ClipPPOLoss
 
 from everstep import AlgorithmConfig, ContinuousDummyEnv, DiscreteDummyEnv, TrainConfig
+from everstep.core.hyperparameters import Hyperparameters
+from everstep.core.losses import weighted_sum
+from everstep.core.rollouts import Minibatch
 from everstep.distributions import Categorical, Distribution, Normal, TorchDistributionWrapper
 from everstep.errors import ConfigError
-from everstep.hyperparameters import Hyperparameters
-from everstep.losses import weighted_sum
 from everstep.models import Model
 from everstep.objectives import A2C, PPO, ActorCritic
-from everstep.rollouts import Minibatch
 
 SMALL: dict[str, Any] = {"num_envs": 8, "horizon": 8, "seed": 0, "num_sgd_iters": 1}
 
@@ -334,7 +334,7 @@ class NoEntropy(TorchDistributionWrapper):
         self.dist = Unknown(features["mean"], features["log_std"].exp())
 
 
-@pytest.mark.parametrize("activation_fn", ["relu", "gelu"], ids=["fused", "general"])
+@pytest.mark.parametrize("activation_fn", ["relu", "hard_swish"], ids=["native", "general"])
 @pytest.mark.parametrize("env_cls", [DiscreteDummyEnv, ContinuousDummyEnv])
 @pytest.mark.parametrize("coeff", [0.0, 0.01])
 def test_entropy_is_measured_whatever_its_weight(
@@ -353,15 +353,12 @@ def test_entropy_is_measured_whatever_its_weight(
     assert stats["losses/entropy"] == pytest.approx(float(expected), rel=1e-5)
 
 
-@pytest.mark.parametrize("activation_fn", ["relu", "gelu"], ids=["fused", "general"])
-def test_an_entropy_without_weight_is_the_mean_over_every_eighth_optimizer_step(
-    activation_fn: str,
-) -> None:
+@pytest.mark.usefixtures("general")
+def test_an_entropy_without_weight_is_the_mean_over_every_eighth_optimizer_step() -> None:
     means = {}
     for coeff in (0.0, 1e-30):  # a weight that changes nothing is measured in every step
         config = {**SMALL, "num_sgd_iters": 5, "sgd_minibatch_size": 16, "entropy_coeff": coeff}
-        config |= {"lr": 0.05, "model_config": {"activation_fn": activation_fn}}
-        algorithm = AlgorithmConfig(**config).build(ContinuousDummyEnv)
+        algorithm = AlgorithmConfig(**config, lr=0.05).build(ContinuousDummyEnv)
         found: list[float] = []
         add_gradients = algorithm._add_gradients
 
@@ -387,3 +384,55 @@ def test_an_unknown_entropy_without_weight_is_left_out() -> None:
     algorithm.collect()
     (minibatch,) = algorithm.minibatches()
     assert float(algorithm.compute_loss(minibatch)[2]) == 0.0
+
+
+# ---- what is returned in another form ----------------------------------------------------------
+
+
+class Gain(ActorCritic):
+    default_num_sgd_iters = 1
+    change: Any = staticmethod(lambda x: x)
+
+    def gain(self, logp: torch.Tensor, minibatch: Minibatch) -> torch.Tensor:
+        return self.change(logp * minibatch.advantages)  # type: ignore[no-any-return]
+
+
+class Terms(PPO):
+    change: Any = staticmethod(lambda terms: terms)
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self.change(super().__call__(*arguments))
+
+
+@pytest.mark.parametrize(
+    ("objective", "change", "says"),
+    [
+        (Gain, lambda x: x.squeeze(-1), r"must have the shape \[64, K\]; got \[64\]"),
+        (Gain, lambda x: x.mean(), r"must have the shape \[64, K\]; got \[\]"),
+        (Gain, lambda x: x[:-1], r"must have the shape \[64, K\]; got \[63, 1\]"),
+        (Terms, lambda terms: None, "must return a dict of terms .* as 'total'; got None"),
+        (Terms, lambda terms: {"policy": terms["policy"]}, r"got the keys \['policy'\]"),
+        (Terms, lambda terms: {**terms, "total": 0.5}, "`total` must be a tensor of one number"),
+        (Terms, lambda terms: {**terms, "kl_div": torch.ones(3)}, r"`kl_div` .* the shape \[3\]"),
+    ],
+)
+def test_terms_of_another_shape_are_refused(objective: Any, change: Any, says: str) -> None:
+    chosen = type("Own", (objective,), {"change": staticmethod(change)})
+    config = {**SMALL, "objective": chosen, "sgd_minibatch_size": None}
+    algorithm = AlgorithmConfig(**config).build(DiscreteDummyEnv)
+    algorithm.collect()
+    with pytest.raises(ConfigError, match=says):
+        algorithm.step()
+
+
+def test_an_added_term_of_many_numbers_is_refused() -> None:
+    class Many:
+        name = "many"
+
+        def __call__(self, minibatch: Any, distribution: Any, values: Any) -> Any:
+            return values.sum(-1)
+
+    algorithm = AlgorithmConfig(**SMALL, policy_loss_addons=[Many()]).build(DiscreteDummyEnv)
+    algorithm.collect()
+    with pytest.raises(ConfigError, match="`many` of `policy_loss_addons`"):
+        algorithm.step()

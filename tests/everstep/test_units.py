@@ -13,11 +13,11 @@ from torchrl.data import Bounded, Unbounded
 
 from everstep import AlgorithmConfig, ContinuousDummyEnv, DiscreteDummyEnv, RecurrentAlgorithmConfig
 from everstep.adapters import GymnasiumEnv
+from everstep.core.normalizers import ValueNormalizer
 from everstep.distributions import Normal, SquashedNormal
 from everstep.errors import CheckpointError, ConfigError
-from everstep.normalizers import ValueNormalizer
 from everstep.policies import Policy
-from tests.everstep.fused.test_rollout import env_of
+from tests.everstep.core.fast.test_rollout import env_of
 from tests.toys import TERMINATED, TRUNCATED, Episode, scripted_vector_env
 
 SMALL: dict[str, Any] = {"num_envs": 4, "horizon": 8, "seed": 0, "normalize_rewards": False}

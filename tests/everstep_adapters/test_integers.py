@@ -12,9 +12,9 @@ from torchrl.envs import EnvBase
 
 import everstep
 from everstep import AlgorithmConfig, Env
+from everstep.env.formats import check_held
 from everstep.errors import AdapterError, EnvError
-from everstep.formats import check_held
-from everstep_adapters.export.spaces import export_spec
+from everstep_adapters.export.specs import export_spec
 
 WRAPS = r"300 of dtype int64, which the int8 of its spec cannot hold: .* from -128 to 127"
 

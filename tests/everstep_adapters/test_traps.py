@@ -6,14 +6,15 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "adapters" / "traps.md"
+PAGE = ROOT / "docs" / "evidence" / "traps.md"
 
 
 @cache
 def names_in(module: str) -> set[str]:
-    (path,) = (ROOT / "tests").rglob(f"{module}.py")
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    """Functions of the files of that name, in whichever folder of the tests."""
+    trees = [ast.parse(path.read_text()) for path in (ROOT / "tests").rglob(f"{module}.py")]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    return {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
 
 
 def rows() -> list[tuple[str, list[tuple[str, str]]]]:

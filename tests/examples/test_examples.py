@@ -452,28 +452,3 @@ def test_the_table_of_a_world(tmp_path: Path) -> None:
     assert cells[:2] == ["0", "512"]
     assert all(-32 * 16.3 < float(cell) < 0 for cell in cells[2:6])  # 32 env steps an episode
     assert (tmp_path / "runs" / "tiny" / "world" / "0" / "metrics.jsonl").is_file()
-
-
-@pytest.mark.slow
-def test_how_things_grow_is_measured_and_drawn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("matplotlib")
-    monkeypatch.syspath_prepend(str(EXAMPLES / "benchmarks"))
-    scaling = importlib.import_module("scaling")
-    points = {}
-    for num_envs in (4, 8):
-        size = {"num_envs": num_envs, "horizon": 8, "width": 8, "minibatch": 16}
-        points[num_envs] = scaling.measure(size, "cpu", 1, 0.0)
-    small, large = points.values()
-    assert large["rollout_bytes"] == 2 * small["rollout_bytes"]
-    assert all(point["peak_bytes"] > point["rollout_bytes"] for point in points.values())
-    scaling.draw("num_envs", points, tmp_path / "grows.png")
-    assert (tmp_path / "grows.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_page_faults_of_an_update_are_counted() -> None:
-    module = importlib.import_module("examples.benchmarks.page_faults")
-    ((milliseconds, faults),) = module.updates(1, torch.get_num_threads(), num_envs=4)
-    assert milliseconds > 0
-    assert faults >= 0

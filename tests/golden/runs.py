@@ -3,10 +3,15 @@
 `python -m tests.golden` compares them bit for bit with those that are kept, for whoever moves code;
 `python -m tests.golden --write` keeps those of now. Other processors round differently, so the test
 compares numbers to 1e-9.
+
+The numbers are those of the general way, which is the same code on every machine; whether there is
+a native library, and what it rounds, depends on the compiler and the processor. Trainings that take
+the native way must come to the same numbers.
 """
 
 import hashlib
 import math
+import os
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,8 +26,9 @@ from torchrl.data import Bounded, Categorical, Composite, TensorSpec, Unbounded
 
 from everstep import AlgorithmConfig, RecurrentAlgorithmConfig
 from everstep.algorithms.recording import Recorder
+from everstep.core.fast import SWITCH
+from everstep.core.graphs import Tape
 from everstep.env import Env
-from everstep.graphs import Tape
 from everstep.models import Model, RecurrentModel
 from everstep.views import ViewRequirement
 
@@ -252,9 +258,9 @@ def built(name: str, *, recorded: bool) -> Any:
     return algorithm
 
 
-def train(name: str, recorded: bool) -> dict[str, Any]:
+def train(name: str, recorded: bool, *, natively: bool = False) -> dict[str, Any]:
     """Statistics of the last update, sums of all that was trained, and a digest of everything."""
-    with float64():
+    with float64(natively=natively):
         algorithm = built(name, recorded=recorded)
         digests = {"statistics": hashlib.sha256(), "state": hashlib.sha256()}
         for i in range(UPDATES):
@@ -285,6 +291,11 @@ def train(name: str, recorded: bool) -> dict[str, Any]:
 def train_on_ranks() -> dict[str, Any]:
     """The trainings of this rank of several, by name and by how they are done."""
     return {name: {way: train(name, way == "tape") for way in WAYS} for name in RANKS}
+
+
+def train_on_ranks_natively() -> dict[str, Any]:
+    """The trainings of this rank whose gradients are native, by name."""
+    return {"feedforward": train("feedforward", False, natively=True)}
 
 
 def draws() -> list[float]:
@@ -333,13 +344,19 @@ def _tensors(state: Any, path: str) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 @contextmanager
-def float64() -> Iterator[None]:
-    before = torch.get_default_dtype()
+def float64(*, natively: bool = False) -> Iterator[None]:
+    """Numbers in the block are in float64, and computed in the general way."""
+    before, switch = torch.get_default_dtype(), os.environ.get(SWITCH)
     torch.set_default_dtype(torch.float64)
+    if not natively:
+        os.environ[SWITCH] = "0"
     try:
         yield
     finally:
         torch.set_default_dtype(before)
+        os.environ.pop(SWITCH, None)
+        if switch is not None:
+            os.environ[SWITCH] = switch
 
 
 def run_all(directory: Path, run_ranks: Callable[..., list[Any]]) -> dict[str, Any]:

@@ -11,6 +11,15 @@ from tests.ranks import run_ranks
 
 KEPT: Any = json.loads((Path(__file__).parent / "runs.json").read_text())
 
+#: Trainings whose updates are native where there is a library.
+NATIVE = (
+    *("feedforward", "continuous", "a2c", "rnd", "kl stop", "adaptive rate", "accumulated"),
+    *("chunks", "schedules"),
+)
+
+#: Trainings whose recurrent layers are.
+RECURRENT = ("lstm", "gru", "chunks of sequences")
+
 
 @pytest.fixture(scope="module")
 def same_draws() -> None:
@@ -28,6 +37,18 @@ def test_a_training_computes_what_it_did(name: str, way: str) -> None:
     assert [*runs.differences(kept, runs.train(name, way == "tape"))] == []
 
 
+@pytest.mark.usefixtures("same_draws", "native")
+@pytest.mark.parametrize("name", NATIVE + RECURRENT)
+def test_the_native_way_computes_what_the_general_way_did(name: str) -> None:
+    with runs.float64(natively=True):
+        algorithm = runs.built(name, recorded=False)
+        algorithm.collect()
+        algorithm.step()
+        assert (algorithm._fast is None) == (name in RECURRENT)
+    kept = KEPT["runs"][name]["eager"]
+    assert [*runs.differences(kept, runs.train(name, False, natively=True))] == []
+
+
 @pytest.mark.usefixtures("same_draws")
 @pytest.mark.slow
 def test_two_ranks_compute_what_they_did(tmp_path: Path) -> None:
@@ -35,6 +56,15 @@ def test_two_ranks_compute_what_they_did(tmp_path: Path) -> None:
     for name in runs.RANKS:
         kept = KEPT["runs"][f"{name} on two ranks"]
         assert [*runs.differences(kept, first[name])] == []
+
+
+@pytest.mark.usefixtures("same_draws", "native")
+@pytest.mark.slow
+def test_two_ranks_compute_natively_what_they_did(tmp_path: Path) -> None:
+    first, _ = run_ranks(2, runs.train_on_ranks_natively, tmp_path)
+    kept = KEPT["runs"]["feedforward on two ranks"]["eager"]
+    assert [*runs.differences(kept, first["feedforward"])] == []
+    assert kept["digest"] != first["feedforward"]["digest"]  # rounded otherwise
 
 
 def test_the_comparison_sees_a_digit_and_a_lost_statistic() -> None:

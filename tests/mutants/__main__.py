@@ -1,6 +1,7 @@
 """Faults made by hand, and whether the tests of their area find them.
 
     python -m tests.mutants                 # all, one after the other
+    python -m tests.mutants device          # those of a device, on the stand-in of `tests/device`
     python -m tests.mutants gae ring        # those whose name contains one of the words
 
 Each fault replaces a piece of source text in a copy of the repository, runs the tests beside it,
@@ -17,6 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from tests.mutants.device import DEVICE
 from tests.mutants.faults import FAULTS, Fault
 
 ROOT = Path(__file__).parents[2]
@@ -62,7 +64,11 @@ def main() -> int:
     parser.add_argument("words", nargs="*", help="parts of names; all if there are none")
     parser.add_argument("--limit", type=float, default=900, help="seconds of one fault's tests")
     arguments = parser.parse_args()
-    chosen = [x for x in FAULTS if not arguments.words or any(w in x.name for w in arguments.words)]
+    chosen = [
+        x
+        for x in [*FAULTS, *DEVICE]
+        if not arguments.words or any(w in x.name for w in arguments.words)
+    ]
     others = 0
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder)

@@ -1,6 +1,6 @@
 """Promises to rl8's users: its public names, and none of its defects.
 
-The page `docs/coming_from/rl8.md` names a test for each defect; those that no other file has are
+The page `docs/evidence/rl8.md` names a test for each defect; those that no other file has are
 here. Each fails on what rl8 1.0.0 does.
 """
 
@@ -30,8 +30,8 @@ from everstep import (
     data,
 )
 from everstep.__main__ import _parser
+from everstep.core.hyperparameters import RecurrentHyperparameters
 from everstep.data import AlgorithmHparams, RecurrentAlgorithmHparams
-from everstep.hyperparameters import RecurrentHyperparameters
 from everstep.models import DefaultContinuousModel
 from everstep.trainers._options import RunOptions
 from everstep.trainers.config import HYPERPARAMETERS
@@ -39,7 +39,7 @@ from tests.everstep.policies.test_memory import KnownMemory
 from tests.toys import ConstantEnv
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "coming_from" / "rl8.md"
+PAGE = ROOT / "docs" / "evidence" / "rl8.md"
 
 SMALL: dict[str, Any] = {"num_envs": 8, "horizon": 4, "model_config": {"hiddens": (8,)}}
 
@@ -239,6 +239,7 @@ def test_the_standard_deviation_is_in_no_cage(log_std: float) -> None:
 
 
 @pytest.mark.parametrize(("kl_div", "steps"), [(0.09, 12), (0.11, 0)])
+@pytest.mark.usefixtures("general")
 def test_an_update_stops_at_the_target_itself(kl_div: float, steps: int) -> None:
     algorithm = AlgorithmConfig(
         **SMALL, target_kl_div=0.1, num_sgd_iters=3, sgd_minibatch_size=8

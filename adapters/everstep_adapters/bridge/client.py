@@ -1,260 +1,50 @@
 """A vector environment of Gymnasium whose rows are stepped by a server in another Python."""
 
 import json
-import mmap
 import os
-import select
-import socket
-import struct
-import subprocess
 import sys
-import time
 import warnings
-import weakref
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, NoReturn
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple, cast
 
 import numpy as np
+import torch
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from everstep.errors import AdapterError, EnvError
 
 from ..common.calls import VectorCalls
+from ..common.changes import fitting
 from . import server
-from .spaces import space_from
-
-#: Seconds that the interpreter and the environment have to start.
-STARTING = 120.0
-
-#: Seconds that a server which was asked to end has for it.
-ENDING = 2.0
-
-#: Seconds between looks at whether the server still runs, while a message is waited for.
-_LOOK = 0.2
+from .connection import STARTING, Connection, shared_memory, versions_of
+from .specs import space_from
+from .tasks import RemoteTask
 
 
-class Connection:
-    """A server process, and messages to it.
+class _Place(NamedTuple):
+    """Place of an array of rows: its first byte, and the bytes of a row."""
 
-    Args:
-        python: Path of the interpreter that runs it.
-        timeout: Seconds that an answer may take; None for no limit.
-        env: Environment variables of the process, added to those of this one.
-
-    Raises:
-        AdapterError: If the interpreter cannot be started.
-
-    """
-
-    def __init__(
-        self, python: str, timeout: None | float, env: None | Mapping[str, str] = None
-    ) -> None:
-        self.python, self.timeout = python, timeout
-        own, other = socket.socketpair()
-        try:
-            command = [
-                python,
-                "-u",
-                str(Path(server.__file__)),
-                str(other.fileno()),
-                str(os.getpid()),
-            ]
-            self.process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                pass_fds=[other.fileno()],
-                env={**_environment(), **(env or {})},
-                start_new_session=True,  # Ctrl-C is for this process
-            )
-        except OSError as error:
-            own.close()
-            raise AdapterError(
-                f"`python` must be an interpreter; {python!r} cannot be started "
-                f"({error.strerror}). Name the one of the other environment, such as "
-                "/envs/py38/bin/python."
-            ) from None
-        finally:
-            other.close()
-        self._socket = own
-        self._end = weakref.finalize(self, _end, self.process, own)
-
-    def ask(
-        self,
-        kind: int,
-        body: None | dict[str, Any] = None,
-        *,
-        descriptor: None | int = None,
-        timeout: None | float = None,
-    ) -> bytes:
-        """The payload of the server's answer to a message.
-
-        Raises:
-            EnvError: If it failed, ended, did not answer in time, or answered something else.
-
-        """
-        self.tell(kind, body, descriptor)
-        return self.answer(timeout)
-
-    def tell(
-        self, kind: int, body: None | dict[str, Any] = None, descriptor: None | int = None
-    ) -> None:
-        """Send a message."""
-        payload = b"" if body is None else json.dumps(body).encode()
-        message = server._HEADER.pack(server._MAGIC, server.PROTOCOL, kind, len(payload)) + payload
-        try:
-            if descriptor is None:
-                self._socket.sendall(message)
-            else:
-                socket.send_fds(self._socket, [message], [descriptor])
-        except OSError:
-            self._fail(f"ended before its answer ({self._status()})")
-
-    def answer(self, timeout: None | float = None) -> bytes:
-        """The payload of the server's next message; see `ask`."""
-        limit = self.timeout if timeout is None else timeout
-        end = None if limit is None else time.monotonic() + limit
-        head = self._take(server._HEADER.size, end)
-        magic, protocol, kind, size = server._HEADER.unpack(head)
-        if magic != server._MAGIC or kind not in (server.DONE, server.FAILED):
-            self._fail(f"answered what is no message of this bridge ({head[:16]!r})")
-        if protocol != server.PROTOCOL:
-            self._fail(f"speaks protocol {protocol}, and this Everstep {server.PROTOCOL}")
-        if size > server.LARGEST:
-            self._fail(f"sent a message of {size} bytes; the largest is {server.LARGEST}")
-        payload = self._take(size, end) if size else b""
-        if kind == server.FAILED:
-            raise _error_of(self.parse(payload), self.python)
-        return payload
-
-    def parse(self, payload: bytes) -> dict[str, Any]:
-        """The JSON of a payload, an object."""
-        try:
-            found = json.loads(payload)
-        except (ValueError, RecursionError):
-            found = None
-        if not isinstance(found, dict):
-            self._fail(f"sent a payload that is no JSON object ({payload[:80]!r})")
-        return found
-
-    def _take(self, size: int, end: None | float) -> bytes:
-        parts: list[bytes] = []
-        left = size
-        spinning = time.perf_counter() + server.SPINNING
-        while left:
-            if not parts and time.perf_counter() < spinning:
-                try:
-                    data = self._socket.recv(left, socket.MSG_DONTWAIT)
-                except BlockingIOError:
-                    os.sched_yield()
-                    continue
-                except ConnectionResetError:
-                    data = b""
-            else:
-                data = self._wait(left, end)
-            if not data:
-                self._fail(f"ended ({self._status()})")
-            parts.append(data)
-            left -= len(data)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    def _wait(self, size: int, end: None | float) -> bytes:
-        """Some bytes, for which this process sleeps; none if the server has ended."""
-        while True:
-            left = _LOOK if end is None else min(_LOOK, max(0.0, end - time.monotonic()))
-            ready, _, _ = select.select([self._socket], [], [], left)
-            if ready:
-                try:
-                    return self._socket.recv(min(size, 2**20))
-                except ConnectionResetError:
-                    return b""
-            if self.process.poll() is not None:  # a process that it started may hold the socket
-                return b""
-            if end is not None and time.monotonic() >= end:
-                self._fail(f"did not answer within {self.timeout:g} s, and was ended")
-
-    def _status(self) -> str:
-        try:
-            code = self.process.wait(ENDING)
-        except subprocess.TimeoutExpired:
-            return "its connection was closed"
-        return f"killed by signal {-code}" if code < 0 else f"exit status {code}"
-
-    def _fail(self, what: str) -> NoReturn:
-        self.close()
-        raise EnvError(
-            f"The server of the environment, {self.python}, {what}. What it printed says why. "
-            "Make a new environment."
-        )
-
-    def close(self) -> None:
-        """End the server, which closes its environment first, once."""
-        self._end()
-
-
-def _environment() -> dict[str, str]:
-    """Environment variables without those that choose modules for the Python of this process."""
-    left_out = {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__"}
-    return {k: value for k, value in os.environ.items() if k not in left_out}
-
-
-def _end(process: "subprocess.Popen[bytes]", connection: socket.socket) -> None:
-    connection.close()  # the server closes its environment and ends
-    try:
-        process.wait(ENDING)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-
-
-def _error_of(failure: Mapping[str, Any], python: str) -> Exception:
-    """The error of a server's failure, with its traceback."""
-    text = {key: str(failure.get(key, "")) for key in ("type", "message", "traceback", "python")}
-    if failure.get("refused"):
-        return AdapterError(f"{python}: {text['message']}.")
-    packages = failure.get("packages")
-    known = packages.items() if isinstance(packages, dict) else ()
-    versions = ", ".join([f"Python {text['python']}", *(f"{k} {v}" for k, v in known)])
-    where = f"In {python} ({versions}):\n{text['traceback'].rstrip()}"
-    return EnvError(f"{text['type']}: {text['message']}. {where}")
-
-
-def examine(python: str) -> dict[str, str]:
-    """Versions of an interpreter, and of the libraries that it can host, or why it cannot.
-
-    Raises:
-        AdapterError: If it cannot run the server.
-
-    """
-    command = [python, str(Path(server.__file__)), "--check"]
-    try:
-        ran = subprocess.run(
-            command, capture_output=True, text=True, timeout=STARTING, env=_environment()
-        )
-        found = json.loads(ran.stdout.splitlines()[-1])
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise AdapterError(f"{python} cannot be started: {error}.") from None
-    except (IndexError, ValueError):
-        reason = ran.stderr.strip().splitlines()[-1:] or [f"exit status {ran.returncode}"]
-        raise AdapterError(
-            f"{python} cannot run the server, which needs Python 3.6 or newer and NumPy "
-            f"({reason[0]}): {python} -m pip install numpy"
-        ) from None
-    return {str(name): str(version) for name, version in found.items()}
+    start: int
+    row: int
 
 
 class _Layout:
-    """Places of arrays in the shared memory, at multiples of 64 bytes."""
+    """Places of arrays of rows in the shared memory, at multiples of 64 bytes."""
 
-    def __init__(self) -> None:
-        self.size = 0
+    def __init__(self, num_envs: int) -> None:
+        self.size, self._num_envs = 0, num_envs
 
-    def place(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
-        start = self.size
-        size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        self.size += -(-size // 64) * 64
-        return start
+    def place(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> _Place:
+        row = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        found = _Place(self.size, row)
+        self.size += -(-row * self._num_envs // 64) * 64
+        return found
+
+
+#: Modes of autoreset that a server may have.
+_MODES = frozenset(("NEXT_STEP", "SAME_STEP"))
 
 
 class BridgeCalls(VectorCalls):
@@ -269,25 +59,20 @@ class BridgeCalls(VectorCalls):
 
 
 class BridgeVectorEnv(VectorEnv[Any, Any, Any]):
-    """Rows of an environment in another Python.
+    """Rows of an environment in other Pythons: each server has some of them, in order.
 
     Observations are arrays of the shared memory: the next env step overwrites them.
 
     Args:
-        python: Path of the other interpreter.
-        entry: `gym:ID`, `gymnasium:ID`, `procgen:NAME`, or `module:function`.
+        connections: Connections to the servers, which are closed with the environment.
+        entry: What they were asked to host.
+        answers: What each says of its environment.
         num_envs: Number of rows.
-        kwargs: Arguments of the environment or the function, as JSON has them.
-        step_timeout: Seconds that an answer may take; None for no limit.
 
     Raises:
-        AdapterError: If there is no such interpreter or environment, or it cannot be hosted.
-        EnvError: If the environment fails while it is made.
+        AdapterError: If the servers describe no such environment.
 
     """
-
-    #: The server; None if it was never started.
-    _connection: Any = None
 
     #: Calls of an adapter to it.
     calls_cls = BridgeCalls
@@ -297,91 +82,79 @@ class BridgeVectorEnv(VectorEnv[Any, Any, Any]):
 
     def __init__(
         self,
-        python: str,
+        connections: Sequence[Connection],
         entry: str,
+        answers: Sequence[dict[str, Any]],
         num_envs: int,
-        kwargs: None | Mapping[str, Any] = None,
-        *,
-        step_timeout: None | float = 600.0,
     ) -> None:
-        if not sys.platform.startswith("linux"):
-            raise AdapterError(f"The bridge shares memory as Linux does; this is {sys.platform}.")
-        if step_timeout is not None and not step_timeout > 0:
-            raise AdapterError(
-                f"`step_timeout` must be above 0 seconds, or None; got {step_timeout}."
-            )
-        kwargs = dict(kwargs or {})
-        try:
-            json.dumps(kwargs, allow_nan=False)
-        except (TypeError, ValueError) as error:
-            raise AdapterError(
-                f"`kwargs` cross as JSON: numbers, strings, lists and mappings ({error}). Build "
-                "other objects in a function of the other side: `entry='module:function'`."
-            ) from None
-        self.entry = entry
-        self._connection = Connection(os.fspath(python), step_timeout)
-        try:
-            asked = {"entry": entry, "kwargs": kwargs, "num_envs": num_envs}
-            starting = max(STARTING, step_timeout or STARTING)
-            payload = self._connection.ask(server.OPEN, asked, timeout=starting)
-            self._introduce(self._connection.parse(payload), num_envs)
-            self._map()
-        except BaseException:
-            self._connection.close()
-            raise
+        self.entry, self._connections = entry, connections
+        #: Rows of each server.
+        self._rows = _shares(num_envs, len(connections))
+        self._introduce(answers, [rows.stop - rows.start for rows in self._rows])
+        self._map()
 
-    def _introduce(self, found: dict[str, Any], num_envs: int) -> None:
-        """Take what the server says of its environment."""
+    def _introduce(self, answers: Sequence[dict[str, Any]], counts: Sequence[int]) -> None:
+        """Take what the servers say of their environments."""
+        found = answers[0]
         self.single_observation_space = space_from(found.get("observation"))
         self.single_action_space = space_from(found.get("action"))
-        if found.get("num_envs") != num_envs or found.get("mode") not in AutoresetMode.__members__:
-            raise AdapterError(f"The server of {self.entry} described no environment: {found}.")
-        self.num_envs = num_envs
-        self.observation_space = batch_space(self.single_observation_space, num_envs)
-        self.action_space = batch_space(self.single_action_space, num_envs)
+        for answer, count in zip(answers, counts, strict=True):
+            if answer.get("num_envs") != count or answer.get("mode") not in _MODES:
+                raise AdapterError(f"The server of {self.entry} described no environment: {found}.")
+            for key in ("observation", "action", "mode", "final", "resets_rows", "has_state"):
+                if answer.get(key) != found.get(key):
+                    raise AdapterError(
+                        f"The servers of {self.entry} have environments that differ in {key!r}: "
+                        f"{found.get(key)} and {answer.get(key)}. Use `processes: 1`."
+                    )
+        self.num_envs = sum(counts)
+        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+        self.action_space = batch_space(self.single_action_space, self.num_envs)
         self.render_mode = found.get("render_mode")
         self.metadata = {"autoreset_mode": AutoresetMode[found["mode"]]}
         self._has_final = bool(found.get("final"))
         self.resets_single_rows = bool(found.get("resets_rows"))
         #: What is hosted, in words, and with which versions.
-        self.kind, self.limit = str(found.get("kind")), str(found.get("limit"))
-        packages = found.get("packages")
-        known = packages.items() if isinstance(packages, dict) else ()
-        self.versions = ", ".join(
-            [f"Python {found.get('python')}", *(f"{k} {v}" for k, v in known)]
-        )
+        self.kind = " and ".join(str(answer.get("kind")) for answer in answers)
+        self.limit = str(found.get("limit"))
+        self.versions = versions_of(found)
         self._described = {key: found[key] for key in ("observation", "action")}
 
     def _map(self) -> None:
-        """Lay out the memory that both processes share, and tell the server."""
-        layout, rows = _Layout(), (self.num_envs,)
+        """Lay out the memory that the processes share, and tell the servers."""
+        layout, rows = _Layout(self.num_envs), self._rows
         obs, actions = (server.leaves_of(self._described[k]) for k in ("observation", "action"))
         places: dict[str, Any] = {
-            "actions": [layout.place(rows + shape, dtype) for _, shape, dtype in actions],
-            "obs": [layout.place(rows + shape, dtype) for _, shape, dtype in obs],
-            "final": [layout.place(rows + shape, dtype) for _, shape, dtype in obs],
-            "rewards": layout.place(rows, np.dtype(np.float64)),
+            "actions": [layout.place(shape, dtype) for _, shape, dtype in actions],
+            "obs": [layout.place(shape, dtype) for _, shape, dtype in obs],
+            "final": [layout.place(shape, dtype) for _, shape, dtype in obs],
+            "rewards": layout.place((), np.dtype(np.float64)),
         }
         for name in ("terminated", "truncated", "has_final", "mask"):
-            places[name] = layout.place(rows, np.dtype(np.bool_))
-        # Without a name: nothing is left when both processes have ended, however they did.
-        descriptor = os.memfd_create("everstep-bridge")
+            places[name] = layout.place((), np.dtype(np.bool_))
+        largest = max(each.stop - each.start for each in rows) * (
+            2 * sum(place.row for place in places["obs"]) + 16
+        )
+        if any(each.carries for each in self._connections) and largest > server.LARGEST:
+            raise AdapterError(
+                f"The rows of {self.entry} take {largest:,} bytes; a message can have at most "
+                f"{server.LARGEST:,}. Use fewer `num_envs`, or more `processes`."
+            )
+        descriptor, self._buffer = shared_memory(layout.size)
         try:
-            os.truncate(descriptor, layout.size)
-            self._buffer = mmap.mmap(descriptor, layout.size)
-            body = {"bytes": layout.size, "layout": places}
-            self._connection.ask(server.MAP, body, descriptor=descriptor)
+            for each, own in zip(self._connections, rows, strict=True):
+                body = {"bytes": layout.size, "layout": _shifted(places, own.start)}
+                each.ask(server.MAP, body, descriptor=None if each.carries else descriptor)
         finally:
             os.close(descriptor)
         host: Any = _Described(self.num_envs, self._described)
-        self._memory = server.Memory(self._buffer, places, host)
-        for (
-            final
-        ) in self._memory.final:  # the adapter need not look whether a reset overwrites them
+        memory = self._memory = server.Memory(self._buffer, _shifted(places, 0), host)
+        for final in memory.final:  # the adapter need not look whether a reset overwrites them
             final.flags.writeable = False
-        self._obs = _value(self._described["observation"], self._memory.obs)
-        self._final = _value(self._described["observation"], self._memory.final)
-        self._actions = list(self._memory.actions.items())
+        self._obs = _value(self._described["observation"], memory.obs)
+        self._final = _value(self._described["observation"], memory.final)
+        self._actions = list(memory.actions.items())
+        self._flags = memory.terminated, memory.truncated, memory.has_final
 
     def reset(
         self, *, seed: None | int = None, options: None | dict[str, Any] = None
@@ -389,9 +162,14 @@ class BridgeVectorEnv(VectorEnv[Any, Any, Any]):
         """Observations after resetting all rows, or those of `options["reset_mask"]`."""
         options = dict(options or {})
         self._memory.mask[...] = options.pop("reset_mask", True)
-        payload = self._connection.ask(server.RESET, {"seed": seed, "options": options})
-        if payload:
-            warning = self._connection.parse(payload).get("warning")
+        for each, rows in zip(self._connections, self._rows, strict=True):
+            own = None if seed is None else seed + rows.start
+            mask = self._memory.mask[rows].tobytes() if each.carries else None
+            each.send(server.RESET, {"seed": own, "options": options}, data=mask)
+        found: dict[Any, None] = {}
+        for each, rows in zip(self._connections, self._rows, strict=True):
+            found[self._result(each, rows).get("warning")] = None
+        for warning in filter(None, found):
             warnings.warn(f"{warning}.", RuntimeWarning, stacklevel=2)
         return self._obs, {}
 
@@ -407,42 +185,213 @@ class BridgeVectorEnv(VectorEnv[Any, Any, Any]):
             for key in path:
                 value = value[key]
             array[...] = value
-        self._connection.tell(server.STEP)
+        for each, rows in zip(self._connections, self._rows, strict=True):
+            each.send(server.STEP, data=self._carried(rows) if each.carries else None)
 
     def step_wait(self) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """The result of the env step that `step_async` began."""
-        payload, memory = self._connection.answer(), self._memory
-        infos = self._infos(payload) if payload else {}
-        if self._has_final and memory.has_final.any():
-            infos |= {"final_obs": self._final, "_final_obs": memory.has_final}
-        return self._obs, memory.rewards, memory.terminated, memory.truncated, infos
-
-    def _infos(self, payload: bytes) -> dict[str, Any]:
-        """Numbers of the infos, by name, with a mask of the rows that have one."""
+        memory = self._memory
         infos: dict[str, Any] = {}
-        for name, column in self._connection.parse(payload).items():
-            numbers = np.array(column, dtype=np.float64)  # None becomes NaN
-            if numbers.shape != (self.num_envs,):
-                raise EnvError(
-                    f"The server of {self.entry} sent {numbers.shape} numbers of {name!r}."
-                )
-            infos[name], infos[f"_{name}"] = numbers, ~np.isnan(numbers)
-        return infos
+        for each, rows in zip(self._connections, self._rows, strict=True):
+            self._add_infos(infos, self._result(each, rows), rows)
+        # New memory, of zeros and ones: NumPy's masks trust that a bool is one of them.
+        terminated, truncated, has_final = (x.view(np.uint8) != 0 for x in self._flags)
+        if self._has_final and has_final.any():
+            infos |= {"final_obs": self._final, "_final_obs": has_final}
+        return self._obs, memory.rewards, terminated, truncated, infos
+
+    def _carried(self, rows: slice) -> bytes:
+        """The actions of some rows, for a server that shares no memory."""
+        return b"".join([array[rows].tobytes() for _, array in self._actions])
+
+    def _result(self, each: Connection, rows: slice) -> dict[str, Any]:
+        """The answer of a server to a reset or an env step; its rows are in the memory then."""
+        payload = each.answer()
+        if not each.carries:
+            return each.parse(payload) if payload else {}
+        found, data = each.split(payload)
+        try:
+            self._memory.take_result(data, rows)
+        except server.Refused as error:
+            each.fail(f"sent no result ({error})")
+        return found
+
+    def _add_infos(self, infos: dict[str, Any], found: dict[str, Any], rows: slice) -> None:
+        """Add the numbers of one server's infos, by name, with a mask of the rows that have one."""
+        for name, column in found.items():
+            try:
+                numbers = np.array(column, dtype=np.float64)  # None becomes NaN
+            except (TypeError, ValueError, OverflowError):
+                numbers = np.empty(0)
+            if numbers.shape != (rows.stop - rows.start,):
+                raise EnvError(f"The server of {self.entry} sent no number a row of {name!r}.")
+            if name not in infos:
+                infos[name] = np.full(self.num_envs, np.nan)
+                infos[f"_{name}"] = np.zeros(self.num_envs, np.bool_)
+            infos[name][rows], infos[f"_{name}"][rows] = numbers, ~np.isnan(numbers)
 
     def render(self) -> Any:
         """The frame of the first row, uint8 `[height, width, 3]`."""
-        payload = self._connection.ask(server.RENDER)
-        (size,) = struct.unpack_from("<I", payload)
-        shape = self._connection.parse(payload[4 : 4 + size])["shape"]
-        return np.frombuffer(payload, np.uint8, offset=4 + size).reshape(shape).copy()
+        first = self._connections[0]
+        payload = first.ask(server.RENDER)
+        try:
+            found, data = first.split(payload)
+            return np.frombuffer(data, np.uint8).reshape(found["shape"]).copy()
+        except (KeyError, TypeError, ValueError, OverflowError):
+            raise EnvError(
+                f"The server of {self.entry} sent no frame ({payload[:80]!r})."
+            ) from None
 
     def close_extras(self, **kwargs: Any) -> None:
-        """End the server."""
-        if self._connection is not None:
-            self._connection.close()
+        """End the servers."""
+        for each in self._connections:
+            each.close()
 
     def __str__(self) -> str:
-        return f"{self.kind} in {self._connection.python} ({self.versions})"
+        return f"{self.kind} in {self._connections[0].python} ({self.versions})"
+
+
+class StatefulVectorEnv(BridgeVectorEnv):
+    """Rows of environments that offer their state."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the environments, a tree of numbers, strings and tensors."""
+        states = []
+        for each in self._connections:
+            tree, after = each.split(each.ask(server.STATE))
+            try:
+                states.append(server.decoded(tree, b"", after, _own_tensor))
+            except (KeyError, AttributeError, TypeError, ValueError, OverflowError) as error:
+                raise EnvError(f"The server of {self.entry} sent no state ({error}).") from None
+        return {"servers": states}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state_dict`.
+
+        Raises:
+            CheckpointError: If it is of another number of servers, or an environment refuses it.
+
+        """
+        with fitting(self):
+            for each, tree in zip(self._connections, state["servers"], strict=True):
+                arena = server.Arena()
+                arena.is_whole = True
+                body = arena.encode(tree)
+                each.ask(server.RESTORE, body, data=arena.after)
+
+
+def _own_tensor(array: "np.ndarray[Any, Any]") -> Any:
+    return torch.from_numpy(array.copy())
+
+
+def start(
+    python: str,
+    entry: str,
+    num_envs: int,
+    kwargs: None | Mapping[str, Any] = None,
+    *,
+    processes: int = 1,
+    step_timeout: None | float = 600.0,
+    servers: Sequence[str] = (),
+    key: None | str | os.PathLike[str] = None,
+) -> BridgeVectorEnv | RemoteTask:
+    """The environment or task of new servers, or of servers that listen.
+
+    Args:
+        python: Path of the other interpreter; empty if there are `servers`.
+        entry: `gym:ID`, `gymnasium:ID`, `procgen:NAME`, `isaacgymenvs:TASK`, or `module:function`.
+        num_envs: Number of rows.
+        kwargs: Arguments of the environment or the function, as JSON has them.
+        processes: Number of servers, or of processes of each that listens, which share the rows.
+        step_timeout: Seconds that an answer may take; None for no limit.
+        servers: Addresses of servers that listen, `HOST:PORT`.
+        key: Path of the key file of servers that listen.
+
+    Raises:
+        AdapterError: If there is no such server, interpreter or environment, or it is not hosted.
+        EnvError: If the environment fails while it is made.
+
+    """
+    if not sys.platform.startswith("linux"):
+        raise AdapterError(f"The bridge shares memory as Linux does; this is {sys.platform}.")
+    if step_timeout is not None and not step_timeout > 0:
+        raise AdapterError(f"`step_timeout` must be above 0 seconds, or None; got {step_timeout}.")
+    count = processes * max(1, len(servers))
+    if not 1 <= count <= num_envs:
+        raise AdapterError(
+            f"`processes` must be between 1 and `num_envs` ({num_envs}), as each has a row at "
+            f"least; got {count}."
+        )
+    connections: list[Connection] = []
+    try:
+        for i in range(count):
+            if servers:
+                address = servers[i // processes]
+                connections.append(Connection.to(address, cast(str, key), step_timeout))
+            else:
+                connections.append(Connection.start(python, step_timeout))
+        return opened(connections, entry, num_envs, kwargs)
+    except BaseException:
+        for each in connections:
+            each.close()
+        raise
+
+
+def opened(
+    connections: Sequence[Connection],
+    entry: str,
+    num_envs: int,
+    kwargs: None | Mapping[str, Any] = None,
+) -> BridgeVectorEnv | RemoteTask:
+    """The environment or task of servers that were connected to; see `start`."""
+    kwargs = as_json(kwargs)
+    for each, rows in zip(connections, _shares(num_envs, len(connections)), strict=True):
+        body = {"entry": entry, "kwargs": kwargs, "num_envs": rows.stop - rows.start}
+        each.send(server.OPEN, body)
+    answers = []
+    for each in connections:
+        limit = None if each.timeout is None else max(STARTING, each.timeout)
+        answers.append(each.split(each.answer(limit)))
+    found, after = answers[0]
+    if "task" not in found:
+        kind = StatefulVectorEnv if found.get("has_state") else BridgeVectorEnv
+        return kind(connections, entry, [answer for answer, _ in answers], num_envs)
+    if len(connections) > 1:
+        raise AdapterError(f"{entry} is a task with one simulator of all rows; use `processes: 1`.")
+    return RemoteTask.of(connections[0], found, after, num_envs)
+
+
+def as_json(kwargs: None | Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments, which must be what JSON has.
+
+    Raises:
+        AdapterError: If they are not.
+
+    """
+    kwargs = dict(kwargs or {})
+    try:
+        json.dumps(kwargs, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise AdapterError(
+            f"`kwargs` cross as JSON: numbers, strings, lists and mappings ({error}). Build "
+            "other objects in a function of the other side: `entry='module:function'`."
+        ) from None
+    return kwargs
+
+
+def _shares(num_envs: int, servers: int) -> list[slice]:
+    """Rows of each server, as many as of any other or one more."""
+    ends = [num_envs * i // servers for i in range(servers + 1)]
+    return [slice(start, end) for start, end in pairwise(ends)]
+
+
+def _shifted(places: Mapping[str, Any], row: int) -> dict[str, Any]:
+    """Where each array begins for a server whose first row is `row`."""
+
+    def shift(place: Any) -> Any:
+        return list(map(shift, place)) if isinstance(place, list) else place.start + row * place.row
+
+    return {name: shift(place) for name, place in places.items()}
 
 
 class _Described:

@@ -9,6 +9,10 @@ client sends `OPEN` (what to host), `MAP` (the memory's file descriptor, and whe
 in it), then any number of `RESET`, `STEP`, `RENDER`; the server answers each with `DONE` or
 `FAILED`. When the client's end of the socket is closed, the server closes what it hosts and ends.
 
+For clients on other machines, `python server.py --listen HOST:PORT --key FILE` serves each
+connection in a process of its own. Both sides prove that they have the key (`authenticate`), and
+messages carry the rows that lie in shared memory otherwise.
+
 Whatever is hosted becomes a `Host`: a batch of rows that are reset in the env step that ends them
 (SAME_STEP of Gymnasium), or, for vector environments of Gymnasium 1.0 and newer, in the mode that
 they declare.
@@ -16,11 +20,14 @@ they declare.
 
 import array
 import base64
+import hmac
 import importlib
 import inspect
 import json
 import mmap
 import os
+import random
+import select
 import signal
 import socket
 import struct
@@ -34,10 +41,19 @@ import numpy as np
 PROTOCOL = 1
 _MAGIC = b"EVST"
 _HEADER = struct.Struct("<4sHHQ")
-OPEN, MAP, RESET, STEP, RENDER, CLOSE, DONE, FAILED = range(1, 9)
+OPEN, MAP, RESET, STEP, RENDER, CLOSE, DONE, FAILED, CALL, STATE, RESTORE = range(1, 12)
 
 #: Bytes of the largest payload: of a frame, or of a space with different bounds for each element.
 LARGEST = 2**28
+
+#: Bytes of the largest memory of a server on another machine.
+LARGEST_MEMORY = 2**34
+
+#: Clients on other machines that a server has at once; more are turned away.
+MOST_CLIENTS = 64
+
+#: Seconds that a client on another machine has to prove that it has the key.
+PROVING = 10.0
 
 #: Seconds for which the next message is looked for before the process sleeps until it comes.
 SPINNING = 200e-6
@@ -56,20 +72,25 @@ class Channel:
     Args:
         connection: The socket.
         spinning: Seconds for which the next message is looked for before the process sleeps.
+        carries: Whether messages carry the rows, as no memory is shared.
 
     """
 
-    def __init__(self, connection, spinning=SPINNING):
+    def __init__(self, connection, spinning=SPINNING, carries=False):
+        self.carries = carries
         self._socket = connection
+        self._process = os.getpid()
         self._spinning = spinning
         self._yield = getattr(os, "sched_yield", None)
         #: File descriptors that came with the last message.
         self.received = []
 
-    def send(self, kind, body=None, data=b""):
+    def send(self, kind, body=None, data=None):
         """Send a message: JSON, and bytes after it."""
+        if os.getpid() != self._process:  # forked by an environment, which did not end it
+            os._exit(1)
         text = b"" if body is None else json.dumps(body).encode()
-        if data:
+        if data is not None:
             text = struct.pack("<I", len(text)) + text + data
         self._socket.sendall(_HEADER.pack(_MAGIC, PROTOCOL, kind, len(text)) + text)
 
@@ -87,6 +108,21 @@ class Channel:
         payload = self._take(size) if size else b""
         return (None, b"") if payload is None else (kind, payload)
 
+    def map(self, size):
+        """Memory of the file descriptor that came with the last message, or this process's own."""
+        if self.carries:
+            if size > LARGEST_MEMORY:
+                raise Refused("{} bytes of memory were asked for".format(size))
+            return mmap.mmap(-1, max(size, 1))
+        descriptors, self.received = self.received, []
+        try:
+            if len(descriptors) != 1:
+                raise Refused("{} file descriptors came, not one".format(len(descriptors)))
+            return mmap.mmap(descriptors[0], size)
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
     def _take(self, size):
         """Bytes of that number; None if the other end is closed."""
         parts, left = [], size
@@ -101,7 +137,7 @@ class Channel:
             except BlockingIOError:
                 self._yield()
                 continue
-            except ConnectionResetError:
+            except (ConnectionResetError, TimeoutError):
                 return None
             for level, kind, content in ancillary:
                 if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
@@ -245,8 +281,11 @@ class Host:
         kind: What is hosted, in words.
         limit: What ends episodes by a clock, in words.
         warning: What a reset was asked for and has no effect; None for nothing.
+        has_state: Whether `state` and `restore` work.
 
     """
+
+    has_state = False
 
     mode = "SAME_STEP"
     final = True
@@ -289,6 +328,14 @@ class Host:
         elif options:
             self.warning = f"{env} takes no `options`, which have no effect"
         return env.reset(**arguments)
+
+    def state(self):
+        """The state of what is hosted, from which it continues exactly."""
+        raise Refused(f"{self.kind} does not offer its state")
+
+    def restore(self, state):
+        """Continue from a state of `state`."""
+        raise Refused(f"{self.kind} does not offer its state")
 
     def render(self):
         """A frame of the first row."""
@@ -335,6 +382,7 @@ class SingleEnvs(Host):
             self.close()
             raise
         self._elapsed = [0] * num_envs
+        self.has_state = all(_offers_state(env) for env in self.envs)
         self.render_mode = getattr(self.envs[0], "render_mode", None)
         if self._limits[0] is not None:
             self.limit = f"{self._limits[0].steps} env steps, counted by the server"
@@ -378,6 +426,18 @@ class SingleEnvs(Host):
             self.write_row(i, obs, memory.obs)
         return infos
 
+    def state(self):
+        """See `Host.state`."""
+        return {"rows": [_state_of(env) for env in self.envs], "elapsed": list(self._elapsed)}
+
+    def restore(self, state):
+        """See `Host.restore`."""
+        if len(state["rows"]) != self.num_envs or len(state["elapsed"]) != self.num_envs:
+            raise Refused("the state is of {} rows".format(len(state["rows"])))
+        for env, row in zip(self.envs, state["rows"]):
+            _restore(env, row)
+        self._elapsed = list(state["elapsed"])
+
     def _action(self, i):
         leaves = self.memory.actions
 
@@ -398,6 +458,50 @@ class SingleEnvs(Host):
         """Close what is hosted."""
         for env in self.envs:
             getattr(env, "close", lambda: None)()
+
+
+#: What gym's wrappers count, by their names; those that an environment lacks are left out.
+_WRAPPERS = {
+    "TimeLimit": ("_elapsed_steps",),
+    "OrderEnforcing": ("_has_reset",),
+    "PassiveEnvChecker": ("checked_reset", "checked_step", "checked_render", "close_called"),
+}
+
+
+def _layers_of(env):
+    """An environment's wrappers, outermost first, and what is inside of all whose counts are
+    known.
+    """
+    layers = []
+    while type(env).__name__ in _WRAPPERS and "env" in vars(env):
+        layers.append(env)
+        env = env.env
+    return layers, env
+
+
+def _offers_state(env):
+    """Whether an environment has a state of its own: a wrapper forwards the names of others'."""
+    inner = _layers_of(env)[1]
+    return all(hasattr(type(inner), name) for name in ("state_dict", "load_state_dict"))
+
+
+def _state_of(env):
+    layers, inner = _layers_of(env)
+    counts = [
+        {name: vars(x)[name] for name in _WRAPPERS[type(x).__name__] if name in vars(x)}
+        for x in layers
+    ]
+    return {"layers": counts, "own": inner.state_dict()}
+
+
+def _restore(env, state):
+    layers, inner = _layers_of(env)
+    if len(layers) != len(state["layers"]):
+        raise Refused("the state is of {} wrappers".format(len(state["layers"])))
+    inner.load_state_dict(state["own"])
+    for layer, counts in zip(layers, state["layers"]):
+        for name in set(counts) & set(_WRAPPERS[type(layer).__name__]):
+            setattr(layer, name, counts[name])
 
 
 class _Limit:
@@ -439,6 +543,7 @@ class OldVectorEnv(Host):
             env.single_action_space if single else env.action_space,
         )
         self._is_gym = single
+        self.has_state = _offers_state(env)
         self.render_mode = getattr(env, "render_mode", None)
 
     def reset(self, seed, rows, options):
@@ -454,6 +559,14 @@ class OldVectorEnv(Host):
         )
         self.write_rows(self._batch(returned[0] if is_pair else returned), self.memory.obs)
         return self.warning
+
+    def state(self):
+        """See `Host.state`."""
+        return _state_of(self.env)
+
+    def restore(self, state):
+        """See `Host.restore`."""
+        _restore(self.env, state)
 
     def _batch(self, obs):
         """Observations as a batch of each array; some `VecEnv`s return a tuple for a `Tuple`."""
@@ -546,6 +659,7 @@ class Gym3Env(Host):
         self.num_envs = int(self.env.num)
         self.kind = f"{type(self.env).__name__} of gym3"
         self._is_procgen = type(self.env).__module__.startswith("procgen")
+        self.has_state = self._is_procgen
         self._is_new = True
         self.describe(self.env.ob_space, self.env.ac_space)
 
@@ -568,6 +682,18 @@ class Gym3Env(Host):
             raise Refused(f"{self.kind} did not begin new episodes in all rows")
         self.write_rows(obs, self.memory.obs)
         return warning
+
+    def state(self):
+        """See `Host.state`."""
+        rows = self.env.callmethod("get_state")
+        return {"rows": [np.frombuffer(x, np.uint8) for x in rows], "is_new": self._is_new}
+
+    def restore(self, state):
+        """See `Host.restore`."""
+        if len(state["rows"]) != self.num_envs:
+            raise Refused("the state is of {} rows".format(len(state["rows"])))
+        self.env.callmethod("set_state", [x.tobytes() for x in state["rows"]])
+        self._is_new = state["is_new"]
 
     def _remake(self, *seed):
         self.close()
@@ -684,6 +810,354 @@ def _clean_batch(infos, num_envs):
     return found or None
 
 
+# ---- tasks ------------------------------------------------------------------------------------
+
+
+class Arena:
+    """Arrays in shared memory, for one message at a time; those that do not fit come after it.
+
+    Args:
+        buffer: The memory.
+        start, end: The part of it to write to.
+
+    """
+
+    #: Whether what cannot cross is refused; else mappings lose it.
+    is_whole = False
+
+    def __init__(self, buffer=b"", start=0, end=0):
+        self._buffer, self._start, self._end = buffer, start, end
+        self.clear()
+
+    def clear(self):
+        """Begin the next message."""
+        self._used, self._after = self._start, []
+        self._after_size = 0
+
+    @property
+    def after(self):
+        """Bytes of the arrays that did not fit."""
+        return b"".join(self._after)
+
+    @property
+    def needed(self):
+        """Bytes of all arrays of the message."""
+        return self._used - self._start + self._after_size
+
+    def encode(self, value):
+        """JSON of a tree of mappings, sequences, numbers, strings and arrays."""
+        if value is None or isinstance(value, (bool, int, str)):
+            return {"v": value}
+        if isinstance(value, float):
+            return {"f": value.hex()}  # exact, also if it is no finite number
+        if is_array(value):
+            return {"a": self._place(array_of(value))}
+        if isinstance(value, (list, tuple)):
+            kind = "l" if isinstance(value, list) else "t"
+            return {kind: [self.encode(x) for x in value]}
+        if hasattr(value, "keys"):
+            pairs = [(key, value[key]) for key in value.keys()]  # noqa: SIM118  a TensorDict's own order
+            if not self.is_whole:
+                pairs = [(str(key), x) for key, x in pairs if _crosses(x)]
+            elif not all(isinstance(key, str) for key, _ in pairs):
+                raise Refused("a state has keys that are no strings, which cannot cross")
+            return {"d": [[key, self.encode(x)] for key, x in pairs]}
+        raise Refused("a {} cannot cross".format(type(value).__name__))
+
+    def _place(self, x):
+        size = -(-x.nbytes // 64) * 64
+        if self._used + size <= self._end:
+            at = self._used
+            self._used += size
+            out = np.frombuffer(self._buffer, x.dtype, x.size, at).reshape(x.shape)
+            out[...] = x
+            return [x.dtype.str, list(x.shape), at]
+        at = -1 - self._after_size
+        data = np.ascontiguousarray(x).tobytes()
+        self._after.append(data)
+        self._after_size += len(data)
+        return [x.dtype.str, list(x.shape), at]
+
+
+def decoded(tree, buffer, after, leaf, depth=0):
+    """The value of `Arena.encode`'s JSON.
+
+    Args:
+        tree: The JSON.
+        buffer: The shared memory.
+        after: Bytes that came after the message.
+        leaf: What to make of each array, a view of one of them.
+        depth: Levels above this one.
+
+    Raises:
+        ValueError, TypeError, KeyError: If it is not of this form, or an array lies elsewhere.
+
+    """
+    if depth > 16 or len(tree) != 1:
+        raise ValueError("not a value")
+    ((kind, value),) = tree.items()
+    if kind == "v" and (value is None or isinstance(value, (bool, int, str))):
+        return value
+    if kind == "f":
+        return float.fromhex(value)
+    if kind in ("l", "t"):
+        found = [decoded(x, buffer, after, leaf, depth + 1) for x in value]
+        return found if kind == "l" else tuple(found)
+    if kind == "d":
+        return {str(k): decoded(x, buffer, after, leaf, depth + 1) for k, x in value}
+    if kind != "a":
+        raise ValueError("not a value")
+    name, shape, at = value
+    dtype, count = np.dtype(name), 1
+    for size in shape:
+        count *= int(size)
+        if size < 0 or count * max(dtype.itemsize, 1) > LARGEST:
+            raise ValueError("an array of the shape {}".format(shape))
+    if dtype.kind not in "biuf":
+        raise ValueError("an array of {}".format(dtype))
+    where, at = (buffer, at) if at >= 0 else (after, -1 - at)
+    if at + count * dtype.itemsize > len(where):
+        raise ValueError("an array beyond the memory")
+    return leaf(np.frombuffer(where, dtype, count, at).reshape(shape))
+
+
+def is_array(value):
+    """Whether this is an array of NumPy or a tensor of PyTorch."""
+    return isinstance(value, (np.ndarray, np.generic)) or (
+        type(value).__module__.split(".")[0] == "torch" and hasattr(value, "detach")
+    )
+
+
+def array_of(value):
+    """An array of NumPy from one or from a tensor, on whichever device."""
+    return value.detach().cpu().numpy() if hasattr(value, "detach") else np.asarray(value)
+
+
+def _crosses(value):
+    """Whether a value is one that `Arena.encode` takes."""
+    simple = value is None or isinstance(value, (bool, int, float, str, list, tuple))
+    return simple or is_array(value) or hasattr(value, "keys")
+
+
+def _of_rows(env, *names):
+    """Whether all attributes of these names are arrays of one number a row."""
+    return all(
+        is_array(getattr(env, name, None)) and tuple(getattr(env, name).shape) == (env.num_envs,)
+        for name in names
+    )
+
+
+def is_task(env):
+    """Whether an object has the interface of IsaacGymEnvs, legged_gym, rsl_rl or Isaac Lab."""
+    is_other = any(
+        x.__module__.startswith(("gym.vector", "gymnasium.vector")) for x in type(env).__mro__
+    )
+    if is_other or not isinstance(getattr(env, "num_envs", None), int):
+        return False
+    return _of_rows(env, "progress_buf", "reset_buf") or _of_rows(env, "episode_length_buf")
+
+
+#: Buffers of one number a row, which cross with each answer.
+BUFFERS = (
+    "progress_buf",
+    "episode_length_buf",
+    "reset_buf",
+    "time_out_buf",
+    "_terminate_buf",
+    "reset_terminated",
+    "reset_time_outs",
+)
+
+#: Methods of a task that the client calls.
+METHODS = (
+    "step",
+    "reset",
+    "reset_idx",
+    "reset_done",
+    "zero_actions",
+    "compute_observations",
+    "_compute_observations",
+    "get_state",
+    "get_observations",
+    "render",
+    "state_dict",
+    "load_state_dict",
+)
+
+#: Numbers and arrays that a task may have, which do not change.
+FACTS = (
+    "max_episode_length",
+    "_max_episode_length",
+    "num_actions",
+    "num_acts",
+    "num_states",
+    "clip_obs",
+)
+
+#: Entries of a config that say how a task of Isaac Lab ends episodes.
+CONFIG = ("is_finite_horizon", "compute_final_obs", "auto_reset")
+
+#: Entries of `extras` that cross; and any that the client names.
+EXTRAS = (
+    "time_outs",
+    "terminate",
+    "final_obs",
+    "final_observation",
+    "terminal_obs",
+    "terminal_observation",
+    "log",
+    "episode",
+)
+
+
+class Task:
+    """A task with IsaacGym's interfaces: its methods are called, and its buffers read, for a
+    client that holds them to be its own.
+
+    What its rows mean, and when it is reset, the client knows from them.
+
+    Args:
+        env: The task.
+
+    """
+
+    #: One answer's arrays are still read while the next one is written.
+    PARTS = 3
+
+    def __init__(self, env):
+        self.env, self.num_envs = env, int(env.num_envs)
+        self.attach(b"")
+
+    def attach(self, buffer):
+        """Take the shared memory: a third for calls, and one for each of two answers."""
+        part = len(buffer) // self.PARTS // 64 * 64
+        self._buffer = buffer
+        self._arenas = [Arena(buffer, part, 2 * part), Arena(buffer, 2 * part, 3 * part)]
+
+    def introduction(self):
+        """Facts of the task that the client needs."""
+        env = self.env
+        spaces = {}
+        for name in ("act_space", "action_space", "single_action_space"):
+            space = getattr(env, name, None)
+            if type(space).__name__ == "Box":
+                spaces[name] = space_of(space)
+            elif space is not None:
+                spaces[name] = {"kind": "Other", "text": str(space)}
+        inner = getattr(env, "unwrapped", env)
+        found = {}
+        for config in (getattr(x, "cfg", None) for x in (inner, env)):
+            found.update({x: getattr(config, x) for x in CONFIG if hasattr(config, x)})
+        methods = [x for x in METHODS if callable(getattr(env, x, None))]
+        arena = Arena()
+        facts = {x: getattr(env, x) for x in FACTS if hasattr(env, x)}
+        body = {
+            "task": type(env).__name__,
+            "num_envs": self.num_envs,
+            "spaces": spaces,
+            "config": {key: value for key, value in found.items() if isinstance(value, bool)},
+            "methods": methods,
+            "is_wrapper": inner is not env,
+            "facts": arena.encode(facts),
+            "buffers": arena.encode(self._buffers()),
+        }
+        return body, arena.after
+
+    def _buffers(self):
+        return {x: getattr(self.env, x) for x in BUFFERS if _of_rows(self.env, x)}
+
+    def call(self, payload):
+        """The answer to a client's call: JSON, and bytes after it."""
+        body, after = _split(payload)
+        take = lambda tree: decoded(tree, self._buffer, after, self._given)  # noqa: E731
+        name, given = _checked(body, method=str, set=list)
+        for attribute, tree in given:
+            self._set(attribute, take(tree))
+        arguments = [take(x) for x in body["args"]]
+        resets = []
+        if name == "seed":
+            returned = self._seed(*arguments)
+        elif name == "get":
+            (attribute,) = arguments
+            if attribute not in ("obs_buf", "states_buf"):
+                raise Refused("the attribute {} does not cross".format(attribute))
+            returned = getattr(self.env, attribute)
+        elif name in METHODS:
+            if name == "zero_actions" or not body.get("listen"):
+                returned = getattr(self.env, name)(*arguments)
+            else:
+                returned = self._listening(getattr(self.env, name), arguments, resets)
+        else:
+            raise Refused("the method {} does not cross".format(name))
+        if name == "step":
+            if isinstance(returned, (list, tuple)) and returned and hasattr(returned[-1], "keys"):
+                names = EXTRAS + tuple(body.get("extras", ()))
+                extras = returned[-1]
+                returned = (*returned[:-1], {x: extras[x] for x in names if x in extras})
+        elif not _crosses(returned):
+            returned = None
+        self._arenas.reverse()
+        arena = self._arenas[0]
+        arena.clear()
+        arena.is_whole = name == "state_dict"
+        found = {"returned": returned, "buffers": self._buffers(), "resets": resets}
+        return dict(arena.encode(found), needed=arena.needed), arena.after
+
+    def _given(self, x):
+        """An array of the client as the task has them: new memory."""
+        clock = next(iter(self._buffers().values()))
+        if not hasattr(clock, "detach"):
+            return x.copy()
+        return sys.modules["torch"].from_numpy(x.copy()).to(clock.device)
+
+    def _set(self, name, value):
+        """Write a buffer that the client has changed."""
+        if name not in BUFFERS:
+            raise Refused("the attribute {} does not cross".format(name))
+        if name == "episode_length_buf":  # a property in some, which rsl_rl allows to assign
+            setattr(self.env, name, value)
+        else:
+            getattr(self.env, name)[...] = value
+
+    def _seed(self, seed):
+        """Seed the task, if it can be, or the generators of this process, which are its own."""
+        if callable(getattr(self.env, "seed", None)):
+            self.env.seed(seed)
+            return
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        if "torch" in sys.modules:
+            sys.modules["torch"].manual_seed(seed)
+
+    def _listening(self, method, arguments, resets):
+        """Call a method, and note the rows and their clocks at each call of `reset_idx` in it."""
+        own = getattr(self.env, "reset_idx", None)
+        is_set = "reset_idx" in getattr(self.env, "__dict__", {})
+        owner = self.env if is_set else getattr(own, "__self__", None)
+        if owner is None:
+            return method(*arguments)
+        was_own = getattr(owner, "__dict__", {}).get("reset_idx")
+
+        def listen(env_ids, *args, **kwargs):
+            clock = array_of(next(iter(self._buffers().values())))
+            ids = array_of(env_ids)
+            resets.append([ids.copy(), clock[ids].copy()])
+            return own(env_ids, *args, **kwargs)
+
+        owner.reset_idx = listen
+        try:
+            return method(*arguments)
+        finally:
+            if was_own is None:
+                del owner.reset_idx
+            else:
+                owner.reset_idx = was_own
+
+    def close(self):
+        """Close what is hosted."""
+        getattr(self.env, "close", lambda: None)()
+
+
 # ---- from a name to a host --------------------------------------------------------------------
 
 
@@ -699,12 +1173,20 @@ def host_of(entry, kwargs, num_envs):
         Refused: If it names nothing that can be hosted.
 
     """
+    if not 1 <= num_envs <= 2**20:
+        raise Refused("{} rows were asked for".format(num_envs))
     library, _, name = entry.partition(":")
     if not library or not name:
         raise Refused(f"the entry {entry!r} must be written library:name or module:function")
     if library in ("gym", "gymnasium"):
         make = _module(library).make
         return SingleEnvs(lambda: make(name, **kwargs), num_envs)
+    if library == "isaacgymenvs":
+        _module("isaacgym")  # before anything that imports PyTorch
+        given = {"seed": 0, "sim_device": "cuda:0", "headless": True, "force_render": False}
+        given["rl_device"] = kwargs.get("sim_device", given["sim_device"])
+        given.update(kwargs)
+        return Task(_module(library).make(task=name, num_envs=num_envs, **given))
     if library == "procgen":
         make = _module("procgen").ProcgenGym3Env
 
@@ -725,7 +1207,9 @@ def host_of(entry, kwargs, num_envs):
     except (TypeError, ValueError):
         takes_number = False
     first = function(num_envs=num_envs, **kwargs) if takes_number else function(**kwargs)
-    if hasattr(first, "observe") and hasattr(first, "act"):
+    if is_task(first):
+        host = Task(first)
+    elif hasattr(first, "observe") and hasattr(first, "act"):
         given = dict(kwargs, num_envs=num_envs) if takes_number else kwargs
         made = [first]
         host = Gym3Env(lambda: made.pop() if made else function(**given), takes_seed=False)
@@ -782,7 +1266,7 @@ class Memory:
     def __init__(self, buffer, layout, host):
         def view(entry, shape, dtype):
             start, size = int(entry), int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-            if start < 0 or start % 64 or start + size > len(buffer):
+            if start < 0 or start + size > len(buffer):
                 raise Refused("the layout has an array beyond the memory")
             flat = np.frombuffer(
                 buffer, dtype=dtype, count=int(np.prod(shape, dtype=np.int64)), offset=start
@@ -802,35 +1286,107 @@ class Memory:
         self.has_final = view(layout["has_final"], rows, flags)
         self.mask = view(layout["mask"], rows, flags)
 
+    def result_arrays(self, rows=slice(None)):
+        """Arrays of the result of a reset or an env step, but for the final observations."""
+        arrays = [*self.obs, self.rewards, self.terminated, self.truncated, self.has_final]
+        return [x[rows] for x in arrays]
+
+    def result(self):
+        """Bytes of the result; final observations are those of the rows that have one."""
+        final = [x[self.has_final] for x in self.final]
+        return b"".join([x.tobytes() for x in self.result_arrays() + final])
+
+    def take_result(self, data, rows):
+        """Write the bytes of `result` to some rows.
+
+        Raises:
+            Refused: If they are of another size.
+
+        """
+        left = take(self.result_arrays(rows), data)
+        has_final = self.has_final[rows].view(np.uint8) != 0
+        parts = [np.empty((int(has_final.sum()), *x.shape[1:]), x.dtype) for x in self.final]
+        if take(parts, left):
+            raise Refused("a result has more bytes than its arrays")
+        for x, part in zip(self.final, parts):
+            x.flags.writeable = True
+            x[rows][has_final] = part
+            x.flags.writeable = False
+
+
+def take(arrays, data):
+    """Fill arrays from the first bytes, and return the others.
+
+    Raises:
+        Refused: If there are too few.
+
+    """
+    at = 0
+    for x in arrays:
+        if at + x.nbytes > len(data):
+            raise Refused("a message has fewer bytes than its arrays")
+        x[...] = np.frombuffer(data, x.dtype, x.size, at).reshape(x.shape)
+        at += x.nbytes
+    return data[at:]
+
 
 # ---- the process ------------------------------------------------------------------------------
 
 
 def serve(channel):
-    """Answer messages until the other end is closed."""
+    """Answer messages until the other end is closed; whether it said so before."""
     host = None
     try:
         while True:
-            kind, payload = channel.receive()
+            try:
+                kind, payload = channel.receive()
+            except Refused as error:  # what follows cannot be told apart
+                channel.send(FAILED, _failure(error))
+                return False
             if kind is None or kind == CLOSE:
-                return
+                return kind == CLOSE
             try:
                 if kind == STEP:
-                    channel.send(DONE, host.step())
+                    if channel.carries:
+                        take(host.memory.actions.values(), _split(payload)[1])
+                        channel.send(DONE, host.step() or {}, host.memory.result())
+                    else:
+                        channel.send(DONE, host.step())
                     continue
-                body = json.loads(payload.decode()) if payload else {}
-                if kind == OPEN:
-                    host = host_of(body["entry"], body["kwargs"], body["num_envs"])
-                    channel.send(DONE, _introduction(host))
+                if kind == RESTORE:
+                    tree, after = _split(payload)
+                    host.restore(decoded(tree, b"", after, np.copy))
+                    channel.send(DONE)
+                    continue
+                if kind == CALL:
+                    channel.send(DONE, *host.call(payload))
+                    continue
+                body, after = _split(payload) if channel.carries else (_parsed(payload), b"")
+                if kind == OPEN and host is None:
+                    host = host_of(*_checked(body, entry=str, kwargs=dict, num_envs=int))
+                    is_task = isinstance(host, Task)
+                    found, after = host.introduction() if is_task else (_introduction(host), b"")
+                    channel.send(DONE, dict(found, **_versions()), after)
                 elif kind == MAP:
-                    descriptor = channel.received.pop()
-                    buffer = mmap.mmap(descriptor, int(body["bytes"]))
-                    os.close(descriptor)
-                    host.attach(Memory(buffer, body["layout"], host))
+                    size, layout = _checked(body, bytes=int, layout=dict)
+                    buffer = channel.map(size)
+                    is_task = isinstance(host, Task)
+                    host.attach(buffer if is_task else Memory(buffer, layout, host))
                     channel.send(DONE)
                 elif kind == RESET:
-                    warning = host.reset(body["seed"], host.memory.mask, body["options"])
-                    channel.send(DONE, warning and {"warning": warning})
+                    seed, options = _checked(body, seed=(int, type(None)), options=dict)
+                    if channel.carries:
+                        take([host.memory.mask], after)
+                    warning = host.reset(seed, host.memory.mask, options)
+                    found = warning and {"warning": warning}
+                    if channel.carries:
+                        channel.send(DONE, found or {}, host.memory.result())
+                    else:
+                        channel.send(DONE, found)
+                elif kind == STATE:
+                    arena = Arena()
+                    arena.is_whole = True
+                    channel.send(DONE, arena.encode(host.state()), arena.after)
                 elif kind == RENDER:
                     frame = np.ascontiguousarray(host.render(), dtype=np.uint8)
                     channel.send(DONE, {"shape": list(frame.shape)}, frame.tobytes())
@@ -838,9 +1394,41 @@ def serve(channel):
                     raise Refused(f"a message of the kind {kind} is not of this bridge")
             except Exception as error:
                 channel.send(FAILED, _failure(error))
+    except (BrokenPipeError, ConnectionResetError):  # nobody reads the answer
+        return False
     finally:
         if host is not None:
             host.close()
+
+
+def _split(payload):
+    """The JSON object of a message that begins with its size, and the bytes after it."""
+    (size,) = struct.unpack_from("<I", payload)
+    return _parsed(payload[4 : 4 + size]), payload[4 + size :]
+
+
+def _parsed(payload):
+    """The JSON object of a message; an empty one if it has none."""
+    body = json.loads(payload.decode()) if payload else {}
+    if not isinstance(body, dict):
+        raise Refused("a message has JSON that is no object")
+    return body
+
+
+def _checked(body, **kinds):
+    """Entries of a message, which must be of these types; integers are 0 or more.
+
+    Raises:
+        Refused: If one is missing or of another type.
+
+    """
+    for name, kind in kinds.items():
+        value = body.get(name, ())
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise Refused("a message has the {} {!r}".format(name, value)[:200])
+        if isinstance(value, int) and not 0 <= value < 2**63:
+            raise Refused("a message has the {} {:g}; it must be 0 or more".format(name, value))
+    return [body[name] for name in kinds]
 
 
 def _introduction(host):
@@ -851,35 +1439,34 @@ def _introduction(host):
         "mode": host.mode,
         "final": host.final,
         "resets_rows": host.resets_rows,
+        "has_state": host.has_state,
         "kind": host.kind,
         "limit": host.limit,
         "render_mode": host.render_mode if isinstance(host.render_mode, str) else None,
-        "python": "{}.{}.{}".format(*sys.version_info[:3]),
-        "packages": _packages(),
     }
 
 
-def _packages():
-    """Versions of the packages that environments are made of, among those that were imported."""
+def _versions():
+    """Versions of Python, and of the imported packages that environments are made of."""
     names = ("numpy", "gym", "gymnasium", "gym3", "procgen", "torch", "stable_baselines3")
+    names += ("isaacgym", "isaacgymenvs")
     found = {}
     for name in names:
         module = sys.modules.get(name)
         if module is not None:
             found[name] = str(getattr(module, "__version__", "?")).strip()
-    return found
+    return {"python": "{}.{}.{}".format(*sys.version_info[:3]), "packages": found}
 
 
 def _failure(error):
     is_refusal = isinstance(error, Refused)
-    return {
+    failure = {
         "refused": is_refusal,
         "type": type(error).__name__,
         "message": str(error),
         "traceback": "" if is_refusal else traceback.format_exc(),
-        "python": "{}.{}.{}".format(*sys.version_info[:3]),
-        "packages": _packages(),
     }
+    return dict(failure, **_versions())
 
 
 def _end_with_parent(parent):
@@ -888,15 +1475,179 @@ def _end_with_parent(parent):
     def watch():
         while os.getppid() == parent:
             time.sleep(1.0)
-        os._exit(1)
+        _end_group()
 
     thread = threading.Thread(target=watch)
     thread.daemon = True
     thread.start()
 
 
-#: Libraries whose environments can be hosted.
-LIBRARIES = ("gymnasium", "gym", "gym3", "procgen", "stable_baselines3", "stable_baselines")
+def _end_with_client(connection):
+    """End this process if the other machine has closed the connection, also while it computes."""
+
+    def watch():
+        closed = select.poll()
+        closed.register(connection, 0x2000)  # POLLRDHUP; hang-ups and errors are always told
+        closed.poll()
+        time.sleep(2.0)  # what was said before the end: that it ends, and the environment closes
+        _end_group()
+
+    thread = threading.Thread(target=watch)
+    thread.daemon = True
+    thread.start()
+
+
+def _end_group():
+    """End this process and those that the environment has started and left.
+
+    First comes a signal that Python's tracker of shared memory ignores: it unlinks what is left.
+    """
+    group = os.getpgrp()
+    if os.fork() == 0:
+        os.setsid()  # outside of the group
+        os.closerange(0, 1024)  # the tracker works once nobody holds its pipe
+        try:
+            os.killpg(group, signal.SIGTERM)
+            time.sleep(1.0)
+            os.killpg(group, signal.SIGKILL)
+        finally:
+            os._exit(0)
+    os._exit(1)
+
+
+# ---- clients on other machines ----------------------------------------------------------------
+
+
+def key_of(path):
+    """The content of a key file, which its owner alone may read.
+
+    Raises:
+        Refused: If it is too short, others may read it, or it cannot be read.
+
+    """
+    try:
+        with open(path, "rb") as file:
+            mode, key = os.fstat(file.fileno()).st_mode, file.read(4096).strip()
+    except OSError as error:
+        raise Refused(f"the key {path} cannot be read ({error.strerror})") from None
+    if mode & 0o077:
+        raise Refused(f"others may read the key {path}: chmod 600 {path}")
+    if len(key) < 16:
+        raise Refused(f"the key {path} has {len(key)} bytes; it must have 16 or more")
+    return key
+
+
+def authenticate(connection, key, *, is_server):
+    """Prove to the other end that this one has the key, and let it prove the same.
+
+    Each sends 32 random bytes, and answers the other's with a HMAC of both; the client's comes
+    first. Nothing else is read before.
+
+    Raises:
+        Refused: If it has not, or is no end of a bridge.
+
+    """
+
+    def exactly(size):
+        data = b""
+        while len(data) < size:
+            more = connection.recv(size - len(data))
+            if not more:
+                raise Refused("the other end has closed the connection: its key may be another one")
+            data += more
+        return data
+
+    def proof(role):
+        return hmac.new(key, role + b"".join(nonces), "sha256").digest()
+
+    own = os.urandom(32)
+    connection.sendall(_MAGIC + struct.pack("<H", PROTOCOL) + own)
+    greeting = exactly(38)
+    if greeting[:4] != _MAGIC:
+        raise Refused(f"what answers is no end of a bridge ({greeting[:4]!r})")
+    (protocol,) = struct.unpack("<H", greeting[4:6])
+    if protocol != PROTOCOL:
+        raise Refused(f"the other end speaks protocol {protocol}, and this one {PROTOCOL}")
+    nonces = (own, greeting[6:]) if is_server else (greeting[6:], own)
+    if not is_server:
+        connection.sendall(proof(b"client"))
+    if not hmac.compare_digest(exactly(32), proof(b"client" if is_server else b"server")):
+        raise Refused("the other end has another key")
+    if is_server:
+        connection.sendall(proof(b"server"))
+
+
+def prepare(connection):
+    """Let a connection send small messages at once, and end if the other machine is lost."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
+        if hasattr(socket, name):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def address_of(text):
+    """Host and port of `HOST:PORT`.
+
+    Raises:
+        Refused: If it is not of this form.
+
+    """
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise Refused(f"the address {text!r} must be written HOST:PORT")
+    return host.strip("[]"), int(port)
+
+
+def accepted(address, key_path):
+    """Listen for ever; each connection that has the key is returned in a process of its own.
+
+    A key file that is not there is made.
+    """
+    if not os.path.exists(key_path):
+        descriptor = os.open(key_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(os.urandom(32).hex() + "\n")
+        print(f"made the key {key_path}: copy it to the clients", flush=True)
+    key, (host, port) = key_of(key_path), address_of(address)
+    family, kind, protocol, _, place = socket.getaddrinfo(host, port, 0, socket.SOCK_STREAM)[0]
+    listener = socket.socket(family, kind, protocol)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind(place)
+    listener.listen(MOST_CLIENTS)
+    listener.settimeout(1.0)
+    print("listening on {}:{}".format(*listener.getsockname()[:2]), flush=True)
+    clients = set()
+    while True:
+        clients = {pid for pid in clients if os.waitpid(pid, os.WNOHANG) == (0, 0)}
+        try:
+            connection, client = listener.accept()
+        except socket.timeout:
+            continue
+        if len(clients) >= MOST_CLIENTS:
+            print("turned away {}: {} are there".format(client[0], MOST_CLIENTS), flush=True)
+            connection.close()
+            continue
+        pid = os.fork()
+        if pid:
+            connection.close()
+            clients.add(pid)
+            continue
+        listener.close()
+        os.setsid()  # a group, to end it whole
+        connection.settimeout(PROVING)
+        try:
+            prepare(connection)
+            authenticate(connection, key, is_server=True)
+        except (Refused, OSError) as error:
+            print(f"turned away {client[0]}: {error}", flush=True)
+            os._exit(1)
+        return connection
+
+
+#: Libraries whose environments can be hosted; Isaac Gym's must be imported before PyTorch.
+LIBRARIES = ("isaacgym", "isaacgymenvs", "legged_gym", "rsl_rl")
+LIBRARIES += ("gymnasium", "gym", "gym3", "procgen", "stable_baselines3", "stable_baselines")
 
 
 def hostable():
@@ -915,11 +1666,27 @@ def hostable():
 
 
 def main():
-    """Serve the socket whose file descriptor is the first argument; `--check`: see `hostable`."""
+    """Serve the socket whose file descriptor is the first argument.
+
+    `--check`: see `hostable`; `--listen HOST:PORT --key FILE`: see `accepted`.
+    """
     if sys.argv[1:] == ["--check"]:
         print(json.dumps(hostable()))
         return
-    descriptor, parent = int(sys.argv[1]), int(sys.argv[2])
+    is_remote = sys.argv[1:2] == ["--listen"]
+    if is_remote and (len(sys.argv) != 5 or sys.argv[3] != "--key"):
+        sys.exit("usage: server.py --listen HOST:PORT --key FILE")
+    if is_remote:
+        parent = os.getpid()
+        try:
+            connection = accepted(sys.argv[2], sys.argv[4])
+        except (Refused, OSError) as error:
+            sys.exit(f"server.py: {error}")
+        except KeyboardInterrupt:
+            return
+    else:
+        parent = int(sys.argv[2])
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, fileno=int(sys.argv[1]))
     _end_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the client's, which then ends this
     # The folder of this file is not where the user's modules are.
@@ -927,9 +1694,11 @@ def main():
         x for x in sys.path if os.path.abspath(x) != os.path.dirname(os.path.abspath(__file__))
     ]
     sys.path.append(os.getcwd())
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, fileno=descriptor)
     connection.setblocking(True)
-    serve(Channel(connection))
+    if is_remote:
+        _end_with_client(connection)
+    if not serve(Channel(connection, carries=is_remote)):
+        _end_group()  # a client that says that it ends does that itself
 
 
 if __name__ == "__main__":

@@ -5,8 +5,8 @@ from typing import Literal
 import torch
 from torchrl.data import Bounded, TensorSpec
 
+from everstep.env.specs import is_bound
 from everstep.errors import AdapterError
-from everstep.specs import is_bound
 
 #: How real-valued actions are brought inside their bounds.
 ActionBounds = Literal["clip", "rescale"]

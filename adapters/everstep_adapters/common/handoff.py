@@ -1,6 +1,6 @@
 """Arrays of other libraries as tensors and back, and the memory between host and device.
 
-A tensor from `borrow` shares the array's memory if possible. It is for reading only, though a
+A tensor from `as_tensor` shares the array's memory if possible. It is for reading only, though a
 tensor has no flag for that: the array may be read-only or immutable. Copy it before returning it.
 """
 
@@ -28,7 +28,7 @@ _MOST_VIEWS = 256
 _KINDS = "biuf"
 
 
-def borrow(value: Any, *, name: str = "value") -> torch.Tensor:
+def as_tensor(value: Any, *, name: str = "value") -> torch.Tensor:
     """A tensor to read `value` from, which shares its memory if possible.
 
     Tensors are detached. Arrays of other libraries come by DLPack, from the object itself, so that
@@ -96,11 +96,11 @@ def to_numpy(value: Any) -> npt.NDArray[Any]:
         tensor = value.float() if value.dtype is torch.bfloat16 else value  # NumPy has none
         return tensor.numpy(force=True)
     if hasattr(value, "__dlpack_device__") and not hasattr(value, "__array__"):
-        return to_numpy(borrow(value))
+        return to_numpy(as_tensor(value))
     return np.asarray(value)
 
 
-def lend(tensor: torch.Tensor, like: Any) -> Any:
+def as_array(tensor: torch.Tensor, like: Any) -> Any:
     """`tensor` as an array of the same library as `like`; a tensor if `like` is one.
 
     Zero-copy if the library can view it. JAX turns 64 bits into 32 unless it is configured
@@ -126,14 +126,14 @@ def lend(tensor: torch.Tensor, like: Any) -> Any:
     return to_numpy(tensor)
 
 
-class Slot(NamedTuple):
-    """One tensor of a `Slab`: the host's arrays of it, and the device's tensor."""
+class BufferEntry(NamedTuple):
+    """One tensor of a `TransferBuffer`: the host's arrays of it, and the device's tensor."""
 
-    #: Host memory, one array a side. Write to that of `Slab.side`. Of `bfloat16`, which NumPy has
-    #: not, these are the bits, as `int16`.
+    #: Host memory, one array a side. Write to that of `TransferBuffer.side`. Of `bfloat16`, which
+    #: NumPy has not, these are the bits, as `int16`.
     arrays: tuple[npt.NDArray[Any], ...]
 
-    #: The same values on the device after `Slab.publish`.
+    #: The same values on the device after `TransferBuffer.publish`.
     tensor: torch.Tensor
 
     def write(self, side: int, values: torch.Tensor) -> None:
@@ -144,7 +144,7 @@ class Slot(NamedTuple):
         host.copy_(values)
 
 
-class Slab:
+class TransferBuffer:
     """Tensors that reach their device together, in one copy.
 
     On the CPU the tensors share the host arrays' memory and nothing is copied. Otherwise the host
@@ -152,7 +152,7 @@ class Slab:
     other can be written; `wait` returns when that may begin.
 
     Args:
-        layout: Shape and dtype of each slot.
+        layout: Shape and dtype of each tensor.
         device: Device of the tensors.
         staged: Whether host and device have memory of their own; by default unless both are the
             CPU.
@@ -162,8 +162,8 @@ class Slab:
     #: Index of the host's block to write.
     side: int
 
-    #: One slot for each entry of the layout, in its order.
-    slots: tuple[Slot, ...]
+    #: The layout's tensors, in its order.
+    entries: tuple[BufferEntry, ...]
 
     def __init__(
         self,
@@ -184,8 +184,8 @@ class Slab:
         self._device = self._hosts[0].to(device, copy=True) if self._staged else self._hosts[0]
         self._copied = [torch.cuda.Event() for _ in self._hosts] if on_cuda else []
         self.side = 0
-        self.slots = tuple(
-            _make_slot([_view(block, offset, *entry) for block in (self._device, *self._hosts)])
+        self.entries = tuple(
+            _make_entry([_view(block, offset, *entry) for block in (self._device, *self._hosts)])
             for offset, entry in zip(offsets, layout, strict=True)
         )
 
@@ -206,7 +206,7 @@ class Slab:
         self.side = 1 - self.side
 
 
-class Downlink:
+class HostReader:
     """Transfer of actions to the host: from CUDA in one copy, into memory that is allocated once.
 
     Actions on the host are not copied. `Tensor.numpy` costs 10 µs between the vector steps of a
@@ -291,12 +291,12 @@ def indexed(device: str | torch.device) -> torch.device:
     return torch.empty(0, device=device).device
 
 
-def _make_slot(views: list[torch.Tensor]) -> Slot:
-    """The slot of a tensor on the device, and those on the host."""
+def _make_entry(views: list[torch.Tensor]) -> BufferEntry:
+    """The entry of a tensor on the device, and those on the host."""
     tensor, *hosts = views
     is_unknown = tensor.dtype is torch.bfloat16
     arrays = tuple((x.view(torch.int16) if is_unknown else x).numpy() for x in hosts)
-    return Slot(arrays, tensor)
+    return BufferEntry(arrays, tensor)
 
 
 def _view(

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.nn.parameter import is_lazy
 
 from everstep.errors import AdapterError, EnvError
 
@@ -176,10 +177,7 @@ def _overlapping(rows: Sequence[Sequence[npt.NDArray[Any]]]) -> None | tuple[int
 
 def shares(one: Any, other: Any) -> bool:
     """Whether two arrays or tensors have memory in common; never waits for a device."""
-    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        storages = one.untyped_storage(), other.untyped_storage()
-        return storages[0].data_ptr() == storages[1].data_ptr() and bool(storages[0].nbytes())
-    one, other = (x.numpy() if _is_on_host(x) else x for x in (one, other))
+    one, other = _Addresses.of(one), _Addresses.of(other)
     if not (isinstance(one, np.ndarray) and isinstance(other, np.ndarray)):
         return False
     try:
@@ -188,5 +186,24 @@ def shares(one: Any, other: Any) -> bool:
         return np.may_share_memory(one, other)
 
 
-def _is_on_host(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.is_cpu and not value.requires_grad
+class _Addresses:
+    """The memory of a tensor of any device, for NumPy to compare and never to read."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        size = tensor.element_size()
+        self.__array_interface__ = {
+            "version": 3,
+            "data": (tensor.data_ptr(), True),
+            # Bytes: NumPy 2.1 crashes with "|V4", and it reads what has no dimension.
+            "shape": (*tensor.shape, size),
+            "strides": (*(size * step for step in tensor.stride()), 1),
+            "typestr": "|u1",
+        }
+
+    @classmethod
+    def of(cls, value: Any) -> Any:
+        """An array of the addresses of a tensor that has some; other values are the same ones."""
+        if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+            return value
+        has_memory = not is_lazy(value) and value.numel() and value.data_ptr()
+        return np.asarray(cls(value)) if has_memory else None

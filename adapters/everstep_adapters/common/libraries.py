@@ -9,10 +9,10 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
+from everstep.core.installation import install_command
+from everstep.core.validation import unknown_name
 from everstep.env import Env
 from everstep.errors import AdapterError
-from everstep.installation import install_command
-from everstep.validation import unknown_name
 
 from .calls import GONE, error_text
 
@@ -138,7 +138,7 @@ def creating(library: str, name: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # the environment's constructor may raise anything
-        reason = error_text(error)
+        reason = str(error) if isinstance(error, AdapterError) else error_text(error)
         if isinstance(error, GONE):
             reason = (
                 "a worker ended while it started; what it printed says why. Workers that are "

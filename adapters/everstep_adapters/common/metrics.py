@@ -91,7 +91,7 @@ class HostMean:
         self._sum += float(values[counted].sum())
         self._count += int(np.count_nonzero(counted))
 
-    def take(self) -> None | float:
+    def pop(self) -> None | float:
         """The mean since the last call; None if there were no numbers."""
         if self._values:
             self._add_up()
@@ -136,7 +136,7 @@ class TensorMean:
         total = (values.nan_to_num(0.0, 0.0, 0.0) * weights).sum()
         self._sums += torch.stack([total, weights.sum()])
 
-    def take(self) -> torch.Tensor:
+    def pop(self) -> torch.Tensor:
         """The mean since the last call, 0-d; NaN if there were no numbers."""
         total, count = self._sums.unbind()
         mean = total / count
@@ -259,9 +259,9 @@ class InfoMetrics:
         self._means[name] = mean
         return _Entry(mean, f"_{key}", key in AT_ENDS, {})
 
-    def take(self) -> dict[str, Any]:
+    def pop(self) -> dict[str, Any]:
         """The means since the last call."""
-        means = [(name, mean.take()) for name, mean in self._means.items()]
+        means = [(name, mean.pop()) for name, mean in self._means.items()]
         return {name: mean for name, mean in means if mean is not None}
 
 
@@ -316,7 +316,7 @@ class EpisodeMetrics:
         names = tuple(values)
         self._sums[names] = sums + self._sums[names] if names in self._sums else sums
 
-    def take(self) -> dict[str, torch.Tensor]:
+    def pop(self) -> dict[str, torch.Tensor]:
         """The means since the last call, 0-d each; NaN if no episode has ended."""
         totals: dict[str, torch.Tensor] = {}
         for names, sums in self._sums.items():

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torchrl.data import Bounded, Composite, MultiCategorical, TensorSpec, Unbounded
 
-from everstep.specs import Path, is_bound, leaf_specs, options
+from everstep.env.specs import Path, is_bound, leaf_specs, options
 
 
 def compose_spec(leaves: Mapping[Path, TensorSpec], device: torch.device) -> TensorSpec:

@@ -38,6 +38,9 @@ class DMControlEnv(GymnasiumEnv):
 
     """
 
+    #: Modules of the library, whose classes a run from elsewhere may name.
+    libraries: ClassVar[tuple[str, ...]] = ("dm_control",)
+
     #: Name of the environment type in `describe`.
     family: ClassVar[str] = "dm_control"
 

@@ -7,8 +7,8 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+from everstep.env.formats import check_held
 from everstep.errors import AdapterError
-from everstep.formats import check_held
 
 
 class SingleEnv(gym.Env[Any, Any]):

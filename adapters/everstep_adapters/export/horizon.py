@@ -7,10 +7,10 @@ from tensordict import TensorDict
 
 from everstep.data import DataKeys
 from everstep.env import Env
+from everstep.env.specs import Structure
 from everstep.errors import AdapterError
-from everstep.specs import Structure
 
-from ..common.rows import FLAGS
+from ..common.endings import FLAGS
 
 
 class OuterEnv(Env):

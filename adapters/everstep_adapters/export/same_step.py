@@ -7,9 +7,9 @@ from tensordict import TensorDict
 
 from everstep.data import DataKeys
 from everstep.env import Env
-from everstep.specs import Structure
+from everstep.env.specs import Structure
 
-from ..common.rows import FLAGS, align
+from ..common.endings import FLAGS, external
 from .horizon import OuterEnv
 
 
@@ -47,8 +47,7 @@ class SameStepEnv(OuterEnv):
         row = row.clone()
         leaves = self._observation.flatten(row[DataKeys.OBS])
         opening = self._observation.flatten(cast(Any, self.env).reset_rows(waiting))
-        pairs = zip(leaves, opening, strict=True)
-        merged = tuple(torch.where(align(waiting, x), new, x) for x, new in pairs)
+        merged, _ = external(waiting, leaves, opening)
         row[DataKeys.OBS] = self._observation.unflatten(merged, [self.num_envs])
         return row
 

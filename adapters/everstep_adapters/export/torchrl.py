@@ -6,8 +6,8 @@ from torchrl.data import Composite
 
 from everstep.data import DataKeys
 from everstep.env import Env
+from everstep.env.specs import leaf_specs
 from everstep.errors import AdapterError
-from everstep.specs import leaf_specs
 
 if TYPE_CHECKING:
     from torchrl.envs import EnvBase

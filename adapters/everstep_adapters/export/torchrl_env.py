@@ -9,10 +9,10 @@ from torchrl.envs import EnvBase
 
 from everstep.data import DataKeys, Device
 from everstep.env import Env
+from everstep.env.specs import Leaves, Structure, leaf_specs
 from everstep.errors import AdapterError
-from everstep.specs import Leaves, Structure, leaf_specs
 
-from ..common.rows import align, fill_nan
+from ..common.endings import same_step
 from .horizon import render_env, seed_env
 
 #: True in the first row of an episode; the key of TorchRL's own `InitTracker`, which does not
@@ -86,7 +86,7 @@ class EverstepEnvBase(EnvBase):  # type: ignore[misc]
         truncated = self._flag(outcome, DataKeys.TRUNCATED)
         self._obs, self._ended = outcome[DataKeys.OBS], terminated | truncated
         rewards = outcome[DataKeys.REWARDS]
-        out = self._observed(self._before_reset(outcome, terminated))
+        out = self._observed(self._before_reset(outcome, terminated, truncated))
         out.set("reward", rewards.to(self._rewards_dtype, copy=True))
         out.set("done", self._ended.clone())
         out.set("terminated", terminated)
@@ -152,19 +152,19 @@ class EverstepEnvBase(EnvBase):  # type: ignore[misc]
                 "next env step. Use `step_and_maybe_reset`, or `reset` with a `_reset` mask."
             )
 
-    def _before_reset(self, outcome: TensorDict, terminated: torch.Tensor) -> Leaves:
+    def _before_reset(
+        self, outcome: TensorDict, terminated: torch.Tensor, truncated: torch.Tensor
+    ) -> Leaves:
         """Observations after the action and before any reset, `[N, …]`."""
         leaves = self._observation.flatten(outcome[DataKeys.OBS])
         if DataKeys.FIRST not in self.env.episode_keys:
             return tuple(leaf.clone() for leaf in leaves)
         assert self._ended is not None
         was_reset = outcome[DataKeys.FIRST] & self._ended
+        final = None
         if DataKeys.FINAL_OBS in self.env.episode_keys:
             final = self._observation.flatten(outcome[DataKeys.FINAL_OBS])
-            pairs = zip(leaves, final, strict=True)
-            return tuple(torch.where(align(was_reset, x), last, x) for x, last in pairs)
-        lost = was_reset & ~terminated  # the value of a terminated row is not needed
-        return tuple(fill_nan(leaf, lost) for leaf in leaves)
+        return same_step(was_reset, terminated, truncated & was_reset, leaves, final)
 
     def _observed(self, leaves: Leaves) -> TensorDict:
         observed = dict(zip(self._paths, leaves, strict=True))

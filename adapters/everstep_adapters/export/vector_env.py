@@ -16,7 +16,7 @@ from everstep.env import Env
 from everstep.errors import AdapterError, EnvError
 
 from .horizon import render_env, seed_env
-from .spaces import export_spec
+from .specs import export_spec
 
 Array = npt.NDArray[Any]
 

@@ -8,12 +8,12 @@ import torch
 from gymnasium import spaces
 from torchrl.data import TensorSpec
 
+from everstep.env.formats import ActionFormat
 from everstep.errors import AdapterError
-from everstep.formats import ActionFormat
 
 from ..common.actions import ActionBounds, check_action_bounds, rescaled_spec, unit_to_bounds
-from ..common.handoff import Downlink
-from .spaces import box_spec, integer_spec, start_of
+from ..common.handoff import HostReader
+from .specs import box_spec, integer_spec, start_of
 
 
 class Actions:
@@ -35,14 +35,14 @@ class Actions:
     def __init__(self, spec: TensorSpec, form: ActionFormat, num_envs: int) -> None:
         self.spec, self.form = spec, form
         self._shape = (num_envs, *form.shape)
-        self._downlink = Downlink(self._shape, is_real=spec.dtype.is_floating_point)
+        self._host = HostReader(self._shape, is_real=spec.dtype.is_floating_point)
 
     def to_env(self, action: torch.Tensor) -> npt.NDArray[Any]:
         """Actions for the environment: a new array `[num_envs, …]`, never the caller's memory.
 
         New in each vector step, because environments store actions, say to penalise their changes.
         """
-        return self.form.to_numpy(self._downlink.fetch(action))
+        return self.form.to_numpy(self._host.fetch(action))
 
     def to_tensor_env(self, action: torch.Tensor) -> torch.Tensor:
         """Actions for an environment that takes tensors: a new tensor.

@@ -11,7 +11,7 @@ from everstep.data import DataKeys
 from everstep.errors import AdapterError, EnvError
 
 from ..common.calls import VectorCalls
-from ..common.rows import FLAGS
+from ..common.endings import FLAGS
 from .final_observations import check_no_final, keep_final, read_final
 from .modes import AnyVectorEnv, pending_survives_reset, resets_single_rows
 from .rows import BoolArray, Row
@@ -99,6 +99,10 @@ class EpisodeClock:
 
 class Endings(ABC):
     """Completion of the rows that a vector environment returns, in one autoreset mode.
+
+    It is the law of `common.endings` in place: in NEXT_STEP its functions, whose results would be
+    copied into the row, take 1.2 µs of processor time a vector step more with one environment, 1.9
+    with 8, 2.8 with 1,024.
 
     Args:
         env: The environment.
@@ -227,16 +231,11 @@ class SameStepEndings(Endings):
 
     def end(self, row: Row, observation: Any, infos: dict[str, Any]) -> None:
         """See `Endings.end`."""
-        if self._overwrites is not None and self._overwrites.watched:
-            self._overwrites.check_watched([x.array for x in row.obs], [x.path for x in row.obs])
         np.logical_or(row.terminated, row.truncated, out=row.first)
         row.copy_final()
-        if np.count_nonzero(row.first):  # a third of the cost of `any`
-            read_final(row, infos, row.first)
-            if self._overwrites is not None:
-                obs, final = ([x.array for x in leaves] for leaves in (row.obs, row.final))
-                paths = [x.path for x in row.obs]
-                self._overwrites.check(obs, final, row.first, paths, observation, infos)
+        # `count_nonzero` takes a third of the time of `any`.
+        if self._overwrites is not None or np.count_nonzero(row.first):
+            read_final(row, infos, row.first, observation, self._overwrites)
         if self._clock.is_limited:
             self._expire(row)
 

@@ -8,8 +8,8 @@ from tensordict import TensorDict
 
 from everstep.data import DataKeys, Device
 from everstep.env import Env
+from everstep.env.formats import EnvFormat
 from everstep.errors import AdapterError
-from everstep.formats import EnvFormat
 
 from ..common.actions import ActionBounds, ActionCheck
 from ..common.handoff import declared_device
@@ -40,7 +40,8 @@ class GymnasiumEnv(Env):
     In SAME_STEP, `final_obs` equals `obs` in rows in which no episode ended. If an episode was
     truncated and the environment lost its final observation, floating-point leaves hold NaN.
     Environments in a `SyncVectorEnv` or an `AsyncVectorEnv` may write into what they have returned:
-    what ends an episode is copied before the reset. Other classes must put copies into their infos.
+    what ends an episode is copied before the reset. Other classes must put copies into their infos:
+    a final observation that may be overwritten is lost until it is certain, and then an error.
 
     Args:
         env: Vector environment. `close` closes it.
@@ -68,6 +69,9 @@ class GymnasiumEnv(Env):
         AdapterError: If the adapter cannot represent the environment; names a way out.
 
     """
+
+    #: Modules of the library, whose classes a run from elsewhere may name.
+    libraries: ClassVar[tuple[str, ...]] = ("gymnasium", "gymnasium_robotics", "minigrid", "ale_py")
 
     #: Number of environments that `num_envs="auto"` makes; each costs CPU time in every step.
     default_num_envs: ClassVar[int] = 8
@@ -106,7 +110,7 @@ class GymnasiumEnv(Env):
         metrics: None | Sequence[str] = None,
     ) -> None:
         require("gymnasium.vector", "AutoresetMode", _NEEDED)
-        from . import actions, endings, modes, rows, singles, spaces, workers
+        from . import actions, endings, modes, rows, singles, specs, workers
 
         if not GymnasiumEnv.matches(env):
             received = f"`env` must be a `gymnasium.vector.VectorEnv`; got {type(env).__name__}."
@@ -124,12 +128,12 @@ class GymnasiumEnv(Env):
         self._endings = endings.make_endings(env, self._calls, self.autoreset_mode, self._clock)
         self.episode_keys = self._endings.episode_keys
 
-        space = spaces.single_space(env, "action_space")
+        space = specs.single_space(env, "action_space")
         self._actions = actions.make_actions(space, self.num_envs, on_device, action_bounds)
         self.action_spec = self._actions.spec
         self._check_action = ActionCheck(self.num_envs, self.action_spec)
-        space = spaces.single_space(env, "observation_space")
-        self._parts = spaces.observation_parts(space, on_device, observation_keys)
+        space = specs.single_space(env, "observation_space")
+        self._parts = specs.observation_parts(space, on_device, observation_keys)
         self._singles = singles.Singles(env, self._parts)
         self.observation_spec = compose_spec({x.key: x.spec for x in self._parts}, on_device)
         self.env_format = EnvFormat(tuple(x.form for x in self._parts), (self._actions.form,))
@@ -174,7 +178,7 @@ class GymnasiumEnv(Env):
     def find(cls, name: str, /) -> list[str]:
         """`[name]` if it is a registered id, else the ids that it may mean."""
         require("gymnasium", "registry", _NEEDED)
-        from .making import find_ids
+        from .source import find_ids
 
         return find_ids(name)
 
@@ -219,7 +223,7 @@ class GymnasiumEnv(Env):
 
         """
         require("gymnasium", "make_vec", _NEEDED)
-        from .making import make_vector
+        from .source import make_vector
 
         env, options = make_vector(cls, name, num_envs, kwargs)
         return wrap_or_close(cls, env, horizon, device=device, **options)
@@ -259,7 +263,7 @@ class GymnasiumEnv(Env):
     def _use_tensors(self, observation: Any) -> None:
         """Send actions and read rows without the host, if the environment uses tensors."""
         from .rows import pick
-        from .spaces import where
+        from .specs import where
         from .tensor_rows import TensorActions, TensorRows, is_of_tensors, needs_host
 
         path, mode = self._parts[0].path, self.autoreset_mode
@@ -358,18 +362,18 @@ class GymnasiumEnv(Env):
         Over valid rows in which the environment reported them, of its env steps, not of its resets;
         `is_success` and `success` only where an episode ended.
         """
-        return self._metrics.take()
+        return self._metrics.pop()
 
     def state_dict(self) -> None | dict[str, Any]:
         """The state of the environments, from which they continue; None if it cannot be read.
 
         It can be read of a `SyncVectorEnv` and of CartPole's own vector environment, of those
-        environments and wrappers that are in `everstep_adapters.gymnasium.states.ATTRIBUTES`: the
+        environments and wrappers that are in `everstep_adapters.gymnasium.state.ATTRIBUTES`: the
         classic control and MuJoCo environments of Gymnasium, and those with a `state_dict`.
         """
         if self._tensors is not None or self._is_stepping:
             return None
-        from .states import state_of
+        from .state import state_of
 
         state = state_of(self.env, self._clock, self._endings.pending)
         own = {"seed": self._seed, "was_reset": self._was_reset}
@@ -382,7 +386,7 @@ class GymnasiumEnv(Env):
             CheckpointError: If it does not fit the environments; nothing is changed then.
 
         """
-        from .states import load_state
+        from .state import load_state
 
         parts = self.env, self._clock, self._endings.pending
         self._seed, self._was_reset = load_state(*parts, state)

@@ -16,7 +16,7 @@ from ..common.independence import shares
 from ..common.kept_ends import InWorker, copied, keep_ends
 from .modes import AnyVectorEnv
 from .rows import BoolArray, Leaf, Row, pick
-from .spaces import where
+from .specs import where
 
 #: Where environments store the observation before a reset in their infos.
 FINAL_KEYS = ("final_obs", "final_observation", "terminal_observation")
@@ -35,9 +35,38 @@ def is_one_a_row(final: Any) -> bool:
     return isinstance(final, list) or (isinstance(final, np.ndarray) and final.dtype.kind == "O")
 
 
-def read_final(row: Row, infos: dict[str, Any], done: BoolArray) -> None:
-    """Read the final observations of the rows `done` from the infos; NaN where one is lost."""
-    available = _read(row.final, infos, done)
+def read_final(
+    row: Row,
+    infos: dict[str, Any],
+    done: BoolArray,
+    observation: Any,
+    overwrites: "None | OverwriteCheck",
+) -> None:
+    """Read the final observations of the rows `done` from the infos; NaN where one is lost.
+
+    Args:
+        row: Row with the environment's observations and flags.
+        infos: The environment's infos.
+        done: Rows that are done.
+        observation: What the environment returned.
+        overwrites: Looks for final observations that were overwritten.
+
+    Raises:
+        EnvError: If one was overwritten; or is lost, or may be overwritten, and is needed, and no
+            leaf can be NaN.
+
+    """
+    is_end = np.count_nonzero(done)
+    available = _read(row.final, infos, done) if is_end else done
+    if overwrites is not None:
+        obs, final = ([x.array for x in leaves] for leaves in (row.obs, row.final))
+        paths = [x.path for x in row.obs]
+        infos = infos if is_end else {}
+        unsure, live = overwrites.look(obs, final, available, paths, observation, infos)
+        needed = live & row.truncated & ~row.terminated
+        if np.count_nonzero(needed) and not any(x.dtype.kind == "f" for x in final):
+            raise overwrites.doubt(np.flatnonzero(needed).tolist())
+        available = available & ~unsure
     lost = done & ~available & row.truncated & ~row.terminated
     if np.count_nonzero(lost):
         _mark_lost(row, lost)
@@ -136,100 +165,152 @@ def keep_final(env: AnyVectorEnv) -> "None | OverwriteCheck":
 
 
 class OverwriteCheck:
-    """Check that a reset has not overwritten the final observations in a batch's infos.
+    """Look for final observations in a batch's infos that the reset has overwritten.
 
-    A final observation that was overwritten equals the one after the reset, and lies in memory
-    that it shares with it or that the environment holds. Both are true of a leaf that never
-    changes, too, so one of several leaves is watched until it does.
+    One that was overwritten equals the observation after the reset, and lies in memory that it
+    shares with it or that the environment holds. Both are true of a leaf that never changes, too.
+    So a leaf in shared memory is refused when it is seen to change. One in memory that the
+    environment holds may be equal by chance, and is refused after a few ends at which it differed a
+    vector step before; rows like that are lost until then, and a single end at which it is another
+    clears its memory. Integers cannot be marked as lost, and one that was never seen to change may
+    have changed where it was overwritten: where nothing but integers is observed, the first row
+    that is needed is refused.
 
     Args:
         env: Vector environment that resets itself in the same env step.
 
     """
 
+    #: Ends at which a leaf in memory that the environment holds equals the reset's, to refuse it.
+    most_equal = 4
+
     def __init__(self, env: AnyVectorEnv) -> None:
         self._env = env
-        #: Copies of leaves that may be overwritten, or never change.
-        self.watched: dict[int, Any] = {}
+        #: Leaves a vector step ago, of those that are looked at; at first all are.
+        self._before: None | dict[int, Any] = None
+        self._changed: set[int] = set()
+        #: Leaves whose final observations share memory with what is returned.
+        self._shared: set[int] = set()
+        self._equal_ends: dict[int, int] = {}
+        #: Leaves and memory of final observations that no reset overwrites.
+        self._cleared: set[tuple[int, int]] = set()
         #: Whether tensors of a storage are the environment's. An allocator reuses few addresses.
         self._is_held: dict[int, bool] = {}
 
-    def check_watched(self, obs: Sequence[Any], paths: Sequence[Sequence[Any]]) -> None:
-        """Check that leaves which were taken for ones that never change have not.
-
-        Args:
-            obs: Leaves of the observation.
-            paths: Indices to them in what the environment returned.
-
-        Raises:
-            EnvError: If one has.
-
-        """
-        for i, before in self.watched.items():
-            if not _is_equal(obs[i], before):
-                raise self._error(where(FINAL_KEYS[0], tuple(paths[i])))
-
-    def check(
+    def look(
         self,
         obs: Sequence[Any],
         final: Sequence[Any],
-        done: Any,
+        ends: Any,
         paths: Sequence[Sequence[Any]],
         observation: Any,
         infos: dict[str, Any],
-    ) -> None:
-        """Check the final observations of the rows that are done, after they were read.
+    ) -> tuple[Any, Any]:
+        """The rows whose final observations may be overwritten, after those were read; and more.
+
+        More are the rows whose final observations cannot be told from overwritten ones at all: they
+        equal those of the reset, in memory that is written to.
 
         Tensors are compared only where their memory is suspicious: that waits for the device.
 
         Args:
             obs: Leaves of the observation, all arrays or all tensors.
             final: Leaves of the final observations.
-            done: Rows that are done, bool `[num_envs]`.
+            ends: Rows that have one, bool `[num_envs]`.
             paths: Indices to the leaves in what the environment returned.
             observation: What the environment returned.
-            infos: Its infos, with final observations.
+            infos: Its infos, with final observations where episodes ended.
 
         Raises:
-            EnvError: If one was overwritten.
+            EnvError: If a final observation was overwritten.
 
         """
+        unsure = live = ends & False
+        looked_at = set(range(len(obs)) if self._before is None else self._before)
+        before = self._before or {}
+        for i in before:
+            is_cheap = isinstance(obs[i], np.ndarray) or i in self._shared
+            if is_cheap and i not in self._changed and not _is_equal(obs[i], before[i]):
+                self._changed.add(i)
+                if i in self._shared:
+                    raise self._error(where(FINAL_KEYS[0], tuple(paths[i])))
         key = final_key(infos)
-        if key is None:
-            return
-        rows = (
-            [x for x in infos[key] if x is not None] if is_one_a_row(infos[key]) else [infos[key]]
-        )
-        found = []
-        for i, path in enumerate(paths):
-            is_array = isinstance(obs[i], np.ndarray)
-            if is_array and not _is_equal(obs[i][done], final[i][done]):  # quicker than memory
-                continue
-            leaves = [pick(row, path, key) for row in rows]
-            if not self._is_live(leaves, pick(observation, path, "obs")):
-                continue
-            if is_array or _is_equal_in(done, obs[i], final[i]):
-                found.append(i)
-        if found and len(found) == len(paths):
-            raise self._error(where(key, tuple(paths[0])))
-        for i in found:
-            self.watched.setdefault(i, copied(obs[i]))
+        if key is not None:
+            every = infos[key]
+            rows = [x for x in every if x is not None] if is_one_a_row(every) else [every]
+            for i, path in enumerate(paths):
+                found = [pick(row, path, key) for row in rows]
+                there = pick(observation, path, "obs")
+                memory = self._suspicious(i, obs[i], final[i], ends, found, there)
+                if memory:
+                    name = where(key, tuple(path))
+                    unsure = unsure | self._judge(i, obs[i], before.get(i), ends, memory, name)
+                    live = ends
+                    looked_at.add(i)
+                elif i not in self._shared and i not in self._equal_ends:
+                    looked_at.discard(i)
+        self._before = {i: copied(obs[i]) for i in looked_at}
+        return unsure, live
 
-    def _is_live(self, final: Sequence[Any], returned: Any) -> bool:
-        """Whether leaves of final observations are memory that is written to later."""
+    def _suspicious(
+        self, i: int, obs: Any, final: Any, ends: Any, found: Sequence[Any], returned: Any
+    ) -> str:
+        """Where equal final observations lie: "shared", "held", or empty for neither."""
+        memories = {(i, _memory_of(leaf)) for leaf in found}
+        if not memories or memories <= self._cleared:
+            return ""
+        is_array = isinstance(obs, np.ndarray)
+        if is_array and not _is_equal(obs[ends], final[ends]):  # quicker than memory
+            self._cleared |= memories if len(self._cleared) < _MOST_OBJECTS else set()
+            return ""
+        memory = self._live(found, returned)
+        if memory and not is_array and not _is_equal(obs[ends], final[ends]):
+            self._cleared |= memories
+            return ""
+        return memory if memory and bool(ends.any()) else ""
+
+    def _judge(self, i: int, obs: Any, before: Any, ends: Any, memory: str, name: str) -> Any:
+        """The rows of which a leaf may be overwritten.
+
+        Raises:
+            EnvError: If it is.
+
+        """
+        differs = ends if before is None else _rows_that_differ(obs, before)
+        if memory == "shared":
+            self._shared.add(i)
+            if before is not None and (i in self._changed or bool(differs.any())):
+                raise self._error(name)
+            return differs & ends
+        equal = differs & ends
+        seen = 0 if before is None else int(equal.sum())
+        self._equal_ends[i] = self._equal_ends.get(i, 0) + seen
+        if self._equal_ends[i] >= self.most_equal:
+            raise self._error(name)
+        return equal
+
+    def _live(self, final: Sequence[Any], returned: Any) -> str:
+        """Whether leaves of final observations lie in memory that is written to later."""
         for leaf in final:
             if isinstance(leaf, np.ndarray) and not leaf.flags.writeable:
                 continue
             if shares(leaf, returned):
-                return True
-            address = None
-            if isinstance(leaf, torch.Tensor):
-                address = leaf.untyped_storage().data_ptr()
+                return "shared"
+            address = _memory_of(leaf) if isinstance(leaf, torch.Tensor) else None
             if address not in self._is_held or address is None:
                 self._is_held[address or 0] = any(shares(leaf, x) for x in _reachable(self._env))
             if self._is_held[address or 0]:
-                return True
-        return False
+                return "held"
+        return ""
+
+    def doubt(self, rows: list[int]) -> EnvError:
+        """The error of rows whose final observations may be overwritten, and cannot be marked."""
+        return EnvError(
+            f"{self._env} may have overwritten the final observations of rows {rows}: they equal "
+            "those after the reset in the same env step, and lie in memory that it holds. Integer "
+            "observations cannot mark them as lost. Let it put a copy into the infos before it "
+            "resets, or use the mode NEXT_STEP or DISABLED."
+        )
 
     def _error(self, name: str) -> EnvError:
         return EnvError(
@@ -245,8 +326,18 @@ def _is_equal(one: Any, other: Any) -> bool:
     return np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
 
 
-def _is_equal_in(rows: torch.Tensor, one: torch.Tensor, other: torch.Tensor) -> bool:
-    return bool(rows.any()) and _is_equal(one[rows], other[rows])
+def _rows_that_differ(one: Any, other: Any) -> Any:
+    """Rows bool `[num_envs]` in which two leaves are not the same; NaN equals NaN."""
+    return ((one != other) & ~((one != one) & (other != other))).reshape(len(one), -1).any(-1)
+
+
+def _memory_of(leaf: Any) -> int:
+    """Address of the memory that an array or a tensor is a view of; 0 for other values."""
+    if isinstance(leaf, torch.Tensor):
+        return leaf.untyped_storage().data_ptr()
+    while isinstance(getattr(leaf, "base", None), np.ndarray):
+        leaf = leaf.base
+    return leaf.ctypes.data if isinstance(leaf, np.ndarray) else 0
 
 
 def _reachable(env: Any) -> Iterator[Any]:

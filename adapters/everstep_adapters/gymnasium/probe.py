@@ -20,11 +20,11 @@ from gymnasium.vector.utils import batch_space
 from everstep.errors import EnvError
 
 from ..common.calls import VectorCalls
-from ..common.rows import FLAGS
+from ..common.endings import FLAGS
 from .final_observations import holds_another
 from .modes import AnyVectorEnv
 from .rows import BoolArray, RowMemory
-from .spaces import observation_parts, single_space
+from .specs import observation_parts, single_space
 
 #: Most vector steps until an episode ends.
 _MOST_ENV_STEPS = 1000

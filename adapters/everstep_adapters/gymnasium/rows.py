@@ -12,10 +12,10 @@ from tensordict import TensorDict
 from everstep.data import DataKeys
 from everstep.errors import EnvError
 
-from ..common.handoff import Slab, Slot, to_numpy
+from ..common.handoff import BufferEntry, TransferBuffer, to_numpy
 from ..common.returned import check_range
 from ..common.rounding import RoundingWatch
-from .spaces import Part, where
+from .specs import Part, where
 
 #: Advice on environments whose rewards are vectors.
 VECTOR_REWARDS = (
@@ -26,7 +26,7 @@ VECTOR_REWARDS = (
 BoolArray = npt.NDArray[np.bool_]
 
 #: Flags in the order of their memory.
-FLAGS = (DataKeys.FIRST, DataKeys.VALID, DataKeys.TERMINATED, DataKeys.TRUNCATED)
+FLAG_ORDER = (DataKeys.FIRST, DataKeys.VALID, DataKeys.TERMINATED, DataKeys.TRUNCATED)
 
 
 def pick(observation: Any, path: Sequence[Any], name: str) -> Any:
@@ -216,7 +216,7 @@ class RowMemory:
         episode_keys: Episode keys that `data` holds.
         num_envs: Number of environments.
         device: Device of `data`.
-        staged: See `Slab`.
+        staged: See `TransferBuffer`.
 
     """
 
@@ -233,7 +233,7 @@ class RowMemory:
         staged: None | bool = None,
     ) -> None:
         names = [DataKeys.OBS, *(episode_keys & {DataKeys.FINAL_OBS})]
-        flags = [flag for flag in FLAGS if flag in episode_keys]
+        flags = [flag for flag in FLAG_ORDER if flag in episode_keys]
         layout: dict[tuple[str, ...], tuple[tuple[int, ...], torch.dtype]] = {
             (name, *part.key): ((num_envs, *part.spec.shape), part.spec.dtype)
             for name in names
@@ -241,48 +241,52 @@ class RowMemory:
         }
         layout[(DataKeys.REWARDS,)] = ((num_envs, 1), torch.get_default_dtype())
         block = ((len(flags), num_envs, 1), torch.bool)
-        self._slab = Slab([*layout.values(), block], device, staged=staged)
-        *others, shared = self._slab.slots
-        slots = dict(zip(layout, others, strict=True))
+        self._buffer = TransferBuffer([*layout.values(), block], device, staged=staged)
+        *others, shared = self._buffer.entries
+        entries = dict(zip(layout, others, strict=True))
         for i, flag in enumerate(flags):
-            slots[(flag,)] = Slot(tuple(array[i] for array in shared.arrays), shared.tensor[i])
+            entries[(flag,)] = BufferEntry(
+                tuple(array[i] for array in shared.arrays), shared.tensor[i]
+            )
 
-        tensors: Any = {key: slot.tensor for key, slot in slots.items()}
+        tensors: Any = {key: entry.tensor for key, entry in entries.items()}
         self.data = TensorDict(tensors, batch_size=[num_envs], device=device, lock=True)
         watches = [
-            RoundingWatch.of(where(DataKeys.OBS, part.path), part.space.dtype, slot.arrays[0].dtype)
-            for part, slot in zip(parts, others, strict=False)
+            RoundingWatch.of(
+                where(DataKeys.OBS, part.path), part.space.dtype, entry.arrays[0].dtype
+            )
+            for part, entry in zip(parts, others, strict=False)
         ]
         sides = range(len(shared.arrays))
-        self._rows = [_make_row(parts, slots, side, watches) for side in sides]
+        self._rows = [_make_row(parts, entries, side, watches) for side in sides]
 
     def writable(self) -> Row:
         """The row to write next, when it may be written to."""
-        self._slab.wait()
-        return self._rows[self._slab.side]
+        self._buffer.wait()
+        return self._rows[self._buffer.side]
 
     def publish(self) -> TensorDict:
         """The written row on the device. Unchanged until the next row is written."""
-        self._slab.publish()
+        self._buffer.publish()
         return self.data
 
 
 def _make_row(
     parts: Sequence[Part],
-    slots: dict[tuple[str, ...], Slot],
+    entries: dict[tuple[str, ...], BufferEntry],
     side: int,
     watches: Sequence[None | RoundingWatch],
 ) -> Row:
     def leaf(name: str, part: Part, watch: None | RoundingWatch = None) -> Leaf:
         key = (name, *part.key)
-        array = slots[key].arrays[side]
+        array = entries[key].arrays[side]
         # A scalar of the space has a dimension of its own in its spec.
         array = array.reshape(len(array), *(part.space.shape or ()))
         return Leaf(where(name, part.path), part.path, part.start, array, watch)
 
-    names = {key[0] for key in slots}
-    flat = names.intersection((DataKeys.REWARDS, *FLAGS))
-    columns = {name: slots[(name,)].arrays[side].reshape(-1) for name in flat}
+    names = {key[0] for key in entries}
+    flat = names.intersection((DataKeys.REWARDS, *FLAG_ORDER))
+    columns = {name: entries[(name,)].arrays[side].reshape(-1) for name in flat}
     columns.setdefault(DataKeys.VALID, np.ones(len(columns[DataKeys.REWARDS]), np.bool_))
     final = parts if DataKeys.FINAL_OBS in names else ()
     return Row(
@@ -297,7 +301,7 @@ def describe_copies(device: None | torch.device) -> str:
     if device is None:
         return "tensors as they are, 0 copies; rewards and flags are new"
     if device.type == "cpu":
-        return "one copy into rows of host memory, which the tensors show; nothing is allocated"
+        return "one copy, into host memory that the tensors share; no memory is allocated"
     return (
         f"one copy into {'pinned ' * (device.type == 'cuda')}rows of host memory, one packed "
         f"copy from cpu to {device}; actions back through one"

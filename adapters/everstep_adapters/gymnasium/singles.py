@@ -17,7 +17,7 @@ from ..common.kept_ends import InWorker
 from ..common.returned import LOOKS, WAY_OUT, check_range, check_returned, mismatches
 from .modes import AnyVectorEnv
 from .rows import VECTOR_REWARDS, pick
-from .spaces import Part, single_space, where
+from .specs import Part, single_space, where
 
 #: Packages whose wrappers leave a vector of rewards one, but for this wrapper.
 _KEEP_REWARDS, _SCALARIZES = ("gymnasium", "mo_gymnasium"), "LinearReward"

@@ -9,19 +9,19 @@ from gymnasium.vector import AutoresetMode
 from tensordict import TensorDict
 
 from everstep.data import DataKeys
+from everstep.env.formats import numpy_dtype
+from everstep.env.specs import Structure
 from everstep.errors import EnvError
-from everstep.formats import numpy_dtype
-from everstep.specs import Structure
 
-from ..common.handoff import borrow, lend, overlaps
+from ..common.endings import align, next_step, same_step
+from ..common.handoff import as_array, as_tensor, overlaps
 from ..common.rounding import RoundingWatch
-from ..common.rows import align, fill_nan
 from ..common.specs import compose_spec
 from .actions import Actions
 from .final_observations import final_key, is_one_a_row, keep_final
 from .modes import AnyVectorEnv, pending_survives_reset
 from .rows import check_shape, pick
-from .spaces import Part, where
+from .specs import Part, where
 
 #: DLPack's number for memory of the host.
 _HOST = 1
@@ -55,13 +55,13 @@ class TensorActions:
 
     def __init__(self, actions: Actions, like: Any) -> None:
         self._actions, self._like = actions, like
-        self._device = borrow(like).device
+        self._device = as_tensor(like).device
         actions.form.on(self._device)  # copied here, not between vector steps
 
     def to_env(self, action: torch.Tensor) -> Any:
         """Actions for the environment, never the caller's memory."""
         action = action.detach().to(self._device)
-        return lend(self._actions.to_tensor_env(action), self._like)
+        return as_array(self._actions.to_tensor_env(action), self._like)
 
 
 class _Leaf:
@@ -93,7 +93,7 @@ class _Leaf:
     ) -> torch.Tensor:
         name = where(name, self.part.path)
         value = pick(observation, self.part.path, name)
-        tensor = borrow(value, name=name)
+        tensor = as_tensor(value, name=name)
         check_shape(tensor.shape, shape, name)
         if watch is not None:
             watch.look(tensor)
@@ -166,11 +166,10 @@ class TensorRows:
         observation: Any,
         infos: dict[str, Any],
     ) -> None:
-        pending, valid = self._pending, ~self._pending
-        rows[DataKeys.REWARDS] = torch.where(pending, 0.0, rows[DataKeys.REWARDS])
-        for flag in (DataKeys.TERMINATED, DataKeys.TRUNCATED):
-            rows[flag] = rows[flag] & valid
-        rows |= {DataKeys.FIRST: pending, DataKeys.VALID: valid}
+        returned = (
+            rows[key] for key in (DataKeys.REWARDS, DataKeys.TERMINATED, DataKeys.TRUNCATED)
+        )
+        rows |= next_step(self._pending, *returned)
         self._pending = rows[DataKeys.TERMINATED] | rows[DataKeys.TRUNCATED]
         if not self._is_checked and final_key(infos) is not None:
             self._check_mode(obs, infos)
@@ -182,16 +181,15 @@ class TensorRows:
         observation: Any,
         infos: dict[str, Any],
     ) -> None:
-        done = rows[DataKeys.TERMINATED] | rows[DataKeys.TRUNCATED]
+        flags = rows[DataKeys.TERMINATED], rows[DataKeys.TRUNCATED]
+        done = flags[0] | flags[1]
         available, final = self._final(obs, infos, done)
         if self._overwrites is not None:
-            self._overwrites.check_watched(obs, self._paths)
             flat = available.view(-1)
-            self._overwrites.check(obs, final, flat, self._paths, observation, infos)
-        lost = rows[DataKeys.TRUNCATED] & ~rows[DataKeys.TERMINATED] & ~available
+            unsure, _ = self._overwrites.look(obs, final, flat, self._paths, observation, infos)
+            available = available & ~unsure.view(-1, 1)
         rows[DataKeys.FIRST] = done
-        pairs = zip(obs, final, strict=True)
-        leaves = [torch.where(align(available, x), y, fill_nan(x, lost)) for x, y in pairs]
+        leaves = same_step(done, *flags, obs, final, available)
         rows[DataKeys.FINAL_OBS] = self._show(leaves)
 
     def _final(
@@ -239,14 +237,14 @@ class TensorRows:
 
     def _column(self, value: Any, dtype: torch.dtype, name: str) -> torch.Tensor:
         """A flag or rewards `[num_envs, 1]` in memory of their own."""
-        tensor = borrow(value, name=name)
+        tensor = as_tensor(value, name=name)
         if tensor.numel() != self._num_envs:
             raise EnvError(
                 f"`{name}` must have shape ({self._num_envs},); got {tuple(tensor.shape)}."
             )
         return _move(tensor, self._device, dtype, name, copy=True).view(-1, 1)
 
-    def _show(self, leaves: list[torch.Tensor]) -> torch.Tensor | TensorDict:
+    def _show(self, leaves: Sequence[torch.Tensor]) -> torch.Tensor | TensorDict:
         return self._structure.unflatten(tuple(leaves), [self._num_envs])
 
 

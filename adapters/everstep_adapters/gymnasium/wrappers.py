@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from everstep.core.names import Kind, import_kind
 from everstep.errors import AdapterError, ConfigError
-from everstep.names import Kind, import_kind
 
 Wrapper = Callable[[Any], Any]
 

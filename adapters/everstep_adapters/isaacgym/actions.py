@@ -6,12 +6,12 @@ import numpy as np
 import torch
 from torchrl.data import TensorSpec, Unbounded
 
+from everstep.env.formats import ActionFormat, numpy_dtype
 from everstep.errors import AdapterError
-from everstep.formats import ActionFormat, numpy_dtype
 
 from ..common.actions import ActionCheck
 from ..common.specs import real_spec
-from .tasks import Task
+from .source import Task
 
 
 class Actions:

@@ -8,11 +8,12 @@ import torch
 from tensordict import TensorDict
 
 from everstep.data import DataKeys
+from everstep.env.specs import Leaves
 from everstep.errors import AdapterError, EnvError
-from everstep.specs import Leaves
 
-from ..common.rows import FLAGS, align, fill_nan
-from .tasks import Observations, Outcome, Task, Tree, with_states
+from ..common.endings import FLAGS, align, external, next_step, same_step
+from .source import Outcome, Task, Tree, with_states
+from .specs import Observations
 from .time_outs import TimeOuts
 
 #: Reset styles, and the name of each.
@@ -91,19 +92,19 @@ class Endings(ABC):
     @abstractmethod
     def _step(self, actions: torch.Tensor) -> dict[str, Any]: ...
 
-    def _outcome(
-        self, actions: torch.Tensor, pending: None | torch.Tensor = None
-    ) -> tuple[Outcome, dict[str, Any]]:
-        """The outcome of a vector step, and the row that follows if it returns first observations.
-
-        Rewards are a copy: the task may use their memory in a reset. Rows that are `pending` end no
-        episode.
-        """
+    def _outcome(self, actions: torch.Tensor) -> tuple[Outcome, torch.Tensor, torch.Tensor]:
+        """The outcome of a vector step, and what of its ends is `terminated` and `truncated`."""
         self._time_outs.before()
         outcome = self._task.step(actions)
         self.extras = outcome.extras
-        ended = outcome.done if pending is None else outcome.done & ~pending
-        terminated, truncated = self._time_outs.split(outcome, ended)
+        return outcome, *self._time_outs.split(outcome, outcome.done)
+
+    def _reset_row(self, actions: torch.Tensor) -> tuple[Outcome, dict[str, Any]]:
+        """The outcome of a vector step, and its row if the ends are reset in it.
+
+        Rewards are a copy: the task may use their memory in a reset.
+        """
+        outcome, terminated, truncated = self._outcome(actions)
         return outcome, {
             DataKeys.REWARDS: outcome.rewards.clone(),
             DataKeys.TERMINATED: terminated,
@@ -138,11 +139,10 @@ class NextStep(Endings):
         first = self.pending
         assert first is not None
         actions.masked_fill_(align(first.to(actions.device), actions), 0.0)
-        outcome, row = self._outcome(actions, first)
-        self.pending = outcome.done
-        row[DataKeys.REWARDS].masked_fill_(first, 0.0)
-        row[DataKeys.OBS] = self._observations.read(outcome.obs)
-        return row | {DataKeys.FIRST: first, DataKeys.VALID: ~first}
+        outcome, terminated, truncated = self._outcome(actions)
+        self.pending = outcome.done  # of a reset row, too: it may fail in its first state
+        row = next_step(first, outcome.rewards, terminated, truncated)
+        return row | {DataKeys.OBS: self._observations.read(outcome.obs)}
 
 
 class SameStep(Endings):
@@ -175,34 +175,31 @@ class SameStep(Endings):
         return reset_same_step(self._task)
 
     def _step(self, actions: torch.Tensor) -> dict[str, Any]:
-        outcome, row = self._outcome(actions)
+        outcome, row = self._reset_row(actions)
         obs = self._observations.leaves(outcome.obs)
         row[DataKeys.OBS] = self._observations.pack(obs)
         if self._final_key is not None:
-            final = outcome.extras.get(self._final_key)
-            if final is None:
-                lost = row[DataKeys.TRUNCATED] & ~row[DataKeys.TERMINATED]
-                leaves = _mark_lost(obs, lost, self._task.name)
-            else:
-                pairs = zip(self._observations.leaves(final), obs, strict=True)
-                leaves = tuple(torch.where(align(outcome.done, x), x, y) for x, y in pairs)
+            final = self._final(outcome.extras.get(self._final_key), obs)
+            flags = row[DataKeys.TERMINATED], row[DataKeys.TRUNCATED]
+            leaves = same_step(outcome.done, *flags, obs, final)
             row[DataKeys.FINAL_OBS] = self._observations.pack(leaves)
         return row
 
+    def _final(self, final: Tree, obs: Leaves) -> None | Leaves:
+        """Leaves of the final observations; None if they are lost.
 
-def _mark_lost(obs: Leaves, rows: torch.Tensor, name: str) -> Leaves:
-    """Observations with NaN in the rows `[N, 1]` whose final observations are lost.
+        Raises:
+            EnvError: If they are, and all observations are integers.
 
-    Raises:
-        EnvError: If all are integers.
-
-    """
-    if not any(leaf.is_floating_point() for leaf in obs):
-        raise EnvError(
-            f"{name} returned no final observations in `extras`, and integers have no NaN to mark "
-            "that they are lost. Return them in every vector step, or never."
-        )
-    return tuple(fill_nan(leaf, rows) for leaf in obs)
+        """
+        if final is not None:
+            return self._observations.leaves(final)
+        if not any(leaf.is_floating_point() for leaf in obs):
+            raise EnvError(
+                f"{self._task.name} returned no final observations in `extras`, and integers have "
+                "no NaN to mark that they are lost. Return them in every vector step, or never."
+            )
+        return None
 
 
 def reset_same_step(task: Task) -> Tree:
@@ -278,7 +275,7 @@ class External(Endings):
         return self._reset_done()
 
     def _step(self, actions: torch.Tensor) -> dict[str, Any]:
-        outcome, row = self._outcome(actions)
+        outcome, row = self._reset_row(actions)
         # Copied before the reset: the task may have only one buffer for both.
         final = _copy(self._observations.leaves(outcome.obs))
         obs = self._observations.read(self._reset_done())
@@ -307,17 +304,16 @@ class Waiting(Endings):
         return reset_same_step(self._task)
 
     def _step(self, actions: torch.Tensor) -> dict[str, Any]:
-        outcome, row = self._outcome(actions)
+        outcome, row = self._reset_row(actions)
         final = _copy(self._observations.leaves(outcome.obs))
-        obs = final
+        obs: Sequence[torch.Tensor] = final
         ids = outcome.done.flatten().nonzero().flatten()  # one sync, as the environment's own reset
         if len(ids):
             returned = self._task.method("reset")(env_ids=ids.to(self._task.own_device))
             opening = self._observations.leaves(_first_observations(returned))
-            pairs = zip(opening, final, strict=True)
-            obs = tuple(torch.where(align(outcome.done, x), x, y) for x, y in pairs)
+            obs, _ = external(outcome.done, final, opening)
         pack = self._observations.pack
-        return row | {DataKeys.OBS: pack(obs), DataKeys.FINAL_OBS: pack(final)}
+        return row | {DataKeys.OBS: pack(tuple(obs)), DataKeys.FINAL_OBS: pack(final)}
 
 
 def _copy(leaves: Sequence[torch.Tensor]) -> Leaves:

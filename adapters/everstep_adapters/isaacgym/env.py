@@ -9,17 +9,18 @@ from tensordict import TensorDict
 
 from everstep.data import DataKeys, Device
 from everstep.env import Env
+from everstep.env.formats import EnvFormat, observation_formats
 from everstep.errors import AdapterError
-from everstep.formats import EnvFormat, observation_formats
 
 from ..common.libraries import creating, pop_options, require, wrap_or_close
 from ..common.metrics import EpisodeMetrics
 from ..common.specs import describe_spec
 from .actions import Actions
 from .endings import Endings, External, NextStep, SameStep, Waiting, describe_style
-from .probe import study
-from .states import has_state, load_state
-from .tasks import Observations, Task, interface_of
+from .probe import detect
+from .source import Task, interface_of
+from .specs import Observations
+from .state import has_state, load_state
 from .time_outs import make_time_outs
 
 _NEEDED = (
@@ -73,6 +74,9 @@ class IsaacGymEnv(Env):
 
     """
 
+    #: Modules of the library, whose classes a run from elsewhere may name.
+    libraries: ClassVar[tuple[str, ...]] = ("isaacgymenvs",)
+
     #: Number of environments that `num_envs="auto"` makes.
     default_num_envs: ClassVar[int] = 4096
 
@@ -106,7 +110,7 @@ class IsaacGymEnv(Env):
         super().__init__(reader.num_envs, horizon, device=str(reader.device))
         self.task = task
         self._actions = Actions(reader)
-        profile = study(reader, reset_style, max_episode_length)
+        profile = detect(reader, reset_style, max_episode_length)
         self.reset_style, self._known_from = profile.style, profile.known_from
         self._observations = Observations(profile.outcome.obs, observation_keys, reader)
         self._time_outs = make_time_outs(
@@ -262,7 +266,7 @@ class IsaacGymEnv(Env):
 
         A task reports them when it resets environments; they are weighted by how many those were.
         """
-        return self._metrics.take()
+        return self._metrics.pop()
 
     def state_dict(self) -> None | dict[str, Any]:
         """The task's `state_dict`; None if it has none, or no `load_state_dict`."""

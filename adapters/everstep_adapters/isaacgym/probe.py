@@ -7,7 +7,7 @@ import torch
 from everstep.errors import AdapterError
 
 from .endings import FINAL_OBS, describe_style, list_styles, parse_style, reset_same_step
-from .tasks import Outcome, Task
+from .source import Outcome, Task
 
 #: Env steps in which episodes must end once the clock is one env step before its usual end.
 _MOST_ENV_STEPS = 4
@@ -42,7 +42,7 @@ class Profile(NamedTuple):
     outcome: Outcome
 
 
-def study(task: Task, reset_style: None | str, max_episode_length: Any) -> Profile:
+def detect(task: Task, reset_style: None | str, max_episode_length: Any) -> Profile:
     """The properties of a task. Takes a few vector steps of it.
 
     Args:
@@ -103,9 +103,9 @@ def _probe(task: Task, longest: Any) -> Profile:
     trials: list[_Trial] = []
     with Resets(task) as resets:
         for _ in range(_MOST_TRIALS):
-            if "D" in resets.styles or (_is_over(trials) and not resets.mislead):
+            if "D" in resets.styles or (_is_over(trials) and not resets.is_clock_unreliable):
                 break
-            if len(trials) < _TRIALS or (resets.mislead and not resets.styles):
+            if len(trials) < _TRIALS or (resets.is_clock_unreliable and not resets.styles):
                 trials += _try(task, resets, longest)
     if not trials:
         end = f"when `{task.clock_name}` was at `max_episode_length` ({longest})"
@@ -116,7 +116,7 @@ def _probe(task: Task, longest: Any) -> Profile:
     if not styles:
         source = "its clock"
         styles = {trial.style or _lazy_style(task, trial.clock, limit) for trial in trials}
-        if resets.mislead:
+        if resets.is_clock_unreliable:
             raise _unknown(task, "its clock is set back by more than the resets that it calls")
     if len(styles) > 1:
         raise _unknown(task, f"{source} shows {' and '.join(sorted(styles))}")
@@ -210,7 +210,7 @@ class Resets:
     is_set_back = False
 
     @property
-    def mislead(self) -> bool:
+    def is_clock_unreliable(self) -> bool:
         """Whether the clock alone would show what is not so."""
         return self.is_called or self.is_set_back
 

@@ -6,7 +6,7 @@ import torch
 
 from everstep.errors import AdapterError
 
-from .tasks import Outcome, Task
+from .source import Outcome, Task
 
 #: Values of the option `time_outs`, and their lines in `describe`.
 SOURCES = {

@@ -11,7 +11,6 @@ every episode in the same state.
 with and without the clock, or the adapter counts.
 """
 
-from .env import JaxEnv
-from .libraries import BraxEnv, CraftaxEnv, GymnaxEnv, JumanjiEnv, PlaygroundEnv
+from .env import BraxEnv, CraftaxEnv, GymnaxEnv, JaxEnv, JumanjiEnv, PlaygroundEnv
 
 __all__ = ["BraxEnv", "CraftaxEnv", "GymnaxEnv", "JaxEnv", "JumanjiEnv", "PlaygroundEnv"]

@@ -7,12 +7,12 @@ import numpy as np
 import torch
 from torchrl.data import Categorical, TensorSpec
 
-from everstep.formats import ActionFormat
+from everstep.env.formats import ActionFormat
 
 from ..common.actions import ActionBounds, check_action_bounds, rescaled_spec, unit_to_bounds
-from ..common.handoff import Downlink
+from ..common.handoff import HostReader
 from ..common.specs import choices_spec, real_spec
-from .functions import Choices, Reals
+from .source import Choices, Reals
 
 
 class Actions:
@@ -59,7 +59,7 @@ class Actions:
             shape = tuple(action.low.shape)
             self._set_real(action, sent, device, bounds)
         self._shape = (num_envs, *shape)
-        self._downlink = Downlink(self._shape, is_real=isinstance(action, Reals))
+        self._host = HostReader(self._shape, is_real=isinstance(action, Reals))
 
     def _set_real(
         self, action: Reals, sent: np.dtype[Any], device: torch.device, bounds: ActionBounds
@@ -82,7 +82,7 @@ class Actions:
     def send(self, action: torch.Tensor) -> Any:
         """The action as an array in memory of its own: JAX may read it later."""
         if self._own.type == "cpu":
-            array, form = self._downlink.fetch(action), self.form
+            array, form = self._host.fetch(action), self.form
             if form.scale is not None and form.offset is not None:
                 array = array * form.scale + form.offset
             return array.astype(form.dtype)

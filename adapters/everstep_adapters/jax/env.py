@@ -9,11 +9,12 @@ from tensordict import TensorDict
 
 from everstep.data import DataKeys, Device
 from everstep.env import Env
+from everstep.env.formats import EnvFormat
 from everstep.errors import AdapterError, EnvError
-from everstep.formats import EnvFormat
 
 from ..common.actions import ActionBounds, ActionCheck
 from ..common.calls import error_text
+from ..common.endings import FLAGS
 from ..common.libraries import (
     creating,
     is_loaded_instance,
@@ -21,12 +22,11 @@ from ..common.libraries import (
     require,
     wrap_or_close,
 )
-from ..common.rows import FLAGS
 from ..common.specs import describe_spec
 
 # The folder's other modules import JAX, so this one imports them when an environment is wrapped.
 if TYPE_CHECKING:
-    from .functions import Functions
+    from .source import Functions
 
 
 class JaxEnv(Env):
@@ -51,6 +51,9 @@ class JaxEnv(Env):
         AdapterError: If the adapter cannot represent the environment, or `num_envs` is missing.
 
     """
+
+    #: Modules of the library, whose classes a run from elsewhere may name.
+    libraries: ClassVar[tuple[str, ...]] = ()
 
     #: Number of environments that `num_envs="auto"` makes.
     default_num_envs: ClassVar[int] = 64
@@ -93,7 +96,7 @@ class JaxEnv(Env):
         require("jax", "jit", "JAX is needed: pip install jax")
         import jax
 
-        from . import actions, devices, observations, program, rows, states
+        from . import actions, devices, program, rows, specs, state
 
         if num_envs is None:
             raise AdapterError(
@@ -116,10 +119,8 @@ class JaxEnv(Env):
         self.action_spec = self._actions.spec
         self._check_action = ActionCheck(num_envs, self.action_spec)
         self._program = program.Program(functions, num_envs, self._limit, *self._actions.ends)
-        self._states, self._jax = states, jax
-        self._observations = observations.Observations(
-            self._program.obs, on_device, type(env).__name__
-        )
+        self._state, self._jax = state, jax
+        self._observations = specs.Observations(self._program.obs, on_device, type(env).__name__)
         self._rows = rows.Rows(
             self._program.packing, self._observations, num_envs, own_device, on_device
         )
@@ -248,7 +249,7 @@ class JaxEnv(Env):
 
     def state_dict(self) -> dict[str, Any]:
         """Keys, states and counts of the environments, from which they continue exactly."""
-        to_tensors, restore = self._states.to_tensors, self._program.restore
+        to_tensors, restore = self._state.to_tensors, self._program.restore
         return {
             "carry": None if self._carry is None else to_tensors(restore(self._carry)),
             "key": None if self._key is None else to_tensors(self._key),
@@ -262,7 +263,7 @@ class JaxEnv(Env):
 
         """
         like = self._jax.eval_shape(self._jax.random.PRNGKey, 0)
-        read = partial(self._states.from_tensors, self._jax, name=type(self.env).__name__)
+        read = partial(self._state.from_tensors, self._jax, name=type(self.env).__name__)
         carry = None
         if state["carry"] is not None:
             carry = read(state["carry"], self._program.carry)
@@ -302,3 +303,104 @@ class JaxEnv(Env):
             f"{type(self).__name__}({type(self.env).__name__}, num_envs={self.num_envs}, "
             f"horizon={self.horizon}, device={str(self.device)!r})"
         )
+
+
+# ---- one class a library: which objects it wraps, and how it makes them by name ---------------
+
+
+class GymnaxEnv(JaxEnv):
+    """gymnax's environments; see `JaxEnv`."""
+
+    family = "gymnax"
+    libraries = ("gymnax",)
+    library = ("gymnax", "gymnax is needed: pip install gymnax")
+    kinds: ClassVar[tuple[tuple[str, str], ...]] = (
+        ("gymnax.environments.environment", "Environment"),
+    )
+
+    @classmethod
+    def _read(cls, env: Any, params: Any) -> "Functions":
+        from .source import of_gymnax
+
+        return of_gymnax(env, params)
+
+    @classmethod
+    def _make_one(cls, name: str, **kwargs: Any) -> Any:
+        from gymnax import make
+
+        return make(name, **kwargs)
+
+
+class CraftaxEnv(GymnaxEnv):
+    """Craftax's environments; see `JaxEnv`."""
+
+    family = "Craftax"
+    libraries = ("craftax",)
+    library = ("craftax", "Craftax is needed: pip install craftax")
+    kinds: ClassVar[tuple[tuple[str, str], ...]] = (
+        ("craftax.environment_base.environment_bases", "EnvironmentAutoReset"),
+        ("craftax.environment_base.environment_bases", "EnvironmentNoAutoReset"),
+    )
+
+    @classmethod
+    def _make_one(cls, name: str, **kwargs: Any) -> Any:
+        from craftax.craftax_env import make_craftax_env_from_name
+
+        return make_craftax_env_from_name(name, auto_reset=False, **kwargs)
+
+
+class BraxEnv(JaxEnv):
+    """Brax's environments; see `JaxEnv`."""
+
+    family = "Brax"
+    libraries = ("brax",)
+    library = ("brax", "Brax is needed: pip install brax")
+    kinds = (("brax.envs.base", "Env"),)
+
+    @classmethod
+    def _read(cls, env: Any, params: Any) -> "Functions":
+        from .source import of_brax
+
+        return of_brax(env)
+
+    @classmethod
+    def _make_one(cls, name: str, **kwargs: Any) -> Any:
+        from brax.envs import get_environment
+
+        return get_environment(name, **kwargs)
+
+
+class PlaygroundEnv(BraxEnv):
+    """MuJoCo Playground's environments; see `JaxEnv`."""
+
+    family = "MuJoCo Playground"
+    libraries = ("mujoco_playground",)
+    library = ("mujoco_playground", "MuJoCo Playground is needed: pip install playground")
+    kinds = (("mujoco_playground._src.mjx_env", "MjxEnv"),)
+
+    @classmethod
+    def _make_one(cls, name: str, **kwargs: Any) -> Any:
+        from mujoco_playground import registry
+
+        return registry.load(name, **kwargs)
+
+
+class JumanjiEnv(JaxEnv):
+    """Jumanji's environments; see `JaxEnv`."""
+
+    family = "Jumanji"
+    libraries = ("jumanji",)
+    library = ("jumanji", "Jumanji is needed: pip install jumanji")
+    kinds = (("jumanji.env", "Environment"),)
+
+    @classmethod
+    def _read(cls, env: Any, params: Any) -> "Functions":
+        from .source import of_jumanji
+
+        return of_jumanji(env)
+
+    @classmethod
+    def _make_one(cls, name: str, **kwargs: Any) -> Any:
+        from jumanji import make
+
+        return make(name, **kwargs)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from .functions import Tree
+from .source import Tree
 
 #: Largest leaf that is joined, in bytes: to copy a larger one takes longer than to pass it.
 _SMALL = 2**16

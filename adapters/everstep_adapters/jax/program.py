@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from .functions import Functions, Tree
+from ..common.endings import select
 from .packing import Packing
+from .source import Functions, Tree
 
 #: Rows that are reset together: resets cost as a vector step or more, and few rows end at once.
 _TOGETHER = 32
@@ -140,8 +141,7 @@ class Program:
         """Reset all rows, and take the `rows`."""
 
         def choose(x: jax.Array, y: jax.Array, of_one: Any) -> jax.Array:
-            taken = rows.reshape(-1, *[1] * (x.ndim - 1))
-            return x if x.ndim == of_one.ndim else jnp.where(taken, y, x)
+            return x if x.ndim == of_one.ndim else select(rows, y, x)
 
         return jax.tree.map(choose, old, self._new(key, jnp.arange(self._num_envs)), one)
 

@@ -11,11 +11,11 @@ from tensordict import TensorDict
 
 from everstep.data import DataKeys
 
-from ..common.handoff import Slab
-from .observations import Observations, tensor_of
+from ..common.handoff import TransferBuffer
 from .packing import Packing
+from .specs import Observations, tensor_of
 
-_FLAGS = (DataKeys.TERMINATED, DataKeys.TRUNCATED, DataKeys.FIRST)
+_FLAG_ORDER = (DataKeys.TERMINATED, DataKeys.TRUNCATED, DataKeys.FIRST)
 
 
 class Rows:
@@ -48,38 +48,38 @@ class Rows:
             *observations.layout,
             *observations.layout,
             ((num_envs, 1), torch.get_default_dtype()),
-            ((len(_FLAGS), num_envs, 1), torch.bool),
+            ((len(_FLAG_ORDER), num_envs, 1), torch.bool),
         ]
-        self._slab: None | Slab = None
+        self._buffer: None | TransferBuffer = None
         if own.type == "cpu" and all(dtype is not torch.bfloat16 for _, dtype in self._layout):
             self._set_slab()
 
     def _set_slab(self) -> None:
         """Memory for what the program returns: of an array of one dtype as it is, or a leaf's."""
         dtypes = [dtype for _, dtype in self._layout]
-        slots: list[tuple[tuple[int, ...], torch.dtype]] = []
-        places: dict[int, tuple[int, int]] = {}  # of a leaf: slot, and first element there
+        entries: list[tuple[tuple[int, ...], torch.dtype]] = []
+        places: dict[int, tuple[int, int]] = {}  # of a leaf: entry, and first element there
         self._copied: list[tuple[int, slice]] = []
         for array, group in enumerate(self._packing.groups):
             pieces = [self._packing.pieces[i] for i in group]
             is_same = all(str(dtypes[i]) == f"torch.{self._packing.dtypes[i].name}" for i in group)
             for i, piece in zip(group, pieces, strict=True):
-                places[i] = (len(slots), piece.start if is_same else 0)
+                places[i] = (len(entries), piece.start if is_same else 0)
                 if not is_same or piece is pieces[-1]:
                     part = slice(0 if is_same else piece.start, piece.end)
-                    slots.append(((part.stop - part.start,), dtypes[i]))
+                    entries.append(((part.stop - part.start,), dtypes[i]))
                     self._copied.append((array, part))
-        self._slab = Slab(slots, self._device)
+        self._buffer = TransferBuffer(entries, self._device)
         tensors = []
         for i, (shape, _) in enumerate(self._layout):
-            slot, start = places[i]
-            memory = self._slab.slots[slot].tensor
+            entry, start = places[i]
+            memory = self._buffer.entries[entry].tensor
             tensors.append(memory[start : start + math.prod(shape)].view(shape))
         self._row = self._assemble(tensors, lock=True)
 
     def read(self, arrays: Sequence[jax.Array]) -> TensorDict:
         """The row of a vector step, valid until the next one."""
-        if self._slab is None:
+        if self._buffer is None:
             leaves = self._packing.split([tensor_of(x) for x in arrays])
             self._observations.look(leaves)
             columns = zip(leaves, self._layout, strict=True)
@@ -89,16 +89,16 @@ class Rows:
         found = [np.asarray(x) for x in arrays]
         if self._observations.watches:
             self._observations.look(self._packing.split(found))
-        self._slab.wait()
-        for (array, part), slot in zip(self._copied, self._slab.slots, strict=True):
-            np.copyto(slot.arrays[self._slab.side], found[array][part], casting="unsafe")
-        self._slab.publish()
+        self._buffer.wait()
+        for (array, part), entry in zip(self._copied, self._buffer.entries, strict=True):
+            np.copyto(entry.arrays[self._buffer.side], found[array][part], casting="unsafe")
+        self._buffer.publish()
         return self._row
 
     def _assemble(self, tensors: Sequence[torch.Tensor], *, lock: bool = False) -> TensorDict:
         *obs, rewards, flags = tensors
         half, unflatten = len(obs) // 2, self._observations.unflatten
-        row: dict[str, Any] = dict(zip(_FLAGS, flags.unbind(), strict=True))
+        row: dict[str, Any] = dict(zip(_FLAG_ORDER, flags.unbind(), strict=True))
         row[DataKeys.OBS], row[DataKeys.FINAL_OBS] = unflatten(obs[:half]), unflatten(obs[half:])
         row[DataKeys.REWARDS] = rewards
         return TensorDict(row, batch_size=[self._num_envs], lock=lock)

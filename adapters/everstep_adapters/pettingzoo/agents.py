@@ -1,9 +1,9 @@
 """Agents of an environment: those that the policy controls, and what they have in common."""
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
+from everstep.env.agents import group_name
 from everstep.errors import AdapterError
 
 
@@ -26,7 +26,7 @@ def controlled(env: Any, wanted: None | str | Sequence[str]) -> list[str]:
         )
     chosen = possible
     if isinstance(wanted, str):
-        chosen = [x for x in possible if wanted in (x, _group(x))]
+        chosen = [x for x in possible if wanted in (x, group_name(x))]
     elif wanted is not None:
         chosen = [x for x in possible if x in wanted]
     missing = set() if wanted is None or isinstance(wanted, str) else set(wanted) - set(possible)
@@ -43,19 +43,14 @@ def controlled(env: Any, wanted: None | str | Sequence[str]) -> list[str]:
                 f"The agents of {env} share a policy, so their spaces must be equal; "
                 f"`{space}({chosen[0]!r})` is {first} and `{space}({other!r})` is "
                 f"{getattr(env, space)(other)}. Choose a group of {_groups(possible)} with "
-                f"`agents={_group(chosen[0])!r}`: the others act at random. Or make the spaces "
+                f"`agents={group_name(chosen[0])!r}`: the others act at random. Or make the spaces "
                 "equal, as SuperSuit's `pad_observations_v0` and `pad_action_space_v0` do."
             )
     return chosen
 
 
-def _group(agent: str) -> str:
-    """`"adversary"` of `"adversary_0"`."""
-    return re.sub(r"_\d+$", "", agent)
-
-
 def _groups(agents: Sequence[str]) -> str:
     sizes: dict[str, int] = {}
     for agent in agents:
-        sizes[_group(agent)] = sizes.get(_group(agent), 0) + 1
+        sizes[group_name(agent)] = sizes.get(group_name(agent), 0) + 1
     return ", ".join(f"{name} ({size})" for name, size in sizes.items())

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 import torch
 from tensordict import TensorDict
 
+from everstep.core.names import check_module
 from everstep.data import DataKeys, Device
+from everstep.env.agents import AllAgents
 from everstep.errors import AdapterError, ConfigError
-from everstep.names import check_module
 
 from ..common.autoreset import parse_mode
 from ..common.independence import check_independent
@@ -35,6 +36,9 @@ _NEEDED = "PettingZoo is needed: pip install pettingzoo"
 #: Module and names of the base classes, of agents that act at once and of those that take turns.
 _MODULE, _PARALLEL, _TURNS = "pettingzoo.utils.env", "ParallelEnv", "AECEnv"
 
+#: PettingZoo's own packages, whose names may stand without `pettingzoo.`.
+_OWN = {"atari", "butterfly", "classic", "mpe", "sisl"}
+
 
 class PettingZooEnv(GymnasiumEnv):
     """Agents of PettingZoo environments as the rows of one Everstep environment.
@@ -47,6 +51,8 @@ class PettingZooEnv(GymnasiumEnv):
         agents: Agents that the policy controls: names, or the part of their names before the
             number, such as `"adversary"`; None for all, whose spaces must be equal. The others act
             at random.
+        all_agents: Whether the observation has a leaf `all_agents` too, with the observations of
+            the environment's rows one after the other: for values that see what all agents see.
         autoreset_mode: None or SAME_STEP.
         options: As `GymnasiumEnv` has them.
 
@@ -54,6 +60,9 @@ class PettingZooEnv(GymnasiumEnv):
         AdapterError: If the adapter cannot represent the environments.
 
     """
+
+    #: Modules of the library, whose classes a run from elsewhere may name.
+    libraries: ClassVar[tuple[str, ...]] = ("pettingzoo", "supersuit")
 
     #: Number of rows that `num_envs="auto"` makes.
     default_num_envs: ClassVar[int] = 32
@@ -76,6 +85,7 @@ class PettingZooEnv(GymnasiumEnv):
         *,
         device: Device = "cpu",
         agents: None | str | Sequence[str] = None,
+        all_agents: bool = False,
         autoreset_mode: "None | str | AutoresetMode" = None,
         **options: Any,
     ) -> None:
@@ -99,6 +109,12 @@ class PettingZooEnv(GymnasiumEnv):
         self._vector = AgentsVectorEnv(envs, controlled(envs[0], agents))
         super().__init__(self._vector, horizon, device=device, **options)
         self.episode_keys |= {DataKeys.VALID}
+        self._everybody: None | AllAgents = None
+        if all_agents:
+            form = self.env_format
+            self._everybody = AllAgents(self.observation_spec, form, len(self._vector.agents))
+            self.observation_spec = self._everybody.spec
+            self.env_format = self._everybody.env_format
 
     @classmethod
     def matches(cls, env: Any, /) -> bool:
@@ -118,6 +134,11 @@ class PettingZooEnv(GymnasiumEnv):
     def find(cls, name: str, /) -> list[str]:
         """Nothing: names are those of modules."""
         return []
+
+    @classmethod
+    def module_of(cls, name: str, /) -> str:
+        """The module of an environment; empty for PettingZoo's own."""
+        return "" if name.partition(".")[0] in _OWN else name.replace(":", ".")
 
     @classmethod
     def makes(cls, source: object, /) -> bool:
@@ -170,6 +191,16 @@ class PettingZooEnv(GymnasiumEnv):
         """Number of rows of each environment: of agents that the policy controls."""
         return len(self._vector.agents)
 
+    @property
+    def agents(self) -> list[str]:
+        """Names of the agents that are the rows of each environment."""
+        return self._vector.agents
+
+    def reset(self, *, config: None | dict[str, Any] = None) -> torch.Tensor | TensorDict:
+        """Initial observations `[num_envs, …]`; see `GymnasiumEnv.reset`."""
+        obs = super().reset(config=config)
+        return obs if self._everybody is None else self._everybody.extended(obs, obs)
+
     def _rows(self, returned: tuple[Any, Any, Any, Any, dict[str, Any]]) -> TensorDict:
         """The row of a vector step; see the module."""
         row = super()._rows(returned).copy()
@@ -178,6 +209,8 @@ class PettingZooEnv(GymnasiumEnv):
             (DataKeys.VALID, self._vector.valid),
         ):
             row.set(key, torch.from_numpy(flags.copy()).to(self.device).unsqueeze(-1))
+        if self._everybody is not None:
+            self._everybody.extend(row)
         return row
 
     def describe(self) -> dict[str, str]:

@@ -8,8 +8,8 @@ import numpy.typing as npt
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
+from everstep.env.formats import check_held
 from everstep.errors import EnvError
-from everstep.formats import check_held
 
 
 class AgentsVectorEnv(VectorEnv[Any, Any, Any]):

@@ -8,11 +8,11 @@ import torch
 from torchrl.data import TensorSpec
 from torchrl.data import tensor_specs as specs
 
+from everstep.env.formats import ActionFormat, numpy_dtype
 from everstep.errors import AdapterError
-from everstep.formats import ActionFormat, numpy_dtype
 
 from ..common.actions import ActionBounds, check_action_bounds, rescaled_spec, unit_to_bounds
-from .layout import Key, Layout, Leaf, join_keys, leaves_of, make_leaf
+from .specs import Key, Layout, Leaf, join_keys, leaves_of, make_leaf
 
 
 class Actions(ABC):

@@ -11,10 +11,10 @@ from tensordict import TensorDictBase
 from everstep.data import DataKeys
 from everstep.errors import AdapterError, CheckpointError
 
-from ..common.rows import FLAGS
+from ..common.endings import FLAGS
 from .calls import name_of
 from .keys import own_episode_keys
-from .layout import Key, Layout, NestedKey, as_key, join_keys, leaves_of, value_of, write_key
+from .specs import Key, Layout, NestedKey, as_key, join_keys, leaves_of, value_of, write_key
 
 #: Kind of every end of an episode, for environments whose flags do not distinguish them.
 DoneIs = Literal["terminated", "truncated"]

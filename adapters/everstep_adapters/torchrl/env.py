@@ -1,6 +1,7 @@
 """The environment that wraps TorchRL's."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.metadata import version
 from typing import Any, ClassVar, cast
 
@@ -9,11 +10,13 @@ from tensordict import TensorDict, TensorDictBase
 
 from everstep.data import DataKeys, Device
 from everstep.env import Env
+from everstep.env.agents import AllAgents
+from everstep.env.formats import EnvFormat, ObservationFormat
+from everstep.env.specs import Leaves, Structure, is_choice
 from everstep.errors import AdapterError, EnvError
-from everstep.formats import EnvFormat, ObservationFormat
-from everstep.specs import Leaves, Structure, is_choice
 
 from ..common.actions import ActionBounds, ActionCheck
+from ..common.changes import Changes, fitting
 from ..common.hints import hint
 from ..common.libraries import (
     is_loaded_instance,
@@ -24,14 +27,14 @@ from ..common.libraries import (
 )
 from ..common.metrics import AT_ENDS, TensorMean
 from ..common.specs import compose_spec, describe_spec
-from ..common.states import Changes, fitting
-from . import keys, states
+from . import keys
 from .actions import OneHotActions, make_actions
 from .calls import TorchRLCalls
 from .endings import DoneIs, Endings
 from .handoff import Handoff
-from .layout import NestedKey, join_keys, leaves_of, make_leaf, observation_leaves
-from .making import make_env
+from .source import make_env
+from .specs import NestedKey, join_keys, leaves_of, make_leaf, observation_leaves
+from .state import changes_to_env, decode_data, encode_data, read_state
 
 
 class TorchRLEnv(Env):
@@ -74,11 +77,16 @@ class TorchRLEnv(Env):
         metrics: Keys of the observation spec, of one number each, whose means over valid rows are
             logged as `env/<key>`; those named `is_success`, `success` or `episode_reward` only
             where an episode ends.
+        all_agents: Whether the observation has a leaf `all_agents` too, with the observations of
+            the environment's agents one after the other: for values that see what all agents see.
 
     Raises:
         AdapterError: If the adapter cannot represent the environment; names a way out.
 
     """
+
+    #: Modules of the library, whose classes a run from elsewhere may name.
+    libraries: ClassVar[tuple[str, ...]] = ("torchrl",)
 
     #: Number of environments that `num_envs="auto"` makes; each costs CPU time in every step.
     default_num_envs: ClassVar[int] = 8
@@ -113,6 +121,7 @@ class TorchRLEnv(Env):
         time_limit: None | int = None,
         step_timeout: None | float = None,
         metrics: Sequence[NestedKey] = (),
+        all_agents: bool = False,
     ) -> None:
         needed = "TorchRL's environments are needed: pip install torchrl"
         if not isinstance(env, require("torchrl.envs", "EnvBase", needed)):
@@ -172,8 +181,35 @@ class TorchRLEnv(Env):
             self._calls = TorchRLCalls(env, step_timeout)
             self._handoff = Handoff(env.device or torch.device("cpu"), on_device)
             self._phases = torch.Generator()
+            self._everybody = self._make_everybody() if all_agents else None
             #: The last step's observations and states, to which the next action is added.
             self._data: None | TensorDictBase = None
+
+    def _make_everybody(self) -> AllAgents:
+        """Add what all agents observe to the observation."""
+        if not self._layout.agents:
+            raise AdapterError(
+                f"`all_agents` is for environments of several agents, and a row of "
+                f"{self._calls.name} is an environment. Leave it out."
+            )
+        form = getattr(self, "env_format", EnvFormat.of(self.observation_spec, self.action_spec))
+        everybody = AllAgents(self.observation_spec, form, self.rows_per_env)
+        self.observation_spec, self.env_format = everybody.spec, everybody.env_format
+        return everybody
+
+    @property
+    def rows_per_env(self) -> int:
+        """Number of rows of each environment: of agents."""
+        return self._layout.agents.numel()
+
+    @property
+    def agents(self) -> list[str]:
+        """Names of the agents that are the rows of each environment; empty if it has none."""
+        groups: Any = {}
+        with suppress(Exception):  # of environments without, whose workers may be asked
+            groups = self.env.group_map
+        key = self._layout.group
+        return [str(x) for x in groups.get(key[-1], ())] if key and self._layout.agents else []
 
     @classmethod
     def matches(cls, env: object, /) -> bool:
@@ -184,6 +220,11 @@ class TorchRLEnv(Env):
     def suggest(cls, env: object, /) -> str:
         """Advice for an environment that one of TorchRL's wrappers takes; empty for others."""
         return hint(env)
+
+    @classmethod
+    def module_of(cls, name: str, /) -> str:
+        """The module of a class; empty for the id of a Gymnasium environment."""
+        return name.replace(":", ".") if {":", "."} & {*name} else ""
 
     @classmethod
     def makes(cls, source: object, /) -> bool:
@@ -252,7 +293,8 @@ class TorchRLEnv(Env):
         if self._random_phase:
             self._draw_phases(self._data)
         leaves = tuple(leaf.to(self.device) for leaf in self._read(self._data))
-        return self._structure.unflatten(leaves, [self.num_envs])
+        obs = self._structure.unflatten(leaves, [self.num_envs])
+        return obs if self._everybody is None else self._everybody.extended(obs, obs)
 
     def step(self, action: torch.Tensor | TensorDict) -> TensorDict:
         """The row of a vector step: `obs`, `rewards` and the episode keys; see the module.
@@ -279,16 +321,16 @@ class TorchRLEnv(Env):
 
     def metrics(self) -> dict[str, Any]:
         """Means of the keys in the option `metrics` since the last call, 0-d each."""
-        return {"/".join(key): mean.take() for key, (_, mean) in self._metrics.items()}
+        return {"/".join(key): mean.pop() for key, (_, mean) in self._metrics.items()}
 
     def state_dict(self) -> None | dict[str, Any]:
         """The state of the environment, from which it continues; None if it cannot be read.
 
-        It can be read if all layers are in `everstep_adapters.torchrl.states.ATTRIBUTES`, or have
+        It can be read if all layers are in `everstep_adapters.torchrl.state.ATTRIBUTES`, or have
         `state_dict` and `load_state_dict` of their own.
         """
-        held = None if self._data is None else states.read(self.env)
-        data = None if self._data is None else states.encode_data(self._data)
+        held = None if self._data is None else read_state(self.env)
+        data = None if self._data is None else encode_data(self._data)
         if held is None or data is None:
             return None
         phases = self._phases.get_state()
@@ -303,9 +345,9 @@ class TorchRLEnv(Env):
         """
         changes = Changes()
         with fitting(self._calls.name):
-            data = states.decode_data(self.env, self._layout, state["data"])
+            data = decode_data(self.env, self._layout, state["data"])
             self._read(data)
-            states.collect(changes, self.env, state["env"])
+            changes_to_env(changes, self.env, state["env"])
             changes.assign(self._endings.checked(state["ends"]))
             torch.Generator().set_state(state["phases"])
         changes.make()
@@ -393,7 +435,10 @@ class TorchRLEnv(Env):
         if final:
             ended = tuple(sent[count : 2 * count])
             row[DataKeys.FINAL_OBS] = self._structure.unflatten(ended, [self.num_envs])
-        return TensorDict(row, batch_size=[self.num_envs])
+        rows = TensorDict(row, batch_size=[self.num_envs])
+        if self._everybody is not None:
+            self._everybody.extend(rows)
+        return rows
 
     def _read(self, data: TensorDictBase) -> Leaves:
         return tuple(leaf.read(data, self._layout) for leaf in self._leaves.values())

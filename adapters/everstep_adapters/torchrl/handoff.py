@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ..common.handoff import Slab, indexed
+from ..common.handoff import TransferBuffer, indexed
 
 
 class Handoff:
@@ -31,7 +31,7 @@ class Handoff:
         self._is_same = indexed(source) == indexed(device)
         self._is_staged = source.type == "cpu" and not self._is_same if staged is None else staged
         self._device = device
-        self._slab: None | Slab = None
+        self._buffer: None | TransferBuffer = None
         if self._is_staged:
             copies = f"{source} to {device} through pinned memory, one copy; actions back"
         elif self._is_same:
@@ -49,12 +49,12 @@ class Handoff:
         """
         if not self._is_staged:
             return tensors if self._is_same else [tensor.to(self._device) for tensor in tensors]
-        if self._slab is None:
+        if self._buffer is None:
             layout = [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
-            self._slab = Slab(layout, self._device, staged=True)
-        slab = self._slab
-        slab.wait()
-        for slot, tensor in zip(slab.slots, tensors, strict=True):
-            slot.write(slab.side, tensor)
-        slab.publish()
-        return [slot.tensor for slot in slab.slots]
+            self._buffer = TransferBuffer(layout, self._device, staged=True)
+        buffer = self._buffer
+        buffer.wait()
+        for entry, tensor in zip(buffer.entries, tensors, strict=True):
+            entry.write(buffer.side, tensor)
+        buffer.publish()
+        return [entry.tensor for entry in buffer.entries]

@@ -16,7 +16,7 @@ from ..common.calls import error_text
 from ..common.independence import check_independent
 from ..common.libraries import is_loaded_instance
 from .calls import layers_of, name_of
-from .layout import Key, Layout, Leaf, NestedKey, as_key, join_keys, leaves_of, make_leaf, write_key
+from .specs import Key, Layout, Leaf, NestedKey, as_key, join_keys, leaves_of, make_leaf, write_key
 
 #: The adapter's own count of env steps, which no policy observes.
 STEP_COUNT = "_everstep_step_count"

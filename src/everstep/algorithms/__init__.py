@@ -1,8 +1,9 @@
 """Algorithms: `collect` experience, then `step` the policy with it."""
 
-from ..hyperparameters import LIVE
+from ..core.hyperparameters import LIVE
 from .algorithm import Algorithm, OnPolicyAlgorithm, RecurrentAlgorithm
 from .config import AlgorithmConfig, RecurrentAlgorithmConfig
+from .groups import GroupedAlgorithm
 from .operations import WorkerOperations
 
 #: rl8's name of the base of algorithms.
@@ -13,6 +14,7 @@ __all__ = [
     "Algorithm",
     "AlgorithmConfig",
     "GenericAlgorithmBase",
+    "GroupedAlgorithm",
     "OnPolicyAlgorithm",
     "RecurrentAlgorithm",
     "RecurrentAlgorithmConfig",

@@ -8,6 +8,13 @@ from typing import Any, Generic, TypeVar, cast
 
 import torch
 
+from ..core.episodes import to_floats
+from ..core.fast import Learner, NativeActor, actor, learner, recurrence
+from ..core.graphs import CUDAGraph, is_static
+from ..core.hyperparameters import Hyperparameters, RecurrentHyperparameters
+from ..core.losses import check_terms
+from ..core.restoring import Snapshot, loading
+from ..core.rollouts import Minibatch
 from ..data import (
     AlgorithmHparams,
     AlgorithmState,
@@ -17,26 +24,22 @@ from ..data import (
     RecurrentAlgorithmState,
     StepStats,
 )
-from ..env_calls import EnvCalls
-from ..episodes import to_floats
-from ..errors import ConfigError, DivergedError, EnvError, NotBufferedError
-from ..fused import MinibatchGradients, actor, gradients
-from ..graphs import CUDAGraph, is_static
-from ..hyperparameters import Hyperparameters, RecurrentHyperparameters
-from ..objectives import ENTROPY_EVERY, ActorCritic, add_ons
+from ..distillation import make_objective_of
+from ..distributions import Distribution
+from ..env.calls import EnvCalls
+from ..env.registry import EnvSource
+from ..env.specs import Leaves
+from ..errors import ConfigError, DivergedError, EnvError, NonFiniteError, NotBufferedError
+from ..objectives import ENTROPY_EVERY, MONITORS, ActorCritic, add_ons
 from ..policies import Actor, GenericPolicyBase, Policy, RecurrentPolicy, check_policy, model_mode
-from ..registry import EnvSource
-from ..resolve import build_env, closed_on_error, device_problem
-from ..restoring import Snapshot, loading
-from ..rollouts import Minibatch
-from ..specs import Leaves
-from ..updates import Meter, total
 from . import estimates
 from . import snapshot as snapshots
 from .build import build_parts
 from .estimates import stopwatch, update_statistics
 from .operations import WorkerOperations
 from .recording import Collected, Recorder, optimizer_steps
+from .resolve import build_env, closed_on_error, device_problem
+from .updates import Meter, total
 
 _log = logging.getLogger(__name__)
 
@@ -67,6 +70,7 @@ class OnPolicyAlgorithm(
 
     def __init__(self, env_cls: EnvSource, /, config: None | Hyperparameters = None) -> None:
         config = (config or self.config_cls()).validate()
+        config.objective = make_objective_of(config.objective)
         self._check_kind(config)
         if config.seed is not None:
             torch.manual_seed(config.seed)
@@ -91,7 +95,9 @@ class OnPolicyAlgorithm(
         self._rows_to_learn = 0
         #: Leaves of observations that were seen outside of their bounds.
         self._warned: set[str] = set()
-        self._fused: None | MinibatchGradients = None
+        #: The native ways of now, if they are taken.
+        self._actor: None | NativeActor = None
+        self._fast: None | Learner = None
 
     # ---- collect ------------------------------------------------------------------------------
 
@@ -114,26 +120,60 @@ class OnPolicyAlgorithm(
 
         """
         elapsed_ms = stopwatch()
+        with self.collecting(deterministic=deterministic):
+            was_reset = self.begin(env_config)
+            with self.naming_choices():
+                collected = self._roll_out_or_replay(deterministic)
+            found = self.examine(collected, was_reset=was_reset)
+        stats = self.accept(collected, found, was_reset=was_reset)
+        return cast(CollectStats, {**stats, "profiling/collect_ms": elapsed_ms()})
+
+    @contextmanager
+    def collecting(self, *, deterministic: bool) -> Iterator[None]:
+        """Context of a rollout; if it fails, running statistics are as before.
+
+        The parts of `collect` are operations of their own, from here to `accept`: several policies
+        that act in one environment go through them together.
+        """
         self._end_open_update()
         self._prepare()
         self.calls.begin()
         precision = self.config.matmul_precision
+        mode = model_mode(self.policy.model, training=not deterministic, precision=precision)
         before = Snapshot.of_tensors(snapshots.running_statistics(self.parts).values())
-        with before.on_error():
-            mode = model_mode(self.policy.model, training=not deterministic, precision=precision)
-            with torch.inference_mode(False), torch.no_grad(), mode:
-                was_reset = self._begin(env_config)
-                try:
-                    collected = self._roll_out_or_replay(deterministic)
-                except IndexError:
-                    self.rollout.find_fault()  # models index by choices, which may not exist
-                    raise
-            # NaN marks a statistic that does not exist, such as a mean without an episode.
-            found = to_floats(collected.statistics) | self.calls.metrics()
-            if found.pop("beyond", 0.0):
-                self._warn_of_bounds()
-            stats = self.reducer.statistics({k: x for k, x in found.items() if x == x})
-            self._check_rollout(finite=bool(stats.pop("finite")), lost=int(stats.pop("lost")))
+        with before.on_error(), torch.inference_mode(False), torch.no_grad(), mode:
+            yield
+
+    @contextmanager
+    def naming_choices(self) -> Iterator[None]:
+        """Context in which an error of a model may be one of the environment, which is raised."""
+        try:
+            yield
+        except IndexError:
+            self.rollout.find_fault()  # models index by choices, which may not exist
+            raise
+
+    def examine(self, collected: Collected, *, was_reset: bool) -> dict[str, float]:
+        """Statistics of a complete rollout, of all processes.
+
+        Raises:
+            EnvError: If final observations are lost, and `on_missing_final` says so.
+            NonFiniteError: If a number is not finite.
+
+        """
+        self._follow(was_reset=was_reset)
+        # NaN marks a statistic that does not exist, such as a mean without an episode.
+        found = to_floats(collected.statistics) | self.calls.metrics()
+        if found.pop("beyond", 0.0):
+            self._warn_of_bounds()
+        stats = self.reducer.statistics({k: x for k, x in found.items() if x == x})
+        self._check_rollout(finite=bool(stats.pop("finite")), lost=int(stats.pop("lost")))
+        return stats
+
+    def accept(
+        self, collected: Collected, stats: dict[str, float], *, was_reset: bool
+    ) -> dict[str, Any]:
+        """Count a rollout, which `step` learns from now; its statistics."""
         self.states, self._reward_scale = collected.states, collected.reward_scale
         self._rows_to_learn = int(stats["env/steps"])
         self.state.reward_scale = stats.pop("reward_scale", 1.0)
@@ -144,8 +184,7 @@ class OnPolicyAlgorithm(
         resets = self.rollout.num_envs * self.reducer.size * was_reset
         counts: dict[str, Any] = {"env/steps": self._rows_to_learn, "env/resets": resets}
         counts |= {key: int(stats[key]) for key in ("episodes/count",) if key in stats}
-        counts |= self.calls.statistics
-        return cast(CollectStats, {**stats, **counts, "profiling/collect_ms": elapsed_ms()})
+        return {**stats, **counts, **self.calls.statistics}
 
     def _prepare(self) -> None:
         """Let bonuses look at the environment, once, before the first rollout to learn from."""
@@ -158,7 +197,7 @@ class OnPolicyAlgorithm(
                     bonus.prepare(self.env)
             self.is_prepared = True
 
-    def _begin(self, env_config: None | dict[str, Any]) -> bool:
+    def begin(self, env_config: None | dict[str, Any]) -> bool:
         """Write the first observations; whether the environments were reset."""
         every = int(self.config.horizons_per_env_reset)
         due = self.state.horizons % every == 0 if every > 0 else self.state.horizons == 0
@@ -195,27 +234,42 @@ class OnPolicyAlgorithm(
             deterministic: Whether actions are the distribution's mode.
 
         """
-        policy, rollout = self.policy, self.rollout
-        has_states = bool(states)
-        has_episodes = has_states and DataKeys.FIRST in rollout.episode_keys
-        with policy.keep_casts():
-            acts = actor(policy, rollout, deterministic=deterministic) or Actor(
-                policy, rollout, deterministic=deterministic
-            )
-            for t in range(rollout.horizon):
-                if has_states and t % rollout.seq_len == 0:
-                    states = self._begin_sequence(t // rollout.seq_len, states, resets)
-                actions, states = acts.act(t, states)
-                self.calls.step(rollout, t, actions)
-                if has_episodes:
-                    if rollout.final_obs:
-                        estimates.value_final_row(policy, rollout, t, states)
-                    states = policy.next_states(states, rollout.first_at(t))
-            acts.finish(states)
-            statistics, scale = estimates.complete(self.parts, evaluating=self.is_evaluating)
-            return Collected(statistics, states, scale)
+        with self.in_rollout():
+            acting = self.acting(states, resets, deterministic=deterministic)
+            for t in range(self.rollout.horizon):
+                self.calls.step(self.rollout, t, acting.act(t))
+                acting.observe(t)
+            return acting.finish()
 
-    def _begin_sequence(self, sequence: int, states: Leaves, resets: None | torch.Tensor) -> Leaves:
+    @contextmanager
+    def in_rollout(self) -> Iterator[None]:
+        """Context in which the policy acts while its weights stay as they are."""
+        with self.policy.keep_casts(), recurrence(self.policy):
+            yield
+
+    def acting(
+        self, states: None | Leaves, resets: None | torch.Tensor = None, *, deterministic: bool
+    ) -> "Acting":
+        """The policy's part in a rollout; see `_roll_out`. Call it in `in_rollout`.
+
+        States of None are those after the last rollout.
+        """
+        if states is None:
+            states = self._initial_states(0) if self.states is None else self.states
+        self._actor = actor(self.policy, self.rollout, self._actor, deterministic=deterministic)
+        acts = self._actor or Actor(self.policy, self.rollout, deterministic=deterministic)
+        return Acting(self, acts, states, resets)
+
+    def _follow(self, *, was_reset: bool) -> None:
+        """Let symmetry and objective look at a complete rollout, before its states are kept."""
+        looking: list[Any] = [x for x in (self.mirror, self.objective) if hasattr(x, "follow")]
+        if looking:
+            sequences = range(self.rollout.horizon // self.rollout.seq_len)
+            resets = [self._is_reset(sequence) for sequence in sequences]
+            for each in looking:
+                each.follow(self.rollout, was_reset=was_reset, resets=resets)
+
+    def begin_sequence(self, sequence: int, states: Leaves, resets: None | torch.Tensor) -> Leaves:
         """Store the recurrent states of a sequence, which are reset first if that is due."""
         if resets is not None:
             pairs = zip(self._initial_states(), states, strict=True)
@@ -258,6 +312,14 @@ class OnPolicyAlgorithm(
     def _check_rollout(self, *, finite: bool, lost: int) -> None:
         if not finite:
             self.rollout.find_fault()
+            for column, bonus in enumerate(self.bonuses, 1):
+                bad = (~self.rollout.rewards[:-1, :, column].isfinite()).nonzero()
+                if len(bad):
+                    raise NonFiniteError(
+                        f"Rewards of the bonus `{bonus.name}` are not finite, first for "
+                        f"environment {int(bad[0, 1])} ({len(bad)} rows in all), although what the "
+                        "environment returned is. The policy was not changed; fix the bonus."
+                    )
         if self.config.on_missing_final == "error" and lost:
             raise EnvError(
                 f"{lost} truncated rows have no final observation to bootstrap from. "
@@ -286,8 +348,6 @@ class OnPolicyAlgorithm(
             steps: Minibatches of each, in chunks.
 
         """
-        autograd = self.config.policy_loss_addons or self.grad_scaler.is_enabled()
-        self._fused = None if autograd else gradients(self.policy, self.objective, self._fused)
         for i, chunks in enumerate(steps):
             if isinstance(self.objective, ActorCritic):
                 self.objective.measures_entropy = is_static() or i % ENTROPY_EVERY == 0
@@ -302,12 +362,40 @@ class OnPolicyAlgorithm(
                 break
             self.updater.step(mask=self.meter.mask)
 
+    def _find_learner(self) -> None | Learner:
+        """The native way to compute gradients; None if autograd differentiates the loss."""
+        if self.config.policy_loss_addons or self.mirror or self.grad_scaler.is_enabled():
+            return None
+        return learner(self.policy, self.objective, self._fast)
+
+    def _takes_whole_steps(self) -> bool:
+        """Whether nothing but a divergence comes between a minibatch's gradients and its step."""
+        config = self.config
+        comes_between = self.bonuses or config.accumulate_grads or self.reducer.size > 1
+        return not comes_between and config.lr_schedule_kind != "adaptive"
+
+    def _learn_at_once(self, fast: Learner) -> None:
+        """Take the optimizer steps of an update natively, one call each, as `learn` would."""
+        config, count = self.config, self.parts.sequences_per_rollout
+        is_drawn = config.shuffle_minibatches and self.minibatch_size < count
+        epochs = range(int(config.num_sgd_iters))
+        terms, has_ended = fast.learn(
+            self.rollout,
+            (torch.randperm(count) if is_drawn else None for _ in epochs),
+            self.minibatch_size,
+            self.updater,
+            chunk=self.chunk_size,
+            standardized=config.normalize_advantages == "minibatch",
+            target_kl=config.target_kl_div,
+        )
+        self.meter.add_all(terms, has_ended=has_ended)
+
     def _add_gradients(self, minibatch: Minibatch) -> dict[str, torch.Tensor]:
         """Add a minibatch's gradients to those of the parameters; the terms of its loss."""
-        if self._fused is None:
+        if self._fast is None:
             terms = self._losses(minibatch)
         else:
-            terms = self._add_bonuses(minibatch, self._fused(minibatch))
+            terms = self._add_bonuses(minibatch, self._fast(minibatch))
         if terms["total"].requires_grad:
             self.updater.backward(terms["total"])
             terms = {name: term.detach() for name, term in terms.items()}
@@ -315,17 +403,39 @@ class OnPolicyAlgorithm(
 
     def _losses(self, minibatch: Minibatch) -> dict[str, torch.Tensor]:
         """Terms of the loss, 0-d each."""
+        if self.mirror is None:
+            return self._add_bonuses(minibatch, self._policy_losses(minibatch)[0])
+        mirror = self.mirror
+        own, mirrored = mirror.minibatch(minibatch, getattr(self.objective, "label_names", ()))
+        terms, distribution = self._policy_losses(own)
+        if mirror.augment:
+            others, for_mirrored = self._policy_losses(mirrored)
+            # Monitors are of the rows that were collected.
+            halves = {k: (x + others[k]) / 2 for k, x in terms.items() if k not in MONITORS}
+            terms = {**terms, **halves}
+        else:
+            for_mirrored, _ = self.policy.evaluate(mirrored)
+        if mirror.mirror_coeff:
+            loss = mirror.loss(own, distribution, for_mirrored)
+            terms["total"] = terms["total"] + mirror.mirror_coeff * loss
+            terms["symmetry"] = loss.detach()
+        return self._add_bonuses(own, terms)
+
+    def _policy_losses(self, minibatch: Minibatch) -> tuple[dict[str, torch.Tensor], Distribution]:
+        """Terms of the loss without those of bonuses, 0-d each, and the policy's distribution."""
         distribution, values = self.policy.evaluate(minibatch)
         minibatch, values = self.policy.in_deviations(minibatch, values)
         terms = self.objective(minibatch, distribution, values)
-        terms = add_ons(self.config.policy_loss_addons, minibatch, distribution, values, terms)
-        return self._add_bonuses(minibatch, terms)
+        check_terms(terms, "`objective`")
+        add_on = self.config.policy_loss_addons
+        return add_ons(add_on, minibatch, distribution, values, terms), distribution
 
     def _add_bonuses(
         self, minibatch: Minibatch, terms: dict[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
         for bonus in self.bonuses:
             loss = bonus.losses(minibatch)
+            check_terms({"total": loss}, f"`losses` of the bonus `{bonus.name}`")
             terms = {**terms, bonus.name: loss, "total": terms["total"] + loss}
         return terms
 
@@ -349,15 +459,19 @@ class OnPolicyAlgorithm(
         ):
             explained_variance = self._update()
             others = {**self.updater.totals(), "explained_variance": explained_variance}
+            lr = self.optimizer.param_groups[0]["lr"]
+            if isinstance(lr, torch.Tensor):  # of recorded updates
+                others["lr"] = lr
             stats = self.meter.read(others)
+            lr = float(stats.pop("lr", lr))
             # Gradient scaling skips steps until it has found its scale.
             if stats["skipped"] == stats["steps"] and not self.grad_scaler.is_enabled():
                 raise DivergedError(
                     "No minibatch of this update had finite gradients, so the weights are as "
                     "before. Lower the learning rate, or bound rewards and observations."
                 )
-        found = estimates.coefficients(self.parts) | update_statistics(stats)
-        self._end_update()
+        found = estimates.coefficients(self.parts, lr) | update_statistics(stats)
+        self._end_update(lr)
         return cast(StepStats, {**found, "profiling/step_ms": elapsed_ms()})
 
     def _update(self) -> torch.Tensor:
@@ -370,12 +484,17 @@ class OnPolicyAlgorithm(
         self.updater.begin()
         adapted = self.lr_scheduler if config.lr_schedule_kind == "adaptive" else None
         self.meter.begin(config.target_kl_div, adapted, recorded=is_recorded)
+        self._fast = None if is_recorded else self._find_learner()
         if is_recorded:
             explained_variance = recorder.estimate(self.parts, self.estimate, scale)
             recorder.learn(self.parts, self.learn, self.meter)
+            return explained_variance
+        explained_variance = self.estimate(scale)
+        if self._fast is not None and self._takes_whole_steps():
+            self._learn_at_once(self._fast)
         else:
-            explained_variance = self.estimate(scale)
-            self.learn(optimizer_steps(self.parts, self.chunk_size))
+            with recurrence(self.policy):
+                self.learn(optimizer_steps(self.parts, self.chunk_size))
         return explained_variance
 
     def _take_rollout(self, caller: str) -> None:
@@ -385,18 +504,23 @@ class OnPolicyAlgorithm(
             )
         self.state.buffered = False
 
-    def _end_update(self) -> None:
+    def _end_update(self, lr: None | float = None) -> None:
         """Update statistics of observations and bonuses, count env steps, move schedules on."""
         with self.reducer.joined():
             self.policy.update_statistics(self.rollout)
             for bonus in self.bonuses:
                 bonus.update(self.rollout)
         self.state.env_steps += self._rows_to_learn
-        self.follow_schedules()
+        self.follow_schedules(lr)
 
-    def follow_schedules(self) -> None:
-        """Set what schedules set to its value after the env steps so far."""
-        self.lr_scheduler.step(self.state.env_steps)
+    def follow_schedules(self, lr: None | float = None) -> None:
+        """Set what schedules set to its value after the env steps so far.
+
+        Args:
+            lr: The optimizer's learning rate, if it is known: reading it may wait for the device.
+
+        """
+        self.lr_scheduler.step(self.state.env_steps, lr)
         self.objective.entropy_coeff.fill_(self.entropy_scheduler.step(self.state.env_steps))
         if self.config.clip_param_schedule is not None:
             clip_param = self.clip_scheduler.step(self.state.env_steps)
@@ -416,9 +540,10 @@ class OnPolicyAlgorithm(
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Collect in the block without changing statistics, counters' episodes or training data.
+        """Collect in the block without changing statistics, env steps or training data.
 
-        The environment itself moves on, and episodes that are open in it with it.
+        The environment itself moves on, and episodes that are open in it with it, and so does
+        `horizons`; a rollout that waits for `step` is dropped.
         """
         self._end_open_update()
         statistics, rollout = snapshots.running_statistics(self.parts), self.rollout
@@ -439,7 +564,10 @@ class OnPolicyAlgorithm(
         """Everything that training continues from: weights, moments, counters, generators, and
         the environment's state if it has `state_dict`.
         """
-        return snapshots.state_of(self.parts, self.state, self.states, continues=self.continues)
+        state = snapshots.state_of(self.parts, self.state, self.states, continues=self.continues)
+        if not self.is_prepared:  # absent otherwise, as in older checkpoints
+            state["is_prepared"] = False
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict`; environments whose state is not in it are reset.
@@ -459,8 +587,55 @@ class OnPolicyAlgorithm(
         self.state = type(self.state)(**{**state["counters"], "buffered": False})
         self.states = None if memory is None else tuple(x.to(device) for x in memory)
         self.continues = state["continues"] and state["env"] is not None
-        self.is_prepared = True
+        self.is_prepared = state.get("is_prepared", True)
         self.follow_schedules()
+
+
+class Acting:
+    """A policy's part in a rollout: what comes before and after each vector step.
+
+    Args:
+        algorithm: The algorithm, whose rollout is filled.
+        acts: What acts.
+        states: Recurrent states before the first vector step, `[N, …]`.
+        resets: Sequences that reset the states, bool `[S]`; None if the host decides.
+
+    """
+
+    def __init__(
+        self,
+        algorithm: OnPolicyAlgorithm[Any, Any, Any],
+        acts: NativeActor | Actor,
+        states: Leaves,
+        resets: None | torch.Tensor,
+    ) -> None:
+        self.algorithm, self.acts, self.states, self.resets = algorithm, acts, states, resets
+        rollout = algorithm.rollout
+        self.has_states = bool(states)
+        self.has_episodes = self.has_states and DataKeys.FIRST in rollout.episode_keys
+
+    def act(self, t: int) -> Leaves:
+        """Actions of vector step `t`, `[N, …]`."""
+        algorithm, length = self.algorithm, self.algorithm.rollout.seq_len
+        if self.has_states and t % length == 0:
+            self.states = algorithm.begin_sequence(t // length, self.states, self.resets)
+        actions, self.states = self.acts.act(t, self.states)
+        return actions
+
+    def observe(self, t: int) -> None:
+        """Go on after the outcome of vector step `t`, which is in the rollout."""
+        if self.has_episodes:
+            policy, rollout = self.algorithm.policy, self.algorithm.rollout
+            if rollout.final_obs:
+                estimates.value_final_row(policy, rollout, t, self.states)
+            self.states = policy.next_states(self.states, rollout.first_at(t))
+
+    def finish(self) -> Collected:
+        """Complete the full rollout."""
+        algorithm = self.algorithm
+        self.acts.finish(self.states)
+        statistics, scale = estimates.complete(algorithm.parts, evaluating=algorithm.is_evaluating)
+        return Collected(statistics, self.states, scale)
 
 
 class Algorithm(OnPolicyAlgorithm[AlgorithmHparams, AlgorithmState, Policy]):

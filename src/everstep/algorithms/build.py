@@ -11,21 +11,22 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torchrl.data import Composite, Unbounded
 
 from ..bonuses import Bonus, Stream, add_critics, make_bonuses, streams_of
+from ..core.episodes import EpisodeTracker
+from ..core.hyperparameters import Hyperparameters, Resolved
+from ..core.normalizers import RunningMoments
+from ..core.ranks import Reducer, current_reducer
+from ..core.rollouts import Rollout, episode_keys_of
 from ..data import AlgorithmHparams, DataKeys
 from ..env import Env
-from ..episodes import EpisodeTracker
+from ..env.limits import action_limits_of, limits_of
+from ..env.specs import Structure
 from ..errors import ConfigError
-from ..hyperparameters import Hyperparameters, Resolved
-from ..limits import action_limits_of, limits_of
-from ..normalizers import RunningMoments
 from ..objectives import Objective, find_objective
 from ..policies import GenericPolicyBase, check_history, make_policy
-from ..reducers import Reducer, current_reducer
-from ..resolve import resolve_graphs, resolve_sequences, resolve_update
-from ..rollouts import Rollout, episode_keys_of
 from ..schedulers import ClipScheduler, EntropyScheduler, LRScheduler
-from ..specs import Structure
-from ..updates import Updater, parameter_groups
+from ..symmetry import Mirror, make_symmetry
+from .resolve import resolve_graphs, resolve_sequences, resolve_update
+from .updates import Updater, parameter_groups
 
 #: Rows of a forward pass in an update on a CPU: the layers' outputs then stay in the cache.
 CHUNK_ROWS = 4096
@@ -61,6 +62,8 @@ class Parts:
     grad_scaler: GradScaler
     #: Loss that an update minimises.
     objective: Objective
+    #: What mirrors minibatches; None without `symmetry`.
+    mirror: None | Mirror
     #: Learning rate, over env steps learned from.
     lr_scheduler: LRScheduler
     #: Weight of the entropy bonus, over env steps learned from.
@@ -101,7 +104,8 @@ def build_parts(
     sequences = num_envs * horizon // seq_len
     config = resolve_update(config, env, sequences=sequences * reducer.size)
     size = reducer.share("sgd_minibatch_size", cast(int, config.sgd_minibatch_size))
-    bonuses = make_bonuses(config.bonuses)
+    bonuses, symmetry = make_bonuses(config.bonuses), make_symmetry(config.symmetry)
+    config = replace(config, symmetry=symmetry)
     streams = streams_of(config, bonuses)
     policy = make_policy(policy_cls, env, config, device, len(streams))
     policy.seq_len = seq_len
@@ -132,6 +136,8 @@ def build_parts(
     reducer.begin(policy.model, policy.normalizer, policy.critic, discounted_returns, *bonuses)
     lr_scheduler, entropy_scheduler, clip_scheduler = make_schedules(config, updater.optimizer)
     objective = make_objective(config, device, entropy_scheduler.coeff, clip_scheduler.coeff)
+    if hasattr(objective, "setup"):
+        objective.setup(policy, None)
     policy.is_wired = True
     return Parts(
         config=config.built_in(),
@@ -147,6 +153,7 @@ def build_parts(
         optimizer=updater.optimizer,
         grad_scaler=updater.grad_scaler,
         objective=objective,
+        mirror=None if symmetry is None else Mirror(symmetry, policy, rollout),
         lr_scheduler=lr_scheduler,
         entropy_scheduler=entropy_scheduler,
         clip_scheduler=clip_scheduler,
@@ -211,12 +218,13 @@ def changed_parts(parts: Parts, config: Resolved, *, rates: bool) -> Parts:
         group["lr"] = new.get("lr", options.get("lr", updater.optimizer.defaults["lr"]))
     updater.max_grad_norm = config.max_grad_norm
     lr_scheduler, entropy_scheduler, clip_scheduler = make_schedules(config, updater.optimizer)
-    if config.clip_param_schedule == "linear":
-        clip_scheduler.continue_from(parts.clip_scheduler)
-    if config.lr_schedule == "linear":
-        lr_scheduler.continue_from(parts.lr_scheduler, keep_rate=not rates)
+    lr_scheduler.continue_from(parts.lr_scheduler, keep_rate=not rates)
+    entropy_scheduler.continue_from(parts.entropy_scheduler)
+    clip_scheduler.continue_from(parts.clip_scheduler)
     coefficients = entropy_scheduler.coeff, clip_scheduler.coeff
     objective = make_objective(config, rollout.device, *coefficients)
+    if hasattr(objective, "setup"):
+        objective.setup(parts.policy, parts.objective)
     size = parts.reducer.share("sgd_minibatch_size", cast(int, config.sgd_minibatch_size))
     return replace(
         parts,

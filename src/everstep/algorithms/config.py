@@ -1,12 +1,13 @@
 """Configs that build algorithms."""
 
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
-from ..hyperparameters import Hyperparameters, RecurrentHyperparameters
-from ..registry import EnvSource
-from ..resolve import closed_on_error
+from ..core.hyperparameters import Hyperparameters, RecurrentHyperparameters
+from ..env.registry import EnvSource
 from .algorithm import Algorithm, OnPolicyAlgorithm, RecurrentAlgorithm
+from .groups import GroupedAlgorithm, is_shared
+from .resolve import closed_on_error
 
 A = TypeVar("A", bound=OnPolicyAlgorithm[Any, Any, Any])
 
@@ -43,7 +44,9 @@ class RecurrentAlgorithmConfig(RecurrentHyperparameters):
 
 
 def _build(cls: type[A], env_cls: EnvSource, config: Hyperparameters) -> A:
-    algorithm = cls(env_cls, config)
+    algorithm: Any = (
+        cls(env_cls, config) if is_shared(config) else GroupedAlgorithm(cls, env_cls, config)
+    )
     with closed_on_error(algorithm.env, env_cls):
         algorithm.validate()
-    return algorithm
+    return cast(A, algorithm)

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from ..advantages import (
+from ..bonuses import Stream, write_reward
+from ..core.advantages import (
     bootstrap_values,
     deviation,
     gae,
@@ -18,16 +19,15 @@ from ..advantages import (
     vanishes,
     variance,
 )
-from ..bonuses import Stream, write_reward
-from ..episodes import reward_statistics
-from ..graphs import is_static
-from ..hyperparameters import Resolved
-from ..normalizers import RunningMoments
+from ..core.episodes import reward_statistics
+from ..core.graphs import is_static
+from ..core.hyperparameters import Resolved
+from ..core.normalizers import RunningMoments
+from ..core.ranks import Reducer
+from ..core.rollouts import Rollout
+from ..env.specs import Leaves
 from ..policies import GenericPolicyBase
-from ..reducers import Reducer
-from ..rollouts import Rollout
-from ..specs import Leaves
-from .build import Parts
+from .build import Parts, mixes_rows
 
 #: Terms of the loss that are reported as monitors.
 _MONITORS = ("kl_div", "clip_fraction", "grad_norm")
@@ -64,10 +64,12 @@ def value_final_obs(
     if not len(t):
         return rollout.final.sum()  # 0
     parts = zip(t.split(FINAL_ROWS), n.split(FINAL_ROWS), strict=True)
-    present = torch.cat([_value_rows(policy, rollout, *part) for part in parts])
-    lost = t[~present], n[~present]
-    rollout.final_values[lost] = rollout.values[lost] if on_missing_final == "approximate" else 0.0
-    rollout.known[lost] = on_missing_final != "mask"
+    present = torch.cat([_value_rows(policy, rollout, *part) for part in parts]).unsqueeze(-1)
+    values = rollout.final_values[t, n]
+    instead = rollout.values[t, n] if on_missing_final == "approximate" else 0.0
+    rollout.final_values[t, n] = torch.where(present, values, instead)
+    if on_missing_final == "mask":
+        rollout.known[t, n] = present
     return (~present).sum()
 
 
@@ -77,11 +79,16 @@ def _value_rows(
     """Fill in `final_values` of rows `(t, n)`; whether they have final observations, bool `[R]`."""
     final_obs = tuple(leaf[t, n] for leaf in rollout.final_obs)
     present = _finite_rows(final_obs, len(t), rollout.device)
-    if not policy.memory.paths:  # else `value_final_row` has valued them in their vector steps
+    if policy.memory.paths or not final_obs:
+        return present  # `value_final_row` has valued them in their vector steps, or all are lost
+    if rollout.device.type == "cpu" or mixes_rows(policy.model):
         rows = present.nonzero().squeeze(-1)
-        if len(rows):
-            values = policy.values(tuple(leaf[rows] for leaf in final_obs), ())
-            rollout.final_values[t[rows], n[rows]] = values.to(rollout.dtype)
+        if not len(rows):
+            return present
+        t, n, final_obs = t[rows], n[rows], tuple(leaf[rows] for leaf in final_obs)
+    else:  # to ask which rows are lost would be another sync
+        final_obs = _zeroed(final_obs, present)
+    rollout.final_values[t, n] = policy.values(final_obs, ()).to(rollout.dtype)
     return present
 
 
@@ -95,11 +102,7 @@ def _value_all_rows(
     present, lost = rollout.final & finite, rollout.final & ~finite
     values = rollout.final_values
     if flat and not policy.memory.paths:
-        is_present = present.flatten()
-        zeroed = tuple(  # other rows may hold anything
-            x.where(is_present.view(-1, *(1,) * (x.ndim - 1)), torch.zeros_like(x[:1]))
-            for x in flat
-        )
+        zeroed = _zeroed(flat, present.flatten())
         parts = zip(*(leaf.split(DENSE_FINAL_ROWS) for leaf in zeroed), strict=True)
         values = torch.cat([policy.values(part, ()) for part in parts]).view_as(values)
     instead = rollout.values[:-1] if on_missing_final == "approximate" else 0.0
@@ -131,6 +134,13 @@ def value_final_row(
         obs = rollout.final_obs_at(t, rows)
         values = policy.values(obs, tuple(x[rows] for x in states))
         rollout.final_values[t, rows] = values.to(rollout.dtype)
+
+
+def _zeroed(leaves: Leaves, kept: torch.Tensor) -> Leaves:
+    """Leaves `[R, …]`, 0 in rows that are not `kept`, bool `[R]`, which may hold anything."""
+    return tuple(
+        x.where(kept.view(-1, *(1,) * (x.ndim - 1)), torch.zeros_like(x[:1])) for x in leaves
+    )
 
 
 def _finite_rows(leaves: Leaves, count: int, device: torch.device) -> torch.Tensor:
@@ -296,13 +306,13 @@ def statistic(term: str) -> str:
     return f"{'monitors' if term in _MONITORS else 'losses'}/{term}"
 
 
-def coefficients(parts: Parts) -> dict[str, float | int]:
-    """Coefficients of an update, before schedules move on."""
+def coefficients(parts: Parts, lr: float) -> dict[str, float | int]:
+    """Coefficients of an update, with its learning rate, before schedules move on."""
     return {
         "coefficients/clip_param": parts.clip_scheduler.coeff,
         "coefficients/entropy": parts.entropy_scheduler.coeff,
         "coefficients/vf": parts.config.vf_coeff,
-        "coefficients/lr": float(parts.optimizer.param_groups[0]["lr"]),
+        "coefficients/lr": lr,
     }
 
 

@@ -15,25 +15,26 @@ from torch.amp.grad_scaler import GradScaler
 from torchrl.data import Composite
 
 from ..bonuses import Bonus, Stream
+from ..core.episodes import EpisodeTracker, to_floats
+from ..core.fast import eligible
+from ..core.hyperparameters import LIVE, Hyperparameters, RecurrentHyperparameters, Resolved
+from ..core.normalizers import RunningMoments
+from ..core.ranks import Reducer
+from ..core.rollouts import Minibatch, Rollout
+from ..core.synonyms import PYTORCHRL_NAMES
 from ..data import AlgorithmHparams, AlgorithmState, CollectStats, MemoryStats, StepStats
 from ..env import Env
-from ..episodes import EpisodeTracker, to_floats
 from ..errors import ConfigError, DivergedError, NotBufferedError
-from ..fused import eligible
-from ..hyperparameters import LIVE, Hyperparameters, RecurrentHyperparameters, Resolved
-from ..normalizers import RunningMoments
 from ..objectives import PPO, Objective
 from ..policies import GenericPolicyBase, model_mode
-from ..reducers import Reducer
-from ..rollouts import Minibatch, Rollout
 from ..schedulers import ClipScheduler, EntropyScheduler, LRScheduler
-from ..synonyms import PYTORCHRL_NAMES
-from ..updates import Updater
+from ..symmetry import Mirror
 from .build import Parts
 from .estimates import statistic
 from .pytorchrl import PytorchrlOperations
 from .recording import optimizer_steps
 from .snapshot import Numbers, as_tensor, buffers_of, copies, merge, moments_of, replace_numbers
+from .updates import Updater
 
 _Hparams = TypeVar("_Hparams", bound=AlgorithmHparams)
 _State = TypeVar("_State", bound=AlgorithmState)
@@ -54,6 +55,7 @@ _INSTEAD = {
     "env": "build a new algorithm with the other environment; `set_weights` gives it these weights",
     "lr_scheduler": _change("lr_schedule"),
     "minibatch_size": _change("sgd_minibatch_size"),
+    "mirror": _BUILD.format("symmetry"),
     "objective": _BUILD.format("objective"),
     "optimizer": f"{_BUILD.format('optimizer_cls')}; for another learning rate, {_change('lr')}",
     "policy": "call `set_weights(…)` for other weights, or build a new algorithm with `model=…`",
@@ -136,6 +138,7 @@ class WorkerOperations(PytorchrlOperations, ABC, Generic[_Hparams, _State, _Poli
     hparams: _Hparams
     lr_scheduler: LRScheduler
     minibatch_size: int
+    mirror: None | Mirror
     objective: Objective
     optimizer: optim.Optimizer
     policy: _Policy
@@ -188,7 +191,7 @@ class WorkerOperations(PytorchrlOperations, ABC, Generic[_Hparams, _State, _Poli
     def _take_rollout(self, caller: str) -> None: ...
 
     @abstractmethod
-    def _end_update(self) -> None: ...
+    def _end_update(self, lr: None | float = None) -> None: ...
 
     @abstractmethod
     def _losses(self, minibatch: Minibatch) -> dict[str, torch.Tensor]:
@@ -225,14 +228,16 @@ class WorkerOperations(PytorchrlOperations, ABC, Generic[_Hparams, _State, _Poli
         }
         config = self.hparams._config
         values = {field.name: getattr(config, field.name) for field in fields(config)}
-        facts = {"fused": self.general_way or True, "episodic": bool(self.rollout.episode_keys)}
+        facts = {"native": self.general_way or True, "episodic": bool(self.rollout.episode_keys)}
         return values | {"model": None} | facts | classes
 
     @property
     def general_way(self) -> None | str:
-        """Reason why training does not take the fused ways; None if it does."""
+        """Reason why training does not take the native way; None if it does."""
         if self.config.policy_loss_addons:
             return "`policy_loss_addons` are differentiated by autograd"
+        if self.mirror:
+            return "`symmetry` is differentiated by autograd"
         if self.grad_scaler.is_enabled():
             return "gradient scaling of float16 needs autograd"
         return eligible(self.policy, self.objective, self.optimizer)
@@ -443,7 +448,12 @@ class WorkerOperations(PytorchrlOperations, ABC, Generic[_Hparams, _State, _Poli
         merge(moments_of(self.parts), found)
 
     def _check_kind(self, config: Hyperparameters) -> None:
-        """Raise an error if a config is for the other kind of policy."""
+        """Raise an error if a config is for the other kind of policy, or for several."""
+        if config.policies != "shared":
+            raise ConfigError(
+                f"`policies` {config.policies!r} makes several policies, and {type(self).__name__} "
+                "has one: call `config.build(env)`, or give the config to a trainer."
+            )
         given, wanted = (
             issubclass(cls, RecurrentHyperparameters) for cls in (type(config), self.config_cls)
         )

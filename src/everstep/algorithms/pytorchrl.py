@@ -10,16 +10,17 @@ from torchrl.data import Bounded
 from typing_extensions import Self
 
 from ..bonuses import make_bonuses
+from ..core.hyperparameters import LIVE, Hyperparameters
+from ..core.synonyms import PYTORCHRL_DEFAULTS, PYTORCHRL_FIELDS, PYTORCHRL_NAMES, PYTORCHRL_OPTIONS
+from ..core.validation import unknown_name
 from ..data import DataKeys, Device
+from ..env.registry import EnvSource
+from ..env.specs import Leaves, leaf_specs
 from ..errors import ConfigError
-from ..hyperparameters import LIVE, Hyperparameters
 from ..policies import GenericPolicyBase, model_mode
-from ..registry import EnvSource
-from ..resolve import build_env, closed_on_error, divisors_of, sequences_of
-from ..specs import Leaves, leaf_specs
-from ..synonyms import PYTORCHRL_DEFAULTS, PYTORCHRL_FIELDS, PYTORCHRL_NAMES, PYTORCHRL_OPTIONS
-from ..validation import unknown_name
+from ..schedulers import MOST, ClipScheduler, EntropyScheduler, LRScheduler
 from .build import Parts, changed_parts
+from .resolve import build_env, closed_on_error, divisors_of, sequences_of
 
 #: Model or policy to train; None for a default model.
 Actor = None | nn.Module | GenericPolicyBase[Any]
@@ -192,18 +193,18 @@ class PytorchrlOperations:
 
     @property
     def annealed_to(self) -> None | int:
-        """Env steps at which schedules that are "linear" end in 0; None for no budget yet."""
-        for scheduler in (self.parts.lr_scheduler, self.parts.clip_scheduler):
-            if scheduler.total is not None:
-                return scheduler.total
-        return None
+        """Env steps of the budget, if a schedule depends on it: where "linear" ends in 0."""
+        return next((x.total for x in self._schedulers if x.is_of_budget), None)
+
+    @property
+    def _schedulers(self) -> tuple[LRScheduler, EntropyScheduler, ClipScheduler]:
+        parts = self.parts
+        return parts.lr_scheduler, parts.entropy_scheduler, parts.clip_scheduler
 
     def anneal(self, total: int) -> None:
-        """Let schedules that are "linear" end in 0 at `total` env steps, and follow them."""
-        if self.parts.config.lr_schedule == "linear":
-            self.parts.lr_scheduler.anneal(total)
-        if self.parts.config.clip_param_schedule == "linear":
-            self.parts.clip_scheduler.anneal(total)
+        """Set the budget of schedules that are "linear" or functions, and follow them."""
+        for scheduler in self._schedulers:
+            scheduler.anneal(total)
         self.follow_schedules()
 
     def update_algorithm_parameter(self, parameter_name: str, new_parameter_value: Any) -> None:
@@ -223,7 +224,10 @@ class PytorchrlOperations:
         values = _as_fields({parameter_name: new_parameter_value}, config)
         if "num_mini_batch" in values:
             values = {"sgd_minibatch_size": _minibatch_size(new_parameter_value, config)}
-        (field,) = values
+        ((field, value),) = values.items()
+        if callable(value) and field in MOST:
+            parameter_name = field = f"{field}_schedule"
+            values = {field: value}
         self._check_change(parameter_name, field)
         config = replace(config, **values).validate()
         rates = parameter_name in (*_RATES, "lr_schedule")

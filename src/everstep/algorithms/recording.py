@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from ..errors import ConfigError
-from ..graphs import (
+from ..core.graphs import (
     Graph,
     Replayed,
     Same,
@@ -22,13 +21,14 @@ from ..graphs import (
     key_of,
     snapshot_of,
 )
+from ..core.restoring import Snapshot
+from ..core.rollouts import Minibatch, Sequences
+from ..env.specs import Leaves
+from ..errors import ConfigError
 from ..policies import autocast_of, check_policy
-from ..restoring import Snapshot
-from ..rollouts import Minibatch, Sequences
-from ..specs import Leaves
-from ..updates import Meter
 from .build import Parts, mixes_rows
 from .snapshot import running_statistics
+from .updates import Meter
 
 #: Most vector steps of a recorded rollout: each has 20 to 90 nodes, which take time to capture.
 MAX_HORIZON = 512
@@ -233,10 +233,14 @@ def _recorded_steps(
 
 
 def sequences_of(parts: Parts) -> Sequences:
-    """The rollout as sequences, with the data of bonuses."""
+    """The rollout as sequences, with the data of bonuses, objective and symmetry."""
     cache = {bonus.name: bonus.cache for bonus in parts.bonuses} or None
     sequences: Sequences = parts.policy.sequences(
-        parts.rollout, cache=cache, standardized=parts.config.normalize_advantages == "minibatch"
+        parts.rollout,
+        cache=cache,
+        standardized=parts.config.normalize_advantages == "minibatch",
+        labels=getattr(parts.objective, "labels", ()),
+        more_states=parts.mirror.states if parts.mirror else (),
     )
     return sequences
 

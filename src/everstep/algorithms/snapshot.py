@@ -12,10 +12,11 @@ import numpy as np
 import torch
 from torch import nn
 
+from ..core.normalizers import RunningMoments
 from ..data import AlgorithmState
+from ..env.specs import Leaves
 from ..errors import CheckpointError
-from ..normalizers import RunningMoments
-from ..specs import Leaves
+from ..policies import Follower
 from .build import Parts
 
 #: Gradients, weights or moments, also of another process.
@@ -53,7 +54,16 @@ def state_of(
 
     """
     env = parts.env.state_dict() if hasattr(parts.env, "state_dict") else None
-    return {**_own_state(parts, counters, states), "continues": continues, "env": env}
+    state = {**_own_state(parts, counters, states), "continues": continues, "env": env}
+    if following := followers_of(parts):  # absent otherwise, as in older checkpoints
+        state["following"] = [x.states and list(x.states) for x in following]
+    return state
+
+
+def followers_of(parts: Parts) -> list[Follower]:
+    """Policies that follow the rollouts and remember something: teachers, and mirrored ones."""
+    owners = (parts.objective, parts.mirror)
+    return [x for owner in owners for x in getattr(owner, "followers", ()) if x.has_states]
 
 
 def _own_state(parts: Parts, counters: AlgorithmState, states: None | Leaves) -> dict[str, Any]:
@@ -122,10 +132,26 @@ def check_state(parts: Parts, counters: AlgorithmState, state: Mapping[str, Any]
         ("recurrent states", _numbered(memory), _numbered(state["memory"] or memory)),
         *((f"`{key}`", {key: own[key]}, state) for key in ("last_done", "reversed_returns", "rng")),
     ]
+    followed = _followed(parts, state)
+    for i, (follower, given) in enumerate(zip(followers_of(parts), followed, strict=True)):
+        opened = follower.opened(parts.rollout.num_envs)
+        pairs.append((f"states of follower {i}", _numbered(opened), _numbered(given or opened)))
     for what, ours, given in pairs:
         given = {name: given[name] for name in ours} if given is state else given
         check_fit(ours, given, f"The checkpoint's {what} do not fit this algorithm's")
     parts.updater.check_state(state["optimizer"])
+
+
+def _followed(parts: Parts, state: Mapping[str, Any]) -> list[Any]:
+    """The states of policies that follow, as a checkpoint has them; None at starts of episodes."""
+    count = len(followers_of(parts))
+    followed: list[Any] = state.get("following") or [None] * count
+    if len(followed) != count:
+        raise CheckpointError(
+            f"The checkpoint has states of {len(followed)} teachers and mirrored policies; this "
+            f"algorithm has {count} of them. Set `objective` and `symmetry` as they were."
+        )
+    return followed
 
 
 def _numbered(leaves: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -135,12 +161,8 @@ def _numbered(leaves: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
 def load_state(parts: Parts, state: Mapping[str, Any]) -> None:
     """Write a state that `check_state` accepted; the environment, which may refuse, is first."""
     rollout = parts.rollout
-    env: Any = parts.env
     if state["env"] is not None:
-        try:
-            env.load_state_dict(state["env"])
-        except Exception as error:
-            raise CheckpointError(f"{type(env).__name__} refused its state: {error}") from error
+        load_env(parts.env, state["env"])
     parts.policy.model.load_state_dict(state["model"])
     if parts.policy.normalizer is not None:
         parts.policy.normalizer.load_state_dict(state["normalizer"])
@@ -154,9 +176,24 @@ def load_state(parts: Parts, state: Mapping[str, Any]) -> None:
     rollout.truncated[-1].copy_(state["last_done"])
     rollout.terminated[-1].zero_()
     rollout.reversed_returns[-1].copy_(state["reversed_returns"])
+    for follower, states in zip(followers_of(parts), _followed(parts, state), strict=True):
+        follower.states = states and tuple(x.to(rollout.device) for x in states)
     torch.set_rng_state(state["rng"].cpu())
     if state["cuda_rng"] is not None and rollout.device.type == "cuda":
         torch.cuda.set_rng_state(state["cuda_rng"].cpu(), rollout.device)
+
+
+def load_env(env: Any, state: Any) -> None:
+    """Let an environment continue from its state.
+
+    Raises:
+        CheckpointError: If it refuses.
+
+    """
+    try:
+        env.load_state_dict(state)
+    except Exception as error:
+        raise CheckpointError(f"{type(env).__name__} refused its state: {error}") from error
 
 
 # ---- other processes --------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ..core.names import dotted_name
 from ..errors import ConfigError
 from ._base import Bonus, Stream
 from ._rnd import RandomNetworkDistillation
@@ -33,6 +34,12 @@ def make_bonuses(chosen: Sequence[Bonus | Mapping[str, Any]]) -> tuple[Bonus, ..
     given: Any = chosen
     listed = [given] if isinstance(given, str) else given
     made = tuple(one if isinstance(one, Bonus) else _make(one) for one in listed)
+    for bonus in made:
+        if not isinstance(getattr(bonus, "stream", None), Stream):
+            raise ConfigError(
+                f"`bonuses` {type(bonus).__name__} has no `stream`: set `self.stream = "
+                "Stream(gamma, weight)` when it is made."
+            )
     names = [bonus.name for bonus in made]
     if len(set(names)) < len(names):
         raise ConfigError(f"`bonuses` must have different names; got {', '.join(names)}.")
@@ -58,4 +65,5 @@ def _make(described: Any) -> Bonus:
     try:
         return make(**(options or {}))
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"`bonuses` {name}: {error}") from error
+        shown = name if isinstance(name, str) else dotted_name(name)
+        raise ConfigError(f"`bonuses` {shown}: {error}") from error

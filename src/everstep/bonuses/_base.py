@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torchrl.data import TensorSpec
 
+from ..core.rollouts import Minibatch, Rollout
 from ..env import Env
-from ..rollouts import Minibatch, Rollout
-from ..specs import Leaves
+from ..env.specs import Leaves
 
 
 @dataclass(frozen=True)

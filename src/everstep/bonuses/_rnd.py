@@ -7,14 +7,14 @@ import torch
 from torch import nn
 from torchrl.data import Composite, TensorSpec, Unbounded
 
-from ..advantages import recurrence
+from ..core.advantages import recurrence
+from ..core.normalizers import RunningMoments, update_moments
+from ..core.rollouts import Minibatch, Rollout
 from ..env import Env
+from ..env.images import is_image, is_measured
+from ..env.specs import Leaves, Structure, leaf_specs, random_values
 from ..errors import ConfigError
-from ..images import is_image, is_measured
 from ..models import ObservationNetwork
-from ..normalizers import RunningMoments, update_moments
-from ..rollouts import Minibatch, Rollout
-from ..specs import Leaves, Structure, leaf_specs, random_values
 from ._base import Bonus, Stream
 
 #: Observations in one forward pass, of whole vector steps.

@@ -5,12 +5,12 @@ from typing import Any
 import torch
 from torchrl.data import TensorSpec
 
-from ..advantages import masked_moments
+from ..core.advantages import masked_moments
+from ..core.hyperparameters import Resolved
+from ..core.rollouts import Rollout
 from ..errors import ConfigError
-from ..hyperparameters import Resolved
 from ..models import ObservationNetwork
-from ..policies import GenericPolicyBase, model_mode
-from ..rollouts import Rollout
+from ..policies import GenericPolicyBase, trying
 from ._base import Bonus, Critics, Stream
 
 
@@ -26,7 +26,8 @@ def add_critics(
     """Give the policy values of the bonuses' streams, if its model has a single one.
 
     Raises:
-        ConfigError: If the model has neither one value nor one for each stream.
+        ConfigError: If the policy cannot act, or the model has neither one value nor one for each
+            stream.
 
     """
     if not bonuses:
@@ -49,18 +50,21 @@ def add_critics(
 
 def _values_width(policy: GenericPolicyBase[Any]) -> int:
     """Columns of the model's values, for an observation of zeros."""
-    device = policy.device
     window = [policy.history + 1] if policy.history else []
-    obs = policy._observation.zeros(1, *window, device=device)
-    forked = torch.random.fork_rng([device] if device.type == "cuda" else [])
-    with forked, torch.no_grad(), model_mode(policy.model, training=False):
+    obs = policy._observation.zeros(1, *window, device=policy.device)
+    with trying(policy):
         states = policy.memory.flatten(policy.init_states(1))
         return policy.values(obs, states).shape[-1]
+    raise AssertionError  # `trying` lets no error pass
 
 
 def write_reward(bonus: Bonus, column: int, rollout: Rollout) -> torch.Tensor:
     """Write a bonus's column of a complete rollout's rewards; their mean, 0-d."""
-    rewards = torch.where(rollout.valid, bonus.rewards(rollout), 0.0)
+    found, shape = bonus.rewards(rollout), list(rollout.valid.shape)
+    if list(getattr(found, "shape", ())) != shape:
+        got = list(found.shape) if hasattr(found, "shape") else repr(found)
+        raise ConfigError(f"`rewards` of the bonus `{bonus.name}` must be {shape}; got {got}.")
+    rewards = torch.where(rollout.valid, found, 0.0)
     rollout.rewards[:-1, :, column : column + 1] = rewards
     mean, _ = masked_moments(rewards, rollout.valid)
     return mean

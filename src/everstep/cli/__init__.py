@@ -4,6 +4,8 @@ A command's module has the texts `HELP` and `DESCRIPTION`, `add_arguments(parser
 its arguments, and `run(arguments)`, which returns the exit code. `everstep --help` imports every
 module, so slow imports (PyTorch, pydantic, MLflow, rich) are made by the functions that need them.
 Other packages add commands by entry points of the group `everstep.commands`: a name, and a module.
+The parser is argparse: Click brings the same commands with a dependency more, and takes neither the
+assignments `key=value` of any key nor messages of ours without as much code again.
 """
 
 import importlib

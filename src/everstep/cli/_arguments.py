@@ -53,7 +53,7 @@ def add_trust(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trust",
         action="store_true",
-        help="import the code that the configuration of a run from elsewhere names; asked for once",
+        help="trust the code that the configuration of a run from elsewhere names; needed once",
     )
 
 
@@ -73,14 +73,17 @@ def check_run_dir(run_dir: Path) -> None:
         )
 
 
-def add_env_steps(parser: argparse.ArgumentParser) -> None:
-    """Add `--steps`, the budget."""
+def add_env_steps(
+    parser: argparse.ArgumentParser,
+    default: str = f"{DEFAULT_ENV_STEPS:,} if nothing else says when to stop",
+) -> None:
+    """Add `--steps`, the budget; `default` says what it is without the flag."""
     parser.add_argument(
         "--steps",
         type=env_steps,
         metavar="N",
-        help="stop after N env steps, such as 50_000, 50k, 1M or 1e6: total_env_steps (default: "
-        f"{DEFAULT_ENV_STEPS:,} if nothing else says when to stop)",
+        help="stop after N env steps since the run began, such as 50_000, 50k, 1M or 1e6: "
+        f"total_env_steps (default: {default})",
     )
 
 

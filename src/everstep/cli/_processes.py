@@ -59,7 +59,7 @@ def connected() -> Iterator[None]:
     from torch.distributed.distributed_c10d import PrefixStore
     from torch.distributed.rendezvous import rendezvous
 
-    from ..reducers import reported
+    from ..core.ranks import reported
 
     on_gpus = torch.cuda.is_available()
     if on_gpus:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ..errors import ConfigError
-from ..plain_files import path_within
 from ._arguments import check_run_dir
 
 if TYPE_CHECKING:
@@ -34,18 +33,28 @@ _KEYS = (
 def read_config(run_dir: Path, arguments: argparse.Namespace) -> "TrainConfig":
     """The configuration of a run that has a policy, as far as playing it depends on it.
 
+    Args:
+        run_dir: Directory of the run, or file of a policy, which names its environment.
+        arguments: Arguments of the command.
+
     Raises:
         ConfigError: If this is not the directory of such a run, or its environment is not named.
 
     """
-    from ..config import apply_overrides, load
+    from ..config import Document, apply_overrides, load
+    from ..core.validation import unknown_name
     from ..trainers import TrainConfig
     from ..trainers._trust import check_trust
-    from ..validation import unknown_name
 
-    check_run_dir(run_dir)
     overrides = arguments.overrides
-    document = apply_overrides(load(run_dir / "config.yaml", within=run_dir), overrides)
+    if run_dir.is_file():
+        from ..policies import env_of
+
+        document = Document(str(run_dir), env_of(run_dir))
+    else:
+        check_run_dir(run_dir)
+        document = load(run_dir / "config.yaml", within=run_dir)
+    document = apply_overrides(document, overrides)
     names = [override.split("=")[0].split(".")[0] for override in overrides]
     if unused := [name for name in names if name not in _KEYS]:
         known = unknown_name("key", unused[0], _KEYS)
@@ -63,6 +72,12 @@ def read_config(run_dir: Path, arguments: argparse.Namespace) -> "TrainConfig":
         raise ConfigError([*error.problems, *hints]) from None
 
 
+def beside(file: Path, ending: str) -> Path:
+    """The path of a file with another ending; with both, if that is the file itself."""
+    other = file.with_suffix(ending)
+    return other if other != file else file.with_name(file.name + ending)
+
+
 def device_of(config: "TrainConfig") -> str:
     """The run's device, or the CPU if that device is not available."""
     import torch
@@ -72,7 +87,7 @@ def device_of(config: "TrainConfig") -> str:
 
 
 def read_policy(run_dir: Path, config: "TrainConfig", device: str) -> "GenericPolicyBase[Any]":
-    """The policy of a run.
+    """The policy of a run, or of a file.
 
     Raises:
         CheckpointError: If it cannot be read.
@@ -81,7 +96,7 @@ def read_policy(run_dir: Path, config: "TrainConfig", device: str) -> "GenericPo
     from ..policies import load_policy
 
     return load_policy(
-        path_within(run_dir / "policy", run_dir),
+        run_dir,
         model_cls=config.model_cls,
         distribution_cls=config.distribution_cls,
         device=device,

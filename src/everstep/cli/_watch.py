@@ -115,7 +115,7 @@ class Watch(threading.Thread):
 
 
 def _tell(reason: str, trace: str = "", rank: None | int = None) -> None:
-    from ..reducers import tell_failure  # imports PyTorch, as the training has
+    from ..core.ranks import tell_failure  # imports PyTorch, as the training has
 
     tell_failure(reason, trace, rank)
 

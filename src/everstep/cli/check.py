@@ -40,10 +40,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_number(parser, "--num-envs", "parallel environments (default: 1, 2, 5)")
     add_number(parser, "--horizon", "vector steps between resets (default: 16)")
-    parser.add_argument("--device", default="cpu", metavar="DEVICE", help="(default: %(default)s)")
+    parser.add_argument(
+        "--device", default="cpu", metavar="DEVICE", help="device of tensors (default: %(default)s)"
+    )
     add_number(parser, "--vector-steps", "calls of `step` (default: %(default)s)", default=200)
     parser.add_argument("--steps", type=_renamed, help=argparse.SUPPRESS)
-    add_number(parser, "--seed", "(default: %(default)s)", least=0, default=0)
+    add_number(
+        parser, "--seed", "seed of the environment (default: %(default)s)", least=0, default=0
+    )
     parser.add_argument("--digests", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--json", action="store_true", help="print JSON")
 

@@ -12,11 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from .._version import __version__
+from ..core.installation import install_command, requirements_of
 from ..errors import AdapterError
-from ..installation import install_command, requirements_of
 
 HELP = "check the installation"
-DESCRIPTION = "Check the installation, and whether training on a CPU is fused."
+DESCRIPTION = (
+    "Print versions, devices, adapters, extras and problems, and whether a small default training "
+    "on a CPU is native, or why not."
+)
 
 #: Packages that training needs, in the order of their imports.
 _PACKAGES = ("torch", "tensordict", "torchrl", "gymnasium", "mlflow", "numpy")
@@ -25,7 +28,7 @@ _PACKAGES = ("torch", "tensordict", "torchrl", "gymnasium", "mlflow", "numpy")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument(
-        "-f", "--file", metavar="FILE", help="say whether the training of this file is fused"
+        "-f", "--file", metavar="FILE", help="say whether the training of this file is native"
     )
     parser.add_argument(
         "--python", metavar="PATH", help="say which environments that interpreter can host instead"
@@ -53,7 +56,8 @@ def run(arguments: argparse.Namespace) -> int:
 def examine(file: None | str = None) -> dict[str, Any]:
     """Versions, devices, adapters, extras, the directory of runs, and a list of problems.
 
-    `"fused"` is about the training of the configuration file, by default about a small one.
+    `"native_library"` is True, or the reason why there is none. `"native"` is True if the training
+    of the configuration file uses it, by default a small one, or the reason why not.
     """
     problems: list[str] = []
     versions = {"python": platform.python_version(), "everstep": __version__}
@@ -65,7 +69,8 @@ def examine(file: None | str = None) -> dict[str, Any]:
         "processes": _backends(),
         "adapters": {} if problems else _adapters(problems),  # else they fail the same way
         "extras": _extras(),
-        "fused": "packages are broken" if problems else _fused(file),
+        "native_library": "packages are broken" if problems else _native_library(),
+        "native": "packages are broken" if problems else _native(file),
         "runs": _runs(problems),
         "problems": problems,
     }
@@ -73,7 +78,7 @@ def examine(file: None | str = None) -> dict[str, Any]:
 
 def _hostable(python: str) -> dict[str, str]:
     """Versions of another interpreter and of the libraries that it can host; why not of others."""
-    from ..plugins import load
+    from ..env.plugins import load
 
     adapter: Any = load("bridge")
     found: dict[str, str] = adapter.examine(python)
@@ -132,8 +137,8 @@ def _backends() -> list[str]:
 
 def _adapters(problems: list[str]) -> dict[str, str]:
     """`"ok"`, how to install the library, or an error message, by prefix of the adapter."""
-    from ..plugins import prefixes
-    from ..registry import factory
+    from ..env.plugins import prefixes
+    from ..env.registry import factory
 
     found = {}
     for prefix in prefixes():
@@ -172,8 +177,15 @@ def _lacks(package: str, extra: str) -> bool:
     return False
 
 
-def _fused(file: None | str) -> bool | str:
-    """True if training on a CPU is fused, else the reason why not."""
+def _native_library() -> bool | str:
+    """True if there is a native library, else the reason why not."""
+    from ..core.fast import unavailable
+
+    return unavailable() or True
+
+
+def _native(file: None | str) -> bool | str:
+    """True if training on a CPU is native, else the reason why not."""
     from ..env import DiscreteDummyEnv
     from ..trainers import TrainConfig
 
@@ -203,8 +215,9 @@ def _text(report: dict[str, Any]) -> str:
     lines += [f"adapter     {name}: {state}" for name, state in report["adapters"].items()]
     lines += [f"extra       {name}: {state}" for name, state in report["extras"].items()]
     lines.append(f"{'runs':<12}{report['runs']}")
-    fused = "yes" if report["fused"] is True else f"no: {report['fused']}"
-    lines.append(f"fused training on a CPU: {fused}")
+    library, native = report["native_library"], report["native"]
+    lines.append(f"{'native':<12}{'on' if library is True else f'off: {library}'}")
+    lines.append(f"native training on a CPU: {'yes' if native is True else f'no: {native}'}")
     lines += [f"PROBLEM     {problem}" for problem in report["problems"]]
     unusable = [prefix for prefix, state in report["adapters"].items() if state != "ok"]
     lacking = f" These adapters cannot be used: {', '.join(unusable)}." if unusable else ""

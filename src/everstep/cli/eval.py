@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from ..interrupts import closing
+from ..core.interrupts import closing
 from ._arguments import add_number, add_overrides, add_trust
 from ._runs import device_of, read_config, read_policy
 
@@ -19,10 +19,12 @@ DESCRIPTION = "Evaluate the policy of a run in a new environment of the run's ki
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("run_dir", metavar="RUN_DIR", help="directory of the run")
+    parser.add_argument("run_dir", metavar="RUN_DIR", help="directory of the run, or policy file")
     add_overrides(parser, "env_kwargs.max_episode_steps=200")
-    add_number(parser, "--episodes", "(default: %(default)s)", default=100)
-    add_number(parser, "--seed", "(default: derived from the run's seed)", least=0)
+    add_number(parser, "--episodes", "episodes to play (default: %(default)s)", default=100)
+    add_number(
+        parser, "--seed", "seed of the episodes (default: derived from the run's seed)", least=0
+    )
     parser.add_argument("--stochastic", action="store_true", help="sample the actions")
     add_number(parser, "--num-envs", "parallel environments")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -39,10 +41,10 @@ def run(arguments: argparse.Namespace) -> int:
     """
     import torch
 
-    from ..env_calls import read_metrics
+    from ..core.intervals import mean_interval
+    from ..core.rollouts import episode_keys_of
+    from ..env.calls import read_metrics
     from ..evaluation import episode_stats, run_episodes
-    from ..intervals import mean_interval
-    from ..rollouts import episode_keys_of
     from ..trainers.config import eval_seed
 
     run_dir = Path(arguments.run_dir)

@@ -5,8 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..plain_files import path_within
+from ..core.plain_files import path_within
 from ._arguments import add_overrides, add_trust, check_run_dir
+from ._runs import beside
 
 HELP = "write the policy of a run as a program that needs no Everstep"
 DESCRIPTION = (
@@ -27,7 +28,7 @@ _CLASSES = ("model_cls", "distribution_cls")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("run_dir", metavar="RUN_DIR", help="directory of the run")
+    parser.add_argument("run_dir", metavar="RUN_DIR", help="directory of the run, or policy file")
     parser.add_argument(
         "out",
         metavar="OUT",
@@ -35,7 +36,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="path to write (default: model, policy.onnx or policy.pt2 in the run's directory)",
     )
     parser.add_argument(
-        "--format", choices=list(_FORMATS), default="mlflow", help="(default: %(default)s)"
+        "--format",
+        choices=list(_FORMATS),
+        default="mlflow",
+        help="kind of program (default: %(default)s)",
     )
     add_overrides(parser, "model_cls=my_module.MyModel")
     add_trust(parser)
@@ -58,15 +62,17 @@ def run(arguments: argparse.Namespace) -> int:
     if "=" in (arguments.out or ""):  # the path was left out
         arguments.overrides.insert(0, arguments.out)
         arguments.out = None
-    check_run_dir(run_dir)
+    is_file = run_dir.is_file()
+    if not is_file:
+        check_run_dir(run_dir)
     classes = _classes(run_dir, arguments)
     name, next_step = _FORMATS[arguments.format]
-    if arguments.out is None:
-        path_within(run_dir / name, run_dir)
-    out = str(arguments.out or run_dir / name)
-    found = load_policy(path_within(run_dir / "policy", run_dir), **classes).export(
-        out, format=arguments.format
-    )
+    ending = f".{name.removeprefix('policy.')}"
+    own = beside(run_dir, ending) if is_file else run_dir / name
+    if arguments.out is None and not is_file:
+        path_within(own, run_dir)
+    out = str(arguments.out or own)
+    found = load_policy(run_dir, **classes).export(out, format=arguments.format)
     print(f"Model   {out}")
     print(
         f"Parity  largest difference {found.difference:.1e} on {found.observations:,} observations"
@@ -77,12 +83,15 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _classes(run_dir: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     """Classes of the policy that are named in the run's configuration, or on the command line."""
-    from ..config import apply_overrides, load
+    from ..config import Document, apply_overrides, load
+    from ..core.validation import Problem, unknown_name
     from ..trainers._config_checks import resolve_names
     from ..trainers._trust import check_trust
-    from ..validation import Problem, unknown_name
 
-    document = apply_overrides(load(run_dir / "config.yaml", within=run_dir), arguments.overrides)
+    document = Document(str(run_dir), {})  # a policy's file alone names no classes to import
+    if not run_dir.is_file():
+        document = load(run_dir / "config.yaml", within=run_dir)
+    document = apply_overrides(document, arguments.overrides)
     names = [override.split("=")[0] for override in arguments.overrides]
     problems = [
         Problem(

@@ -82,9 +82,9 @@ def _document(env: str, overrides: list[str]) -> "Document":
 
 def render(config: "TrainConfig") -> str:
     """The file: keys with values, then the keys that are off, each below a comment."""
-    from ..hyperparameters import Hyperparameters, RecurrentHyperparameters
+    from ..core.hyperparameters import Hyperparameters, RecurrentHyperparameters
+    from ..core.validation import field_docstrings
     from ..trainers._options import RunOptions
-    from ..validation import field_docstrings
 
     algorithm = config.build_algorithm()
     algorithm.env.close()

@@ -2,8 +2,8 @@
 
 import argparse
 
+from ..core.interrupts import closing
 from ..errors import ConfigError
-from ..interrupts import closing
 from ._runs import player_of
 from .video import add_playing_arguments
 

@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from ..plain_files import path_within
+from ..core.plain_files import path_within
 
 HELP = "draw curves of runs"
 DESCRIPTION = (
@@ -19,7 +19,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "run_dirs", metavar="RUN_DIR", nargs="+", help="directory of a run, or of several runs"
     )
     parser.add_argument(
-        "--x", choices=("env_steps", "time"), default="env_steps", help="(default: %(default)s)"
+        "--x",
+        choices=("env_steps", "time"),
+        default="env_steps",
+        help="horizontal axis (default: %(default)s)",
     )
     parser.add_argument(
         "--key",

@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("run_dir", metavar="RUN_DIR", help="directory of the run")
     add_overrides(parser, "lr=1e-4; those that may change are in the documentation")
-    add_env_steps(parser)
+    add_env_steps(parser, default="the run's budget")
     add_additional_steps(parser)
     add_max_steps(parser)
     add_processes(parser)

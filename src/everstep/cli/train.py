@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .._version import __version__
+from ..core.files import replacing, write_file
+from ..core.interrupts import closing
 from ..errors import ConfigError, RankError
-from ..files import replacing, write_file
-from ..interrupts import closing
 from ._arguments import (
     DEFAULT_ENV_STEPS,
     add_additional_steps,
@@ -137,6 +137,9 @@ def in_processes(arguments: argparse.Namespace, train: Callable[[], int]) -> int
         raise ConfigError("--max-restarts: is of several processes. Add --processes N.")
     if processes > 1 and not is_started():
         return start(processes, arguments.words, max_restarts=restarts)
+    from ..core.memory import keep_freed_memory  # which imports PyTorch
+
+    keep_freed_memory()  # the process is ours
     with connected():
         return train()
 
@@ -239,8 +242,8 @@ def _check_save(save: None | str) -> None:
 
 def _run_to_continue(arguments: argparse.Namespace) -> None | Path:
     """The run in `--run-dir`; None if there is none, or none that can go on."""
+    from ..core.ranks import current_reducer
     from ..loggers import JsonlLogger
-    from ..reducers import current_reducer
     from ..trainers._checkpointing import checkpoints_of
 
     if arguments.run_dir is None:
@@ -295,7 +298,7 @@ def _train(
     run_arguments: dict[str, Any],
     save: str | None,
 ) -> int:
-    from ..progress import ConsoleProgress, summary
+    from ..trainers.progress import ConsoleProgress, summary
 
     ui_command = None if trainer.mlflow is None else trainer.mlflow.ui_command()
     print(f"Run     {trainer.run_dir}")

@@ -3,10 +3,10 @@
 import argparse
 from pathlib import Path
 
-from ..interrupts import closing
-from ..plain_files import path_within
+from ..core.interrupts import closing
+from ..core.plain_files import path_within
 from ._arguments import add_number, add_overrides, add_trust
-from ._runs import env_name, player_of
+from ._runs import beside, env_name, player_of
 
 HELP = "record a video of the policy of a run"
 DESCRIPTION = (
@@ -25,16 +25,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_playing_arguments(parser: argparse.ArgumentParser, *, episodes: int) -> None:
     """Declare the run, and how it is played."""
-    parser.add_argument("run_dir", metavar="RUN_DIR", help="directory of the run")
+    parser.add_argument("run_dir", metavar="RUN_DIR", help="directory of the run, or policy file")
     add_overrides(parser, "env_kwargs.max_episode_steps=200")
-    add_number(parser, "--episodes", "(default: %(default)s)", default=episodes)
+    add_number(parser, "--episodes", "episodes to play (default: %(default)s)", default=episodes)
     add_number(
         parser,
         "--max-env-steps",
         "env steps after which an episode is cut (default: %(default)s)",
         default=10_000,
     )
-    add_number(parser, "--seed", "(default: derived from the run's seed)", least=0)
+    add_number(
+        parser, "--seed", "seed of the episodes (default: derived from the run's seed)", least=0
+    )
     parser.add_argument("--stochastic", action="store_true", help="sample the actions")
     add_trust(parser)
 
@@ -54,9 +56,12 @@ def run(arguments: argparse.Namespace) -> int:
     use_headless_renderers()  # before PyTorch and TorchRL are imported, or EnvPool does not see it
     from ..visualization.videos import check_video, record_video
 
-    out = Path(arguments.out or Path(arguments.run_dir) / "play.mp4")
+    run_dir = Path(arguments.run_dir)
+    is_file = run_dir.is_file()
+    own = beside(run_dir, ".mp4") if is_file else run_dir / "play.mp4"
+    out = Path(arguments.out or own)
     check_video(out)
-    if arguments.out is None:
+    if arguments.out is None and not is_file:
         path_within(out, arguments.run_dir)
     player = player_of(arguments, "rgb_array")
     with closing(player.env):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ..progress import ConsoleProgress
+    from ..trainers.progress import ConsoleProgress
     from ..visualization import RunRecord
 
 HELP = "show the progress of a run that trains elsewhere"
@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     """
     from ..loggers import writer_of
-    from ..progress import duration
+    from ..trainers.progress import duration
     from ..visualization import find_runs
 
     [run_dir, *_] = find_runs([arguments.run_dir])
@@ -106,7 +106,7 @@ class _Watched:
     progress: "ConsoleProgress"
 
     def __init__(self, record: "RunRecord", pid: None | int) -> None:
-        from ..progress import ConsoleProgress
+        from ..trainers.progress import ConsoleProgress
 
         self._now = record.records[0]["time"]
         budget = record.config.get("total_env_steps")

@@ -1,4 +1,8 @@
-"""Documents: the values of a configuration file, their places, and its problems."""
+"""Documents: the values of a configuration file, their places, and its problems.
+
+PyYAML composes nodes with their lines, and MLflow needs it anyway; ruamel.yaml would keep comments,
+too, which nobody asks of a file that was read.
+"""
 
 import re
 import sys
@@ -6,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from ..core.validation import Problem
 from ..errors import ConfigError
-from ..validation import Problem
 
 #: Names and indices that lead to a value.
 KeyPath = tuple[str | int, ...]

@@ -10,9 +10,9 @@ from typing import Any
 
 import yaml
 
+from ..core.plain_files import read_plain
+from ..core.validation import Problem
 from ..errors import ConfigError
-from ..plain_files import read_plain
-from ..validation import Problem
 from ._document import Document, KeyPath, Place
 from ._recipes import PREFIX, recipe_path
 
@@ -185,8 +185,22 @@ def read(text: str, name: str) -> Document:
             f"{name}:1: expected a mapping, one `key: value` a line; "
             f"the file contains {kinds.get(type(root), 'nothing')}."
         )
+    if _values_in(root, {}) > MAX_VALUES:  # before any of them takes memory
+        raise ConfigError(f"{name}: more than {MAX_VALUES:,} values, repeated ones included.")
     values = Values(lambda node: _line(node, name))
     return Document(name, values.value(root, ()), values.places, tuple(values.problems))
+
+
+def _values_in(node: yaml.Node, counts: dict[int, int], depth: int = 0) -> int:
+    """Values of a node, an alias's each time; 1 for what is inside of itself, or too deep."""
+    if depth > MAX_DEPTH:
+        return 1
+    if id(node) not in counts:
+        counts[id(node)] = 1
+        inner = node.value if isinstance(node, yaml.CollectionNode) else ()
+        children = [x[1] for x in inner] if isinstance(node, yaml.MappingNode) else inner
+        counts[id(node)] += sum(_values_in(child, counts, depth + 1) for child in children)
+    return counts[id(node)]
 
 
 def _line(node: yaml.Node, name: str) -> Place:

@@ -4,8 +4,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from ..core.validation import Problem
 from ..errors import ConfigError
-from ..validation import Problem
 from ._document import COMMAND_LINE, Document, Place
 from ._loader import Values, compose
 

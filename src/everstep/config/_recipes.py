@@ -4,8 +4,8 @@ from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 
+from ..core.validation import unknown_name
 from ..errors import ConfigError
-from ..validation import unknown_name
 
 #: The entry-point group of packages with recipes, whose files are `FAMILY/NAME.yaml` in them.
 GROUP = "everstep.recipes"

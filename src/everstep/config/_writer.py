@@ -7,9 +7,9 @@ from typing import Any
 
 import yaml
 
+from ..core.names import dotted_name
+from ..core.validation import Problem
 from ..errors import ConfigError
-from ..names import dotted_name
-from ..validation import Problem
 from ._document import KeyPath
 from ._loader import MAX_DEPTH, PLAIN_SCALARS, TAG, read
 
@@ -113,9 +113,9 @@ def plain(value: Any, depth: int = 0) -> Any:
     if isinstance(value, Mapping | list | tuple | set | frozenset) and depth > MAX_DEPTH:
         raise ConfigError(f"A file cannot hold values nested more than {MAX_DEPTH} deep{_WAY_OUT}.")
     if isinstance(value, Mapping):
-        items = {str(key): plain(item, depth + 1) for key, item in value.items()}
+        names = [str(plain(key)) for key in value]
+        items = {n: plain(item, depth + 1) for n, item in zip(names, value.values(), strict=True)}
         if len(items) < len(value):
-            names = [str(key) for key in value]
             twice = next(name for name in names if names.count(name) > 1)
             raise ConfigError(f"{twice}: two keys of a mapping have this name in a file. Drop one.")
         return items

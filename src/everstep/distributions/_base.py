@@ -64,6 +64,15 @@ class Distribution(ABC):
         """Actions `[B, …]` in the form that the environment executes."""
         return latents
 
+    def kl_divergence(self, other: Any) -> torch.Tensor:
+        """KL divergence from this distribution to another of its class, KL(self ‖ other), `[B, 1]`.
+
+        Raises:
+            NotImplementedError: If the class has no closed form.
+
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no closed form of KL divergences.")
+
     def latents_logp(self, latents: torch.Tensor | TensorDict) -> torch.Tensor:
         """Log-probability of the actions of `latents`, `[B, 1]`."""
         return self.logp(latents)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from tensordict import TensorDict
 from torchrl.data import Bounded, TensorSpec
 
-from ..specs import is_bound
+from ..env.specs import is_bound
 from ._base import Distribution, action_dtype, as_dtype, cached, sum_rows
 
 #: ½·log 2π.
@@ -44,6 +44,11 @@ class Normal(Distribution):
         """The same distribution in `torch.distributions`, a new object each time."""
         return torch.distributions.Normal(self.mean, self.std)
 
+    @staticmethod
+    def range_of(model: Any, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Lowest, highest and half width `[…]` of a model's actions, for `beyond_bounds`."""
+        return cached(model, _range, like.device, like.dtype)
+
     def beyond_bounds(self) -> torch.Tensor:
         """Squared distances of the means from 1.1 times the actions' range, summed, `[B, 1]`.
 
@@ -52,7 +57,7 @@ class Normal(Distribution):
 
         Source: rl_games, `bound_loss` with its soft bound.
         """
-        low, high, half = cached(self.model, _range, self.mean.device, self.mean.dtype)
+        low, high, half = self.range_of(self.model, self.mean)
         beyond = torch.maximum(low - self.mean, self.mean - high) / half - (SOFT_BOUND - 1)
         return sum_rows(beyond.clamp(min=0).square())
 
@@ -69,6 +74,11 @@ class Normal(Distribution):
         assert isinstance(samples, torch.Tensor)
         scaled = (as_dtype(samples, self.mean.dtype) - self.mean) / self.std
         return sum_rows(-0.5 * scaled.square() - self.log_std - HALF_LOG_TWO_PI)
+
+    def kl_divergence(self, other: "Normal") -> torch.Tensor:
+        """KL(self ‖ other), summed over dimensions, `[B, 1]`; that of squashed actions, too."""
+        scaled = (self.std.square() + (self.mean - other.mean).square()) / other.std.square()
+        return sum_rows(other.log_std - self.log_std + 0.5 * scaled - 0.5)
 
     def sample(self) -> torch.Tensor:
         """Random actions, `[B, …]`."""
@@ -90,11 +100,16 @@ class SquashedNormal(Normal):
     def __init__(self, features: Mapping[str, torch.Tensor] | TensorDict, model: Any, /) -> None:
         super().__init__(features, model)
         self._bounds: None | tuple[torch.Tensor, torch.Tensor] = None
-        self._squash: _Squash = _TANH
+        self._squash = self.squash_of(model, self.mean)
         if isinstance(getattr(model, "action_spec", None), Bounded):
-            mean = self.mean
-            self._bounds = cached(model, _bounds, mean.device)
-            self._squash = cached(model, _squash, mean.device, mean.dtype)
+            self._bounds = cached(model, _bounds, self.mean.device)
+
+    @staticmethod
+    def squash_of(model: Any, like: torch.Tensor) -> "_Squash":
+        """The squash of a model's actions, for latents of that dtype."""
+        if not isinstance(getattr(model, "action_spec", None), Bounded):
+            return _TANH
+        return cached(model, _squash, like.device, like.dtype)
 
     def latents(self, *, deterministic: bool) -> torch.Tensor:
         """Latents u before squashing, `[B, …]`."""
@@ -163,6 +178,10 @@ class _Tanh:
         end = 1 - torch.finfo(actions.dtype).eps
         return ((actions - self._centre) / self._half).clamp(-end, end).atanh()
 
+    def slopes(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Sides of one bound, else 0, and log half, `[…]` each: what `log_slope` depends on."""
+        return torch.zeros_like(self._log_half), self._log_half
+
     def log_slope(self, u: torch.Tensor) -> torch.Tensor:
         """Logarithms of da/du, `[B, …]`."""
         # log(1 - tanh²u), exact even if tanh(u) rounds to 1.
@@ -193,6 +212,10 @@ class _Softplus:
         away = (self._side * (actions - self._end)).clamp(min=torch.finfo(actions.dtype).tiny)
         u = self._side * (away + (-torch.expm1(-away)).log())
         return torch.where(self._one_bound, u, self._others.latents(actions))
+
+    def slopes(self) -> tuple[torch.Tensor, torch.Tensor]:
+        sides, log_half = self._others.slopes()
+        return torch.where(self._one_bound, self._side, sides), log_half
 
     def log_slope(self, u: torch.Tensor) -> torch.Tensor:
         slope = F.logsigmoid(self._side * u)

@@ -4,7 +4,7 @@ from torchrl.data import Binary, Bounded, OneHot, TensorSpec, Unbounded
 from torchrl.data import Categorical as Discrete
 from torchrl.data import MultiCategorical as MultiDiscrete
 
-from ..specs import options
+from ..env.specs import options
 from . import _continuous, _discrete
 from ._base import Distribution
 

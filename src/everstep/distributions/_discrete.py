@@ -10,7 +10,7 @@ from tensordict import TensorDict
 from torchrl.data import Bounded
 
 from ..data import DataKeys
-from ..specs import options
+from ..env.specs import options
 from ._base import (
     Distribution,
     action_dtype,
@@ -49,6 +49,13 @@ class Categorical(Distribution):
         log_probs = self.log_probs.clamp(min=torch.finfo(self.log_probs.dtype).min)
         return -sum_rows(log_probs.exp() * log_probs)
 
+    def kl_divergence(self, other: "Categorical") -> torch.Tensor:
+        """KL(self ‖ other), summed over choices, `[B, 1]`."""
+        # The term of an option that is excluded here is 0.
+        lowest = torch.finfo(self.log_probs.dtype).min
+        own, others = (x.log_probs.clamp(min=lowest) for x in (self, other))
+        return sum_rows(own.exp() * (own - others))
+
     def logp(self, samples: torch.Tensor | TensorDict) -> torch.Tensor:
         """Log-probability of choices `[B, …]`, summed over them, `[B, 1]`."""
         assert isinstance(samples, torch.Tensor)
@@ -73,6 +80,7 @@ class MultiCategorical(Categorical):
         padded = _padded(_masked(features), cached(model, options))
         logits = padded if spec.ndim == 1 else padded.unflatten(-2, spec.shape)
         super().__init__({"logits": logits}, model)
+        self.features = features
 
 
 class _WrittenChoices(Distribution):
@@ -110,6 +118,10 @@ class _WrittenChoices(Distribution):
     def entropy(self) -> torch.Tensor:
         """Entropy in nats, summed over choices, `[B, 1]`."""
         return self.choices.entropy()
+
+    def kl_divergence(self, other: "_WrittenChoices") -> torch.Tensor:
+        """KL(self ‖ other), summed over choices, `[B, 1]`."""
+        return self.choices.kl_divergence(other.choices)
 
     def logp(self, samples: torch.Tensor | TensorDict) -> torch.Tensor:
         """Log-probability of actions `[B, …]`, `[B, 1]`."""
@@ -167,6 +179,13 @@ class Bernoulli(Distribution):
         """Entropy in nats, summed over choices, `[B, 1]`."""
         p = self.logits.sigmoid()
         return sum_rows(p * F.softplus(-self.logits) + (1 - p) * F.softplus(self.logits))
+
+    def kl_divergence(self, other: "Bernoulli") -> torch.Tensor:
+        """KL(self ‖ other), summed over choices, `[B, 1]`."""
+        p = self.logits.sigmoid()
+        of_one = F.softplus(-other.logits) - F.softplus(-self.logits)
+        of_zero = F.softplus(other.logits) - F.softplus(self.logits)
+        return sum_rows(p * of_one + (1 - p) * of_zero)
 
     def logp(self, samples: torch.Tensor | TensorDict) -> torch.Tensor:
         """Log-probability of choices `[B, …]`, summed over them, `[B, 1]`."""

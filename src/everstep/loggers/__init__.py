@@ -6,7 +6,7 @@ from .lock import writer_of
 from .mlflow_logger import MlflowLogger
 from .queued import QueuedLogger, TrackedRun
 from .tensorboard_logger import TensorBoardLogger
-from .trackers import TRACKERS, chosen, is_entry, open_trackers, tracker_of
+from .trackers import TRACKERS, check_logger, chosen, open_trackers, own_loggers, tracker_of
 from .wandb_logger import WandbLogger
 
 __all__ = [
@@ -20,10 +20,11 @@ __all__ = [
     "TensorBoardLogger",
     "TrackedRun",
     "WandbLogger",
+    "check_logger",
     "chosen",
     "create_run_dir",
-    "is_entry",
     "open_trackers",
+    "own_loggers",
     "read_metrics",
     "tracker_of",
     "writer_of",

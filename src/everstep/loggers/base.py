@@ -15,8 +15,9 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from ..core.files import foreign_path
+from ..core.interrupts import call_all, uninterrupted
 from ..errors import ConfigError
-from ..interrupts import call_all, uninterrupted
 
 #: How a run ended: normally, with an error, or interrupted.
 RunStatus = Literal["FINISHED", "FAILED", "KILLED"]
@@ -247,9 +248,8 @@ def array_of(values: Any) -> npt.NDArray[Any]:
 
 def writing_problem(directory: str | os.PathLike[str]) -> str:
     """Why files cannot be written to a directory, which may not exist yet; empty if they can."""
-    text = os.fspath(directory)
-    if os.name != "nt" and ("\\" in text or re.match("[A-Za-z]:/", text)):
-        return "it is written as a path of Windows, and here would be one name; write it with /"
+    if problem := foreign_path(directory):
+        return problem
     path = Path(directory).absolute()
     nearest = next(place for place in (path, *path.parents) if os.path.exists(place))
     if not nearest.is_dir():

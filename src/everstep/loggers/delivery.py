@@ -1,4 +1,9 @@
-"""A bounded queue, and the thread that delivers what is in it to a tracker."""
+"""A bounded queue, and the thread that delivers what is in it to a tracker.
+
+Trackers have queues of their own. After one error that passes, TensorBoard's loses everything and
+raises in the training, and MLflow's loses what was on the way; this one tries again, and counts
+what it had to drop.
+"""
 
 import contextlib
 import logging

@@ -14,10 +14,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+from ..core.files import drop_torn_line, open_lines, write_at, write_file
+from ..core.plain_files import open_plain
+from ..core.validation import statistic
 from ..errors import EverstepError
-from ..files import drop_torn_line, open_lines, write_at, write_file
-from ..plain_files import open_plain
-from ..validation import statistic
 from .base import RunStatus
 from .clock import Clock
 from .lock import WriteLock

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from ..installation import install_command
+from ..core.installation import install_command
 from . import mlflow_ambient as ambient
 
 _log = logging.getLogger(__name__)

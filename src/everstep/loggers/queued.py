@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..installation import install_command
+from ..core.installation import install_command
 from .base import RunStatus, array_of
 from .delivery import Delivery
 

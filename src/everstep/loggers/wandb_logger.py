@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from typing_extensions import Self
 
-from ..files import write_file
+from ..core.files import write_file
 from .base import RunStatus
 from .delivery import Delivery, Media, Point, redacted
 from .queued import QUEUE_SIZE, QueuedLogger, TrackedRun, warn_of_import

@@ -8,7 +8,7 @@ from torch import nn
 from torchrl.data import TensorSpec
 from typing_extensions import Self
 
-from ..specs import Path
+from ..env.specs import Path
 from ._outputs import Exploration
 
 ObservationSpec = TypeVar("ObservationSpec", bound=TensorSpec)

@@ -9,7 +9,7 @@ from torch import nn
 from torchrl.data import Composite, TensorSpec, Unbounded
 
 from ..data import DataKeys
-from ..images import ImageLayouts
+from ..env.images import ImageLayouts
 from ._defaults import (
     ContinuousActions,
     DiscreteActions,

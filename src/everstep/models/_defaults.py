@@ -6,12 +6,21 @@ from typing import Any, TypeVar, cast
 import torch
 from tensordict import TensorDict
 from torch import nn
-from torchrl.data import Binary, Bounded, Categorical, MultiCategorical, TensorSpec, Unbounded
+from torchrl.data import (
+    Binary,
+    Bounded,
+    Categorical,
+    Composite,
+    MultiCategorical,
+    TensorSpec,
+    Unbounded,
+)
 
 from ..data import DataKeys
-from ..images import ImageLayouts, check_layouts, is_image
+from ..env.agents import ALL_AGENTS
+from ..env.images import ImageLayouts, check_layouts, is_image
+from ..env.specs import Path, leaf_specs, options
 from ..nn import Head
-from ..specs import Path, leaf_specs, options
 from ..views import ViewRequirement
 from ._base import GenericModelBase
 from ._encoders import ACTION_MASK, ObservationEncoder, encoder_of
@@ -166,6 +175,9 @@ class SeesParts(nn.Module):
     ) -> tuple[int, int]:
         """Make the encoders; the widths of the vectors of policy and values."""
         check_layouts(image_layout, observation_spec)
+        if actor_obs is None and isinstance(observation_spec, Composite):
+            keys = [str(key) for key in observation_spec.keys()]  # noqa: SIM118  as everywhere
+            actor_obs = [key for key in keys if key != ALL_AGENTS] if ALL_AGENTS in keys else None
         actor = seen_by("actor_obs", actor_obs, observation_spec)
         critic = seen_by("critic_obs", critic_obs, observation_spec)
         if actor_obs is not None:
@@ -184,7 +196,8 @@ class DefaultModel(KeepsValues, SeesParts, Model):
 
     Numbers are flattened, choices one-hot encoded (embedded where there are more than 1,024
     options), images go through convolutions, and of a mapping each leaf is encoded by itself; a
-    leaf `"action_mask"` excludes options instead. If `actor_obs` and `critic_obs` differ, policy
+    leaf `"action_mask"` excludes options instead, and a leaf `"all_agents"` is for the values alone
+    unless `actor_obs` has it. If `actor_obs` and `critic_obs` differ, policy
     and values have an encoder each. Weights are orthogonal with gain √2, the policy's head with
     gain 0.01 so that training starts near the uniform (or zero-mean) policy, the value head with
     gain 1; biases are zero.
@@ -208,7 +221,7 @@ class DefaultModel(KeepsValues, SeesParts, Model):
             before an episode's first. They are stored once, not once for each stack.
         image_layout: How images lie in memory, `"channels_first"` or `"channels_last"`, or `"flat"`
             for numbers that are no image; or a mapping of leaves to these. None: see `image_layout`
-            of `everstep.images`.
+            of `everstep.env.images`.
         num_values: Value columns, one a reward stream.
 
     """

@@ -11,14 +11,14 @@ from torch import nn
 from torchrl.data import Composite, TensorSpec
 
 from ..data import DataKeys
-from ..images import (
+from ..env.images import (
     ImageLayouts,
     Layout,
     image_layout,
     pixel_range,
     said_layout,
 )
-from ..specs import Path, is_choice, leaf_specs, options
+from ..env.specs import Path, is_choice, leaf_specs, options
 
 #: Top-level leaf with the allowed options of an action; it is not encoded.
 ACTION_MASK = DataKeys.ACTION_MASK

@@ -7,8 +7,8 @@ from typing import Any
 from torch import nn
 from torchrl.data import Categorical, Composite, TensorSpec
 
+from ..env.specs import Path, leaf_specs
 from ..nn import MLP, Head, get_activation
-from ..specs import Path, leaf_specs
 
 #: Gain of hidden layers.
 HIDDEN_GAIN = math.sqrt(2)

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 from torchrl.data import TensorSpec
 
-from ..images import ImageLayouts
+from ..env.images import ImageLayouts
+from ..env.specs import Leaves, Structure
 from ..nn import Head, get_activation
-from ..specs import Leaves, Structure
 from ._encoders import ObservationEncoder
 from ._layers import initialize
 

@@ -9,9 +9,9 @@ from typing import Protocol
 import torch
 from tensordict import TensorDict
 
-from ..advantages import gae, standardize
+from ..core.advantages import gae, standardize
+from ..core.losses import clipped_surrogate, value_errors
 from ..data import EPISODE_KEYS, DataKeys
-from ..losses import clipped_surrogate, value_errors
 
 #: Limits of PyTorch's default dtype, for masks in models; the functions here use the limits of
 #: their arguments' dtypes.
@@ -227,14 +227,14 @@ def generalized_advantage_estimate(
     Raises:
         ValueError: If the batch has ends of episodes.
 
-    Source: `everstep.advantages.gae`, which also handles ends of episodes.
+    Source: `everstep.core.advantages.gae`, which also handles ends of episodes.
 
     """
     ends = sorted(EPISODE_KEYS.intersection(batch.keys()))
     if ends:
         raise ValueError(
             f"`batch` must be non-episodic; it has {', '.join(ends)}. Use "
-            "`everstep.advantages.gae` for rows with ends of episodes."
+            "`everstep.core.advantages.gae` for rows with ends of episodes."
         )
     rewards, values = (batch[key].transpose(0, 1) for key in (DataKeys.REWARDS, DataKeys.VALUES))
     estimates = gae(
@@ -286,7 +286,7 @@ def ppo_losses(
             no clipping.
         vf_coeff: Weight of the value loss.
 
-    Source: `everstep.losses`.
+    Source: `everstep.core.losses`.
 
     """
     log_ratio = sample_distribution.logp(buffer_batch[DataKeys.ACTIONS])

@@ -6,10 +6,13 @@ from typing import TYPE_CHECKING, Any
 from ..data import Device
 from . import _saving
 from ._base import GenericPolicyBase
-from ._build import check_history, check_policy, make_policy
+from ._build import check_history, check_policy, make_policy, trying
 from ._core import Actor, PolicyCore, Sample, autocast_of, model_mode
 from ._feedforward import Policy
+from ._following import Follower
+from ._groups import GroupedPolicy
 from ._recurrent import RecurrentPolicy
+from ._saving import env_of
 from ._saving import save as save_policy
 from ._saving import state_of as policy_state
 
@@ -18,7 +21,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Actor",
+    "Follower",
     "GenericPolicyBase",
+    "GroupedPolicy",
     "MLflowPolicyModel",
     "MLflowRecurrentPolicyModel",
     "Policy",
@@ -28,11 +33,13 @@ __all__ = [
     "autocast_of",
     "check_history",
     "check_policy",
+    "env_of",
     "load_policy",
     "make_policy",
     "model_mode",
     "policy_state",
     "save_policy",
+    "trying",
 ]
 
 
@@ -52,7 +59,7 @@ def load_policy(
     """The policy in a file, of whichever kind it is.
 
     Args:
-        path: File that `save` wrote.
+        path: File that `save` wrote, or the directory of a run.
         device: Where the model lives.
         **arguments: See `Policy.load`.
 

@@ -8,11 +8,11 @@ from torch import nn
 from torchrl.data import Composite
 from typing_extensions import Self
 
+from ..core.validation import explained
 from ..data import Device, ExportFormat, Parity
 from ..distributions import Distribution
+from ..env.specs import Leaves
 from ..models import GenericModelBase
-from ..specs import Leaves
-from ..validation import explained
 from . import _saving
 from ._core import PolicyCore
 from ._predict import predict
@@ -90,8 +90,11 @@ class GenericPolicyBase(PolicyCore[_Model], Generic[_Model]):
     def save(self, path: str | os.PathLike[str], /) -> Any:
         """Write the policy to one file, without pickle: weights, specs and how it was built.
 
+        The file names the environment that the policy was trained in, if it was made of a spec
+        or a class: `everstep eval x.everstep` plays in it.
+
         Args:
-            path: File to write or replace; any suffix.
+            path: File to write or replace; any suffix, such as `x.everstep`.
 
         Returns:
             The `MLflowPolicyModel` or `MLflowRecurrentPolicyModel` that serves the file.
@@ -127,6 +130,7 @@ class GenericPolicyBase(PolicyCore[_Model], Generic[_Model]):
             ExportError: If the model or the distribution cannot be exported, or the program
                 does not do what the policy does.
             ValueError: If there is no such format.
+            ConfigError: If `path` is one of another system.
 
         """
         from ._export import export  # takes PyTorch's exporter along
@@ -147,7 +151,7 @@ class GenericPolicyBase(PolicyCore[_Model], Generic[_Model]):
         """The policy that `save` wrote. Reading it never runs code from the file.
 
         Args:
-            path: File to read.
+            path: File to read, or the directory of a run.
             model: Model to load the weights into, if it was not a default one.
             model_cls: Class to build that model with, from the saved `model_config`.
             distribution_cls: Action distribution, if it was not a default one.

@@ -1,17 +1,20 @@
 """Policies from a config, and trials of them before any environment is touched."""
 
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
 import torch
 
+from ..core.hyperparameters import Hyperparameters
+from ..core.normalizers import ObservationNormalizer
+from ..core.rollouts import Rollout, episode_keys_of
 from ..distributions import Normal, SquashedNormal
 from ..env import Env
+from ..env.formats import EnvFormat
+from ..env.registry import describe_env
 from ..errors import ConfigError
-from ..formats import EnvFormat
-from ..hyperparameters import Hyperparameters
-from ..normalizers import ObservationNormalizer
-from ..rollouts import Rollout, episode_keys_of
 from ._core import PolicyCore, model_mode
 
 P = TypeVar("P", bound=PolicyCore[Any])
@@ -46,6 +49,7 @@ def make_policy(
         autocast=torch.autocast(device.type, dtype=dtype) if config.enable_amp else None,
         env_format=_format_of(env),
     )
+    policy.made_for = describe_env(env)
     if config.normalize_values:
         policy.normalize_values(num_values)
     if config.bounds_loss_coeff:
@@ -96,23 +100,16 @@ def check_history(policy: PolicyCore[Any], config: Hyperparameters, env: Env) ->
         )
 
 
-def check_policy(policy: PolicyCore[Any], rollout: Rollout, config: Hyperparameters) -> None:
-    """Try the policy on an observation of zeros.
-
-    Raises:
-        ConfigError: If it fails, or its results do not have the shapes and dtypes of the specs.
-
-    """
-    n, device = rollout.num_envs, rollout.device
-    window = [policy.history + 1] if policy.history else []
-    obs = rollout.observation.zeros(n, *window, device=device)
+@contextmanager
+def trying(policy: PolicyCore[Any]) -> Iterator[None]:
+    """Run a block in which the policy acts on zeros; its errors become a `ConfigError`."""
+    device = policy.device
     forked = torch.random.fork_rng([device] if device.type == "cuda" else [])
     try:
         # With gradients under autocast: some layers run in half precision only without them.
-        tracked = torch.set_grad_enabled(config.enable_amp)
+        tracked = torch.set_grad_enabled(policy.is_autocast)
         with forked, tracked, model_mode(policy.model, training=False):
-            states = policy.memory.flatten(policy.init_states(n))
-            sample = policy.act(obs, states)
+            yield
     except Exception as error:
         distribution = policy.distribution_cls.__name__
         reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
@@ -120,8 +117,23 @@ def check_policy(policy: PolicyCore[Any], rollout: Rollout, config: Hyperparamet
             reason = f"{distribution} needs {error}, which the model's `forward` does not return"
         raise ConfigError(
             f"The policy ({type(policy.model).__name__}, {distribution}) cannot act on an "
-            f"observation of zeros: {reason}. {_way_out(config, device)}"
+            f"observation of zeros: {reason}. {_way_out(policy)}"
         ) from error
+
+
+def check_policy(policy: PolicyCore[Any], rollout: Rollout, config: Hyperparameters) -> None:
+    """Try the policy on an observation of zeros.
+
+    Raises:
+        ConfigError: If it fails, or its results do not have the shapes and dtypes of the specs.
+
+    """
+    n = rollout.num_envs
+    window = [policy.history + 1] if policy.history else []
+    obs = rollout.observation.zeros(n, *window, device=rollout.device)
+    with trying(policy):
+        states = policy.memory.flatten(policy.init_states(n))
+        sample = policy.act(obs, states)
     columns = rollout.values.shape[-1]
     expected = [("log-probabilities", sample.logp, (n, 1)), ("values", sample.values, (n, columns))]
     shapes, dtypes = rollout.action.shapes, rollout.action.dtypes
@@ -155,9 +167,10 @@ def _raised_in(error: BaseException) -> str:
     return "" if trace is None else str(trace.tb_frame.f_globals.get("__name__"))
 
 
-def _way_out(config: Hyperparameters, device: torch.device) -> str:
+def _way_out(policy: PolicyCore[Any]) -> str:
     """Advice for a policy that cannot act."""
-    if config.enable_amp and config.amp_dtype == "float16" and device.type == "cpu":
+    dtype = getattr(policy._autocast, "fast_dtype", None)
+    if dtype is torch.float16 and policy.device.type == "cpu":
         return (
             "Some layers, such as nn.LSTM, have no float16 form on a CPU: set `amp_dtype` to "
             "bfloat16, or leave out `enable_amp`."

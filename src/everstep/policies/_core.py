@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import FrozenInstanceError, replace
+from types import MappingProxyType
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
@@ -12,15 +13,15 @@ from torch import nn
 from torchrl.data import Composite, TensorSpec
 from typing_extensions import Self
 
+from ..core.normalizers import ObservationNormalizer, ValueNormalizer
+from ..core.rollouts import Minibatch, Rollout, Sequences
 from ..data import DataKeys, Device
 from ..distributions import Distribution
+from ..env.formats import EnvFormat
+from ..env.limits import limits_of
+from ..env.specs import EMPTY, Leaves, Structure, described
 from ..errors import ConfigError
-from ..formats import EnvFormat
-from ..limits import limits_of
 from ..models import Exploration, GenericModelBase
-from ..normalizers import ObservationNormalizer, ValueNormalizer
-from ..rollouts import Minibatch, Rollout, Sequences
-from ..specs import EMPTY, Leaves, Structure, described
 from ._models import make_model
 
 _Model = TypeVar("_Model", bound=GenericModelBase[..., Any])
@@ -102,6 +103,10 @@ class PolicyCore(ABC, Generic[_Model]):
     #: Observations and actions as the environment's library has them.
     env_format: EnvFormat
 
+    #: Keys of a configuration file that make the environment that it was made for; empty if a file
+    #: cannot, or it is not known.
+    made_for: Mapping[str, Any] = MappingProxyType({})
+
     #: Dtype of values and log-probabilities in a rollout: PyTorch's default when this was made.
     dtype: torch.dtype
 
@@ -113,6 +118,9 @@ class PolicyCore(ABC, Generic[_Model]):
 
     #: Moments of returns that the model's values are in units of; a module of the model.
     value_normalizer: None | ValueNormalizer
+
+    #: Whether it has recurrent states, and is trained as a recurrent policy.
+    is_recurrent: bool = False
 
     #: Whether an algorithm trains this policy: other parts hold references to its own then.
     is_wired: bool = False
@@ -231,6 +239,10 @@ class PolicyCore(ABC, Generic[_Model]):
         if self.normalizer is not None:
             self.normalizer.to(device)
         return self
+
+    def problems_in(self, env: Any) -> list[str]:
+        """Why the policy cannot act in an environment of its specs, one message each."""
+        return []
 
     # ---- acting -------------------------------------------------------------------------------
 

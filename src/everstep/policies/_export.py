@@ -18,13 +18,14 @@ from typing import Any, get_args
 import torch
 from torch import nn
 
+from ..core.files import replacing
 from ..data import DataKeys, ExportFormat, Parity
+from ..env.specs import Leaves, Structure, random_values
 from ..errors import ExportError
-from ..files import replacing
-from ..specs import Leaves, Structure, random_values
 from ._core import PolicyCore
 from ._export_formats import WRITERS, Run, Tensors
 from ._predict import acted_on, env_actions
+from ._saving import check_path
 
 #: Rows while tracing; a prime, so that no width equals it by accident.
 _TRACED_ROWS = 11
@@ -53,6 +54,7 @@ def export(
     if format not in WRITERS:
         formats = ", ".join(get_args(ExportFormat))
         raise ValueError(f"`format` must be one of {formats}; got {format!r}.")
+    check_path(path)
     path = Path(path)
     if path.exists():
         raise FileExistsError(f"{path} exists already: export to another place, or remove it.")
@@ -101,6 +103,7 @@ class Step(nn.Module):
             "policy": type(policy).__name__,
             "model": type(policy.model).__name__,
             "distribution": policy.distribution_cls.__name__,
+            "choices": self._choices(),
         }
 
     @property
@@ -134,6 +137,18 @@ class Step(nn.Module):
             **dict(zip(self.memory, compress(states, self.is_kept), strict=True)),
             **parameters,
         }
+
+    def _choices(self) -> dict[str, Any]:
+        """First and last choices of each input of choices, two lists of one row's shape."""
+        found = {}
+        shapes = compress(self.policy._observation.shapes, self.is_seen)
+        limits = compress(self.policy.observation_limits, self.is_seen)
+        for name, shape, limit in zip(self.obs, shapes, limits, strict=True):
+            if limit is not None and limit.is_choice:
+                start = torch.as_tensor(limit.start)
+                ends = (limit.low + start, limit.high + start)
+                found[name] = [end.expand(shape).tolist() for end in ends]
+        return found
 
     def inputs(self, rows: int) -> dict[str, torch.Tensor]:
         """Random observations, and the states at the start of an episode, `[rows, …]`."""

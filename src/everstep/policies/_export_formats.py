@@ -17,10 +17,10 @@ from packaging.version import Version
 from torch.export import ExportedProgram
 
 from .._version import __version__
+from ..core.installation import install_command
 from ..data import ExportFormat
+from ..env.formats import numpy_dtype
 from ..errors import EverstepError, ExportError
-from ..formats import numpy_dtype
-from ..installation import install_command
 
 Tensors = dict[str, torch.Tensor]
 
@@ -33,11 +33,12 @@ _NEXT = "next."
 _SERVED_POLICY = Path(__file__).with_name("_served_policy.py")
 
 
-def signature(inputs: Tensors, outputs: Tensors, facts: Mapping[str, str]) -> dict[str, Any]:
+def signature(inputs: Tensors, outputs: Tensors, facts: Mapping[str, Any]) -> dict[str, Any]:
     """Names, dtypes and shapes of inputs and outputs, for readers of an exported file.
 
     The first dimension is `"batch"`. `"states"` maps inputs that are 0 at the start of an episode
-    to the outputs that follow them.
+    to the outputs that follow them. `facts` have the `"choices"` of inputs, which a caller checks
+    where the format cannot raise.
     """
 
     def described(leaves: Tensors) -> dict[str, Any]:
@@ -57,7 +58,7 @@ def write_torch(
     program: ExportedProgram,
     inputs: Tensors,
     outputs: Tensors,
-    facts: Mapping[str, str],
+    facts: Mapping[str, Any],
     path: Path,
 ) -> Run:
     """Write an archive for `torch.export.load`, with the signature as `signature.json` in it."""
@@ -79,7 +80,7 @@ def write_mlflow(
     program: ExportedProgram,
     inputs: Tensors,
     outputs: Tensors,
-    facts: Mapping[str, str],
+    facts: Mapping[str, Any],
     path: Path,
 ) -> Run:
     """Write MLflow's directory: program, signature, example, requirements, code."""
@@ -98,6 +99,7 @@ def write_mlflow(
             f"numpy=={np.__version__}",
             f"mlflow=={mlflow.__version__}",
         ],
+        model_config={"choices": facts["choices"]},
         metadata={"everstep": __version__, **facts},
     )
     return _loaded(path / "artifacts" / "policy.pt2")
@@ -115,7 +117,7 @@ def write_onnx(
     program: ExportedProgram,
     inputs: Tensors,
     outputs: Tensors,
-    facts: Mapping[str, str],
+    facts: Mapping[str, Any],
     path: Path,
 ) -> Run:
     """Write an ONNX model, with the signature in its metadata under `everstep`.

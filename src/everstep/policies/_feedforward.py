@@ -6,12 +6,12 @@ import torch
 from tensordict import TensorDict
 from torchrl.data import TensorSpec
 
+from ..core.rollouts import Minibatch, Rollout
 from ..data import DataKeys
 from ..distributions import Distribution
+from ..env.specs import Leaves, Structure
 from ..errors import ConfigError
 from ..models import Model, RecurrentModel
-from ..rollouts import Minibatch, Rollout
-from ..specs import Leaves, Structure
 from ..views import ViewKind
 from ._base import GenericPolicyBase
 from ._core import model_mode

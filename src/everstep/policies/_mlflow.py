@@ -16,10 +16,10 @@ from tensordict import TensorDict
 from .. import distributions, models
 from ..data import DataKeys
 from ..distributions import Distribution
-from ..specs import Leaves, Path
+from ..env.specs import Leaves, Path
 from ..views import rolling_window
 from ._core import PolicyCore
-from ._predict import env_actions
+from ._predict import env_actions, read_leaf
 from ._saving import KINDS
 
 with warnings.catch_warnings():
@@ -184,16 +184,20 @@ def _observations(policy: PolicyCore[Any], model_input: Any) -> Leaves:
         raise ValueError(
             f"The input must be a mapping with observations [B, T, …] under 'obs'; got {found}."
         )
-    obs = model_input[DataKeys.OBS]
-    forms = policy.env_format.observation
-    leaves = tuple(
-        form.from_zero(_tensor(_at(obs, path), ("obs", *path), shape, dtype, policy.device))
-        for form, (path, shape, dtype) in zip(forms, policy._observation.leaves(), strict=True)
-    )
+    obs, leaves = model_input[DataKeys.OBS], []
+    for form, limit, (path, shape, dtype) in zip(
+        policy.env_format.observation,
+        policy.observation_limits,
+        policy._observation.leaves(),
+        strict=True,
+    ):
+        name = _name((DataKeys.OBS, *path))
+        leaf = read_leaf(_at(obs, path), form, shape, dtype, limit, name)
+        leaves.append(_shaped(leaf, name, shape).to(policy.device))
     if len({leaf.shape[:2] for leaf in leaves}) > 1:
         sizes = ", ".join(str(list(leaf.shape[:2])) for leaf in leaves)
         raise ValueError(f"All observations must have the same [B, T]; got {sizes}.")
-    return leaves
+    return tuple(leaves)
 
 
 def _states(policy: PolicyCore[Any], given: Any, count: int) -> Leaves:
@@ -230,10 +234,14 @@ def _tensor(
     try:
         tensor = torch.tensor(np.asarray(value)).to(device, dtype)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{_name(path)} is not an array of numbers: {error}") from None
+        raise ValueError(f"`{_name(path)}` is not an array of numbers: {error}") from None
+    return _shaped(tensor, _name(path), shape)
+
+
+def _shaped(tensor: torch.Tensor, name: str, shape: torch.Size) -> torch.Tensor:
     if tensor.shape[2:] != shape or tensor.ndim < 2:
         expected = ", ".join(["B", "T", *map(str, shape)])
-        raise ValueError(f"{_name(path)} must be [{expected}]; got {list(tensor.shape)}.")
+        raise ValueError(f"`{name}` must be [{expected}]; got {list(tensor.shape)}.")
     return tensor
 
 

@@ -5,9 +5,9 @@ from typing import Any
 
 from torchrl.data import TensorSpec
 
+from ..core.validation import unknown_name
 from ..errors import ConfigError
 from ..models import GenericModelBase
-from ..validation import unknown_name
 
 
 def make_model(

@@ -15,9 +15,9 @@ from tensordict import TensorDictBase
 from torch import nn
 
 from ..distributions._base import share_facts
-from ..formats import ObservationFormat, check_held, numpy_dtype
-from ..limits import Limit
-from ..specs import Leaves, Structure
+from ..env.formats import ObservationFormat, check_held, numpy_dtype
+from ..env.limits import Limit
+from ..env.specs import Leaves, Structure
 from ._core import PolicyCore
 from ._windows import extended, past_structure, without
 
@@ -69,10 +69,14 @@ def _read(
     structure, home = policy._observation, None
     found: list[torch.Tensor] = []
     counts: dict[str, None | int] = {}
-    for form, (path, shape, dtype), is_seen, limit in zip(
+    seen = acted_on(policy)
+    is_nested = isinstance(obs, Mapping | TensorDictBase | tuple)
+    # One leaf of several may be all that is observed: it is taken from the others, or alone.
+    is_alone = not is_nested and (structure.is_plain or sum(seen) == 1)
+    for form, (_, shape, dtype), is_seen, limit in zip(
         policy.env_format.observation,
         structure.leaves(),
-        acted_on(policy),
+        seen,
         policy.observation_limits,
         strict=True,
     ):
@@ -80,9 +84,7 @@ def _read(
             found.append(torch.zeros(1, *shape, dtype=dtype, device=device))
             continue
         name = "obs" + "".join(f"[{index!r}]" for index in form.path)
-        # One leaf of several may be all that is observed: it is taken from the others, or alone.
-        is_nested = isinstance(obs, Mapping | TensorDictBase | tuple)
-        value = _pick(obs, form.path, name) if path or is_nested else obs
+        value = obs if is_alone else _pick(obs, form.path, name)
         if isinstance(value, torch.Tensor):
             if value.is_meta:
                 raise ValueError(
@@ -90,11 +92,7 @@ def _read(
                     f"{device}. Give it an observation of an environment that computes them."
                 )
             home = value.device
-            tensor = _from_torch(value, form, dtype, name)
-        else:
-            tensor = _from_numpy(value, form, dtype, name)
-        if limit is not None and limit.is_choice:
-            _check_choices(tensor, limit, name, shape)
+        tensor = read_leaf(value, form, shape, dtype, limit, name)
         count = counts[name] = _count(tensor.shape, form.shape, shape, dtype, name)
         rows = 1 if count is None else count
         found.append(tensor.reshape(rows, *shape).to(device))
@@ -107,6 +105,39 @@ def _read(
     if len(counts) < len(found):
         found = [x.expand(max(map(len, found)), *x.shape[1:]) for x in found]
     return tuple(found), None in counts.values(), home
+
+
+def read_leaf(
+    value: Any,
+    form: ObservationFormat,
+    shape: torch.Size,
+    dtype: torch.dtype,
+    limit: None | Limit,
+    name: str,
+) -> torch.Tensor:
+    """One leaf of observations, as everything that is not an environment's step reads it.
+
+    Args:
+        value: Number, list, array or tensor, as the environment's library has them.
+        form: The leaf as that library has it.
+        shape: Shape of one observation in the spec; the value's is the caller's to check.
+        dtype: Dtype of the spec.
+        limit: Its choices, or bounds; None for neither.
+        name: Name in errors, such as `obs['camera']`.
+
+    Returns:
+        A tensor of that dtype, of choices that count from 0; it may share the value's memory.
+
+    Raises:
+        ValueError: If the dtype is of a larger kind, integers cannot hold the numbers, or a choice
+            does not exist.
+
+    """
+    read = _from_torch if isinstance(value, torch.Tensor) else _from_numpy
+    tensor = read(value, form, dtype, name)
+    if limit is not None and limit.is_choice:
+        _check_choices(tensor, limit, name, shape)
+    return tensor
 
 
 def acted_on(policy: PolicyCore[Any]) -> tuple[bool, ...]:
@@ -132,7 +163,7 @@ def _pick(obs: Any, path: tuple[str | int, ...], name: str) -> Any:
 
 
 def _from_numpy(value: Any, form: ObservationFormat, dtype: torch.dtype, name: str) -> torch.Tensor:
-    """A tensor of that dtype, of choices that count from 0; it may share the value's memory."""
+    """See `read_leaf`."""
     try:
         array = np.asarray(value)
     except ValueError as error:  # rows of different lengths
@@ -152,7 +183,7 @@ def _from_numpy(value: Any, form: ObservationFormat, dtype: torch.dtype, name: s
 def _from_torch(
     value: torch.Tensor, form: ObservationFormat, dtype: torch.dtype, name: str
 ) -> torch.Tensor:
-    """See `_from_numpy`."""
+    """See `read_leaf`."""
     is_real, is_flag = value.is_floating_point(), value.dtype is torch.bool
     kind = "c" if value.is_complex() else "f" if is_real else "b" if is_flag else "i"
     _check_kind(kind, value.dtype, numpy_dtype(dtype), type(value), name)
@@ -176,8 +207,8 @@ def _check_choices(values: torch.Tensor, limit: Limit, name: str, shape: torch.S
 def _check_kind(kind: str, received: Any, target: np.dtype[Any], cls: type, name: str) -> None:
     if _RANKS.get(kind, 3) > _RANKS[target.kind]:
         raise ValueError(
-            f"`{name}` must have the dtype {target} or one that becomes it without loss of kind; "
-            f"got {received} ({cls.__name__})."
+            f"`{name}` must have the dtype {target} or one of a smaller kind (bool, then integers, "
+            f"then floating point); got {received} ({cls.__name__})."
         )
 
 

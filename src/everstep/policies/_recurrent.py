@@ -1,5 +1,7 @@
 """Policies with a recurrent state."""
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from itertools import pairwise
 from typing import Any
 
@@ -7,13 +9,13 @@ import torch
 from tensordict import TensorDict
 from torchrl.data import Composite, TensorSpec
 
+from ..core.graphs import is_static
+from ..core.rollouts import Minibatch
 from ..data import DataKeys
 from ..distributions import Distribution
+from ..env.specs import Leaves, Structure
 from ..errors import ConfigError
-from ..graphs import is_static
 from ..models import Model, RecurrentModel
-from ..rollouts import Minibatch
-from ..specs import Leaves, Structure
 from ._base import GenericPolicyBase
 from ._core import in_full, model_mode
 from ._saving import KINDS
@@ -24,6 +26,12 @@ class RecurrentPolicy(GenericPolicyBase[RecurrentModel]):
 
     They are reset where an episode starts, also inside of sequences.
     """
+
+    is_recurrent = True
+
+    #: Context in which one call of the model resets states where bool `[B, L, 1]` says, or None.
+    #: The native way sets it. Without one, the model is called for each piece between resets.
+    resetting: None | Callable[[torch.Tensor], None | AbstractContextManager[None]] = None
 
     @staticmethod
     def _default_model_cls(observation_spec: TensorSpec, action_spec: TensorSpec, /) -> Any:
@@ -68,10 +76,14 @@ class RecurrentPolicy(GenericPolicyBase[RecurrentModel]):
 
     def evaluate(self, minibatch: Minibatch) -> tuple[Distribution, torch.Tensor]:
         """The distribution now over each row's actions, and its values `[B·L, K]`."""
-        if minibatch.first is None or minibatch.first.shape[1] == 1:
-            features, values, _ = self._forward(minibatch.obs, minibatch.states)
+        obs, states, first = minibatch.obs, minibatch.states, minibatch.first
+        if first is None or first.shape[1] == 1:
+            features, values, _ = self._forward(obs, states)
+        elif self.resetting is not None and (context := self.resetting(first)) is not None:
+            with context:
+                features, values, _ = self._forward(obs, states)
         else:
-            features, values = self._step_through(minibatch.obs, minibatch.states, minibatch.first)
+            features, values = self._step_through(obs, states, first)
         return self._distribution(features), values
 
     def _step_through(

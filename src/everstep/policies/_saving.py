@@ -1,5 +1,6 @@
 """Saving and loading of policies, without pickle."""
 
+import json
 import os
 import threading
 from collections.abc import Iterator, Mapping
@@ -17,13 +18,15 @@ from torch.nn.modules.module import (
 )
 
 from .. import distributions, models
-from ..checkpoints import load_file, save_file
+from ..core.checkpoints import load_file, save_file
+from ..core.files import foreign_path
+from ..core.normalizers import ObservationNormalizer
+from ..core.plain_files import path_within
 from ..data import Device
 from ..distributions import Distribution
-from ..errors import CheckpointError, EverstepError
-from ..formats import EnvFormat
-from ..normalizers import ObservationNormalizer
-from ..specs import spec_from_dict, spec_to_dict
+from ..env.formats import EnvFormat
+from ..env.specs import spec_from_dict, spec_to_dict
+from ..errors import CheckpointError, ConfigError, EverstepError
 from ._core import PolicyCore
 
 P = TypeVar("P", bound=PolicyCore[Any])
@@ -33,15 +36,30 @@ KINDS: dict[str, Any] = {}
 
 _SPECS = ("observation_spec", "action_spec")
 _KEYS = {"kind", "model_cls", "model_config", "distribution_cls", "weights", *_SPECS}
+_KEYS_OF_SEVERAL = {"kind", "agents", "groups", "members"}
 
 
 def save(policy: PolicyCore[Any], path: str | os.PathLike[str]) -> None:
     """Write `policy` to a file; see `Policy.save`."""
+    check_path(path)
     save_file(Path(path), state_of(policy))
+
+
+def check_path(path: str | os.PathLike[str]) -> None:
+    """Check that a path is one of this system.
+
+    Raises:
+        ConfigError: If it is not.
+
+    """
+    if problem := foreign_path(path):
+        raise ConfigError(f"`path`: {os.fspath(path)}: {problem}.")
 
 
 def state_of(policy: PolicyCore[Any]) -> dict[str, Any]:
     """The content of a policy's file; its tensors are the policy's own."""
+    if hasattr(policy, "describe"):  # of several policies
+        return dict(policy.describe())
     observation_spec, action_spec = policy._spec
     normalizer = policy.normalizer
     return {
@@ -56,9 +74,56 @@ def state_of(policy: PolicyCore[Any]) -> dict[str, Any]:
         "observation_spec": spec_to_dict(observation_spec),
         "action_spec": spec_to_dict(action_spec),
         "env_format": policy.env_format.describe(),
+        "env": made_for(policy),
         "weights": dict(policy.model.state_dict()),
         "normalizer": None if normalizer is None else normalizer.describe(),
     }
+
+
+def made_for(policy: PolicyCore[Any]) -> None | dict[str, Any]:
+    """The environment that a policy was made for, as a file can hold it; None if none can."""
+    env = {key: x for key, x in policy.made_for.items() if x is not None}
+    if str(env.get("env_cls")).startswith("__main__."):
+        return None
+    try:
+        return env if env and json.loads(json.dumps(env, allow_nan=False)) == env else None
+    except (TypeError, ValueError):  # objects of the program
+        return None
+
+
+def env_of(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Keys of a configuration that make the environment of a policy's file; {} if it has none.
+
+    They stay text: nothing is imported.
+
+    Raises:
+        CheckpointError: If it is not a policy's file.
+
+    """
+    return dict(read(file_of(path)).get("env") or {})
+
+
+def file_of(path: str | os.PathLike[str]) -> Path:
+    """The policy's file: that file, or the one in the directory of a run."""
+    given = Path(path)
+    if not given.is_dir():
+        return given
+    if not (file := given / "policy").exists():
+        raise CheckpointError(
+            f"{path}: a directory without a policy: name a policy's file, or the directory of a "
+            "run that has saved one."
+        )
+    return path_within(file, given)
+
+
+def _env_problem(env: Any) -> str:
+    """Why this cannot be the environment of a file; empty if it can."""
+    if env is None:
+        return ""
+    known = isinstance(env, dict) and {"env_cls"} <= env.keys() <= {"env_cls", "env_kwargs"}
+    if known and isinstance(env["env_cls"], str) and isinstance(env.get("env_kwargs", {}), dict):
+        return ""
+    return "its `env` is no environment's name and options."
 
 
 def load(
@@ -71,8 +136,9 @@ def load(
     device: Device,
 ) -> P:
     """The policy of a file; see `Policy.load`."""
-    with _naming(path):
-        state = _read(path, cls.__name__)
+    with naming(path):
+        path = file_of(path)
+        state = read(path, cls.__name__)
         if model is None and model_cls is None:
             model_cls = _default(state, "model_cls", models, path)
         if distribution_cls is None:
@@ -80,8 +146,21 @@ def load(
         return _build(cls, state, model, model_cls, distribution_cls, device)
 
 
+def built(state: Any, path: Any, model_cls: Any, distribution_cls: Any, device: Device) -> Any:
+    """One policy of a file of several; see `load`."""
+    if not isinstance(state, dict) or not _is_policy(state) or state["kind"] not in KINDS:
+        raise CheckpointError("an entry of `members` is not a saved policy.")
+    model_cls = model_cls or _default(state, "model_cls", models, path)
+    distribution_cls = distribution_cls or _default(state, "distribution_cls", distributions, path)
+    return _build(KINDS[state["kind"]], state, None, model_cls, distribution_cls, device)
+
+
+def _is_policy(state: dict[str, Any]) -> bool:
+    return set(state) >= _KEYS
+
+
 @contextmanager
-def _naming(path: str | os.PathLike[str]) -> Iterator[None]:
+def naming(path: str | os.PathLike[str]) -> Iterator[None]:
     """Name the file in every error: one of unknown origin can fail in any way."""
     try:
         yield
@@ -120,6 +199,7 @@ def _build(
         normalizer=described and ObservationNormalizer.from_description(specs[0], described),
         env_format=form and EnvFormat.from_description(form),
     )
+    policy.made_for = state.get("env") or {}
     if (mean := state["weights"].get("value_normalizer.mean")) is not None:
         policy.normalize_values(*mean.shape)
     try:
@@ -199,13 +279,15 @@ def kind_of(path: str | os.PathLike[str]) -> str:
         CheckpointError: If it is not a policy's file.
 
     """
-    return str(_read(path)["kind"])
+    return str(read(file_of(path))["kind"])
 
 
-def _read(path: str | os.PathLike[str], kind: None | str = None) -> dict[str, Any]:
+def read(path: str | os.PathLike[str], kind: None | str = None) -> dict[str, Any]:
     state = load_file(Path(path))
-    if not isinstance(state, dict) or not set(state) >= _KEYS:
+    if not isinstance(state, dict) or not (_is_policy(state) or set(state) >= _KEYS_OF_SEVERAL):
         raise CheckpointError(f"{path} is not a saved policy.")
+    if problem := _env_problem(state.get("env")):  # not in older files
+        raise CheckpointError(f"{path}: {problem}")
     if kind is not None and state["kind"] != kind:
         raise CheckpointError(f"{path} holds a {state['kind']}; it was loaded as a {kind}.")
     return state

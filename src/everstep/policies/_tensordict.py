@@ -9,8 +9,8 @@ from tensordict.nn import InteractionType, TensorDictModuleBase, composite_lp_ag
 from tensordict.nn.probabilistic import interaction_type
 from torchrl.data import Unbounded
 
+from ..env.specs import Leaves, Path, Structure
 from ..errors import ConfigError
-from ..specs import Leaves, Path, Structure
 from ._core import PolicyCore, model_mode
 from ._windows import extended, past_structure, without
 

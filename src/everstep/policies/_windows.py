@@ -7,9 +7,9 @@ from tensordict import TensorDict
 from torch import nn
 
 from ..data import DataKeys
+from ..env.specs import EMPTY, Leaves, Path, Structure
 from ..errors import ConfigError
 from ..models import Model
-from ..specs import EMPTY, Leaves, Path, Structure
 from ..views import PaddedRollingWindow, RollingWindow, ViewRequirement
 
 

@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 
-from ..specs import Leaves
+from ..env.specs import Leaves
 from ._player import Player, Row, all_same, difference
 from ._subject import Subject
 

@@ -13,13 +13,13 @@ from torchrl.data import TensorSpec
 from ..algorithms import Algorithm, AlgorithmConfig
 from ..data import DataKeys
 from ..distributions import Distribution
+from ..env.specs import Structure
 from ..errors import EverstepError
 from ..models import Model
-from ..specs import Structure
 from ._oracle import known_values, oracle_advantages, transitions_of
 from ._player import Player, Row, copies
 from ._results import Violation
-from ._structure import attempt
+from ._structure import attempt, episode_keys
 from ._subject import Subject
 
 _GAMMA, _LAMBDA, _ROLLOUTS = 0.9, 0.8, 4
@@ -98,10 +98,14 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
+_OBSERVED = (DataKeys.OBS, DataKeys.FINAL_OBS)
+
+
 class _Recorded:
     """A player's environment that records its rows and runs in its own default dtype.
 
-    The check trains in float64; the environment was made with another default dtype.
+    The check trains in float64; the environment was made with another default dtype. What training
+    does not read is left out: a warning would name this class.
     """
 
     def __init__(self, player: Player, dtype: torch.dtype) -> None:
@@ -114,7 +118,7 @@ class _Recorded:
     def reset(self, *, config: None | dict[str, Any] = None) -> Any:
         with _default_dtype(self._dtype):
             self._player.reset(config=config)
-        return self._player.acted_on
+        return self._seen(self._player.acted_on)
 
     def step(self, action: Any) -> Any:
         player = self._player
@@ -122,7 +126,14 @@ class _Recorded:
         with _default_dtype(self._dtype):
             outcome = player.step_as_is(action)
         self.rows.append(player.copy_row(obs, outcome))
-        return outcome
+        row = {key: outcome[key] for key in (DataKeys.REWARDS, *episode_keys(player.env))}
+        row[DataKeys.OBS] = outcome[DataKeys.OBS]
+        row |= {key: self._seen(x) for key, x in row.items() if key in _OBSERVED}
+        return TensorDict(row, [player.env.num_envs])
+
+    def _seen(self, obs: Any) -> Any:
+        structure = self._player.observation
+        return structure.unflatten(structure.flatten(obs), [self._player.env.num_envs])
 
 
 class _KnownValues(Model):

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..graphs import waits
+from ..core.graphs import waits
 from ._player import Player
 from ._results import NotApplicable, Violation
 from ._subject import Subject

@@ -13,7 +13,7 @@ Kind = Callable[[torch.Tensor], bool]
 
 
 def check_none_end(subject: Subject) -> None:
-    """If no episode ends, none begins, unless one ended in the row before."""
+    """A new episode begins only after one has ended, in the same row or the row before."""
     _check_kind(subject, "no episode ended", lambda done: not bool(done.any()))
 
 

@@ -6,7 +6,7 @@ import torch
 from tensordict import TensorDict
 
 from ..data import DataKeys
-from ..specs import Leaves, Structure
+from ..env.specs import Leaves, Structure
 from ._causes import follows_seed
 from ._checks_episodes import described, episodic
 from ._player import Player, Row, compare, traces

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ..specs import Leaves
+from ..env.specs import Leaves
 from ._causes import RESETS, STEPS, cause, repeats, starts
 from ._player import Player, all_same, compare
 from ._results import NotApplicable, Violation

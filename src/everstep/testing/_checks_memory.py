@@ -7,7 +7,7 @@ import torch
 from tensordict import TensorDict
 from torchrl.data import Bounded
 
-from ..specs import Structure, is_bound, leaf_specs
+from ..env.specs import Structure, is_bound, leaf_specs
 from ._causes import follows_seed
 from ._player import Player, Row, compare, copies, difference, same
 from ._results import Unplayable, Violation

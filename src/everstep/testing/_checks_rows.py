@@ -3,7 +3,7 @@
 from torchrl.data import TensorSpec
 
 from ..data import DataKeys
-from ..specs import Leaves, Path, leaf_specs
+from ..env.specs import Leaves, Path, leaf_specs
 from ._player import Player, Row, traces
 from ._results import NotApplicable, Violation
 from ._structure import with_index

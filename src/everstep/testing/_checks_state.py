@@ -5,7 +5,7 @@ import tempfile
 from contextlib import ExitStack
 from typing import Any
 
-from ..checkpoints import load_file, save_file
+from ..core.checkpoints import load_file, save_file
 from ..errors import CheckpointError
 from ._causes import follows_seed
 from ._player import Player, Row, compare, forked_generators

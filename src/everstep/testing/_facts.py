@@ -8,11 +8,16 @@ from typing import Any, cast
 import torch
 from torchrl.data import TensorSpec
 
+from ..core.rollouts import unread_of
+from ..data import DataKeys
 from ..env import Env
+from ..env.specs import Structure, leaf_specs
 from ..errors import EverstepError
-from ..specs import leaf_specs
 from ._results import CheckResult, Violation
 from ._subject import random_actions
+
+#: Keys of rows that end an episode.
+_ENDS = frozenset({DataKeys.TERMINATED, DataKeys.TRUNCATED})
 
 #: Vector steps before the clock starts: libraries warm up.
 _WARM_UP = 10
@@ -48,7 +53,14 @@ def inspect_env(
     with suppress(Exception):
         facts["speed"] = _speed(env, num_steps)
     with suppress(Exception):
-        facts["episodes"] = _episodes(env, num_steps)
+        ended, unread = _play(env, num_steps)
+        facts["episodes"] = _episodes_text(env, num_steps, ended)
+        if unread:
+            facts["not read"] = (
+                f"{', '.join(f'`{name}`' for name in sorted(unread))}: returned, and training does "
+                "not read it; return numbers to log from `metrics()`, and declare what the policy "
+                "observes in `observation_spec`"
+            )
     with suppress(Exception):
         env.close()
     return facts, probed
@@ -126,15 +138,23 @@ def _speed(env: Env, num_steps: int) -> str:
     )
 
 
-def _episodes(env: Env, num_steps: int) -> str:
-    """How many episodes end under random actions, if any can."""
-    if not {"terminated", "truncated"} & env.episode_keys:
-        return "never end, as declared: the environment has no `episode_keys`"
-    obs, ended = env.reset(), 0
+def _play(env: Env, num_steps: int) -> tuple[int, set[str]]:
+    """How many episodes end under random actions, and what is returned that nothing reads."""
+    structure, ended = Structure.of(env.observation_spec), 0
+    obs = env.reset()
+    unread = unread_of({DataKeys.OBS: obs}, structure, env.episode_keys)
     for _ in range(num_steps):
         outcome = env.step(random_actions(env.action_spec, obs, env.num_envs))
-        obs = outcome["obs"]
-        ended += int((outcome["terminated"] | outcome["truncated"]).sum())
+        obs = outcome[DataKeys.OBS]
+        unread |= unread_of(dict(outcome.items()), structure, env.episode_keys)
+        if _ENDS & env.episode_keys:
+            ended += int((outcome[DataKeys.TERMINATED] | outcome[DataKeys.TRUNCATED]).sum())
+    return ended, unread
+
+
+def _episodes_text(env: Env, num_steps: int, ended: int) -> str:
+    if not _ENDS & env.episode_keys:
+        return "never end, as declared: the environment has no `episode_keys`"
     played = f"in {num_steps * env.num_envs:,} env steps with random actions"
     if ended:
         return f"{ended} ended {played}"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..specs import Leaves
+from ..env.specs import Leaves
 from ._player import Row
 
 #: Values `[B]` of observations `[B, …]`.

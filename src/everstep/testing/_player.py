@@ -12,7 +12,7 @@ from torchrl.data import TensorSpec
 
 from ..data import DataKeys, Device
 from ..env import Env
-from ..specs import Leaves, Structure
+from ..env.specs import Leaves, Structure
 from ._results import Unmakeable, Unresettable, Violation
 from ._structure import attempt, check_members, check_obs, check_outcome, episode_keys, with_index
 from ._subject import Subject

@@ -8,7 +8,7 @@ from torchrl.data import TensorSpec
 
 from ..data import EPISODE_KEYS, DataKeys, Device
 from ..env import Env
-from ..specs import Leaves, Structure, leaf_specs
+from ..env.specs import Leaves, Structure, leaf_specs
 from ._results import NotApplicable, Unmakeable, Unplayable, Violation
 
 _T = TypeVar("_T")

@@ -9,7 +9,7 @@ from torchrl.data import Binary, TensorSpec
 
 from ..data import DataKeys, Device
 from ..env import Env
-from ..specs import options, random_values
+from ..env.specs import options, random_values
 
 
 class Subject(ABC):

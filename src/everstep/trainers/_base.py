@@ -17,10 +17,13 @@ from typing_extensions import Self
 from ..callbacks import Callbacks
 from ..conditions import Condition, check_stopping
 from ..config import dotted_name, plain
+from ..core.files import write_file
+from ..core.interrupts import call_all, uninterrupted
+from ..core.ranks import report, reported
+from ..core.synonyms import METHODS
+from ..core.validation import explained
 from ..data import EvalCollectStats, TrainStats
 from ..errors import ConfigError
-from ..files import write_file
-from ..interrupts import call_all, uninterrupted
 from ..loggers import (
     Logger,
     LoggerGroup,
@@ -29,12 +32,9 @@ from ..loggers import (
     TrackedRun,
     chosen,
     create_run_dir,
-    is_entry,
     open_trackers,
+    own_loggers,
 )
-from ..reducers import report, reported
-from ..synonyms import METHODS
-from ..validation import explained
 from ._ending import end_of, schedule_end
 from ._evaluations import (
     NEEDS_EVAL_ENV,
@@ -47,10 +47,10 @@ from ._evaluations import (
 from ._files import RunFiles
 from ._record import (
     RUNS,
+    check_depth,
     check_run_dir,
     config_text,
     config_values,
-    describe_env,
     env_name,
     made_with,
     params_of,
@@ -151,7 +151,7 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
         callbacks: Sequence[Any] = (),
         progress: bool = True,
     ) -> None:
-        from ..policies import RecurrentPolicy
+        from ..env.registry import describe_env
 
         if eval_env is not None:
             check_eval_env(algorithm, eval_env)
@@ -168,19 +168,25 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
         if not is_first:
             loggers, progress = (), False
         named_trackers = chosen(loggers, track=track)
+        sinks = own_loggers(loggers)
         self._record = {**describe_env(algorithm.env), **(record or {})}
         if eval_env is not None:
             self._record = {"eval_episodes": eval_episodes, **self._record}
-        if isinstance(algorithm.policy, RecurrentPolicy):
+        if algorithm.policy.is_recurrent:
             self._record["recurrent"] = True
         named = self._record.get("env_cls") or env_name(algorithm.env)
         env_cls = named if isinstance(named, str) else dotted_name(named)
+        if not algorithm.policy.made_for and self._record.get("env_cls"):
+            own = {"env_cls": env_cls, "env_kwargs": self._record.get("env_kwargs")}
+            algorithm.policy.made_for = own
         name = run_name or env_cls
+        self._record |= saving_keys(checkpoint_every, keep_last, best, callbacks, loggers)
+        if run_dir is not None:
+            # Before a directory is made.
+            check_depth(config_values(algorithm, self._record) | run_keys(self.run_arguments))
         if run_dir == "auto":
             run_dir = algorithm.reducer.from_first(lambda: create_run_dir(RUNS, name))
         self.run_dir = None if run_dir is None else Path(run_dir)
-        self._record |= saving_keys(checkpoint_every, keep_last, best, callbacks, loggers)
-        sinks = [x for x in loggers if not is_entry(x)]
         with algorithm.reducer.together():
             if self.run_dir is not None and is_first:
                 self._files = RunFiles(self.run_dir, checkpoint_every, keep_last, best)
@@ -322,6 +328,9 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
         )
         if arguments.get("total_env_steps") is None and not arguments.get("stop_conditions"):
             raise ConfigError(_NO_BUDGET)
+        keys = run_keys(arguments)
+        if self._is_recorded:
+            check_depth(keys)
         if end := self._reach(arguments):
             self._say(
                 f"Already at {self.state['env/steps']:,} env steps ({end}): nothing is trained. To "
@@ -329,7 +338,7 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
                 "`everstep resume RUN_DIR --additional-steps N`."
             )
             return cast(TrainStats, {**self.state, **self._last})
-        self._record |= (keys := run_keys(arguments))
+        self._record |= keys
         self._note_stretch("run")
         self._write_record(keys)
         stats, error = cast(TrainStats, {}), None
@@ -603,8 +612,13 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
             self.view.log_metrics(stats, step=self.state["env/steps"])
             self._log_s += time.perf_counter() - start
 
+    @reported()
     def close(self, status: RunStatus = "FINISHED") -> None:
-        """Flush and close the loggers, and end trackers' runs that are this trainer's own."""
+        """Flush and close the loggers, and end trackers' runs that are this trainer's own.
+
+        Environments stay open, `trainer.algorithm.env` and `trainer.eval_env`: close them when
+        nothing steps them any more. Calling it again does nothing.
+        """
         writing = [] if self._files is None else [self._files.wait]
         call_all(self._log_pending, *writing, lambda: self.logger.close(status))
 

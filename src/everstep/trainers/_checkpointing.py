@@ -18,11 +18,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..checkpoints import check_state, load_state, save_file, save_state
+from ..core.checkpoints import check_state, load_state, save_file, save_state
+from ..core.files import sync_directory
+from ..core.interrupts import call_all
+from ..core.restoring import copied
 from ..errors import CheckpointError, ConfigError
-from ..files import sync_directory
-from ..interrupts import call_all
-from ..restoring import copied
 
 #: Train steps of a checkpoint, and how many with the same number are older.
 _NAME = re.compile(r"(\d{10,})(?:-(\d+))?")

@@ -3,27 +3,19 @@
 import importlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
 from torch import nn, optim
 
 from ..bonuses import Bonus
-from ..callbacks import check_callback
+from ..callbacks import ENTRIES
 from ..conditions import condition_from_config
-from ..data import TrainStats
-from ..distributions import Distribution
-from ..env import Env
-from ..errors import AdapterError, ConfigError
-from ..hyperparameters import Hyperparameters
-from ..loggers import is_entry, tracker_of
-from ..loggers.base import writing_problem
-from ..names import Kind, import_kind
-from ..objectives import ActorCritic
-from ..plugins import maker_of
-from ..registry import EXPECTED, check_callable, factory, is_made, takes_sizes
-from ..validation import (
+from ..config import KeyPath
+from ..core.hyperparameters import Hyperparameters
+from ..core.names import Kind, import_kind
+from ..core.validation import (
     InvalidError,
     Problem,
     check_fields,
@@ -31,6 +23,16 @@ from ..validation import (
     synonym_of,
     unknown_name,
 )
+from ..data import REFLECTED, TrainStats
+from ..distributions import Distribution
+from ..env import Env
+from ..env.plugins import maker_of
+from ..env.registry import EXPECTED, check_callable, factory, is_made, takes_sizes
+from ..errors import AdapterError, ConfigError
+from ..loggers import check_logger
+from ..loggers.base import writing_problem
+from ..objectives import ActorCritic
+from ..schedulers import FUNCTIONS
 from ._checkpointing import Interval
 from ._options import RunOptions
 
@@ -74,6 +76,20 @@ _KINDS = {
     ),
 }
 
+#: Kind of a schedule that is a function.
+_SCHEDULE = Kind(
+    "a function, of a module of your own, of the fraction of the budget that is left",
+    lambda cls: False,
+    functions=True,
+)
+
+#: Kind of a symmetry's part that is a function.
+_REFLECTION = Kind(
+    "a function, of a module of your own, from observations or actions to mirrored ones",
+    lambda cls: False,
+    functions=True,
+)
+
 #: Kind of a bonus's option that is named `…_cls`: a part of a network.
 _PART = Kind(
     f"a subclass of torch.nn.Module, torch.optim.Optimizer or Distribution, or {_FUNCTION}",
@@ -85,6 +101,9 @@ _SPEC = "gymnasium:CartPole-v1"
 
 #: Keys of a training run, beside hyperparameters.
 _OPTION_NAMES = tuple(field.name for field in fields(RunOptions))
+
+#: Hyperparameters whose terms of the loss have statistics of their own names.
+_TERMS = ("bonuses", "objective", "policy_loss_addons", "symmetry")
 
 #: Names of the statistics of a train step.
 _STATISTICS = tuple(get_type_hints(TrainStats))
@@ -103,7 +122,7 @@ def resolve_names(
         is_spec = (
             key == "env_cls" and isinstance(name, str) and not (is_dotted(name) or _homes(name))
         )
-        is_word = key == "objective" and not (isinstance(name, str) and "." in name)
+        is_word = key == "objective" and not (isinstance(name, str) and "." in name)  # or options
         if name is None or is_spec or is_word:
             continue
         try:
@@ -119,6 +138,22 @@ def resolve_names(
                 made.append(_resolve_bonus(entry) if isinstance(entry, dict) else entry)
             except ConfigError as error:
                 problems.append(Problem(("bonuses", i), str(error)))
+    symmetry = values.get("symmetry")
+    reflected = symmetry if isinstance(symmetry, dict) else {}
+    for part in REFLECTED:
+        if isinstance(name := reflected.get(part), str):
+            try:
+                made_of = _resolve_function(name, _REFLECTION)
+                resolved["symmetry"] = {**resolved["symmetry"], part: made_of}
+            except ConfigError as error:
+                problems.append(Problem(("symmetry", part), str(error)))
+    for key in FUNCTIONS:
+        if isinstance(name := values.get(key), str) and ("." in name or "<" in name):
+            try:
+                resolved[key] = _resolve_function(name, _SCHEDULE)
+            except ConfigError as error:
+                del resolved[key]
+                problems.append(Problem((key,), str(error)))
     add_ons = values.get("policy_loss_addons")
     listed = add_ons if isinstance(add_ons, list | tuple) else [] if add_ons is None else [add_ons]
     for i, entry in enumerate(listed):
@@ -129,6 +164,16 @@ def resolve_names(
         message = f"a file cannot hold a model; name its class in model_cls. Got {model!r}"
         problems.append(Problem(("model",), message))
     return resolved, problems
+
+
+def _resolve_function(name: str, kind: Kind) -> Any:
+    """The function of a schedule or a symmetry, by its dotted name."""
+    if "<" in name:
+        raise ConfigError(
+            f"the function {name} existed in the program only: give a module a function of this "
+            "kind and name it, my_module.my_function, or run the program again"
+        )
+    return import_kind(name, kind)
 
 
 def _resolve_bonus(named: dict[str, Any]) -> dict[Any, Any]:
@@ -198,7 +243,7 @@ def zoo_problems(values: Mapping[str, Any]) -> list[Problem]:
 
 def sentence_problem(sentence: str) -> Problem:
     """An error message about fields as a problem of the first field that it names."""
-    name = re.search(r"`(\w+|(?:model|optimizer)_config\.[^`]+)`", sentence)
+    name = re.search(r"`(\w+|(?:(?:model|optimizer)_config|symmetry)\.[^`]+)`", sentence)
     rest = sentence.removesuffix(".")
     if name is None:
         return Problem(("algorithm_config",), rest)
@@ -309,7 +354,7 @@ def unused_problems(values: Mapping[str, Any], *, is_record: bool = False) -> It
 def stop_problems(stop: Any, hyperparameters: Mapping[str, Any]) -> Iterator[Problem]:
     """Problems of the conditions in `stop` that are mappings."""
     # Custom loss terms and bonuses have statistics of their own names.
-    more = any(hyperparameters.get(name) for name in ("bonuses", "objective", "policy_loss_addons"))
+    more = any(hyperparameters.get(name) for name in _TERMS)
     free = ("losses/", "bonuses/") if more else ()
     for i, entry in enumerate(stop if isinstance(stop, list) else []):
         if callable(entry):
@@ -331,15 +376,28 @@ def _keys_of(condition: Any) -> list[str]:
     return [condition.key] if joined is None else [k for c in joined for k in _keys_of(c)]
 
 
-def hyperparameter_problems(config: Hyperparameters) -> list[Problem]:
-    """Problems between hyperparameters, and options that a class does not take."""
+def hyperparameter_problems(config: Hyperparameters, given: Mapping[str, Any]) -> list[Problem]:
+    """Problems between hyperparameters, and options that a class does not take.
+
+    Args:
+        config: The hyperparameters.
+        given: Those that were given: a function under `lr` is the config's `lr_schedule`.
+
+    """
     options, _ = config.optimizer_options()
     problems = option_problems("optimizer_config", config.optimizer_cls, options)
     if config.model_cls is not None:
         problems += option_problems("model_config", config.model_cls, config.model_config or {})
     reported = {problem.path[0] for problem in problems}
     others = [sentence_problem(sentence) for sentence in config.problems()]
+    others = [replace(problem, path=_as_given(problem.path, given)) for problem in others]
     return problems + [problem for problem in others if problem.path[0] not in reported]
+
+
+def _as_given(path: KeyPath, given: Mapping[str, Any]) -> KeyPath:
+    """The path of a schedule, or of the value that is a function instead."""
+    name = str(path[0]).removesuffix("_schedule")
+    return (name,) if path[0] not in given and callable(given.get(name)) else path
 
 
 def run_dir_problems(run_dir: Any) -> Iterator[Problem]:
@@ -362,16 +420,10 @@ def saving_problems(options: Mapping[str, Any]) -> Iterator[Problem]:
         Interval(options.get("checkpoint_every") or "end")
     except ConfigError as error:
         yield sentence_problem(str(error))
-    for key, check in (("callbacks", check_callback), ("loggers", _check_logger)):
+    for key, check in (("callbacks", ENTRIES.check), ("loggers", check_logger)):
         for i, entry in enumerate(options.get(key) or []):
             try:
                 check(entry)
             except ConfigError as error:
                 message = str(error).removeprefix(f"`{key}`: ").removesuffix(".")
                 yield Problem((key, i), message)
-
-
-def _check_logger(entry: Any) -> None:
-    """Check a tracker's name and options; objects of a program are not checked."""
-    if is_entry(entry) or not hasattr(entry, "log_metrics"):
-        tracker_of(entry)

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from ..core.ranks import reduce_stats
 from ..errors import ConfigError
-from ..reducers import reduce_stats
 
 if TYPE_CHECKING:  # they import TorchRL and TensorDict, which takes two seconds
     from ..algorithms import GenericAlgorithmBase
@@ -83,9 +83,9 @@ def check_evaluations(
 
 def check_eval_env(algorithm: "GenericAlgorithmBase[Any, Any, Any]", env: Any) -> None:
     """Raise if evaluations cannot use an environment: it is none, or of other specs."""
+    from ..algorithms.resolve import check_env
     from ..env import Env
     from ..evaluation import check_fit
-    from ..resolve import check_env
 
     if isinstance(env, str) or (callable(env) and not isinstance(env, Env)):
         name = repr(env) if isinstance(env, str) else getattr(env, "__name__", repr(env))

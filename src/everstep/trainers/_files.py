@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..checkpoints import save_file
+from ..core.checkpoints import save_file
+from ..core.files import write_file
+from ..core.interrupts import call_all
+from ..core.restoring import copied
 from ..data import TrainerState
-from ..files import write_file
-from ..history import HISTORY, History
-from ..interrupts import call_all
 from ..loggers import JsonlLogger
-from ..restoring import copied
+from ..loggers.history import HISTORY, History
 from ._checkpointing import Checkpoints, Interval, load_newest, set_aside
 from ._signals import Signals
 

@@ -15,8 +15,8 @@ from ..errors import ConfigError
 from ..loggers import Logger
 
 if TYPE_CHECKING:  # they import TorchRL and TensorDict, which takes two seconds
+    from ..core.hyperparameters import Hyperparameters, RecurrentHyperparameters
     from ..env import Env
-    from ..hyperparameters import Hyperparameters, RecurrentHyperparameters
 
 _Self = TypeVar("_Self")
 _Source = TypeVar("_Source")

@@ -6,8 +6,8 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, SkipValidation
 
-from ..registry import EnvSource
-from ..validation import STRICT, Count, PositiveInt
+from ..core.validation import STRICT, Count, PositiveInt
+from ..env.registry import EnvSource
 
 #: Keys of checkpoints, callbacks and loggers, which are arguments of trainers too.
 SAVING = ("checkpoint_every", "keep_last", "best", "callbacks", "loggers")

@@ -16,7 +16,7 @@ _OWN = (
 
 def own_part(state: Mapping[str, Any]) -> dict[str, Any]:
     """The parts of an algorithm's state that are of this process only."""
-    return {key: state[key] for key in _OWN}
+    return {key: state[key] for key in _OWN if key in state}
 
 
 def for_rank(state: Mapping[str, Any], algorithm: Any) -> dict[str, Any]:

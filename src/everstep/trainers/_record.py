@@ -3,6 +3,7 @@
 import contextlib
 import importlib.metadata
 import platform
+import reprlib
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,17 +15,18 @@ import torch
 
 from .._version import __version__
 from ..conditions import condition_from_config
-from ..config import dotted_name, dump, holds, load, plain
+from ..config import MAX_DEPTH, dotted_name, dump, holds, load, plain
+from ..core.plain_files import check_directory
+from ..core.ranks import current_reducer
+from ..data import REFLECTED
 from ..errors import ConfigError
 from ..loggers.base import writing_problem
-from ..plain_files import check_directory
-from ..reducers import current_reducer
+from ..schedulers import FUNCTIONS, functions_described
 from ._checkpointing import checkpoints_of
 
 if TYPE_CHECKING:  # they import TorchRL and TensorDict, which takes two seconds
     from ..algorithms import GenericAlgorithmBase
     from ..env import Env
-    from ..registry import EnvSource
 
 #: Directory of runs, if none is given.
 RUNS = Path("runs")
@@ -96,21 +98,6 @@ def choose_seed(run_dir: Any, *, resume: bool) -> None | int:
     return None if run_dir is None else current_reducer().from_first(choose)
 
 
-def describe_env(source: "EnvSource") -> dict[str, Any]:
-    """Keys of a configuration file that make the same environment; none if a file cannot."""
-    from ..registry import AdapterFactory, SpecFactory
-
-    # Not with `getattr`: TorchRL's environments ask their workers for what they do not have.
-    source = getattr(source, "__dict__", {}).get("made_by", source)
-    if isinstance(source, SpecFactory):
-        return {"env_cls": source.spec, "env_kwargs": source.kwargs or None}
-    if isinstance(source, AdapterFactory):  # of a class or function
-        named = describe_env(source.source)
-        return named and {**named, "env_kwargs": source.kwargs or None}
-    name = getattr(source, "__qualname__", "<")
-    return {} if "<" in name else {"env_cls": dotted_name(source)}  # `<lambda>`, `<locals>`
-
-
 def env_name(env: "Env") -> str:
     """The id of a Gymnasium environment that was wrapped, else the name of the class."""
     gymnasium, wrapped = sys.modules.get("gymnasium"), getattr(env, "env", None)
@@ -156,15 +143,47 @@ def config_values(
     return {**resolved, **record}
 
 
+def check_depth(values: Mapping[str, Any]) -> None:
+    """Check that keys of `config.yaml` are not nested deeper than a file can be.
+
+    Raises:
+        ConfigError: If one is, or contains itself.
+
+    """
+    problems = [
+        f"`{key}`: nested more than {MAX_DEPTH} deep, which the run's config.yaml cannot hold; got "
+        f"{reprlib.repr(value)}. Give it as text, or make it where it is used; `run_dir=None` "
+        "writes no file."
+        for key, value in values.items()
+        if _is_too_deep(value)
+    ]
+    if problems:
+        raise ConfigError(problems)
+
+
+def _is_too_deep(value: Any) -> bool:
+    """Whether a value under a key of a file is nested deeper than its reader allows."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        inside = [
+            item
+            for x in level
+            if isinstance(x, Mapping | list | tuple | set | frozenset)
+            for item in (x.values() if isinstance(x, Mapping) else x)
+        ]
+        level = [*{id(item): item for item in inside}.values()]  # lists may share theirs
+    return bool(level)
+
+
 def config_text(
     algorithm: "GenericAlgorithmBase[Any, Any, Any]", record: Mapping[str, Any], stretches: int
 ) -> str:
     """The run's `config.yaml`: its keys, and comments."""
     values = config_values(algorithm, record)
     reason = algorithm.general_way
-    fused = "yes" if reason is None else f"no: {' '.join(reason.split())}"
+    native = "yes" if reason is None else f"no: {' '.join(reason.split())}"
     facts = ", ".join(f"{name} {value}" for name, value in made_with(algorithm).items())
-    lines = [f"# fused training on a CPU: {fused}", f"# {facts}"]
+    lines = [f"# native training on a CPU: {native}", f"# {facts}"]
     unreadable = [] if holds(values) else [k for k, x in values.items() if not holds({k: x})]
     lost = sorted({*unreadable, *(name for name, x in values.items() if not _holds(name, x))})
     values |= {name: _shown(values[name]) for name in unreadable}
@@ -179,7 +198,7 @@ def config_text(
         )
     if values.get("seed") is None:
         lines.append("# without a seed, another run differs")
-    return "\n".join([*lines, dump(values)])
+    return "\n".join([*lines, dump(functions_described(values))])
 
 
 def _shown(value: Any) -> Any:
@@ -202,24 +221,22 @@ def _holds(key: str, value: Any) -> bool:
             return all(condition_from_config(plain(condition)) for condition in value)
         except ConfigError:
             return False
+    if hasattr(value, "as_config") and not isinstance(value, type):
+        return _holds(key, value.as_config())
     if isinstance(value, Mapping):
         return all(_holds(str(name), item) for name, item in value.items())
     if isinstance(value, list | tuple):
         return all(_holds("", item) for item in value)
     if hasattr(value, "__qualname__"):  # dotted names are read under these keys
-        is_name = key.endswith("_cls") or key == "objective"
+        is_name = key.endswith("_cls") or key in ("objective", *FUNCTIONS, *REFLECTED)
         return is_name and "<" not in value.__qualname__ and value.__module__ != "__main__"
-    return (
-        value is None
-        or isinstance(value, str | Number | torch.device)
-        or hasattr(value, "as_config")
-    )
+    return value is None or isinstance(value, str | Number | torch.device)
 
 
 def params_of(algorithm: "GenericAlgorithmBase[Any, Any, Any]", env_cls: str) -> dict[str, Any]:
     """Parameters for loggers: hyperparameters, with the default learning rate, and classes."""
     params = {**algorithm.params, "env_cls": env_cls}
-    if params["lr"] is None:
+    if params["lr"] is None and not callable(params["lr_schedule"]):
         options, _ = algorithm.config.optimizer_options()
         params["lr"] = options.get("lr", algorithm.optimizer.defaults["lr"])
     return params

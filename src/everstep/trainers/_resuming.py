@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from ..algorithms import LIVE
-from ..config import Document, apply_overrides, load
+from ..config import Document, apply_overrides, dotted_name, import_name, load
+from ..core.validation import Problem
+from ..env.registry import SpecFactory
 from ..errors import ConfigError
-from ..registry import SpecFactory
-from ..validation import Problem
 from ._checkpointing import checkpoints_of
+from ._config_checks import is_dotted
 from ._options import SAVING
 from ._trainers import RecurrentTrainer, Trainer
 from ._trust import check_trust
@@ -20,8 +21,8 @@ from .config import HYPERPARAMETERS, TrainConfig
 #: Learning rates, which the checkpoint's optimizer has too.
 _RATES = ("lr", "lr_pi", "lr_v")
 
-#: Keys that may differ from the run's `config.yaml` when it goes on. All others are part of what
-#: the checkpoint is a state of.
+#: Keys that may differ from the run's `config.yaml` when it is resumed. The state in a checkpoint
+#: belongs to one value of each other key.
 CHANGEABLE = frozenset(
     {
         *("total_env_steps", "stop", "steps_per_eval", "eval_episodes", "eval_env_config"),
@@ -104,14 +105,18 @@ def _document(run_dir: Path, overrides: Sequence[str], changes: dict[str, Any]) 
 
 
 def _is_same(key: str, before: Document, after: Document) -> bool:
-    """Whether a key has the same meaning: an id is its spec, and what was not named may be."""
+    """Whether a key has the same meaning: an id is its spec, a class may have several paths, and
+    what was not named may be.
+    """
     if key != "env_cls":
         return False
     old, new = before.values.get(key), after.values[key]
-    return old is None or (isinstance(new, str) and SpecFactory(new).spec == old)
+    if old is None or not isinstance(new, str):
+        return old is None
+    return bool(old == (dotted_name(import_name(new)) if is_dotted(new) else SpecFactory(new).spec))
 
 
 _REFUSED = (
-    "cannot change in a run that goes on: it is part of what the checkpoint is a state of, and is "
-    "{!r} there; start a new run, or leave it out"
+    "cannot change in a run that is resumed: the checkpoint was made with {!r}; start a new run, "
+    "or leave it out"
 )

@@ -8,12 +8,12 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from ..callbacks import Callbacks
-from ..checkpoints import load_state, save_state
+from ..core.checkpoints import load_state, save_state
+from ..core.ranks import reported
+from ..core.restoring import loading
+from ..core.validation import explained
 from ..data import TrainerState
 from ..loggers import MlflowLogger, QueuedLogger
-from ..reducers import reported
-from ..restoring import loading
-from ..validation import explained
 from ._files import RunFiles
 from ._ranks import for_rank, own_part
 

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from ..interrupts import interrupt
-from ..reducers import Reducer
+from ..core.interrupts import interrupt
+from ..core.ranks import Reducer
 
 #: Seconds that a train step may take to end after a stop was asked for.
 PATIENCE = 10.0

@@ -7,18 +7,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from typing_extensions import Self
 
-from ..config import import_name
+from ..core.ranks import reported
+from ..core.validation import synonym_of, unknown_name
 from ..errors import ConfigError
-from ..reducers import reported
-from ..validation import synonym_of, unknown_name
 from ._base import GenericTrainerBase
 from ._keywords import RecurrentTrainerKeywords, TrainerKeywords, with_keywords
-from ._record import check_run_dir, choose_seed, describe_env
+from ._record import check_run_dir, choose_seed
 
 if TYPE_CHECKING:  # they import TorchRL and TensorDict, which takes two seconds
     from ..algorithms import Algorithm, RecurrentAlgorithm
-    from ..hyperparameters import Hyperparameters
-    from ..registry import EnvSource
+    from ..core.hyperparameters import Hyperparameters
+    from ..env.registry import EnvSource
 
 _Trainer = TypeVar("_Trainer")
 
@@ -51,8 +50,11 @@ class Trainer(GenericTrainerBase["Algorithm"]):
     @reported()
     @with_keywords(TrainerKeywords)
     def __init__(self, env_cls: "EnvSource | Algorithm", /, **arguments: Any) -> None:
+        from ..algorithms.resolve import closed_on_error
+
         algorithm, own = _build_algorithm(env_cls, arguments, recurrent=False)
-        super().__init__(algorithm, **own)
+        with closed_on_error(algorithm.env, env_cls):
+            super().__init__(algorithm, **own)
 
     @classmethod
     def load(
@@ -69,8 +71,8 @@ class Trainer(GenericTrainerBase["Algorithm"]):
                 `GenericTrainerBase`, such as `loggers`.
 
         Raises:
-            ConfigError: If the directory has no run, the policy is recurrent, or a key is part of
-                what the checkpoint is a state of.
+            ConfigError: If the directory has no run, the policy is recurrent, or a key cannot
+                change in a run that is resumed.
             CheckpointError: If no checkpoint can be read.
 
         """
@@ -95,8 +97,11 @@ class RecurrentTrainer(GenericTrainerBase["RecurrentAlgorithm"]):
     @reported()
     @with_keywords(RecurrentTrainerKeywords)
     def __init__(self, env_cls: "EnvSource | RecurrentAlgorithm", /, **arguments: Any) -> None:
+        from ..algorithms.resolve import closed_on_error
+
         algorithm, own = _build_algorithm(env_cls, arguments, recurrent=True)
-        super().__init__(algorithm, **own)
+        with closed_on_error(algorithm.env, env_cls):
+            super().__init__(algorithm, **own)
 
     @classmethod
     def load(
@@ -107,8 +112,8 @@ class RecurrentTrainer(GenericTrainerBase["RecurrentAlgorithm"]):
 
 
 def _load(cls: type[_Trainer], run_dir: Any, arguments: dict[str, Any], *, trust: bool) -> _Trainer:
-    # Configurations build trainers, so this module cannot import them.
-    resume = import_name("everstep.trainers._resuming.resume")
+    from ._resuming import resume  # imports this module: configurations build trainers
+
     own = {k: v for k, v in arguments.items() if k in TRAINER_ARGUMENTS and k not in _KEYS}
     changes = {k: v for k, v in arguments.items() if k not in own}
     trainer = resume(run_dir, changes=changes, trust=trust, **own)
@@ -123,16 +128,20 @@ def _build_algorithm(
     source: Any, arguments: dict[str, Any], *, recurrent: bool
 ) -> tuple[Any, dict[str, Any]]:
     """The algorithm that a trainer was given or described, and the trainer's own arguments."""
-    from ..algorithms import AlgorithmConfig, GenericAlgorithmBase, RecurrentAlgorithmConfig
-    from ..policies import RecurrentPolicy
-    from ..registry import is_made, resolve
+    from ..algorithms import (
+        AlgorithmConfig,
+        GenericAlgorithmBase,
+        GroupedAlgorithm,
+        RecurrentAlgorithmConfig,
+    )
+    from ..env.registry import describe_env, is_made, resolve
 
     config_cls: Any = RecurrentAlgorithmConfig if recurrent else AlgorithmConfig
     arguments = dict(arguments)
     env_kwargs = arguments.pop("env_kwargs", None)
     own = {k: v for k, v in arguments.items() if k in TRAINER_ARGUMENTS}
     given = {k: v for k, v in arguments.items() if k not in TRAINER_ARGUMENTS}
-    if not isinstance(source, GenericAlgorithmBase):
+    if not isinstance(source, GenericAlgorithmBase | GroupedAlgorithm):
         known = [field.name for field in fields(config_cls)]
         names = [*known, *TRAINER_ARGUMENTS, "env_kwargs"]
         unknown = [_unknown_argument(x, names) for x in given if x not in known]
@@ -147,7 +156,7 @@ def _build_algorithm(
                 "its constructor instead."
             )
         if isinstance(source, str):
-            source = resolve(source, {"env_kwargs": env_kwargs})
+            source, env_kwargs = resolve(source, env_kwargs), None
         if (described := describe_env(source)) and env_kwargs:
             described["env_kwargs"] = env_kwargs
         own["record"] = {**described, **(own.get("record") or {})}
@@ -159,7 +168,7 @@ def _build_algorithm(
     given |= {} if env_kwargs is None else {"env_kwargs": env_kwargs}
     if given:
         raise ConfigError(f"The algorithm has a config already: drop {', '.join(sorted(given))}.")
-    if isinstance(source.policy, RecurrentPolicy) is not recurrent:
+    if source.policy.is_recurrent is not recurrent:
         name, other = type(source).__name__, "Trainer" if recurrent else "RecurrentTrainer"
         raise ConfigError(
             f"{name} trains a {type(source.policy).__name__}: pass it to {other}, or give this "

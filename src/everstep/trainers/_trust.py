@@ -16,45 +16,22 @@ from pathlib import Path
 from typing import Any
 
 from ..config import Document, KeyPath, read
+from ..core.files import write_file
+from ..core.plain_files import open_plain, read_plain
+from ..env.plugins import own_adapters
 from ..errors import ConfigError
-from ..files import write_file
-from ..plain_files import read_plain
+from ..schedulers import FUNCTIONS
 from ._config_checks import is_dotted
 
-#: Modules whose classes need no question: Everstep's, and those of environment libraries.
-_KNOWN = frozenset(
-    [
-        "everstep",
-        "everstep_adapters",
-        "everstep_lab",
-        "torch",
-        "torchrl",
-        "gymnasium",
-        "gymnasium_robotics",
-        "minigrid",
-        "ale_py",
-        "envpool",
-        "dm_control",
-        "pettingzoo",
-        "supersuit",
-        "isaacgymenvs",
-        "gymnax",
-        "craftax",
-        "brax",
-        "mujoco_playground",
-        "jumanji",
-    ]
-)
-
-#: Packages of PettingZoo, which its names leave out.
-_PETTINGZOO = {"atari", "butterfly", "classic", "mpe", "sisl"}
+#: Modules whose classes need no question, with those of `libraries` of our adapters.
+_KNOWN = {"everstep", "everstep_adapters", "everstep_lab", "torch"}
 
 
 def check_trust(run_dir: Path, document: Document, *, trust: bool) -> None:
     """Ask once before code that a run from elsewhere names is imported.
 
     Args:
-        run_dir: The run's directory.
+        run_dir: The run's directory, or a policy's file.
         document: Those values of its configuration that are used; what the command line assigned
             is the user's own word.
         trust: Whether the user has said yes; that is noted.
@@ -64,15 +41,27 @@ def check_trust(run_dir: Path, document: Document, *, trust: bool) -> None:
 
     """
     names = foreign_names(document)
-    note = _note_of(run_dir, read_plain(run_dir / "config.yaml", within=run_dir))
-    if not names or note.exists():
+    if not names:
+        return
+    if run_dir.is_file():
+        digest = hashlib.sha256()
+        with open_plain(run_dir) as file:
+            while piece := file.read(2**20):
+                digest.update(piece)
+        note = _note_of(run_dir, digest.digest())
+    else:
+        note = _note_of(run_dir, read_plain(run_dir / "config.yaml", within=run_dir))
+    if note.exists():
         return
     if not trust:
         listed = [f"  {key}: {name}" for key, name in names]
+        whose = "the file"
+        if not run_dir.is_file():
+            whose = "its config.yaml was not written here (or the run was moved, or the file "
+            whose += "edited), and"
         raise ConfigError(
             [
-                f"{run_dir}: its config.yaml was not written here (or the run was moved, or the "
-                "file edited), and names code that is neither Everstep's nor an environment "
+                f"{run_dir}: {whose} names code that is neither Everstep's nor an environment "
                 "library's:",
                 *listed,
                 "Look at it first: it will be run. To go on, repeat the command with --trust, once "
@@ -91,11 +80,24 @@ def remember(run_dir: Path, text: str) -> None:
 
 def foreign_names(document: Document) -> list[tuple[str, str]]:
     """Keys and names of code that is neither ours nor of an environment library."""
+    found = [*_programs(document.values)]
+    found += [(path, name) for path, name in _names(document.values) if not _is_known(name)]
     return [
         (".".join(map(str, path)), name)
-        for path, name in _names(document.values)
-        if name.partition(".")[0] not in _KNOWN and not document.place(path).assigned
+        for path, name in found
+        if not document.place(path).assigned
     ]
+
+
+def _programs(values: dict[str, Any]) -> Iterator[tuple[KeyPath, str]]:
+    """Programs that the environment starts, and machines to which it connects."""
+    spec = values.get("env_cls")
+    adapter: Any = own_adapters(spec.partition(":")[0]) if isinstance(spec, str) else ()
+    for key in ("env_kwargs", "eval_env_kwargs"):
+        own = values.get(key)
+        for option in getattr(adapter[0], "programs", ()) if adapter else ():
+            if isinstance(own, dict) and own.get(option) is not None:
+                yield (key, option), str(own[option])
 
 
 def _names(values: dict[str, Any]) -> Iterator[tuple[KeyPath, str]]:
@@ -105,10 +107,17 @@ def _names(values: dict[str, Any]) -> Iterator[tuple[KeyPath, str]]:
         if isinstance(value, str) and (key.endswith("_cls") or key == "objective"):
             if name := _module_of_spec(value) if ":" in value else is_dotted(value) and value:
                 yield (key,), name
+        elif isinstance(value, str) and key in FUNCTIONS:
+            if is_dotted(value):
+                yield (key,), value
         elif key in ("env_kwargs", "eval_env_kwargs") and isinstance(value, dict):
             for i, name, _ in _entries(value.get("wrappers")):
                 if "." in name or ":" in name:
                     yield (key, "wrappers", i), name.replace(":", ".")
+        elif key == "symmetry" and isinstance(value, dict):
+            for part, name in value.items():
+                if isinstance(name, str) and is_dotted(name):
+                    yield (key, part), name
         elif key in ("callbacks", "bonuses"):
             for i, name, options in _entries(value):
                 if "." in name:
@@ -118,7 +127,9 @@ def _names(values: dict[str, Any]) -> Iterator[tuple[KeyPath, str]]:
                         yield (key, i, name, option), inner_value
         elif key == "loggers":
             for i, name, options in _entries(value):
-                if options:
+                if "." in name:
+                    yield (key, i), name
+                elif options:
                     yield (key, i), f"{name} {options}"
 
 
@@ -131,14 +142,18 @@ def _entries(value: Any) -> Iterator[tuple[int, str, dict[str, Any]]]:
                 yield i, name, options if isinstance(options, dict) else {}
 
 
+def _is_known(name: str) -> bool:
+    root = name.partition(".")[0]
+    return root in _KNOWN or any(root in getattr(x, "libraries", ()) for x in own_adapters())
+
+
 def _module_of_spec(spec: str) -> str:
     """The module that a spec such as `gymnasium:my_module:Lake-v0` imports; empty without one."""
     prefix, _, name = spec.partition(":")
-    module = re.match(r"(\w+)(?:[.:]|$)", name)
-    if module is None or (prefix == "pettingzoo" and module[1] in _PETTINGZOO):
-        return ""
-    imports = ":" in name or prefix == "pettingzoo" or (prefix == "torchrl" and "." in name)
-    return name.replace(":", ".") if imports else ""
+    adapter: Any = own_adapters(prefix)
+    if adapter and hasattr(adapter[0], "module_of"):
+        return str(adapter[0].module_of(name))
+    return name.replace(":", ".") if re.match(r"\w+[.:]", name) and ":" in name else ""
 
 
 def _note_of(run_dir: Path, content: bytes) -> Path:

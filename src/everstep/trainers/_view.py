@@ -10,7 +10,7 @@ from ..conditions import HitsUpperBound
 from ..loggers import Logger, LoggerGroup
 
 if TYPE_CHECKING:  # imports rich
-    from ..progress import ConsoleProgress
+    from .progress import ConsoleProgress
 
 
 class ProgressView:
@@ -45,7 +45,7 @@ class ProgressView:
             env_steps: Env steps of the run so far.
 
         """
-        from ..progress import ConsoleProgress
+        from .progress import ConsoleProgress
 
         if self._is_wanted and not any(isinstance(x, ConsoleProgress) for x in loggers):
             self.progress = ConsoleProgress(_budget(params, arguments), pid=os.getpid())

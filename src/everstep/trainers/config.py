@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, cast, get_args, get_type_hints
 
@@ -15,19 +16,20 @@ from ..algorithms import (
     RecurrentAlgorithmConfig,
 )
 from ..conditions import condition_from_config
-from ..config import Document, apply_overrides, dotted_name, import_name, load, plain
+from ..config import Document, apply_overrides, dotted_name, load, plain
+from ..core.hyperparameters import RecurrentHyperparameters
+from ..core.ranks import reported
+from ..core.validation import Problem, unknown_name
 from ..env import Env, EnvFactory
+from ..env.registry import EnvSource, SpecFactory, is_made, resolve
 from ..errors import AdapterError, ConfigError
-from ..hyperparameters import RecurrentHyperparameters
 from ..loggers import create_run_dir
-from ..reducers import reported
-from ..registry import EnvSource, SpecFactory, is_made, resolve
-from ..validation import Problem, unknown_name
+from ..schedulers import functions_described
 from . import _config_checks as checks
 from ._evaluations import check_evaluations, eval_seed
 from ._keywords import with_fields
 from ._options import SAVING, RunOptions
-from ._record import RUNS, check_run_dir, choose_seed
+from ._record import RUNS, check_depth, check_run_dir, choose_seed
 from ._trainers import RecurrentTrainer, Trainer
 
 __all__ = ["TrainConfig", "eval_seed"]
@@ -128,9 +130,9 @@ class TrainConfig(RunOptions):
     ) -> "TrainConfig":
         """The config in a YAML or JSON file.
 
-        Environment, model, distribution and optimizer classes are dotted paths in a file, such as
-        `my_package.envs.MyEnv`; their modules are looked for on `sys.path`. Hyperparameters are
-        top-level keys, or keys of `algorithm_config`.
+        Environment, model, distribution and optimizer classes, and functions that are schedules,
+        are dotted paths in a file, such as `my_package.envs.MyEnv`; their modules are looked for on
+        `sys.path`. Hyperparameters are top-level keys, or keys of `algorithm_config`.
 
         Args:
             path: The file; its name ends in `.yaml`, `.yml` or `.json`.
@@ -192,6 +194,7 @@ class TrainConfig(RunOptions):
         if isinstance(self.model, nn.Module):
             values["model"] = dotted_name(type(self.model))
         values = {k: v for k, v in values.items() if v is not None or k in _SWITCHES}
+        values = functions_described(values)
         return {k: plain(v) for k, v in values.items() if (k, v) != ("recurrent", False)}
 
     # ---- training -----------------------------------------------------------------------------
@@ -211,6 +214,8 @@ class TrainConfig(RunOptions):
         self.validate()
         run_dir = trainer_arguments.get("run_dir", self.run_dir or "auto")
         resume = trainer_arguments.get("resume", False)
+        if run_dir is not None:
+            check_depth({**_given(self._values()), **(trainer_arguments.get("record") or {})})
         check_run_dir(run_dir, resume=resume)
         seed = choose_seed(run_dir, resume=resume) if self.seed is None else None
         algorithm = self.build_algorithm(seed=seed)
@@ -222,8 +227,9 @@ class TrainConfig(RunOptions):
         }
         given = {name: getattr(self, name) for name in ("eval_episodes", *SAVING)}
         arguments |= {name: value for name, value in given.items() if value is not None}
-        if self.video_every is not None:  # visualization imports this module
-            record = import_name("everstep.visualization.recording.RecordVideos")
+        if self.video_every is not None:
+            (videos,) = entry_points(group="everstep.callbacks", name="video_every")
+            record = videos.load()
             arguments["callbacks"] = [*arguments.get("callbacks", ()), record(self.video_every)]
         more = trainer_arguments.pop("loggers", ())
         arguments |= {**trainer_arguments, "loggers": [*arguments.get("loggers", ()), *more]}
@@ -371,7 +377,7 @@ def _check(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
     problems += checks.stop_problems(options.get("stop"), hyperparameters)
     problems += checks.run_dir_problems(options.get("run_dir"))
     problems += checks.saving_problems(options)
-    problems += checks.hyperparameter_problems(config_cls(**hyperparameters))
+    problems += checks.hyperparameter_problems(config_cls(**hyperparameters), given)
     return options | hyperparameters, problems
 
 

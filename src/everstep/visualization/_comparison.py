@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..intervals import mean_interval
+from ..core.intervals import mean_interval
 from ._curves import group_runs
 from ._records import NAMES, RunRecord, differing_keys
 

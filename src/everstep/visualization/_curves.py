@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..intervals import mean_and_half
+from ..core.intervals import mean_and_half
 from ._records import NAMES, Array, RunRecord, XAxis, differing_keys
 
 #: Points of a mean curve.

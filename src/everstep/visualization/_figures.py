@@ -7,10 +7,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..core.files import replacing
+from ..core.installation import install_command
+from ..core.validation import unknown_name
 from ..errors import ConfigError, EverstepError
-from ..files import replacing
-from ..installation import install_command
-from ..validation import unknown_name
 from ._curves import LEAST_SEEDS, Group, default_keys, group_runs, mean_curve, x_scale
 from ._records import Array, RunRecord, XAxis
 

@@ -8,12 +8,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ..core.installation import install_command
+from ..core.rollouts import episode_keys_of
 from ..env import Env
+from ..env.registry import AdapterFactory
 from ..errors import AdapterError, EnvError
 from ..evaluation import Player, check_fit
-from ..installation import install_command
-from ..registry import AdapterFactory
-from ..rollouts import episode_keys_of
 
 if TYPE_CHECKING:
     from ..policies import GenericPolicyBase

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..files import write_file
+from ..core.files import write_file
 from ._figures import (
     check_suffix,
     choose_keys,

@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ..config import load
+from ..core.plain_files import printable, read_plain
 from ..errors import ConfigError, EverstepError
-from ..history import HISTORY, read_history
 from ..loggers import read_metrics
-from ..plain_files import printable, read_plain
+from ..loggers.history import HISTORY, read_history
 
 Array = npt.NDArray[np.float64]
 

@@ -11,10 +11,10 @@ from typing import Any
 import yaml
 
 from .._version import __version__
+from ..core.files import replacing, write_file
+from ..core.plain_files import open_plain, printable, read_plain
 from ..errors import ConfigError
-from ..files import replacing, write_file
-from ..history import HISTORY
-from ..plain_files import open_plain, printable, read_plain
+from ..loggers.history import HISTORY
 from ._comparison import result_of, shown
 from ._plot import plot_runs
 from ._records import RunRecord, read_run

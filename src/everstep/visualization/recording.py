@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from ..callbacks import Callback
-from ..checkpoints import save_file
 from ..config import load
+from ..core.checkpoints import save_file
 from ..policies import load_policy, policy_state
 from ..trainers import TrainConfig
 from ..trainers._evaluations import seed_eval_env

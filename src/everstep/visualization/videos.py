@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..core.files import replacing
+from ..core.installation import install_command
 from ..env import Env
 from ..errors import EverstepError
-from ..files import replacing
-from ..installation import install_command
 from ._figures import check_suffix
 from ._playing import (
     Frame,

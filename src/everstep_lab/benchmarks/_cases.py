@@ -7,8 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from everstep.algorithms import AlgorithmConfig, RecurrentAlgorithmConfig
 from everstep.config import Document, apply_overrides, load
-from everstep.errors import ConfigError
-from everstep.validation import (
+from everstep.core.validation import (
     STRICT,
     Integer,
     InvalidError,
@@ -21,6 +20,7 @@ from everstep.validation import (
     unknown_name,
     validate,
 )
+from everstep.errors import ConfigError
 
 from ._peers import PEERS, family
 

@@ -12,11 +12,11 @@ from tensordict import TensorDict
 from torchrl.data import Categorical, Unbounded
 
 from everstep.algorithms import AlgorithmConfig, RecurrentAlgorithmConfig
+from everstep.algorithms.resolve import DEFAULT_SEQ_LEN, DEFAULTS
 from everstep.config import import_name
 from everstep.data import DataKeys, Device
 from everstep.env import ContinuousDummyEnv, DiscreteDummyEnv, Env, EnvFactory
-from everstep.registry import factory
-from everstep.resolve import DEFAULT_SEQ_LEN, DEFAULTS
+from everstep.env.registry import factory
 
 from .peers._serving import Iteration, Stopwatch, serve
 from .peers._worlds import Drift, Pole

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from everstep.intervals import LEAST_FOR_MEDIAN, median_interval
+from everstep.core.intervals import LEAST_FOR_MEDIAN, median_interval
 
 
 class Ratio(NamedTuple):

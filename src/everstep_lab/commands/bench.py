@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from everstep.cli._arguments import add_number
+from everstep.core.files import write_file
 from everstep.errors import ConfigError
-from everstep.files import write_file
 
 if TYPE_CHECKING:
     from ..benchmarks import Bench, Case, Cell
@@ -35,17 +35,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PEER=PYTHON",
         help="interpreter that has a peer, such as rl8=/path/to/python (default: this one)",
     )
-    parser.add_argument("--rows", nargs="+", default=[], metavar="ROW", help="(default: all)")
+    parser.add_argument(
+        "--rows", nargs="+", default=[], metavar="ROW", help="rows to measure (default: all)"
+    )
     add_number(parser, "--pairs", "blocks a side (default: 5)", default=5)
-    add_number(parser, "--threads", "(default: the benchmark's)")
+    add_number(parser, "--threads", "threads of PyTorch (default: the benchmark's)")
     parser.add_argument(
         "--precision",
         nargs="+",
         choices=("fp32", "bf16", "tf32"),
         default=[],
-        help="(default: the benchmark's)",
+        help="number formats (default: the benchmark's)",
     )
-    parser.add_argument("--device", choices=("cpu", "cuda"), help="(default: the benchmark's)")
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda"), help="device of tensors (default: the benchmark's)"
+    )
     parser.add_argument(
         "--set",
         nargs="+",

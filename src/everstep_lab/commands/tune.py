@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from everstep.cli._arguments import add_env_steps, add_number, add_overrides, flag_overrides
-from everstep.files import write_file
+from everstep.core.files import write_file
 
 HELP = "search hyperparameters"
 DESCRIPTION = (
@@ -25,7 +25,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--study", metavar="FILE", help="database of the study (default: FILE with .db)"
     )
     parser.add_argument(
-        "--sampler", choices=("tpe", "random", "gp"), default="tpe", help="(default: %(default)s)"
+        "--sampler",
+        choices=("tpe", "random", "gp"),
+        default="tpe",
+        help="sampler of Optuna (default: %(default)s)",
     )
     parser.add_argument(
         "--pruner",

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from everstep.config import PREFIX, Document, load, recipe_names, recipe_path
+from everstep.core.validation import STRICT, InvalidError, PositiveInt, Problem, validate
 from everstep.errors import ConfigError
-from everstep.validation import STRICT, InvalidError, PositiveInt, Problem, validate
 
 #: Key of a file that holds the header.
 HEADER = "recipe"

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from everstep.core.files import append_line
 from everstep.errors import EverstepError
-from everstep.files import append_line
 
 from ..recipes import Recipe
 

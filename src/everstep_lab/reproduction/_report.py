@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import get_args
 
 from everstep.config import PREFIX, recipe_names
+from everstep.core.files import write_file
 from everstep.errors import ConfigError, EverstepError
-from everstep.files import write_file
 
 from ..recipes import Recipe, read_recipe
 from ..recipes._recipes import OWN_PAGE, RESULTS
@@ -26,19 +26,34 @@ from ._statistics import (
 
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 
-#: A page that has none of the marks above yet.
-_NEW_PAGE = f"# Results\n\n{BEGIN}\n{END}\n"
+DETAILS_BEGIN, DETAILS_END = "<!-- details: begin -->", "<!-- details: end -->"
 
-_HEAD = (
-    "| recipe | score | env steps | seeds | mean ± std | 95 % of the mean | interquartile mean "
-    "| published | verdict | processor time |",
-    "|---|---|---|---|---|---|---|---|---|---|",
+#: A page that has none of the marks above yet.
+_NEW_PAGE = f"# Results\n\n{BEGIN}\n{END}\n\n{DETAILS_BEGIN}\n{DETAILS_END}\n"
+
+_PUBLISHED_HEAD = (
+    "| recipe | ours | published | verdict | env steps | seeds |",
+    "|---|---|---|---|---|---|",
+)
+
+_OTHER_HEAD = (
+    "| recipe | ours | 95 % of the mean | env steps | seeds |",
+    "|---|---|---|---|---|",
 )
 
 _PEER_HEAD = (
-    "| recipe | peer | seeds | mean ± std | 95 % of the mean | ours | probability of improvement "
-    "| processor time ÷ ours |",
-    "|---|---|---|---|---|---|---|---|",
+    "| recipe | peer | ours | theirs | probability of improvement | processor time ÷ ours |",
+    "|---|---|---|---|---|---|",
+)
+
+_DETAILS_HEAD = (
+    "| recipe | score | 95 % of the mean | interquartile mean | processor time |",
+    "|---|---|---|---|---|",
+)
+
+_PEER_DETAILS_HEAD = (
+    "| recipe | peer | 95 % of the mean | seeds |",
+    "|---|---|---|---|",
 )
 
 #: Levels of a performance profile, as shares of the way from the first return to the published.
@@ -46,10 +61,11 @@ LEVELS = tuple(i / 20 for i in range(41))
 
 
 def write_page(results: Results, page: Path, recipes: Sequence[Recipe]) -> None:
-    """Write the page and its pictures; text outside the page's two marks stays.
+    """Write the parts that the page has marks for, and their pictures; other text stays.
 
-    The results of the package's own page are also written to the file that `everstep recipes`
-    reads.
+    `results` marks hold the tables and verdicts, `details` marks each family's statistics, curves
+    and sources. A new page has both. The results of the package's own page are also written to the
+    file that `everstep recipes` reads.
 
     Args:
         results: The results.
@@ -67,19 +83,26 @@ def write_page(results: Results, page: Path, recipes: Sequence[Recipe]) -> None:
         why = f"all trainings failed, {errors[0]}" if errors else "no result in it"
         again = "Mend it, and add --retry" if errors else "Train first: everstep reproduce …"
         raise EverstepError(f"{results.path}: {why}. {again}")
-    before = page.read_text(encoding="utf-8") if page.exists() else _NEW_PAGE
-    if BEGIN not in before or END not in before:
-        raise ConfigError(f"--report {page}: the page has no {BEGIN} and {END}. Add both lines.")
-    pictures = page.with_suffix("")
-    pictures.mkdir(parents=True, exist_ok=True)
+    text = page.read_text(encoding="utf-8") if page.exists() else _NEW_PAGE
     measured = {row.recipe.name for row in rows if row.lines}
     expected = list(recipes) or [read_recipe(name) for name in recipe_names()]
-    text = page_text(rows, pictures, [x for x in expected if x.name not in measured])
-    head, tail = before.split(BEGIN)[0], before.split(END)[1]
-    write_file(page, f"{head}{BEGIN}\n\n{text}\n{END}{tail}")
+    pictures = page.with_suffix("")
+    parts = {
+        (BEGIN, END): results_text(rows, pictures, [x for x in expected if x.name not in measured]),
+        (DETAILS_BEGIN, DETAILS_END): details_text(rows, pictures),
+    }
+    present = [marks for marks in parts if all(mark in text for mark in marks)]
+    if not present:
+        raise ConfigError(f"--report {page}: the page has no {BEGIN} and {END}. Add both lines.")
+    for begin, end in present:
+        head, tail = text.split(begin)[0], text.split(end)[1]
+        text = f"{head}{begin}\n\n{parts[begin, end]}\n{end}{tail}"
+    pictures.mkdir(parents=True, exist_ok=True)
+    write_file(page, text)
     for name, kind in (("env_steps", "env_steps"), ("time", "processor_seconds")):
         for family, members in families(rows).items():
-            draw_family(members, kind, pictures / f"{family}_{name}.svg")
+            if f"/{family}_{name}.svg" in text:
+                draw_family(members, kind, pictures / f"{family}_{name}.svg")
     if "/profile.svg" in text:
         draw_profile(LEVELS, profiles(rows), pictures / "profile.svg")
     if page.absolute() == OWN_PAGE:
@@ -101,16 +124,37 @@ def _recipes_of(results: Results) -> list[Recipe]:
     return sorted(found, key=lambda recipe: recipe.name)
 
 
-def page_text(rows: Sequence[Row], pictures: Path, missing: Sequence[Recipe]) -> str:
-    """The page between its marks; `missing` are the recipes that have no result."""
+def results_text(rows: Sequence[Row], pictures: Path, missing: Sequence[Recipe]) -> str:
+    """The tables and verdicts of a page; `missing` are the recipes that have no result."""
+    ours = [row for row in rows if row.side == OURS and row.lines]
+    published = [row for row in ours if row.recipe.header.published is not None]
+    others = [row for row in ours if row.recipe.header.published is None]
+    peers = [_peer_text(row, ours) for row in rows if row.side != OURS and row.lines]
     parts = [_counts(rows), _aggregate(rows, pictures)]
+    if published:
+        parts.append("\n".join([*_PUBLISHED_HEAD, *map(_published_text, published)]))
+    if others:
+        parts += ["Without a published result:"] if published else []
+        parts.append("\n".join([*_OTHER_HEAD, *map(_other_text, others)]))
+    if peers:
+        parts += ["## Beside other libraries", "\n".join([*_PEER_HEAD, *peers])]
+    failures = [f"* {row.recipe.name}, {row.side}, {error}" for row in rows for error in row.errors]
+    if failures:
+        parts.append("\n".join(["Trainings that failed:", "", *failures]))
+    parts += [_made_with(rows), _missing(missing)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def details_text(rows: Sequence[Row], pictures: Path) -> str:
+    """Each family's command, statistics, curves and sources."""
+    parts = []
     for family, members in families(rows).items():
         parts.append(f"## {family}\n\n```sh\n{_command(members)}\n```")
         ours = [row for row in members if row.side == OURS]
-        parts.append("\n".join([*_HEAD, *map(_row_text, ours)]))
-        peers = [_peer_text(row, ours) for row in members if row.side != OURS]
+        parts.append("\n".join([*_DETAILS_HEAD, *map(_details_text, ours)]))
+        peers = [_peer_details_text(row) for row in members if row.side != OURS]
         if peers:
-            parts.append("\n".join([*_PEER_HEAD, *peers]))
+            parts.append("\n".join([*_PEER_DETAILS_HEAD, *peers]))
         parts += [
             f"![Returns of {family} over {over}: mean of the seeds, and its 95 % interval]"
             f"({pictures.name}/{family}_{name}.svg)"
@@ -118,10 +162,6 @@ def page_text(rows: Sequence[Row], pictures: Path, missing: Sequence[Recipe]) ->
         ]
         notes = [_note(row.recipe) for row in ours if row.recipe.header.published is not None]
         parts.append("\n".join(notes))
-    failures = [f"* {row.recipe.name}, {row.side}, {error}" for row in rows for error in row.errors]
-    if failures:
-        parts.append("\n".join(["Trainings that failed:", "", *failures]))
-    parts += [_made_with(rows), _missing(missing)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -144,11 +184,12 @@ def _counts(rows: Sequence[Row]) -> str:
     parts = [f"{given.count(name)} {name}" for name in names if name in given]
     recipes = "recipe" if len(given) == 1 else "recipes"
     return (
-        f"Of {len(given)} {recipes} with a published result: {', '.join(parts)}. The margin is the "
-        "published standard deviation, or 5 % of the way from the first return of training to the "
-        "published mean, if that is more. *Above*: the 95 % interval of our mean lies above the "
-        "published mean + margin; *below*: below mean − margin; *within*: between the two; "
-        f"*undecided*: it is wider. A verdict needs {LEAST_SEEDS} seeds."
+        f"Of {len(given)} {recipes} with a published result: {', '.join(parts)}. *Above*: the 95 % "
+        "interval of our mean lies above the published mean + margin. *Below*: it lies below the "
+        "published mean − margin. *Within*: it lies between these two. *Undecided*: it contains "
+        "one of them, or both. The margin is the published standard deviation, or 5 % of the way "
+        "from the first return of training to the published mean if that is more. A verdict needs "
+        f"{LEAST_SEEDS} seeds."
     )
 
 
@@ -161,10 +202,10 @@ def _aggregate(rows: Sequence[Row], pictures: Path) -> str:
     low, high = stratified_interval(strata, iqm)
     pooled = [score for scores in strata for score in scores]
     return (
-        f"Scores as shares of the way from the first return of training to the published one: the "
+        f"On a scale from 0, the first return of training, to 1, the published one, the "
         f"interquartile mean of {len(pooled)} trainings of {len(strata)} recipes with at least "
-        f"{LEAST_SEEDS} seeds is "
-        f"{float(iqm(pooled)):.2f} ({low:.2f} to {high:.2f}, stratified bootstrap).\n\n"
+        f"{LEAST_SEEDS} seeds is {float(iqm(pooled)):.2f} ({low:.2f} to {high:.2f}, stratified "
+        "bootstrap).\n\n"
         f"![Share of trainings above a score, over the score]({pictures.name}/profile.svg)"
     )
 
@@ -179,38 +220,65 @@ def profiles(rows: Sequence[Row]) -> dict[str, list[float]]:
     return found
 
 
-def _row_text(row: Row) -> str:
-    summary, header = row.summary, row.recipe.header
-    published = header.published
-    theirs = "" if published is None else spread(published.mean, published.std)
-    cells = [
-        f"`{row.recipe.name}`" + ("" if row.is_current else ", of other keys"),
-        header.score,
+def _published_text(row: Row) -> str:
+    summary, published = row.summary, row.recipe.header.published
+    assert published is not None
+    return _line(
+        _name(row),
+        f"**{spread(summary.mean, _std(summary))}**",
+        f"[{spread(published.mean, published.std)}]({published.link})",
+        row.verdict,
         f"{row.recipe.env_steps:,}",
         str(summary.count),
+    )
+
+
+def _other_text(row: Row) -> str:
+    summary = row.summary
+    return _line(
+        _name(row),
         f"**{spread(summary.mean, _std(summary))}**",
         between(summary.interval),
+        f"{row.recipe.env_steps:,}",
+        str(summary.count),
+    )
+
+
+def _details_text(row: Row) -> str:
+    summary = row.summary
+    return _line(
+        _name(row),
+        row.recipe.header.score,
+        between(summary.interval),
         rounded(summary.iqm),
-        theirs if published is None else f"[{theirs}]({published.link})",
-        row.verdict,
         f"{row.minutes:.1f} min" if row.minutes >= 1 else f"{60 * row.minutes:.0f} s",
-    ]
-    return f"| {' | '.join(cells)} |"
+    )
 
 
 def _peer_text(row: Row, ours: Sequence[Row]) -> str:
     own = next((other for other in ours if other.recipe.name == row.recipe.name), None)
-    summary, ratio = row.summary, None if own is None else times_as_long(row, own)
-    cells = [
+    ratio = None if own is None else times_as_long(row, own)
+    return _line(
         f"`{row.recipe.name}`",
         row.side,
-        str(summary.count),
-        spread(summary.mean, _std(summary)),
-        between(summary.interval),
         "" if own is None else spread(own.summary.mean, _std(own.summary)),
+        spread(row.summary.mean, _std(row.summary)),
         "" if own is None else f"{improvement(own.scores, row.scores):.2f}",
         "" if ratio is None else f"{ratio:.1f}",
-    ]
+    )
+
+
+def _peer_details_text(row: Row) -> str:
+    summary = row.summary
+    return _line(f"`{row.recipe.name}`", row.side, between(summary.interval), str(summary.count))
+
+
+def _name(row: Row) -> str:
+    return f"`{row.recipe.name}`" + ("" if row.is_current else ", of other keys")
+
+
+def _line(*cells: str) -> str:
+    """A row of a table."""
     return f"| {' | '.join(cells)} |"
 
 
@@ -246,7 +314,7 @@ def _missing(recipes: Sequence[Recipe]) -> str:
 
 def _made_with(rows: Sequence[Row]) -> str:
     lines = [line for row in rows for line in row.lines]
-    machines = sorted({f"{x['machine']['cpu']}, {x['machine']['cores']} cores" for x in lines})
+    machines = sorted({f"{x['machine']['cpu']}, {x['machine']['cores']} core(s)" for x in lines})
     versions: dict[str, set[str]] = {}
     for line in lines:
         for name, version in line["versions"].items():

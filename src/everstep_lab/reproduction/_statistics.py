@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 import numpy as np
 
+from everstep.core.installation import install_command
+from everstep.core.intervals import mean_interval, student_t
 from everstep.errors import EverstepError
-from everstep.installation import install_command
-from everstep.intervals import mean_interval, student_t
 
 #: Resamples of a bootstrap.
 RESAMPLES = 5_000

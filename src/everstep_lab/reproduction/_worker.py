@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from everstep.callbacks import Callback
+from everstep.core.files import append_line, write_file
+from everstep.core.interrupts import closing
 from everstep.errors import EverstepError
-from everstep.files import append_line, write_file
-from everstep.interrupts import closing
 
 if TYPE_CHECKING:
     from everstep.trainers import TrainConfig

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from everstep.config import Document
+from everstep.core.validation import Problem
 from everstep.errors import ConfigError
-from everstep.validation import Problem
 
 #: Key of a file that holds the search space.
 KEY = "tune"

@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 from everstep.callbacks import Callback
 from everstep.config import apply_overrides, load
+from everstep.core.installation import install_command
+from everstep.core.interrupts import closing
 from everstep.errors import ConfigError, EverstepError
-from everstep.installation import install_command
-from everstep.interrupts import closing
 
 from ._space import KEY, Space, read_space
 

@@ -19,6 +19,7 @@ from everstep import (
     RecurrentAlgorithmConfig,
     evaluate,
 )
+from everstep.core.rollouts import Sequences
 from everstep.data import EPISODE_KEYS
 from everstep.distributions import Normal
 from everstep.env import Env
@@ -30,7 +31,6 @@ from everstep.errors import (
     NotBufferedError,
 )
 from everstep.models import DefaultDiscreteModel, Model
-from everstep.rollouts import Sequences
 from everstep_adapters.gymnasium import GymnasiumEnv
 from tests.toys import TERMINATED, TRUNCATED, ConstantEnv, Episode, KnownValue, scripted_vector_env
 
@@ -357,6 +357,7 @@ def test_values_are_read_after_their_own_forward() -> None:
     assert algorithm.rollout.final_values[3].flatten().tolist() == [8, 8]
 
 
+@pytest.mark.usefixtures("general")
 def test_a_kl_target_stops_the_update_before_the_step_that_would_follow() -> None:
     def optimizer_steps(**options: Any) -> tuple[int, float]:
         algorithm = AlgorithmConfig(
@@ -447,6 +448,7 @@ def test_what_weighs_nothing_may_be_impossible() -> None:
     assert algorithm.updater._norm().isfinite()
 
 
+@pytest.mark.usefixtures("general")
 @pytest.mark.parametrize("at", [0, 3])
 def test_a_divergence_that_is_not_a_number_stops_the_update(at: int) -> None:
     algorithm = AlgorithmConfig(

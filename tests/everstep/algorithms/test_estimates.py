@@ -198,7 +198,7 @@ def test_normalised_rewards_do_not_depend_on_their_unit(
 
 @pytest.mark.parametrize("exponent", [0, 66, 100])
 def test_advantages_do_not_depend_on_the_unit_of_rewards(exponent: int, float32: None) -> None:
-    from everstep.advantages import standardize
+    from everstep.core.advantages import standardize
 
     x, mask = torch.randn(50, 3, 1), torch.rand(50, 3, 1) < 0.7
     torch.testing.assert_close(standardize(x * 2.0**exponent, mask), standardize(x, mask))
@@ -208,7 +208,7 @@ def test_advantages_do_not_depend_on_the_unit_of_rewards(exponent: int, float32:
 def test_moments_do_not_depend_on_the_unit(exponent: int, float32: None) -> None:
     from torchrl.data import Unbounded
 
-    from everstep.normalizers import ObservationNormalizer
+    from everstep.core.normalizers import ObservationNormalizer
 
     rows, mask = torch.randn(200, 2), torch.ones(200, dtype=torch.bool)
     found = []

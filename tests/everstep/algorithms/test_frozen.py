@@ -54,7 +54,7 @@ def test_what_is_frozen_after_the_build_stays(
 ) -> None:
     """Adam would go on by the moments of earlier updates."""
     if not is_fast:
-        monkeypatch.setattr("everstep.algorithms.algorithm.gradients", lambda *_: None)
+        monkeypatch.setattr("everstep.algorithms.algorithm.learner", lambda *_: None)
     algorithm = built(entropy_coeff=0.01, sgd_minibatch_size=16)
     train(algorithm, before)
     getattr(algorithm.policy.model, name).requires_grad_(False)
@@ -62,13 +62,13 @@ def test_what_is_frozen_after_the_build_stays(
     expected = state_of(algorithm, parts(algorithm, name))
     moving = [state_of(algorithm, parts(algorithm, other)) for other in sorted(others)]
     train(algorithm, 2)
-    assert (algorithm._fused is not None) is is_fast
+    assert (algorithm._fast is not None) is is_fast
     assert is_same(state_of(algorithm, parts(algorithm, name)), expected)
     for other, was in zip(sorted(others), moving, strict=True):
         assert not is_same(state_of(algorithm, parts(algorithm, other)), was)
     getattr(algorithm.policy.model, name).requires_grad_(True)
     train(algorithm)
-    assert (algorithm._fused is not None) is is_fast
+    assert (algorithm._fast is not None) is is_fast
     for (p, _), q in zip(expected, parts(algorithm, name), strict=True):
         assert not torch.equal(p, q)
 
@@ -142,7 +142,7 @@ def test_training_goes_on_in_a_model_that_was_converted_and_back(
 ) -> None:
     """Its gradients were replaced; those of an update must still be clipped."""
     if not is_fast:
-        monkeypatch.setattr("everstep.algorithms.algorithm.gradients", lambda *_: None)
+        monkeypatch.setattr("everstep.algorithms.algorithm.learner", lambda *_: None)
     # SGD: a step is its gradient, clipped or not.
     options: Any = {"max_grad_norm": norm, "optimizer_cls": torch.optim.SGD}
     one, twin = (built(**options, optimizer_config={"lr": 0.01}) for _ in range(2))
@@ -165,7 +165,7 @@ def test_a_loss_that_is_not_finite_is_skipped_in_a_converted_model(
     is_fast: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not is_fast:
-        monkeypatch.setattr("everstep.algorithms.algorithm.gradients", lambda *_: None)
+        monkeypatch.setattr("everstep.algorithms.algorithm.learner", lambda *_: None)
     algorithm = built(sgd_minibatch_size=24, num_sgd_iters=1, shuffle_minibatches=False)
     train(algorithm)
     algorithm.policy.model.double().float()
@@ -196,7 +196,7 @@ def test_default_models_train_in_every_dtype(converted: str, env_cls: Any, dtype
         algorithm.collect()
         algorithm.step()
     assert {p.dtype for p in model.parameters()} == {dtype}
-    assert algorithm._fused is None
+    assert algorithm._fast is None
     assert all(p.isfinite().all() for p in model.parameters())
     assert not all(map(torch.equal, model.parameters(), before))
 

@@ -5,7 +5,6 @@ chunks are small, so that a second buffer could not hide behind them.
 """
 
 import importlib
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,8 +16,6 @@ from everstep.bonuses import _rnd
 from everstep.models import Model
 from everstep.views import ViewRequirement
 
-ROOT = Path(__file__).parents[3]
-
 #: The rollout, and what is there beside it and a chunk, at most, to the rollout.
 BOUND = 1.15
 
@@ -26,11 +23,10 @@ BOUND = 1.15
 @pytest.fixture
 def memory(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The benchmark that measures this, with chunks of 128 rows."""
-    monkeypatch.syspath_prepend(str(ROOT))
     monkeypatch.setattr("everstep.algorithms.build.CHUNK_ROWS", 128)
     monkeypatch.setattr("everstep.algorithms.estimates.FINAL_ROWS", 128)
     monkeypatch.setattr(_rnd, "CHUNK", 128)
-    return importlib.import_module("examples.benchmarks.memory")
+    return importlib.import_module("everstep_lab.studies.memory")
 
 
 class Windowed(Model):

@@ -9,7 +9,7 @@ from torchrl.data import Categorical, Composite, Unbounded
 
 from everstep import AlgorithmConfig, RecurrentAlgorithmConfig
 from everstep.algorithms.recording import optimizer_steps
-from tests.everstep.fused.test_rollout import env_of
+from tests.everstep.core.fast.test_rollout import env_of
 
 pytestmark = pytest.mark.usefixtures("float64")
 

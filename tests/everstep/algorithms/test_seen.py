@@ -10,12 +10,12 @@ from torch.optim import optimizer as global_optimizer_hooks
 from torchrl.data import Categorical, Unbounded
 
 from everstep import AlgorithmConfig, ContinuousDummyEnv, DiscreteDummyEnv
-from everstep.fused import eligible
+from everstep.core.fast import eligible
 from everstep.models import DefaultContinuousModel, DefaultDiscreteModel, DefaultModel
 from everstep.models._defaults import Gaussian
 from everstep.views import ViewRequirement
 from tests.everstep.algorithms.test_frozen import SMALL
-from tests.everstep.fused.test_property import DrawnEnv
+from tests.everstep.core.fast.test_property import DrawnEnv
 
 #: One optimizer step: the divergence of its only minibatch is that of the collected policy.
 ONE: Any = {**SMALL, "num_sgd_iters": 1, "model_config": {"hiddens": (8,)}}
@@ -113,7 +113,7 @@ def test_actions_of_rows_that_weigh_nothing_may_overflow() -> None:
         assert not algorithm.rollout.valid.all()
         assert algorithm.rollout.logp[:-1].max() > 89  # e^89 overflows
         stats = algorithm.step()
-        assert algorithm._fused is not None
+        assert algorithm._fast is not None
         assert stats["monitors/skipped_updates"] == 0
         assert all(x == x for x in stats.values())
     assert all(p.isfinite().all() for p in algorithm.policy.model.parameters())
@@ -140,7 +140,7 @@ def test_a_head_alone_follows_a_patched_linear_layer(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(nn.Linear, "forward", forward)
     algorithm.collect()
     algorithm.step()
-    assert algorithm._fused is None
+    assert algorithm._fast is None
     assert len(calls) >= 2 * 9
 
 
@@ -165,5 +165,5 @@ def test_a_critic_of_a_bonus_is_called() -> None:
     before = [p.detach().clone() for p in algorithm.policy.critic.parameters()]
     algorithm.collect()
     algorithm.step()
-    assert algorithm._fused is None
+    assert algorithm._fast is None
     assert not any(map(torch.equal, algorithm.policy.critic.parameters(), before))

@@ -13,7 +13,7 @@ from torchrl.data import Composite, Unbounded
 
 from everstep import AlgorithmConfig, RecurrentAlgorithmConfig
 from everstep.bonuses import RandomNetworkDistillation
-from everstep.checkpoints import load_state, save_state
+from everstep.core.checkpoints import load_state, save_state
 from everstep.models import RecurrentModel
 from tests.toys import RecordedEnv, flags
 

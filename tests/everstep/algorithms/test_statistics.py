@@ -8,8 +8,8 @@ from torch import nn
 
 from everstep import AlgorithmConfig, DiscreteDummyEnv
 from everstep.algorithms.recording import Recorder
+from everstep.core.graphs import Tape
 from everstep.errors import DivergedError, NonFiniteError, NotBufferedError
-from everstep.graphs import Tape
 from everstep.models import Model
 from tests.everstep.algorithms.test_frozen import SMALL
 from tests.toys import ConstantEnv
@@ -110,11 +110,9 @@ def norms_of(algorithm: Any) -> list[float]:
     return norms  # type: ignore[return-value]
 
 
+@pytest.mark.usefixtures("general")
 @pytest.mark.parametrize("recorded", [False, True], ids=["host", "tape"])
-def test_the_norm_of_gradients_is_a_mean_over_steps_that_were_taken(
-    recorded: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("everstep.algorithms.algorithm.actor", lambda *_, **__: None)
+def test_the_norm_of_gradients_is_a_mean_over_steps_that_were_taken(recorded: bool) -> None:
     options: Any = {"num_sgd_iters": 8, "optimizer_config": {"lr": 0.02}, **SMALL}
 
     def built(**more: Any) -> Any:
@@ -141,11 +139,9 @@ def test_the_norm_of_gradients_is_a_mean_over_steps_that_were_taken(
         assert stopping.optimizer.state[next(stopping.policy.model.parameters())]["step"] == count
 
 
+@pytest.mark.usefixtures("general")
 @pytest.mark.parametrize("recorded", [False, True], ids=["host", "tape"])
-def test_the_norm_of_gradients_leaves_out_steps_that_were_skipped(
-    recorded: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("everstep.algorithms.algorithm.actor", lambda *_, **__: None)
+def test_the_norm_of_gradients_leaves_out_steps_that_were_skipped(recorded: bool) -> None:
     algorithm: Any = AlgorithmConfig(
         **SMALL, sgd_minibatch_size=12, shuffle_minibatches=False, num_sgd_iters=1
     ).build(DiscreteDummyEnv)
@@ -162,6 +158,7 @@ def test_the_norm_of_gradients_leaves_out_steps_that_were_skipped(
     assert stats["monitors/grad_norm"] == pytest.approx(sum(finite) / 3, 1e-6)
 
 
+@pytest.mark.usefixtures("general")
 def test_the_norm_of_gradients_is_of_this_update_alone() -> None:
     algorithm: Any = AlgorithmConfig(**SMALL, num_sgd_iters=2).build(DiscreteDummyEnv)
     norms = norms_of(algorithm)

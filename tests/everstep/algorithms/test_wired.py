@@ -18,9 +18,9 @@ from everstep import (
     Trainer,
 )
 from everstep.algorithms.build import Parts
+from everstep.core.hyperparameters import LIVE
+from everstep.core.synonyms import PYTORCHRL_NAMES
 from everstep.errors import ConfigError, NotBufferedError
-from everstep.hyperparameters import LIVE
-from everstep.synonyms import PYTORCHRL_NAMES
 
 SMALL: dict[str, Any] = {"num_envs": 4, "horizon": 4, "device": "cpu", "seed": 0}
 CONFIGS = [AlgorithmConfig, RecurrentAlgorithmConfig]

@@ -13,13 +13,20 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torchrl.data import Bounded, Categorical, Composite, Unbounded
 
-from everstep import AlgorithmConfig, DiscreteDummyEnv, RecurrentAlgorithmConfig, TrainConfig
-from everstep.advantages import gae, values_beyond
+from everstep import (
+    AlgorithmConfig,
+    DiscreteDummyEnv,
+    RecurrentAlgorithmConfig,
+    TrainConfig,
+    Trainer,
+)
 from everstep.bonuses import Bonus, RandomNetworkDistillation, Stream
-from everstep.env import Env
+from everstep.core.advantages import gae, values_beyond
+from everstep.core.rollouts import Sequences
+from everstep.distributions import Normal
+from everstep.env import ContinuousDummyEnv, Env
 from everstep.errors import CheckpointError, ConfigError, NonFiniteError
-from everstep.models import Model
-from everstep.rollouts import Sequences
+from everstep.models import DefaultContinuousModel, DefaultDiscreteModel, Model
 from everstep_adapters.gymnasium import GymnasiumEnv
 from tests.toys import TERMINATED, TRUNCATED, Episode, scripted_vector_env
 
@@ -740,3 +747,19 @@ def test_files_name_networks(tmp_path: Path) -> None:
 def test_bonuses_that_cannot_be_made_are_told(bonuses: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         AlgorithmConfig(**SMALL, bonuses=bonuses).build(DiscreteDummyEnv)
+
+
+@pytest.mark.parametrize(
+    ("env", "options", "reason"),
+    [
+        (DiscreteDummyEnv, {"distribution_cls": Normal}, "Normal needs 'mean'"),
+        (DiscreteDummyEnv, {"model_cls": DefaultContinuousModel}, "Categorical needs 'logits'"),
+        (ContinuousDummyEnv, {"model_cls": DefaultDiscreteModel}, "unflatten"),
+    ],
+)
+@pytest.mark.parametrize("bonuses", [[], [RandomNetworkDistillation(gamma_intrinsic=0.99)]])
+def test_a_policy_that_cannot_act_is_refused_with_a_bonus_as_without(
+    env: type[Env], options: dict[str, Any], reason: str, bonuses: list[Bonus]
+) -> None:
+    with pytest.raises(ConfigError, match=f"cannot act on an observation of zeros: .*{reason}"):
+        Trainer(env, num_envs=4, horizon=8, run_dir=None, bonuses=bonuses, **options)

@@ -25,7 +25,7 @@ from everstep.__main__ import main, parse
 from everstep.cli import commands, load_command
 from everstep.cli._arguments import env_steps
 from everstep.config import dump, load
-from everstep.installation import install_command
+from everstep.core.installation import install_command
 from everstep.loggers import read_metrics
 
 # SQLAlchemy 2.1 deprecates a loader strategy that MLflow's store uses.
@@ -360,7 +360,7 @@ def test_the_run_is_tracked_and_the_way_to_its_curves_is_shown(train, here):
     assert code == 0, err
     assert f"mlflow ui --backend-store-uri sqlite:///{here}/runs/mlflow.db" in out
     assert tracked(here) == [("mine", "DiscreteDummyEnv-0001", "FINISHED")]
-    assert in_store(here, "select value from params where key = 'fused'") == [("True",)]
+    assert in_store(here, "select value from params where key = 'native'") == [("True",)]
 
 
 def tracked(here):
@@ -821,6 +821,7 @@ def test_what_cannot_be_exported_is_said(run_export, my_run, here):
 # ---- doctor -----------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("native")
 def test_the_doctor_finds_what_is_there(here, capsys):
     assert main(["doctor", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
@@ -832,26 +833,29 @@ def test_the_doctor_finds_what_is_there(here, capsys):
     assert report["adapters"]["gymnasium"] == "ok"
     assert report["extras"]["ui"] in ("ok", install_command("ui"))
     assert report["runs"] == str(here / "runs")
-    assert report["fused"] is True
+    assert report["native_library"] is True
+    assert report["native"] is True
     assert report["problems"] == []
     assert main(["doctor"]) == 0
     out = capsys.readouterr().out
-    assert "\nfused training on a CPU: yes\n" in out
+    assert "\nnative      on\nnative training on a CPU: yes\n" in out
     assert f"\nprocesses   {', '.join(report['processes'])}\n" in out
     assert "\nNo problems found." in out
     assert list(here.iterdir()) == []
 
 
-def test_the_doctor_names_why_the_training_of_a_file_is_not_fused(here, capsys):
-    (here / "train.yaml").write_text(dump(TINY | {"model_config": {"activation_fn": "gelu"}}))
+def test_the_doctor_names_why_the_training_of_a_file_is_not_native(here, capsys):
+    (here / "train.yaml").write_text(
+        dump(TINY | {"model_config": {"activation_fn": "log_sigmoid"}})
+    )
     assert main(["doctor", "-f", "train.yaml", "--json"]) == 0
-    reason = json.loads(capsys.readouterr().out)["fused"]
-    assert "GELU" in reason
+    reason = json.loads(capsys.readouterr().out)["native"]
+    assert "LogSigmoid" in reason
     assert main(["doctor", "-f", "train.yaml"]) == 0
-    assert f"\nfused training on a CPU: no: {reason}\n" in capsys.readouterr().out
+    assert f"\nnative training on a CPU: no: {reason}\n" in capsys.readouterr().out
     (here / "train.yaml").write_text(dump(TINY))
     assert main(["doctor", "--file", "train.yaml"]) == 0
-    assert "\nfused training on a CPU: yes\n" in capsys.readouterr().out
+    assert "\nnative training on a CPU: yes\n" in capsys.readouterr().out
     (here / "train.yaml").write_text(dump(TINY | {"gama": 1}))
     assert main(["doctor", "-f", "train.yaml"]) == 2
     assert "train.yaml:4: gama: unknown key" in capsys.readouterr().err

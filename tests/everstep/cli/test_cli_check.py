@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from everstep.__main__ import main
 from everstep.env import ContinuousDummyEnv, DiscreteDummyEnv
@@ -47,6 +48,13 @@ class Broken(ContinuousDummyEnv):
     def step(self, action: Any) -> Any:
         outcome = super().step(action)
         return outcome.set("rewards", outcome["rewards"].squeeze(-1))
+
+
+class Talkative(DiscreteDummyEnv):
+    """Returns what training does not read."""
+
+    def step(self, action: Any) -> Any:
+        return super().step(action).set("speed", torch.zeros(self.num_envs, 1))
 
 
 class Unmade(DiscreteDummyEnv):
@@ -109,6 +117,17 @@ def test_an_environment_by_its_path_says_what_can_be_seen_of_it(check: Check) ->
     assert "never end" in lines["episode"]
     assert lines["num_envs"].split()[1] == "2"
     assert "not applicable: the environment declares no `episode_keys`" in out
+
+
+def test_what_training_does_not_read_is_named(check: Check, caplog: Any) -> None:
+    code, out, err = check(here(Talkative), *SMALL)
+    [line] = [x for x in out.splitlines() if x.startswith("  not read ")]
+    assert line.split(maxsplit=2)[2].startswith("`speed`: returned, and training does not read it")
+    assert code == 0  # no rule is broken: training warns, too
+    assert not caplog.records + err.splitlines()  # nothing names a class of the check's own
+    _, out, _ = check(here(Talkative), *SMALL, "--json")
+    assert "`speed`" in json.loads(out)["detected"]["not read"]
+    assert "not read" not in check(here(Limited), *SMALL)[1]
 
 
 def test_what_an_adapter_says_of_itself_is_printed(check: Check) -> None:

@@ -1,5 +1,6 @@
 """`everstep resume RUN_DIR`, and `everstep train … --resume auto`."""
 
+import re
 import shutil
 import sqlite3
 from collections.abc import Callable
@@ -55,6 +56,28 @@ def test_a_run_goes_on_as_if_it_had_not_ended(everstep: Command) -> None:
     assert curve("halves") == curve("whole")
 
 
+def test_what_a_user_reads_of_a_run_that_went_on(everstep: Command) -> None:
+    """Env steps and speed are of this training alone, and so is what stands beside a score."""
+    keys = ("env_kwargs.max_episode_steps=6", "steps_per_eval=2", "eval_episodes=2")
+    keys += ("best=eval/episodes/return_mean", "--steps", "64", "--run-dir", "pole")
+    code, out, err = everstep("train", "CartPole-v1", *SMALL, *keys)
+    assert code == 0, err
+    assert re.search(r"^Trained 64 env steps in \S+, [\d,]+ env steps/s\.$", out, re.MULTILINE)
+    code, out, err = everstep("resume", "pole", "--steps", "160")
+    assert code == 0, err
+    said = r"^Trained 96 env steps in \d+:\d+, [\d,]+ env steps/s; 160 in all\.$"
+    assert re.search(said, out, re.MULTILINE)
+    assert not re.search(r"env_steps=0\b", err)
+    assert re.search(r"^  return, last \d+ +6\.0$", out, re.MULTILINE)
+    assert re.search(r"^  episode length, last rollout +6\.0$", out, re.MULTILINE)
+    assert re.search(r"^  evaluation +6\.0$", out, re.MULTILINE)
+    assert "no episode has ended" not in err
+    assert curve("pole")[-1]["eval/episodes/return_mean"] == 6  # the last update is evaluated
+    code, _, err = everstep("resume", "pole")
+    assert code == 2
+    assert "everstep resume pole --steps N" in err.splitlines()[-1]
+
+
 def test_a_finished_run_says_how_to_go_on(everstep: Command) -> None:
     train(everstep, "run", 32)
     code, out, err = everstep("resume", "run")
@@ -69,7 +92,7 @@ def test_keys_of_the_checkpoint_cannot_change(everstep: Command) -> None:
     code, _, err = everstep("resume", "run", "horizon=8", "num_envs=4", "--steps", "64")
     assert code == 2
     assert "horizon=8: cannot change" in err
-    assert "is 16 there" in err
+    assert "was made with 16;" in err
     assert "num_envs=4: cannot change" in err
     assert sorted(Path("run").rglob("*")) == before
 

@@ -125,6 +125,8 @@ COMMANDS: dict[str, tuple[str, ...]] = {
         "a file of rl-zoo",
         "`env_cls: CartPole-v1`",
     ),
+    "train pong": ("ALE cannot make 'pong': ale-py", "needed", "-m pip install"),
+    "check breakout": ("ALE cannot make 'breakout': ale-py", "needed", "-m pip install"),
     "train Pong-v5": ("Pong-v5", "Did you mean 'ale:pong'?"),
     "train MsPacmanNoFrameskip-v4": ("Did you mean 'ale:ms_pacman'?",),
     # ---- values
@@ -213,7 +215,6 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "trian -f ok.yaml": ("COMMAND", "'trian'", "train"),
     "eval nowhere": ("nowhere: not the directory of a run", "`everstep train` prints"),
     "eval .": ("not the directory of a run", "such as"),
-    "eval run/policy": ("run/policy: not the directory of a run",),
     "eval run env_cls=gymnasium:Acrobot-v1": ("float32 [4]", "float32 [6]", "as in training"),
     "eval run env_cls=gymnasium:FrozenLake-v1": ("float32 [4]", "of 16 options", "of 4 options"),
     "eval run gamma=0.9": ("gamma: unknown key", "env_kwargs"),
@@ -279,7 +280,7 @@ def check_words(text: str, words: tuple[str, ...]) -> None:
 def test_a_wrong_command_line_is_explained(
     line: str, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if "Pacman" in line and find_spec("ale_py"):
+    if re.search("Pacman|pong|breakout", line) and find_spec("ale_py"):
         pytest.skip("ALE is installed, so that this trains")
     try:
         code = main(line.split())
@@ -444,10 +445,15 @@ CALLS: dict[str, tuple[Callable[[], Any], type[Exception], tuple[str, ...]]] = {
         ConfigError,
         ("`lr` and `optimizer_config.lr`", "0.001 and 0.0001", "Drop one"),
     ),
-    "lr as a function": (
-        lambda: Trainer(DiscreteDummyEnv, lr=lambda left: left * 1e-3, **SMALL),
+    "gamma as a function": (
+        lambda: Trainer(DiscreteDummyEnv, gamma=lambda left: left, **SMALL),
         ConfigError,
-        ("`lr`", "float >= 0", "got <function", "`lr_schedule`", "'linear'", "(env steps, value)"),
+        ("`gamma`", "float in (0, 1]", "got <function"),
+    ),
+    "lr as a function of nothing": (
+        lambda: Trainer(DiscreteDummyEnv, lr=lambda: 1e-3, **SMALL),
+        ConfigError,
+        ("`lr`", "a function of one number", "test_first_day.py:", "lambda left"),
     ),
     "hiddens as a number": (
         lambda: Trainer(DiscreteDummyEnv, model_config={"hiddens": 64}, **SMALL),
@@ -465,9 +471,9 @@ CALLS: dict[str, tuple[Callable[[], Any], type[Exception], tuple[str, ...]]] = {
         ("`optimizer_cls`", "a subclass of Optimizer", "got 'adam'", "torch.optim.Adam"),
     ),
     "clip_param as a function": (
-        lambda: Trainer(DiscreteDummyEnv, clip_param=lambda left: left * 0.2, **SMALL),
+        lambda: Trainer(DiscreteDummyEnv, clip_param=lambda left: left * 20, **SMALL),
         ConfigError,
-        ("`clip_param`", "float in (0, 1)", "got <function", "`clip_param_schedule`"),
+        ("`clip_param_schedule`", "`clip_param`", "returned 20.0 with 1", "from 0 to 1"),
     ),
     "a distribution's name": (
         lambda: Trainer(DiscreteDummyEnv, distribution_cls="Normal", **SMALL),
@@ -478,6 +484,36 @@ CALLS: dict[str, tuple[Callable[[], Any], type[Exception], tuple[str, ...]]] = {
         lambda: Trainer(DiscreteDummyEnv, model_cls=nn.Linear, **SMALL),
         ConfigError,
         ("`model_cls`", "everstep.models.Model", "torch.nn.modules.linear.Linear", "hiddens"),
+    ),
+    "verbose of a run": (
+        lambda: untyped(trainer()).run(total_env_steps=8, verbose=1),
+        ConfigError,
+        ("`run`", "`verbose`", "unknown argument", "`progress=False`"),
+    ),
+    "verbose of a config": (
+        lambda: AlgorithmConfig(verbose=1),
+        ConfigError,
+        ("`verbose`", "unknown field", "`progress=False`"),
+    ),
+    "lr as a function of two numbers": (
+        lambda: Trainer(DiscreteDummyEnv, lr=lambda step, left: 1e-3, **SMALL),
+        ConfigError,
+        ("`lr`", "a function of one number", "test_first_day.py:", "lambda left"),
+    ),
+    "lr as a function that returns text": (
+        lambda: Trainer(DiscreteDummyEnv, lr=lambda left: "high", **SMALL),
+        ConfigError,
+        ("`lr`", "test_first_day.py:", "returned 'high' with 1", "from 0 to 1000"),
+    ),
+    "an optimizer of another kind": (
+        lambda: Trainer(DiscreteDummyEnv, optimizer_cls="RMSprop", **SMALL),
+        ConfigError,
+        ("`optimizer_cls`", "a subclass of Optimizer", "got 'RMSprop'", "torch.optim.Adam"),
+    ),
+    "a network's class as a model": (
+        lambda: Trainer(DiscreteDummyEnv, model_cls=nn.LSTM, **SMALL),
+        ConfigError,
+        ("`model_cls`", "everstep.models.Model", "torch.nn.modules.rnn.LSTM", "hiddens"),
     ),
     "verbose": (
         lambda: Trainer(DiscreteDummyEnv, verbose=1, **SMALL),
@@ -494,6 +530,21 @@ CALLS: dict[str, tuple[Callable[[], Any], type[Exception], tuple[str, ...]]] = {
         ConfigError,
         ("`callbacks`", "a list", "got Callback", "`callbacks=[…]`"),
     ),
+    "loggers without a list": (
+        lambda: Trainer(DiscreteDummyEnv, loggers="tensorboard", **SMALL),
+        ConfigError,
+        ("`loggers`", "a list", "got 'tensorboard'", "`loggers=['tensorboard']`"),
+    ),
+    "no loggers": (
+        lambda: Trainer(DiscreteDummyEnv, loggers=None, **SMALL),
+        ConfigError,
+        ("`loggers`", "a list", "got None", "leave it out"),
+    ),
+    "a callback of a run": (
+        lambda: untyped(trainer()).run(total_env_steps=8, callback=Callback()),
+        ConfigError,
+        ("`run`", "`callback`", "unknown argument", "Trainer(…, callbacks=[…])"),
+    ),
     "a callback that is a function": (
         lambda: Trainer(DiscreteDummyEnv, callbacks=print, **SMALL),
         ConfigError,
@@ -509,6 +560,31 @@ CALLS: dict[str, tuple[Callable[[], Any], type[Exception], tuple[str, ...]]] = {
         ConfigError,
         ("`save`", "'path'", "Write `save('my_policy')`"),
     ),
+    "a policy's path of Windows": (
+        lambda: policy().save("C:\\policies\\x"),
+        ConfigError,
+        ("`path`", "C:\\policies\\x", "a path of Windows", "with /"),
+    ),
+    "an export's path of Windows": (
+        lambda: policy().export("C:/policies/x", format="torch-export"),
+        ConfigError,
+        ("`path`", "C:/policies/x", "a path of Windows", "with /"),
+    ),
+    "a run's path of Windows": (
+        lambda: TrainConfig(DiscreteDummyEnv, run_dir="C:\\runs\\x").build(),
+        ConfigError,
+        ("`run_dir`", "C:\\runs\\x", "a path of Windows", "with /"),
+    ),
+    "loading a name of stable-baselines3": (
+        lambda: Trainer.load("x.zip"),
+        ConfigError,
+        ("x.zip", "not the directory of a run", "`everstep train` prints"),
+    ),
+    "n_eval_episodes of a trainer": (
+        lambda: trainer().eval(n_eval_episodes=2),  # type: ignore[call-arg]
+        ConfigError,
+        ("`eval`", "`n_eval_episodes`", "Everstep's name is episodes"),
+    ),
     "n_eval_episodes": (
         lambda: everstep.evaluate(policy(), cartpoles(), n_eval_episodes=2),  # type: ignore[call-arg]
         ConfigError,
@@ -523,6 +599,16 @@ CALLS: dict[str, tuple[Callable[[], Any], type[Exception], tuple[str, ...]]] = {
         lambda: Trainer(DiscreteDummyEnv, eval_env="CartPole-v1", **SMALL),
         ConfigError,
         ("`eval_env`", "got 'CartPole-v1'", "everstep.make('CartPole-v1', 8)"),
+    ),
+    "an evaluation environment as a class": (
+        lambda: Trainer(DiscreteDummyEnv, eval_env=DiscreteDummyEnv, **SMALL),
+        ConfigError,
+        ("`eval_env`", "got <class", "everstep.make(DiscreteDummyEnv, 8)"),
+    ),
+    "evaluation environments in a list": (
+        lambda: Trainer(DiscreteDummyEnv, eval_env=[DiscreteDummyEnv(2)], **SMALL),
+        EnvError,
+        ("list is not an environment", "got [DiscreteDummyEnv"),
     ),
     "an evaluation environment that is single": (
         lambda: Trainer(DiscreteDummyEnv, eval_env=gym.make("CartPole-v1"), **SMALL),
@@ -628,6 +714,16 @@ CALLS: dict[str, tuple[Callable[[], Any], type[Exception], tuple[str, ...]]] = {
         ValueError,
         ("`num_envs`", "at least 1", "got 0"),
     ),
+    "a number of environments as text": (
+        lambda: everstep.make("CartPole-v1", "8"),  # type: ignore[call-overload]
+        ValueError,
+        ("`num_envs`", "an integer of at least 1", "got '8'"),
+    ),
+    "half an environment": (
+        lambda: everstep.make("CartPole-v1", 2.5),  # type: ignore[call-overload]
+        ValueError,
+        ("`num_envs`", "an integer of at least 1", "got 2.5"),
+    ),
     "no horizon": (
         lambda: everstep.make("gymnasium:CartPole-v1", 2, horizon=0),
         ValueError,
@@ -652,6 +748,26 @@ CALLS: dict[str, tuple[Callable[[], Any], type[Exception], tuple[str, ...]]] = {
         lambda: everstep.make("CartPole-v1", 10**12),
         ConfigError,
         ("`num_envs` 1,000,000,000,000", "GiB", "this machine has", "Lower"),
+    ),
+    "more rows than memory": (
+        lambda: Trainer("CartPole-v1", num_envs=8, horizon=10**9, run_dir=None),
+        ConfigError,
+        ("`horizon`", "at most 10,000,000", "got 1000000000", "Lower one"),
+    ),
+    "a list of names": (
+        lambda: Trainer(["CartPole-v1"] * 2, run_dir=None),
+        AdapterError,
+        ("got ['CartPole-v1'", "one of them by its id", "`num_envs`"),
+    ),
+    "a list of environments": (
+        lambda: everstep.make([gym.make("CartPole-v1")] * 2, 2),  # type: ignore[call-overload]
+        AdapterError,
+        ("got [<TimeLimit", "one of them by its id", "`num_envs`"),
+    ),
+    "max_steps of a trainer": (
+        lambda: Trainer("CartPole-v1", max_steps=5, **SMALL),
+        ConfigError,
+        ("`max_steps`", "unknown argument", "env_kwargs.max_episode_steps"),
     ),
     "a list of functions": (
         lambda: Trainer([lambda: gym.make("CartPole-v1")] * 2, run_dir=None),
@@ -784,11 +900,6 @@ CALLS: dict[str, tuple[Callable[[], Any], type[Exception], tuple[str, ...]]] = {
         ("no default model for actions", "int64", "set `model_cls`"),
     ),
     # ---- policies
-    "a run for its policy": (
-        lambda: Policy.load("run"),
-        CheckpointError,
-        ("run", "is a directory", "load run/policy"),
-    ),
     "no file": (lambda: Policy.load("nope"), CheckpointError, ("nope", "no such file")),
     "a file that is no policy": (
         lambda: Policy.load("ok.yaml"),
@@ -849,6 +960,8 @@ def test_other_libraries_words_that_mean_the_same_are_taken() -> None:
 def test_names_of_other_libraries_classes_are_answered() -> None:
     with pytest.raises(AttributeError, match=r"'PPO': here everstep.Trainer\('CartPole-v1'"):
         everstep.PPO  # noqa: B018
+    with pytest.raises(AttributeError, match=r"'SAC': here .*trains PPO and A2C"):
+        everstep.SAC  # noqa: B018
     with pytest.raises(ImportError, match=r"VecNormalize.*normalize_observations"):
         from everstep import VecNormalize  # noqa: F401
     assert not hasattr(everstep, "PPO")

@@ -27,7 +27,7 @@ SCRIPTS: list[tuple[str, str, tuple[str, ...]]] = [
     ("Trainer('cartpole')", "AdapterError", ("'cartpole'", "'gymnasium:CartPole-v1'")),
     ("Trainer('Pong-v5')", "AdapterError", ("'Pong-v5'", "'ale:pong'")),
     ("Trainer('CartPole-v1', verbose=1)", "ConfigError", ("`verbose`", "progress=False")),
-    ("Trainer('CartPole-v1', lr=lambda x: x)", "ConfigError", ("`lr`", "`lr_schedule`")),
+    ("Trainer('CartPole-v1', lr=lambda x: -x)", "ConfigError", ("`lr_schedule`", "`lr`", "-1")),
     ("Trainer('CartPole-v1', optimizer_cls='Adam')", "ConfigError", ("torch.optim.Adam",)),
     ("Trainer('CartPole-v1', callbacks=print)", "ConfigError", ("`callbacks`", "a list")),
     ("Trainer('CartPole-v1', eval_env='CartPole-v1')", "ConfigError", ("`eval_env`", "make(")),

@@ -5,6 +5,7 @@ import math
 import random
 import string
 import sys
+import tracemalloc
 from pathlib import Path
 
 import numpy
@@ -21,8 +22,8 @@ from everstep.config import (
     load,
     plain,
 )
+from everstep.core.validation import Problem
 from everstep.errors import ConfigError
-from everstep.validation import Problem
 
 
 @pytest.fixture
@@ -204,8 +205,15 @@ def test_missing_files_and_directories(tmp_path, monkeypatch):
 def test_aliases_cannot_fill_the_memory(write):
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 12)]
-    [problem] = problems_of(lambda: load(write("\n".join(lines))))
+    path = write("\n".join(lines))
+    tracemalloc.start()
+    try:
+        [problem] = problems_of(lambda: load(path))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
     assert f"more than {MAX_VALUES:,} values" in problem
+    assert peak < 5_000_000  # they are counted before one is made
 
 
 def test_a_value_that_contains_itself(write):

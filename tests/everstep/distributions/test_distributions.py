@@ -30,8 +30,8 @@ from everstep.distributions import (
     SquashedNormal,
     TorchDistributionWrapper,
 )
+from everstep.env.specs import options
 from everstep.models import DefaultDiscreteModel
-from everstep.specs import options
 
 
 def test_categorical_is_torchs_seed_for_seed() -> None:

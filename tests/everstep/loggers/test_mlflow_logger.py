@@ -19,7 +19,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from everstep.installation import install_command
+from everstep.core.installation import install_command
 from everstep.loggers import JsonlLogger, LoggerGroup, MlflowLogger, read_metrics
 from everstep.loggers.delivery import redacted
 from everstep.loggers.mlflow_store import Target, accepted_name, flat_params, ui_command

@@ -12,8 +12,8 @@ import pytest
 
 import everstep
 from everstep import TrainConfig
+from everstep.core.installation import install_command
 from everstep.errors import ConfigError
-from everstep.installation import install_command
 from everstep.loggers import TensorBoardLogger, read_metrics
 from everstep.loggers import delivery as delivering
 from everstep.loggers.delivery import Delivery
@@ -37,7 +37,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ("loggers", "message"),
     [
         ("[tensorbord]", "loggers.0: tensorbord: .*did you mean tensorboard"),
-        ("[{wandb: {project: 1, entity: me}}, 3]", "loggers.1: expected the name of a tracker"),
+        (
+            "[{wandb: {project: 1, entity: me}}, 3]",
+            "loggers.1: expected a logger, the name of a tracker",
+        ),
         ("[{tensorboard: {dir: x}}]", "loggers.0: tensorboard: dir: unknown option"),
         ("[]", "loggers: "),
     ],

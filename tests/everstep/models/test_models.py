@@ -24,9 +24,9 @@ from torchrl.data import (
 from everstep import AlgorithmConfig, Policy, RecurrentAlgorithmConfig, RecurrentPolicy
 from everstep.distributions import SquashedNormal
 from everstep.env import Env
+from everstep.env.specs import MAX_OPTIONS, options, spec_from_dict, spec_to_dict
 from everstep.errors import ConfigError
 from everstep.models import DefaultContinuousModel, Model, RecurrentModel
-from everstep.specs import MAX_OPTIONS, options, spec_from_dict, spec_to_dict
 
 OBSERVATIONS: dict[str, TensorSpec] = {
     "vector": Unbounded(4),

@@ -14,7 +14,7 @@ from everstep import AlgorithmConfig, RecurrentAlgorithmConfig
 from everstep.distributions import Normal, SquashedNormal
 from everstep.errors import ConfigError
 from everstep.models import DefaultContinuousModel
-from tests.everstep.fused.test_rollout import env_of
+from tests.everstep.core.fast.test_rollout import env_of
 from tests.test_coming_from import python_of
 
 SDE: dict[str, Any] = {"use_sde": True, "sde_sample_freq": 3, "log_std_init": -1}

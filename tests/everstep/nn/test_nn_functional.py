@@ -7,13 +7,13 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from everstep.advantages import gae
+from everstep.core.advantages import gae
+from everstep.core.hyperparameters import Hyperparameters
+from everstep.core.rollouts import Minibatch
 from everstep.data import DataKeys
 from everstep.distributions import Categorical, Normal
-from everstep.hyperparameters import Hyperparameters
 from everstep.nn import functional as F
 from everstep.objectives import PPO
-from everstep.rollouts import Minibatch
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 LENGTHS = torch.tensor([5, 3, 1])
@@ -325,7 +325,7 @@ def test_estimates_have_no_gradient() -> None:
 def test_ends_of_episodes_are_refused() -> None:
     batch = make_batch(4, 6, 1)
     batch[DataKeys.TERMINATED] = torch.zeros(4, 6, 1, dtype=torch.bool)
-    with pytest.raises(ValueError, match=r"has terminated\. Use `everstep\.advantages\.gae`"):
+    with pytest.raises(ValueError, match=r"has terminated\. Use `everstep\.core\.advantages\.gae`"):
         F.generalized_advantage_estimate(batch)
 
 

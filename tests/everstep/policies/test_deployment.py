@@ -16,9 +16,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
+from gymnasium.vector import SyncVectorEnv
 from tensordict import TensorDict
 from torch import nn
 from torchrl.data import (
@@ -31,11 +34,12 @@ from torchrl.data import (
     Unbounded,
 )
 
+import everstep
+from everstep.core.normalizers import ObservationNormalizer
 from everstep.data import DataKeys
 from everstep.distributions import SquashedNormal
 from everstep.errors import CheckpointError, ExportError
 from everstep.models import DefaultDiscreteModel, Model, RecurrentModel
-from everstep.normalizers import ObservationNormalizer
 from everstep.policies import Policy, RecurrentPolicy
 from everstep.views import ViewRequirement
 
@@ -70,6 +74,18 @@ def normalizer() -> ObservationNormalizer:
     rows = 5 + 3 * torch.randn(100, 3)
     made.update((rows,), torch.ones(100, dtype=torch.bool))
     return made
+
+
+class Spaces(gym.Env):
+    """An environment of one observation space."""
+
+    action_space = spaces.Discrete(3)
+
+    def __init__(self, observation_space: spaces.Space) -> None:
+        self.observation_space = observation_space
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        return self.observation_space.sample(), {}
 
 
 class Linear(Model):
@@ -294,10 +310,15 @@ def test_states_go_on_where_they_were_left(recurrent: Any, form: str) -> None:
     [
         ({}, "observations .* under 'obs'; got"),
         (np.zeros((1, 1, 3)), "observations .* under 'obs'; got"),
-        ({"obs": np.zeros((4, 3))}, r"obs must be \[B, T, 3\]; got \[4, 3\]"),
-        ({"obs": np.zeros((4, 1, 2))}, r"obs must be \[B, T, 3\]; got \[4, 1, 2\]"),
-        ({"obs": [[["a", "b", "c"]]]}, "obs is not an array of numbers"),
-        ({"obs": {"a": 1}}, "obs is not an array of numbers"),
+        ({"obs": np.zeros((4, 3))}, r"`obs` must be \[B, T, 3\]; got \[4, 3\]"),
+        ({"obs": np.zeros((4, 1, 2))}, r"`obs` must be \[B, T, 3\]; got \[4, 1, 2\]"),
+        ({"obs": [[["a", "b", "c"]]]}, "`obs` must have the dtype float32 .* got <U1"),
+        ({"obs": {"a": 1}}, r"`obs` must have the dtype float32 .* got object \(dict\)"),
+        ({"obs": [[[1, 2, 3], [4]]]}, "`obs` cannot be an array"),
+        (
+            {"obs": np.zeros((2, 1, 3)), "states": {"hidden_states": "zero"}},
+            "`states.hidden_states` is not an array of numbers",
+        ),
         (
             {"obs": np.zeros((2, 1, 3)), "states": {"hidden_states": np.zeros((2, 1, 8))}},
             "takes cell_states",
@@ -319,7 +340,50 @@ def test_leaves_of_an_observation_must_be_there_and_agree(tmp_path: Path) -> Non
     with pytest.raises(ValueError, match=r"takes eyes; got \['body'\]"):
         model.predict({"obs": {"body": body}})
     with pytest.raises(ValueError, match=r"same \[B, T\]; got \[2, 3\], \[2, 1\]"):
-        model.predict({"obs": {"body": body, "eyes": {"left": np.zeros((2, 1, 2, 2))}}})
+        model.predict({"obs": {"body": body, "eyes": {"left": np.zeros((2, 1, 2, 2), int)}}})
+
+
+OF_CHOICES = {
+    "from 0": spaces.Discrete(4),
+    "from 10": spaces.Discrete(4, start=10),
+    "several": spaces.MultiDiscrete([4, 2]),
+    "grid": spaces.MultiDiscrete([[4, 2], [3, 3]], start=[[0, 0], [0, 5]]),
+    "flags": spaces.MultiBinary(2),
+    "int8": spaces.Box(-128, 127, (2,), np.int8),
+    "uint8": spaces.Box(0, 255, (2,), np.uint8),
+    "int64": spaces.Box(-9, 9, (2,), np.int64),
+    "float32": spaces.Box(-9, 9, (2,), np.float32),
+}
+
+
+@pytest.mark.parametrize("case", OF_CHOICES)
+def test_observations_are_read_as_predict_reads_them(case: str, tmp_path: Path) -> None:
+    """Law: a served model answers what `predict` answers, and refuses what it refuses."""
+    space = OF_CHOICES[case]
+    space.seed(0)
+    env = everstep.wrap(SyncVectorEnv([lambda: Spaces(space)] * 2))
+    policy = make(env.observation_spec, env.action_spec, env_format=env.env_format)
+    model = in_mlflow(policy, tmp_path)
+    inside = [np.asarray(space.sample()) for _ in range(6)]
+    changes = (0, 1, -1, 4, 90, -140, 300, 2**33, 0.5, 2.7, np.nan)
+    kept = refused = 0
+    for row, change in ((row, change) for row in inside for change in changes):
+        value = np.asarray(row + np.asarray(change))  # in the wider dtype of both
+        given = value.reshape(1, 1, *policy._observation.shapes[0])
+        try:
+            expected, _ = policy.predict(value)
+        except ValueError as error:
+            with pytest.raises(ValueError, match=f"^{re.escape(str(error))}$"):
+                model.predict({"obs": given})
+            refused += 1
+            continue
+        frame = model.predict({"obs": given})
+        assert frame["actions"][0] == [expected]
+        listed = model.predict({"obs": given.tolist()})
+        np.testing.assert_array_equal(listed["values"][0], frame["values"][0])  # NaN of NaN
+        kept += 1
+    assert kept >= len(inside)
+    assert refused >= (0 if case == "float32" else 3 * len(inside))
 
 
 def test_no_pickle_is_read_from_the_policys_file(tmp_path: Path, monkeypatch: Any) -> None:
@@ -424,6 +488,42 @@ def test_windows_are_exported(model_cls: Any, tmp_path: Path) -> None:
         expected = policy.act((windows,), (ages,), deterministic=True)
     torch.testing.assert_close(torch.tensor(found["values"]), expected.values)
     assert found["age"].tolist() == [1, 2, 3, 4, 1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["from 10", "several", "grid", "flags"])
+def test_an_exported_model_refuses_choices_that_do_not_exist(case: str, tmp_path: Path) -> None:
+    """Its dtypes are MLflow's to check; a choice's range is not in MLflow's signature."""
+    space = OF_CHOICES[case]
+    env = everstep.wrap(SyncVectorEnv([lambda: Spaces(space)] * 2))
+    policy = make(env.observation_spec, env.action_spec, env_format=env.env_format)
+    model = exported(policy, tmp_path / "model")
+    (shape,), start = policy._observation.shapes, np.asarray(getattr(space, "start", 0))
+    dtype = model.metadata.get_input_schema().inputs[0].type
+    rows = np.stack([space.sample().reshape(shape) for _ in range(3)]).astype(dtype)
+    assert len(model.predict({"obs": rows})["actions"]) == 3
+    first = np.broadcast_to(start, space.shape).reshape(shape)
+    for wrong in (first - 1, first + 4, first + 99):
+        if (wrong.astype(dtype) == wrong).all():
+            with pytest.raises(ValueError, match=r"^`obs` of row 1 is .* no choice of its space: "):
+                model.predict({"obs": np.stack([rows[0], wrong.astype(dtype), rows[2]])})
+
+
+def test_only_the_present_row_of_a_window_is_checked(tmp_path: Path) -> None:
+    """Those before an episode may have any values."""
+    policy = make(CHOICE, CHOICE, model_cls=OfOne)
+    model = exported(policy, tmp_path / "model")
+    window, ages = np.array([[[9], [-5], [3]]]), np.zeros(1, np.int64)
+    assert np.isfinite(model.predict({"obs": window, "age": ages})["values"]).all()
+    with pytest.raises(ValueError, match=r"^`obs` of row 0 is 4 in element 0, .*: 0 to 3 are\."):
+        model.predict({"obs": window + 1, "age": ages})
+
+
+class OfOne(Padded):
+    width = 2
+
+    def seen(self, batch: TensorDict) -> torch.Tensor:
+        return super().seen(batch).float()
 
 
 EVERYTHING = Composite(

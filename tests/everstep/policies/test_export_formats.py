@@ -15,8 +15,8 @@ from gymnasium.vector import SyncVectorEnv
 
 import everstep
 from everstep.__main__ import main
+from everstep.core.normalizers import ObservationNormalizer
 from everstep.errors import ExportError
-from everstep.normalizers import ObservationNormalizer
 from everstep.policies import Policy, RecurrentPolicy
 from tests.everstep.policies.test_deployment import CHOICE, OBS, Linear, Padded, make
 from tests.test_docs import DOCS, blocks
@@ -169,21 +169,28 @@ def test_a_window_goes_in(format: str, tmp_path: Path) -> None:
     assert found["age"].tolist() == [1, 2, 3, 4, 1]
 
 
+def signature(path: Path, format: str) -> Any:
+    if format == "onnx":
+        import onnxruntime
+
+        session = onnxruntime.InferenceSession(path)
+        return json.loads(session.get_modelmeta().custom_metadata_map["everstep"])
+    files = {"signature.json": ""}
+    torch.export.load(path, extra_files=files)
+    return json.loads(files["signature.json"])
+
+
 def test_the_file_has_its_signature(format: str, tmp_path: Path) -> None:
     make(OBS, CHOICE, cls=RecurrentPolicy).export(tmp_path / "policy", format=format)
+    found = signature(tmp_path / "policy", format)
     if format == "onnx":
         import onnxruntime
 
         session = onnxruntime.InferenceSession(tmp_path / "policy")
-        text = session.get_modelmeta().custom_metadata_map["everstep"]
         [obs] = [x for x in session.get_inputs() if x.name == "obs"]
         assert (obs.type, obs.shape[1:]) == ("tensor(float)", [3])
         assert isinstance(obs.shape[0], str)  # the number of rows is free
-    else:
-        files = {"signature.json": ""}
-        torch.export.load(tmp_path / "policy", extra_files=files)
-        text = files["signature.json"]
-    found = json.loads(text)
+    assert found["choices"] == {}
     assert found["inputs"]["obs"] == {"dtype": "float32", "shape": ["batch", 3]}
     assert found["outputs"]["actions"] == {"dtype": "int64", "shape": ["batch", 1]}
     prefix = "next." if format == "onnx" else ""
@@ -266,6 +273,8 @@ def test_choices_that_do_not_exist_are_encoded_as_none_of_them(
 ) -> None:
     """A file cannot raise: what it answers is documented, and never that of a neighbour."""
     policy_of(observed, spaces.Discrete(3), Policy).export(tmp_path / "policy", format=format)
+    listed = signature(tmp_path / "policy", format)["choices"]["obs"]
+    assert listed == [choices[0] if len(choices[0]) == 1 else [0, 0], choices[-1]]
     run = loaded(tmp_path / "policy", format)
     logits = run({"obs": np.array([*choices, *absent])})["distribution.logits"]
     first, *others = logits[len(choices) :]

@@ -10,7 +10,7 @@ from torch import nn
 from torchrl.data import Bounded, Categorical, MultiCategorical, Unbounded
 
 from everstep import Policy
-from everstep.checkpoints import load_file, save_file
+from everstep.core.checkpoints import load_file, save_file
 from everstep.distributions import Normal
 from everstep.errors import CheckpointError, ConfigError
 from everstep.models import DefaultContinuousModel, DefaultDiscreteModel

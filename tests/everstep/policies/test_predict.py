@@ -14,8 +14,8 @@ from torch import nn
 from torchrl.data import Bounded, Categorical, Composite, Unbounded
 
 from everstep import AlgorithmConfig, Policy, RecurrentAlgorithmConfig, RecurrentPolicy
+from everstep.core.normalizers import ObservationNormalizer
 from everstep.models import DefaultDiscreteModel
-from everstep.normalizers import ObservationNormalizer
 from everstep_adapters import GymnasiumEnv
 from tests.everstep.policies.test_deployment import Memory, Padded, Rolling
 from tests.everstep.policies.test_tensordict_module import TwoHeads, two_heads

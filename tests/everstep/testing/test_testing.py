@@ -368,7 +368,7 @@ def test_the_oracle_needs_what_it_compares() -> None:
     def shifted(*arguments: Any, **options: Any) -> torch.Tensor:
         return advantages.bootstrap_values(*arguments, **options).roll(1, 0)
 
-    advantages = importlib.import_module("everstep.advantages")
+    advantages = importlib.import_module("everstep.core.advantages")
     estimates = importlib.import_module("everstep.algorithms.estimates")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(estimates, "bootstrap_values", shifted)

@@ -22,7 +22,7 @@ from tensordict import TensorDict
 from torch import nn
 
 from everstep import DiscreteDummyEnv, RecurrentTrainer, Trainer, make
-from everstep.checkpoints import load_state
+from everstep.core.checkpoints import load_state
 from everstep.models import Model
 from everstep.nn import PositionalEmbedding, SelfAttention, SelfAttentionStack
 from everstep.views import ViewRequirement

@@ -30,8 +30,8 @@ import torch
 from tensordict import TensorDict
 
 from everstep import DiscreteDummyEnv
-from everstep.checkpoints import load_state
 from everstep.cli._processes import outcome
+from everstep.core.checkpoints import load_state
 from everstep.loggers import read_metrics
 from everstep.trainers._checkpointing import checkpoints_of
 from tests.everstep.trainers.commands import Started

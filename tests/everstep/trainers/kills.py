@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from everstep.checkpoints import load_state
+from everstep.core.checkpoints import load_state
 from everstep.loggers import read_metrics
 from everstep.trainers._checkpointing import checkpoints_of
 from tests.everstep.trainers.commands import Started
@@ -170,7 +170,7 @@ def import_everything() -> None:
     import gymnasium.vector  # noqa: F401
 
     import everstep_adapters.gymnasium.env
-    import everstep_adapters.gymnasium.states  # noqa: F401
+    import everstep_adapters.gymnasium.state  # noqa: F401
 
     assert threading.active_count() == 1
     gc.freeze()

@@ -28,7 +28,7 @@ import numpy as np
 import torch
 
 from everstep import DiscreteDummyEnv, Policy, Trainer
-from everstep.checkpoints import _checksum, load_state
+from everstep.core.checkpoints import _checksum, load_state
 from everstep.errors import EverstepError
 from everstep.trainers._checkpointing import checkpoints_of
 

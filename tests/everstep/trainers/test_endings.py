@@ -20,9 +20,9 @@ import everstep
 from everstep import DiscreteDummyEnv, Trainer
 from everstep.__main__ import main
 from everstep.callbacks import Callback
-from everstep.checkpoints import load_state
+from everstep.core.checkpoints import load_state
+from everstep.core.interrupts import closing
 from everstep.errors import CheckpointError, ConfigError
-from everstep.interrupts import closing
 from everstep.loggers import read_metrics
 from everstep.trainers._checkpointing import checkpoints_of
 

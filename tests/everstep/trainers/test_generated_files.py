@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
+from everstep.core.hyperparameters import RecurrentHyperparameters
 from everstep.errors import ConfigError, EverstepError
-from everstep.hyperparameters import RecurrentHyperparameters
 from everstep.trainers import TrainConfig
 from everstep.trainers._options import RunOptions
 
@@ -40,6 +40,12 @@ VALID: list[dict[str, Any]] = [
         "eval_env_config": {"a": 1},
         "best": "eval/returns/mean",
     },
+    {"env_cls": DUMMY, "symmetry": {"observation": [1], "action": {"options": [1, 0]}}},
+    {
+        "env_cls": "everstep.env.ContinuousDummyEnv",
+        "symmetry": {"observation": {"signs": [-1]}, "action": [-1], "mirror_coeff": 0.5},
+    },
+    {"env_cls": DUMMY, "objective": {"distillation": {"teacher": "runs/teacher", "loss": "kl"}}},
 ]
 SMALL = {"num_envs": 4, "horizon": 8, "num_sgd_iters": 1, "total_env_steps": 32}
 
@@ -108,6 +114,7 @@ def anything(rng: random.Random, depth: int = 0) -> Any:
             value = [value] if rng.random() < 0.7 else {"a": value}
         return value
     names = ["a", "lr", "rnd", "lr_pi", "hiddens", "HitsUpperBound", "And", "key", "bound", "eps"]
+    names += ["observation", "action", "signs", "permutation", "options", "teacher", "distillation"]
     return {rng.choice([*names, *KEYS]): anything(rng, depth + 1) for _ in range(rng.randint(0, 3))}
 
 

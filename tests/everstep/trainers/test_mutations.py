@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from everstep import DiscreteDummyEnv, Trainer
-from everstep.checkpoints import load_file, save_file
+from everstep.core.checkpoints import load_file, save_file
 from everstep.errors import CheckpointError
 
 

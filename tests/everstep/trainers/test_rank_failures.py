@@ -17,10 +17,10 @@ import torch
 
 from everstep import DiscreteDummyEnv, Trainer
 from everstep.callbacks import Callback
+from everstep.core.ranks import current_reducer
+from everstep.core.ranks._collectives import Collectives
 from everstep.errors import ConfigError, RankError
 from everstep.models import DefaultDiscreteModel
-from everstep.reducers import current_reducer
-from everstep.reducers._collectives import Collectives
 from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
@@ -59,6 +59,22 @@ class Model(DefaultDiscreteModel):
         return super().forward(*arguments)
 
 
+class FaultyLogger:
+    """Loggers are called on rank 0 alone, which keeps the record."""
+
+    rows = 0
+
+    def log_params(self, params: Any) -> None:
+        Fault.at("log_params", 1)
+
+    def log_metrics(self, metrics: Any, *, step: int) -> None:
+        Fault.at("log_metrics", 2)
+        type(self).rows += 1
+
+    def close(self, status: str = "FINISHED") -> None:
+        Fault.at("close", 1)
+
+
 class Faulty(Callback):
     def on_start(self, trainer: Any) -> None:
         Fault.at("on_start", 1)
@@ -79,10 +95,12 @@ def program(place: str, what: str, failing: int) -> list[Any]:
     Fault.what, Fault.rank, Fault.calls = what, failing, 0
     rank, ended = current_reducer().rank, "nothing"
     saved = {"run_dir": Path(place) / "run", "checkpoint_every": 1} if "checkpoint" in what else {}
-    options = {"run_dir": None, **saved, "callbacks": [Faulty()], "model_cls": Model, **SIZES}
+    own = {"callbacks": [Faulty()], "model_cls": Model, "loggers": [FaultyLogger()]}
+    options: dict[str, Any] = {"run_dir": None, **saved, **own, **SIZES}
     try:
         with Trainer(Env, eval_env=Env(2, horizon=4), eval_episodes=2, **options) as trainer:
             trainer.run(total_env_steps=200, steps_per_eval=2)
+        trainer.run(additional_env_steps=16)  # a rank that fails at its end is missed here
     except BaseException as error:
         ended = f"{type(error).__name__}: {error}"
     (Path(place) / f"ended-{rank}").touch()
@@ -109,6 +127,8 @@ def program(place: str, what: str, failing: int) -> list[Any]:
                 ("on_train_step", 0),
                 ("on_evaluation", 0),
                 ("on_checkpoint", 0),
+                ("log_metrics:exit", 0),
+                ("close:exit", 0),
             )
         ),
     ],
@@ -124,6 +144,26 @@ def test_an_error_of_one_rank_ends_the_other(tmp_path: Path, what: str, failing:
     assert reason == f"RankError: Rank {failing} failed first: {kind}"
     assert "Fault.at(" in trace  # the line that raised, on the other rank
     assert [x for _, x in found] == [True, True]
+
+
+def logged(what: str) -> list[Any]:
+    """Env steps of this rank, and rows of its logger, which fails once."""
+    Fault.what, FaultyLogger.rows = what, 0
+    options: dict[str, Any] = {"run_dir": None, "loggers": [FaultyLogger()], **SIZES}
+    with Trainer(Env, **options) as trainer:
+        trainer.run(total_env_steps=80)
+        found = [trainer.state["env/steps"], Fault.calls]
+    trainer.run(additional_env_steps=16)  # ranks are still together
+    return [*found, trainer.state["env/steps"], FaultyLogger.rows]
+
+
+@pytest.mark.parametrize("what", ["log_metrics", "log_params", "close"])
+def test_a_logger_that_raises_stops_no_rank(tmp_path: Path, what: str) -> None:
+    first, other = run_ranks(2, logged, tmp_path, what)
+    assert other == [80, 0, 96, 0]
+    assert first[::2] == [80, 96]
+    assert first[1] >= (what != "close")
+    assert first[3] >= 5  # every train step of the first run, the second one too
 
 
 class Odd(Exception):

@@ -8,8 +8,8 @@ import torch
 
 from everstep import DiscreteDummyEnv, Trainer
 from everstep.callbacks import Callback
+from everstep.core.ranks import current_reducer, seed_of
 from everstep.errors import CheckpointError, ConfigError
-from everstep.reducers import current_reducer, seed_of
 from tests.ranks import run_ranks
 
 SIZES: dict[str, Any] = {"num_envs": 4, "horizon": 4, "seed": 1, "track": False}

@@ -317,3 +317,102 @@ def test_what_a_file_cannot_hold_is_text_in_the_record(
     document = load(tmp_path / "a" / "config.yaml")
     document.check()
     assert document.values["env_kwargs"] == {"size": text, "name": "a"}
+
+
+def nested(depth: int) -> Any:
+    value: Any = [1]
+    for _ in range(depth - 1):
+        value = {"a": value}
+    return value
+
+
+ENDLESS: dict[str, Any] = {}
+ENDLESS["a"] = [ENDLESS]
+
+
+class Roomy(DiscreteDummyEnv):
+    """Takes any option."""
+
+    closed = 0
+
+    def __init__(self, num_envs: int, horizon: Any = None, *, device: Any, option: Any = 0) -> None:
+        super().__init__(num_envs, horizon, device=device)
+
+    def close(self) -> None:
+        type(self).closed += 1
+
+
+class RoomyModel(everstep.models.DefaultDiscreteModel):
+    """Takes any option."""
+
+    def __init__(self, *specs: Any, option: Any) -> None:
+        super().__init__(*specs, hiddens=(8,))
+
+
+def from_trainer(**arguments: Any) -> Trainer:
+    return Trainer(Roomy, **(SMALL | arguments))
+
+
+def from_config(**arguments: Any) -> Trainer:
+    names = ("track", "record", "callbacks")
+    own = {k: v for k, v in (SMALL | arguments).items() if k in names}
+    given = {k: v for k, v in (SMALL | arguments).items() if k not in names}
+    return TrainConfig(env_cls=Roomy, **given).build(**own)
+
+
+@pytest.mark.parametrize("make", [from_trainer, from_config])
+@pytest.mark.parametrize("value", [nested(31), nested(500), ENDLESS], ids=["31", "500", "endless"])
+@pytest.mark.parametrize("key", ["env_kwargs", "model_config", "record"])
+def test_what_is_nested_too_deeply_is_refused_before_anything_is_written(
+    make: Any, key: str, value: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Roomy, "closed", 0)
+    deep: dict[str, Any] = {"model_cls": RoomyModel} if key == "model_config" else {}
+    deep[key] = {"option": {"a": value} if key == "record" else value}
+    with pytest.raises(
+        ConfigError, match=r"^`\w+`: nested more than 32 deep.*; got \{.*\.\.\..*as text"
+    ):
+        make(**deep)
+    assert not list(tmp_path.iterdir())
+    assert Roomy.closed == (make is from_trainer)  # it was made, and nobody else has it
+    deep[key] = {"option": nested(30)}
+    with make(**deep) as trainer:  # one less
+        assert load(trainer.run_dir / "config.yaml").values
+    assert make is from_trainer or key == "record" or trainer.run_dir.parent.name == "runs"
+
+
+def test_what_is_nested_too_deeply_is_refused_by_run(tmp_path: Path) -> None:
+    """The trainer goes on as if nothing had been asked; the record neither."""
+    with Trainer(Roomy, run_dir=tmp_path, seed=0, **SMALL) as trainer:
+        before = {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+        for name in ("env_config", "eval_env_config"):
+            with pytest.raises(ConfigError, match=f"^`{name}`: nested more than 32 deep"):
+                trainer.run(total_env_steps=64, **{name: {"a": ENDLESS}})
+        after = {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+        assert after == before
+        trainer.run(total_env_steps=64)
+        assert trainer.state["env/steps"] == 64
+    with Trainer(Roomy, run_dir=None, **SMALL) as unrecorded:
+        unrecorded.run(total_env_steps=32, env_config={"a": nested(60)})
+
+
+def test_who_closes_environments(tmp_path: Path) -> None:
+    """`close` ends the record; environments are closed by those who have them."""
+    Roomy.closed, own = 0, Roomy(4, 8, device="cpu")
+    arguments = SMALL | {"run_dir": tmp_path / "a", "eval_env": own}
+    with Trainer(Roomy, **arguments) as trainer:
+        trainer.run(total_env_steps=32)
+    trainer.close()
+    trainer.close()  # once more does nothing
+    assert Roomy.closed == 0
+    assert trainer.algorithm.env is not own
+    trainer.algorithm.collect()  # it can still be stepped
+    with pytest.raises(ConfigError, match="holds a run already"):
+        Trainer(own, **arguments)
+    with pytest.raises(ConfigError, match="callbacks"):
+        Trainer(own, run_dir=None, callbacks=[3], **SMALL)
+    assert Roomy.closed == 0  # the caller's
+    with pytest.raises(ConfigError, match="callbacks"):
+        Trainer(Roomy, run_dir=None, callbacks=[3], **SMALL)
+    assert Roomy.closed == 1  # made for a trainer that does not exist

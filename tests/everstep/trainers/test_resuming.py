@@ -18,12 +18,12 @@ import torch
 
 from everstep import DiscreteDummyEnv, Policy, RecurrentTrainer, TrainConfig, Trainer
 from everstep.callbacks import Callback
-from everstep.checkpoints import load_state, save_state
+from everstep.core.checkpoints import load_state, save_state
 from everstep.errors import CheckpointError, ConfigError
 from everstep.loggers import JsonlLogger, read_metrics
 from everstep.trainers import _signals
 from everstep.trainers._checkpointing import Interval, checkpoints_of
-from everstep.trainers._resuming import CHANGEABLE
+from everstep.trainers._resuming import CHANGEABLE, resume
 from everstep.trainers.config import _NAMES
 
 from . import exactness
@@ -162,7 +162,7 @@ def test_what_the_checkpoint_is_a_state_of_is_refused_by_name(tmp_path: Path) ->
     first, second = sorted(caught.value.problems, key=len)
     assert "horizon: cannot change" in first
     assert "num_envs: cannot change" in second
-    assert "is 4 there" in second
+    assert "was made with 4;" in second
     Trainer.load(run_dir, num_envs=4, track=False).close()  # as it was
     assert (run_dir / "metrics.jsonl").read_bytes() == before
     assert {*_NAMES, "lr", "lr_pi", "lr_v"} >= CHANGEABLE
@@ -265,7 +265,7 @@ def interrupted_at(line: int, call: Callable[[], None]) -> bool:
 
     def trace(frame: Any, event: str, argument: Any) -> Any:
         nonlocal count
-        if "everstep/checkpoints.py" not in frame.f_code.co_filename:
+        if "everstep/core/checkpoints.py" not in frame.f_code.co_filename:
             return None
         if event == "line":
             count += 1
@@ -548,3 +548,13 @@ def test_a_train_step_that_hangs_is_interrupted(tmp_path: Path, monkeypatch: Any
 )
 def test_a_training_that_is_killed_at_random_moments_goes_on(number: signal.Signals) -> None:
     end_often(number, 3, real=3)
+
+
+def test_a_class_may_be_named_by_another_path(tmp_path: Path) -> None:
+    """It is recorded by its own; a package may export it from elsewhere."""
+    Trainer(DiscreteDummyEnv, run_dir=tmp_path, checkpoint_every=1, **SMALL).run(total_env_steps=1)
+    for name in ("everstep.DiscreteDummyEnv", "everstep.env.DiscreteDummyEnv"):
+        with resume(tmp_path, [f"env_cls={name}"]) as trainer:
+            assert isinstance(trainer.algorithm.env, DiscreteDummyEnv)
+    with pytest.raises(ConfigError, match="cannot change in a run that is resumed"):
+        resume(tmp_path, ["env_cls=everstep.ContinuousDummyEnv"])

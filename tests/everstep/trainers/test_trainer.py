@@ -18,9 +18,9 @@ from everstep import (
     Trainer,
 )
 from everstep.conditions import HitsUpperBound
+from everstep.core.ranks import reduce_stats
 from everstep.errors import ConfigError
 from everstep.loggers import read_metrics
-from everstep.reducers import reduce_stats
 from everstep_adapters.gymnasium import GymnasiumEnv
 from tests.toys import TERMINATED, ConstantEnv, Episode, Script, scripted_vector_env
 
@@ -319,7 +319,7 @@ def test_a_run_leaves_its_record(tmp_path: Path) -> None:
     lines = read_metrics(run_dir / "metrics.jsonl")
     assert [line["step"] for line in lines] == [32, 64, 96]
     config = (run_dir / "config.yaml").read_text()
-    assert config.startswith("# fused training on a CPU: yes\n")
+    assert config.startswith("# native training on a CPU: yes\n")
     assert "gamma: 0.95" in config
     policy = Policy.load(run_dir / "policy")
     for a, b in zip(
@@ -332,10 +332,10 @@ def test_the_record_has_the_reason_why_training_is_not_fused(tmp_path: Path) -> 
     run_dir = tmp_path / "run"
     found = trainer(run_dir=run_dir, track=False, optimizer_cls=torch.optim.SGD)
     found.close()
-    reason = found.algorithm.params["fused"]
+    reason = found.algorithm.params["native"]
     assert "SGD" in reason
     text = (run_dir / "config.yaml").read_text()
-    assert text.startswith(f"# fused training on a CPU: no: {reason}\n")
+    assert text.startswith(f"# native training on a CPU: no: {reason}\n")
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])

@@ -7,7 +7,7 @@ import pytest
 
 from everstep import DiscreteDummyEnv, Trainer
 from everstep.conditions import HitsUpperBound
-from everstep.progress import ConsoleProgress
+from everstep.trainers.progress import ConsoleProgress
 
 SIZES: Any = {"num_envs": 4, "horizon": 8, "run_dir": None}
 

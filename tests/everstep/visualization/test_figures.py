@@ -1,5 +1,6 @@
 """Curves: their mathematics, and the pictures."""
 
+import importlib
 import re
 import sys
 from pathlib import Path
@@ -8,8 +9,8 @@ import numpy as np
 import pytest
 
 from everstep.__main__ import main
+from everstep.core.installation import install_command
 from everstep.errors import ConfigError, EverstepError
-from everstep.installation import install_command
 from everstep.visualization import plot_runs, read_run
 from everstep.visualization._curves import group_runs, mean_curve
 from everstep.visualization._figures import choose_keys, unit_of
@@ -42,13 +43,13 @@ def test_one_curve_has_no_mean() -> None:
     assert mean_curve([(x, x), (x + 5, x)]) is None
 
 
-def test_units_are_those_of_the_documentation() -> None:
-    text = (ROOT / "docs" / "reference" / "statistics.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| (`.*`) \|.*\| (.*?) ?\|$", text, re.MULTILINE)
+def test_units_are_those_of_the_documentation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs" / "_extensions"))
+    rows = importlib.import_module("statistics_rows").statistics()
     assert len(rows) > 15
-    for names, unit in rows:
-        expected = unit.partition(",")[0]
-        for name in re.findall(r"`([^`]+)`", names):
+    for meaning, names in rows.items():
+        expected = meaning.unit.partition(",")[0]
+        for name in names:
             if expected in ("0 to 1", "at most 1"):
                 assert unit_of(name).startswith("fraction of"), name
             else:

@@ -9,17 +9,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from torchrl.data import Bounded, Categorical, MultiCategorical, Unbounded
 
 import everstep
 from everstep.__main__ import main
-from everstep.checkpoints import load_file, save_file
 from everstep.config import load
+from everstep.core.checkpoints import load_file, save_file
+from everstep.core.plain_files import open_plain, printable, read_plain
 from everstep.errors import CheckpointError, ConfigError, EverstepError
 from everstep.loggers import read_metrics
-from everstep.plain_files import open_plain, printable, read_plain
 from everstep.policies import Policy, policy_state
 from everstep.visualization import read_run, write_report
 
@@ -68,6 +69,8 @@ READERS: dict[str, tuple[str, list[str]]] = {
         ["publish", "run", "shared"],
     ),
     "eval": ("policy config.yaml", ["eval", "run", "--episodes", "1"]),
+    "play": ("policy config.yaml", ["play", "run", "--episodes", "1"]),
+    "video": ("policy config.yaml", ["video", "run", "--episodes", "1", "--out", "seen.gif"]),
     "export": ("policy config.yaml", ["export", "run", "--format", "torch-export"]),
     "resume": (
         "metrics.jsonl config.yaml checkpoints policy best traceback.txt videos",
@@ -79,9 +82,14 @@ READERS: dict[str, tuple[str, list[str]]] = {
 @pytest.mark.parametrize("how", ["pipe", "zero", "elsewhere", "directory"])
 @pytest.mark.parametrize("command", READERS)
 def test_what_is_no_plain_file_of_the_run_is_refused(
-    run_dir: Path, command: str, how: str, capsys: pytest.CaptureFixture[str]
+    run_dir: Path,
+    command: str,
+    how: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """No reader waits for a pipe, reads a device, or shows a file from elsewhere."""
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")  # `play` needs a display
     names, words = READERS[command]
     shutil.copytree(run_dir, "copy")
     for name in names.split():
@@ -97,6 +105,23 @@ def test_what_is_no_plain_file_of_the_run_is_refused(
         for made in Path().rglob("*"):
             assert not made.is_file() or made.is_symlink() or b"root:" not in made.read_bytes()[:20]
         shutil.rmtree("shared", ignore_errors=True)
+
+
+READ: dict[str, Callable[[Path], Any]] = {
+    "policy": Policy.load,
+    "config.yaml": lambda run_dir: everstep.Trainer.load(run_dir, track=False),
+    "metrics.jsonl": lambda run_dir: read_run(run_dir),
+}
+
+
+@pytest.mark.parametrize("how", ["pipe", "zero"])
+@pytest.mark.parametrize("name", READ)
+def test_python_reads_no_pipe_and_no_device(run_dir: Path, name: str, how: str) -> None:
+    replace(run_dir / name, how)
+    before = psutil.Process().memory_info().rss
+    with pytest.raises((OSError, EverstepError), match=r"a pipe|leads out of|no config.yaml"):
+        READ[name](run_dir)
+    assert psutil.Process().memory_info().rss - before < 200 * 2**20
 
 
 def test_a_page_is_not_written_through_a_link(run_dir: Path) -> None:

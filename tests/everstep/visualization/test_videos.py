@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from everstep.__main__ import main
+from everstep.core.installation import install_command
 from everstep.errors import EverstepError
-from everstep.installation import install_command
 from tests.everstep.visualization.conftest import PAINTED, Train
 
 pytestmark = pytest.mark.slow

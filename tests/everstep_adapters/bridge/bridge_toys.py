@@ -25,6 +25,25 @@ def gymnasium_vector(num_envs, mode="NEXT_STEP", id="CartPole-v1"):
     return SyncVectorEnv([make] * num_envs, autoreset_mode=AutoresetMode[mode])
 
 
+def picture(shape):
+    """Pictures, each as bright as the env step's number."""
+    import gymnasium
+
+    class Picture(gymnasium.Env):
+        observation_space = gymnasium.spaces.Box(0, 255, shape, np.uint8)
+        action_space = gymnasium.spaces.Discrete(2)
+
+        def reset(self, seed=None, options=None):
+            self.t = 0
+            return np.zeros(shape, np.uint8), {}
+
+        def step(self, action):
+            self.t += 1
+            return np.full(shape, self.t, np.uint8), 0.0, False, False, {}
+
+    return Picture()
+
+
 def mixed(**options):
     """A class made here, because Gymnasium is imported by what hosts it alone."""
     import gymnasium
@@ -122,6 +141,48 @@ class Old:
         pass
 
 
+class Stateful(Old):
+    """Offers its state: of its generator, too."""
+
+    def state_dict(self):
+        name, keys, at, has_gauss, gauss = self._random.get_state()
+        generator = [name, keys, at, has_gauss, gauss]
+        return {"state": self.state, "t": self._t, "random": generator}
+
+    def load_state_dict(self, state):
+        self._random.set_state(tuple(state["random"]))
+        self.state[:] = state["state"]
+        self._t = state["t"]
+
+
+def limited(**options):
+    import gymnasium
+
+    class Limited(gymnasium.Env):
+        """Offers its state, inside of Gymnasium's wrappers."""
+
+        observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (1,), np.float32)
+        action_space = gymnasium.spaces.Discrete(2)
+
+        def reset(self, seed=None, options=None):
+            super().reset(seed=seed)
+            self.place = self.np_random.random()
+            return np.array([self.place], np.float32), {}
+
+        def step(self, action):
+            self.place += 1
+            return np.array([self.place], np.float32), self.place, False, False, {}
+
+        def state_dict(self):
+            return {"place": self.place, "random": self.np_random.bit_generator.state}
+
+        def load_state_dict(self, state):
+            self.place = state["place"]
+            self.np_random.bit_generator.state = state["random"]
+
+    return gymnasium.wrappers.TimeLimit(gymnasium.wrappers.OrderEnforcing(Limited()), 4)
+
+
 class OldVector:
     """The interface of stable-baselines' `VecEnv`: resets rows itself, one info a row."""
 
@@ -177,3 +238,43 @@ def wrong_shape():
     env = Old()
     env.reset = lambda: np.zeros(3)
     return env
+
+
+class Household(Old):
+    """An environment with a process and a named segment of shared memory of its own."""
+
+    def __init__(self):
+        import subprocess
+        from multiprocessing import resource_tracker
+        from multiprocessing.shared_memory import SharedMemory
+
+        super().__init__()
+        self.child = subprocess.Popen(["sleep", "1000"])
+        name = "{}-{}-{}".format(os.environ["EVERSTEP_TEST_MARK"], os.getpid(), id(self))
+        # Python registers a segment after making it, so a kill between the two would leave it.
+        resource_tracker.register("/" + name, "shared_memory")
+        self.segment = SharedMemory(name, create=True, size=64)
+
+
+class Runaway(Old):
+    """Its `step` forks, and the fork goes on as if it were the server."""
+
+    def step(self, action):
+        os.fork()
+        return super().step(action)
+
+
+class Shrinks(Old):
+    """Tries to cut off the memory that it shares with the client."""
+
+    def step(self, action):
+        obs, *rest = super().step(action)
+        refused = 0
+        for name in os.listdir("/proc/self/fd"):
+            try:
+                if "everstep-bridge" in os.readlink("/proc/self/fd/" + name):
+                    os.ftruncate(int(name), 0)
+            except OSError:
+                refused = 1
+        self.state[0] = refused
+        return (obs, *rest)

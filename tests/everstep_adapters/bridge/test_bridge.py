@@ -4,6 +4,7 @@
 """
 
 import gc
+import io
 import os
 import signal
 import struct
@@ -23,7 +24,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from tensordict import TensorDict
 
 import everstep
-from everstep.errors import AdapterError, EnvError
+from everstep.errors import AdapterError, CheckpointError, EnvError
 from everstep.testing import run_checks
 from everstep_adapters.bridge import BridgeEnv, client, server
 from everstep_adapters.gymnasium import GymnasiumEnv
@@ -115,6 +116,19 @@ def test_every_space_crosses_and_memory_that_a_reset_overwrites_is_right() -> No
             obs = returned["obs"].clone()
 
 
+@pytest.mark.parametrize("entry", ["gymnasium:CartPole-v1", f"{TOYS}:mixed", f"{TOYS}:OldVector"])
+def test_several_servers_share_the_rows(entry: str) -> None:
+    """Seeds, resets, infos and final observations are those of one server."""
+    with bridge(entry, 5, processes=2) as env, bridge(entry, 5) as own:
+        assert len(env.env._connections) == 2
+        assert_alike(env, own, steps=60)
+
+
+def test_servers_without_a_row_are_refused() -> None:
+    with pytest.raises(AdapterError, match="`processes` must be between 1 and `num_envs`"):
+        BridgeEnv.make("gymnasium:CartPole-v1", 2, python=sys.executable, processes=3)
+
+
 def test_infos_are_metrics() -> None:
     with bridge(f"{TOYS}:mixed") as env:
         env.reset()
@@ -181,6 +195,41 @@ def test_it_trains_from_a_name(tmp_path: Path) -> None:
     ) as trainer:
         trainer.run(total_env_steps=128)
     assert (tmp_path / "r" / "policy").exists()
+
+
+def assert_continues(make: Any, spec_steps: int = 13) -> None:
+    """A second environment continues from the first one's state as the first one does."""
+    with make() as env, make() as other:
+        env.seed(3)
+        env.reset()
+        other.reset()
+        actions = [env.action_spec.rand(torch.Size([env.num_envs])) for _ in range(spec_steps)]
+        for action in actions[:6]:
+            env.step(action)
+        buffer = io.BytesIO()
+        torch.save(env.state_dict(), buffer)  # as a checkpoint has it
+        rows = [env.step(action).clone() for action in actions[6:]]
+        buffer.seek(0)
+        other.load_state_dict(torch.load(buffer, weights_only=True))
+        for row, action in zip(rows, actions[6:], strict=True):
+            assert_equal(other.step(action), row)
+
+
+@pytest.mark.parametrize("entry", ["Stateful", "limited"])
+@pytest.mark.parametrize("processes", [1, 2])
+def test_the_state_of_environments_that_offer_it_crosses(entry: str, processes: int) -> None:
+    kwargs = {"python": sys.executable, "processes": processes}
+    assert_continues(lambda: BridgeEnv.make(f"{TOYS}:{entry}", 3, **kwargs))
+
+
+def test_a_state_that_does_not_fit_is_refused() -> None:
+    with bridge(f"{TOYS}:Stateful", 2) as env, bridge(f"{TOYS}:Stateful", 3) as other:
+        env.reset()
+        other.reset()
+        with pytest.raises(CheckpointError):
+            other.load_state_dict(env.state_dict())
+    with bridge(f"{TOYS}:Old", 2) as env:
+        assert env.state_dict() is None
 
 
 # ---- refusals and failures --------------------------------------------------------------------
@@ -254,7 +303,7 @@ def gone(pid: int, within: float = 5.0) -> bool:
 )
 def test_a_server_that_dies_or_hangs_is_named(kwargs: Any, says: str) -> None:
     with bridge(f"{TOYS}:Old", kwargs=kwargs, step_timeout=1.0) as env:
-        pid = env.env._connection.process.pid
+        pid = env.env._connections[0].process.pid
         env.reset()
         env.step(torch.zeros(3, 1, dtype=torch.int64))
         with pytest.raises(EnvError, match=says):
@@ -270,21 +319,21 @@ def test_a_server_that_prints_and_forks_harms_nothing(capfd: Any) -> None:
         for _ in range(4):
             row = env.step(torch.zeros(2, 1, dtype=torch.int64))
         assert row["obs"][:, 1].tolist() == [4, 4]
-    assert "a line on standard output" in capfd.readouterr().out
+    assert "a line on standard output" in capfd.readouterr().err
 
 
 def test_a_killed_server_is_an_error_although_a_fork_holds_its_socket() -> None:
     with bridge(f"{TOYS}:Old", 1, kwargs={"noise": True}) as env:
         env.reset()
         env.step(torch.zeros(1, 1, dtype=torch.int64))
-        os.kill(env.env._connection.process.pid, signal.SIGKILL)
+        os.kill(env.env._connections[0].process.pid, signal.SIGKILL)
         with pytest.raises(EnvError, match="killed by signal 9"):
             env.step(torch.zeros(1, 1, dtype=torch.int64))
 
 
 def test_nothing_is_left_when_the_environment_is_forgotten() -> None:
     env = BridgeEnv.make(f"{TOYS}:Old", 1, python=sys.executable)
-    pid = env.env._connection.process.pid
+    pid = env.env._connections[0].process.pid
     del env
     gc.collect()
     assert gone(pid)
@@ -296,7 +345,7 @@ def test_nothing_is_left_when_the_client_is_killed(tmp_path: Path) -> None:
         "import sys, time; from everstep_adapters.bridge import BridgeEnv; "
         f"env = BridgeEnv.make({TOYS + ':Old'!r}, 1, python=sys.executable, "
         "kwargs={'hangs_at': 1}); env.reset(); "
-        "print(env.env._connection.process.pid, flush=True); "
+        "print(env.env._connections[0].process.pid, flush=True); "
         "env.env.step_async([0]); time.sleep(1000)"
     )
     before = set(os.listdir("/dev/shm"))
@@ -314,7 +363,7 @@ def test_nothing_is_left_when_the_client_is_killed(tmp_path: Path) -> None:
 def test_a_server_killed_at_a_random_moment_is_an_error(victim: int) -> None:
     random = np.random.default_rng(victim)
     env = BridgeEnv.make(f"{TOYS}:Old", 2, python=sys.executable)
-    pid = env.env._connection.process.pid
+    pid = env.env._connections[0].process.pid
     moment = time.monotonic() + random.uniform(0, 0.05)
     env.reset()
 
@@ -346,6 +395,11 @@ s.recv(65536)
 """
 
 
+def opening(payload: bytes) -> bytes:
+    """A description of an environment as a server sends it: with the size of its JSON before it."""
+    return len(payload).to_bytes(4, "little") + payload
+
+
 def message(kind: int, payload: bytes, magic: bytes = b"EVST", protocol: int = 1) -> bytes:
     return server._HEADER.pack(magic, protocol, kind, len(payload)) + payload
 
@@ -372,39 +426,39 @@ GOOD = (
     "answer",
     [
         b"HTTP/1.1 200 OK\r\n\r\n",
-        message(server.DONE, GOOD, protocol=2),
-        message(server.DONE, GOOD, magic=b"EVIL"),
+        message(server.DONE, opening(GOOD), protocol=2),
+        message(server.DONE, opening(GOOD), magic=b"EVIL"),
         server._HEADER.pack(b"EVST", 1, server.DONE, 2**60),
         message(server.OPEN, GOOD),
         message(server.DONE, b"[1, 2]"),
         message(server.DONE, b"[" * 100_000),
-        message(server.DONE, GOOD.replace(b"[2]", b"[4294967296, 4]")),
-        message(server.DONE, GOOD.replace(b"[2]", b"[-1]")),
-        message(server.DONE, GOOD.replace(b"<f4", b"|O")),
-        message(server.DONE, GOOD.replace(b'"num_envs": 1', b'"num_envs": 7')),
-        message(server.DONE, GOOD.replace(b"SAME_STEP", b"NO_STEP")),
-        message(server.DONE, GOOD.replace(b'"n": 2', b'"n": -2')),
+        message(server.DONE, opening(GOOD.replace(b"[2]", b"[4294967296, 4]"))),
+        message(server.DONE, opening(GOOD.replace(b"[2]", b"[-1]"))),
+        message(server.DONE, opening(GOOD.replace(b"<f4", b"|O"))),
+        message(server.DONE, opening(GOOD.replace(b'"num_envs": 1', b'"num_envs": 7'))),
+        message(server.DONE, opening(GOOD.replace(b"SAME_STEP", b"NO_STEP"))),
+        message(server.DONE, opening(GOOD.replace(b'"n": 2', b'"n": -2'))),
         message(server.DONE, b'{"observation": ' + b'{"kind": "Tuple", "spaces": [' * 500),
         message(server.FAILED, b'{"refused": 3, "packages": 4}'),
     ],
 )
 def test_a_hostile_answer_is_refused(tmp_path: Path, answer: bytes) -> None:
     with pytest.raises((AdapterError, EnvError)):
-        client.BridgeVectorEnv(fake(tmp_path, [answer]), "x:y", 1, step_timeout=10)
+        client.start(fake(tmp_path, [answer]), "x:y", 1, step_timeout=10)
 
 
 @pytest.mark.slow
 def test_mutated_answers_are_refused_or_harmless(tmp_path: Path) -> None:
     """Any change of any byte of the answers gives an `EverstepError`, or an environment."""
     random = np.random.default_rng(0)
-    opened, done = message(server.DONE, GOOD), message(server.DONE, b"")
+    opened, done = message(server.DONE, opening(GOOD)), message(server.DONE, b"")
     for _ in range(40):
         answers = [bytearray(opened), bytearray(done), bytearray(done), bytearray(done)]
         for _ in range(int(random.integers(1, 4))):
             one = answers[int(random.integers(len(answers)))]
             one[int(random.integers(len(one)))] = int(random.integers(256))
         try:
-            env = client.BridgeVectorEnv(
+            env = client.start(
                 fake(tmp_path, [bytes(x) for x in answers]), "x:y", 1, step_timeout=1
             )
         except (AdapterError, EnvError):
@@ -420,7 +474,7 @@ def test_mutated_answers_are_refused_or_harmless(tmp_path: Path) -> None:
 
 def test_bounds_of_arrays_cross_as_bytes() -> None:
     box = gymnasium.spaces.Box(np.array([0.0, -5]), np.array([np.inf, 5]), dtype=np.float64)
-    from everstep_adapters.bridge.spaces import space_from
+    from everstep_adapters.bridge.specs import space_from
 
     assert space_from(server.space_of(box)) == box
     assert struct.calcsize("<4sHHQ") == server._HEADER.size

@@ -16,7 +16,7 @@ import everstep
 from everstep.testing import run_checks
 from everstep_adapters.bridge import BridgeEnv
 from everstep_adapters.gymnasium import GymnasiumEnv
-from tests.everstep_adapters.bridge.test_bridge import assert_equal
+from tests.everstep_adapters.bridge.test_bridge import assert_continues, assert_equal
 
 TOYS = "tests.everstep_adapters.bridge.bridge_toys"
 ROOT = Path(__file__).parents[3]
@@ -104,6 +104,11 @@ def test_procgens_seed_decides_its_levels() -> None:
 
     assert torch.equal(frames(1), frames(1))
     assert not torch.equal(frames(1), frames(2))
+
+
+def test_procgen_continues_from_its_state() -> None:
+    interpreter = python("py38")
+    assert_continues(lambda: BridgeEnv.make("procgen:coinrun", 2, python=interpreter))
 
 
 @pytest.mark.slow

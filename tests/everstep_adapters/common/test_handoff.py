@@ -13,17 +13,17 @@ from gymnasium.vector import AutoresetMode
 
 from everstep.errors import EnvError
 from everstep_adapters.common.handoff import (
-    Downlink,
-    Slab,
-    borrow,
+    HostReader,
+    TransferBuffer,
+    as_array,
+    as_tensor,
     declared_device,
-    lend,
     overlaps,
     to_numpy,
 )
 from everstep_adapters.gymnasium import GymnasiumEnv
 from everstep_adapters.gymnasium.rows import RowMemory
-from everstep_adapters.gymnasium.spaces import observation_parts
+from everstep_adapters.gymnasium.specs import observation_parts
 from tests.everstep_adapters.gymnasium.gymnasium_toys import scripted
 
 CPU = torch.device("cpu")
@@ -68,7 +68,7 @@ def test_an_array_that_can_be_viewed_is_not_copied(kind: str) -> None:
     array = VIEWED[kind]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        tensor = borrow(array)
+        tensor = as_tensor(array)
     assert tensor.data_ptr() == address(array)
     np.testing.assert_array_equal(tensor.numpy(), array)
 
@@ -76,7 +76,7 @@ def test_an_array_that_can_be_viewed_is_not_copied(kind: str) -> None:
 @pytest.mark.parametrize("kind", COPIED)
 def test_an_array_that_cannot_be_viewed_is_copied(kind: str) -> None:
     array = COPIED[kind]
-    tensor = borrow(array)
+    tensor = as_tensor(array)
     assert tensor.data_ptr() != address(array)
     np.testing.assert_array_equal(tensor.numpy(), array)
     assert tensor.is_contiguous()
@@ -84,8 +84,8 @@ def test_an_array_that_cannot_be_viewed_is_copied(kind: str) -> None:
 
 @pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 4)])
 def test_an_array_of_nothing_keeps_its_shape(shape: tuple[int, ...]) -> None:
-    assert borrow(np.zeros(shape)).shape == shape
-    assert borrow(np.zeros((3, 4))[::-1, :0]).shape == (3, 0)
+    assert as_tensor(np.zeros(shape)).shape == shape
+    assert as_tensor(np.zeros((3, 4))[::-1, :0]).shape == (3, 0)
 
 
 @pytest.mark.parametrize(
@@ -93,19 +93,19 @@ def test_an_array_of_nothing_keeps_its_shape(shape: tuple[int, ...]) -> None:
 )
 def test_what_is_not_numbers_is_named(value: Any) -> None:
     with pytest.raises(EnvError, match="`camera` must be numbers"):
-        borrow(value, name="camera")
+        as_tensor(value, name="camera")
 
 
 def test_numbers_come_as_they_are() -> None:
-    assert borrow(3.5).item() == 3.5
-    assert borrow([[1, 2], [3, 4]]).tolist() == [[1, 2], [3, 4]]
+    assert as_tensor(3.5).item() == 3.5
+    assert as_tensor([[1, 2], [3, 4]]).tolist() == [[1, 2], [3, 4]]
 
 
 def test_a_tensor_is_handed_over_without_its_history() -> None:
     weight = torch.ones(3, requires_grad=True)
-    tensor = borrow(weight * 2)
+    tensor = as_tensor(weight * 2)
     assert not tensor.requires_grad
-    assert borrow(weight).data_ptr() == weight.data_ptr()
+    assert as_tensor(weight).data_ptr() == weight.data_ptr()
 
 
 NEGATIVE = """
@@ -118,7 +118,7 @@ print("alive")
 
 @pytest.mark.slow
 def test_negative_strides_do_not_end_the_process() -> None:
-    safe = "from everstep_adapters.common.handoff import borrow; assert borrow(array)[0] == 3"
+    safe = "from everstep_adapters.common.handoff import as_tensor; assert as_tensor(array)[0] == 3"
     found = subprocess.run(
         [sys.executable, "-c", NEGATIVE.format(line=safe)], capture_output=True, text=True
     )
@@ -154,7 +154,7 @@ class Producer:
 
 def test_dlpack_is_asked_of_the_object() -> None:
     producer = Producer(torch.arange(4.0))
-    tensor = borrow(producer)
+    tensor = as_tensor(producer)
     assert tensor.data_ptr() == producer.tensor.data_ptr()
     assert len(producer.asked) == 1
     assert to_numpy(producer).tolist() == [0, 1, 2, 3]
@@ -163,7 +163,7 @@ def test_dlpack_is_asked_of_the_object() -> None:
 def test_dlpack_with_negative_strides_is_refused() -> None:
     producer = Producer(torch.arange(4.0), strides=(-4,))
     with pytest.raises(EnvError, match=r"`pose` has negative strides \(-4,\)"):
-        borrow(producer, name="pose")
+        as_tensor(producer, name="pose")
     assert not producer.asked
 
 
@@ -174,23 +174,23 @@ class Broken(Producer):
 
 def test_what_a_producer_refuses_is_told() -> None:
     with pytest.raises(EnvError, match=r"`pose`, a .*Broken, cannot be a tensor: the buffer"):
-        borrow(Broken(torch.zeros(1)), name="pose")
+        as_tensor(Broken(torch.zeros(1)), name="pose")
 
 
 def test_jax_arrays_are_viewed_both_ways() -> None:
     jax = pytest.importorskip("jax")
     for dtype in (jax.numpy.float32, jax.numpy.int32, jax.numpy.uint8, jax.numpy.bfloat16):
         array = jax.numpy.arange(6, dtype=dtype).reshape(2, 3)
-        tensor = borrow(array)
+        tensor = as_tensor(array)
         assert tensor.data_ptr() == array.unsafe_buffer_pointer()
         assert tensor.float().tolist() == [[0, 1, 2], [3, 4, 5]]
-    flags = borrow(jax.numpy.array([True, False]))
+    flags = as_tensor(jax.numpy.array([True, False]))
     assert flags.dtype is torch.bool
     action = torch.arange(6.0).reshape(2, 3)
-    lent = lend(action, jax.numpy.zeros(1))
+    lent = as_array(action, jax.numpy.zeros(1))
     assert isinstance(lent, jax.Array)
     assert lent.unsafe_buffer_pointer() == action.data_ptr()
-    strided = lend(torch.arange(6.0)[::2], jax.numpy.zeros(1))
+    strided = as_array(torch.arange(6.0)[::2], jax.numpy.zeros(1))
     assert strided.tolist() == [0, 2, 4]
 
 
@@ -199,47 +199,47 @@ def test_jax_arrays_are_viewed_both_ways() -> None:
 
 def test_tensors_are_lent_as_what_their_receiver_has() -> None:
     tensor = torch.arange(4.0, requires_grad=True)
-    assert address(lend(tensor, np.zeros(1))) == tensor.data_ptr()
-    assert lend(tensor, torch.zeros(1)).data_ptr() == tensor.data_ptr()
-    assert not lend(tensor, torch.zeros(1)).requires_grad
-    assert lend(torch.ones(2, dtype=torch.bfloat16), np.zeros(1)).dtype == np.float32
+    assert address(as_array(tensor, np.zeros(1))) == tensor.data_ptr()
+    assert as_array(tensor, torch.zeros(1)).data_ptr() == tensor.data_ptr()
+    assert not as_array(tensor, torch.zeros(1)).requires_grad
+    assert as_array(torch.ones(2, dtype=torch.bfloat16), np.zeros(1)).dtype == np.float32
 
 
 def test_actions_on_the_host_are_fetched_without_a_copy() -> None:
-    downlink = Downlink((4,))
+    reader = HostReader((4,))
     for tensor in (torch.arange(4), torch.arange(4).view(4, 1), torch.ones(4, requires_grad=True)):
         for value in (1, 2):  # the second time from the array that is kept
             with torch.no_grad():
                 tensor.fill_(value)
-            array = downlink.fetch(tensor)
+            array = reader.fetch(tensor)
             assert array.tolist() == [value] * 4
             assert address(array) == tensor.data_ptr()
             assert not array.flags.writeable or value == 1
 
 
 def test_what_cannot_be_shown_is_copied_to_the_host() -> None:
-    downlink, numbers = Downlink((3,)), torch.arange(6.0)
-    assert downlink.fetch(numbers[::2]).tolist() == [0, 2, 4]
-    assert downlink.fetch(numbers[:3].bfloat16()).tolist() == [0, 1, 2]
+    reader, numbers = HostReader((3,)), torch.arange(6.0)
+    assert reader.fetch(numbers[::2]).tolist() == [0, 2, 4]
+    assert reader.fetch(numbers[:3].bfloat16()).tolist() == [0, 1, 2]
     negative = torch.view_as_complex(numbers.view(3, 2)).conj().imag
-    assert downlink.fetch(negative).tolist() == [-1, -3, -5]
-    assert Downlink((0,)).fetch(torch.zeros(0, 1)).shape == (0,)
+    assert reader.fetch(negative).tolist() == [-1, -3, -5]
+    assert HostReader((0,)).fetch(torch.zeros(0, 1)).shape == (0,)
 
 
 def test_memory_that_is_used_again_is_read_again() -> None:
     """Addresses come back with other dtypes, and more of them than are kept."""
-    downlink, block = Downlink((2,)), torch.zeros(1024, dtype=torch.uint8)
+    reader, block = HostReader((2,)), torch.zeros(1024, dtype=torch.uint8)
     for dtype in (torch.int64, torch.float64, torch.int32):
         for start in range(0, 1024 - 16, 16):
             for value in (start % 7, start % 5):
                 tensor = block[start : start + 2 * dtype.itemsize].view(dtype)
                 tensor.fill_(value)
-                assert downlink.fetch(tensor).tolist() == [value] * 2
+                assert reader.fetch(tensor).tolist() == [value] * 2
     for value in range(300):
         action = torch.full((2, 1), value)
-        assert downlink.fetch(action).tolist() == [value] * 2
+        assert reader.fetch(action).tolist() == [value] * 2
         del action
-    assert len(downlink._views) <= 256
+    assert len(reader._views) <= 256
 
 
 # ---- rows ------------------------------------------------------------------------------------
@@ -248,38 +248,38 @@ LAYOUT = [((3, 2), torch.float32), ((3, 1), torch.bool), ((0,), torch.int64), ((
 
 
 def test_on_the_host_what_is_written_is_what_is_shown() -> None:
-    slab = Slab(LAYOUT, CPU)
-    for slot, (shape, dtype) in zip(slab.slots, LAYOUT, strict=True):
-        (array,) = slot.arrays
-        assert slot.tensor.shape == shape
-        assert slot.tensor.dtype is dtype
+    buffer = TransferBuffer(LAYOUT, CPU)
+    for entry, (shape, dtype) in zip(buffer.entries, LAYOUT, strict=True):
+        (array,) = entry.arrays
+        assert entry.tensor.shape == shape
+        assert entry.tensor.dtype is dtype
         assert array.shape == shape
         if array.size:
-            assert slot.tensor.data_ptr() == address(array)
-            assert slot.tensor.data_ptr() % 64 == 0
+            assert entry.tensor.data_ptr() == address(array)
+            assert entry.tensor.data_ptr() % 64 == 0
 
 
 def test_staged_memory_takes_turns_and_shows_what_was_published() -> None:
-    slab = Slab(LAYOUT, CPU, staged=True)
-    arrays, tensor = slab.slots[0]
+    buffer = TransferBuffer(LAYOUT, CPU, staged=True)
+    arrays, tensor = buffer.entries[0]
     assert len({address(array) for array in arrays} | {tensor.data_ptr()}) == 3
     for turn in range(5):
-        assert slab.side == turn % 2
-        slab.wait()
-        arrays[slab.side][...] = turn
+        assert buffer.side == turn % 2
+        buffer.wait()
+        arrays[buffer.side][...] = turn
         assert tensor.eq(max(turn - 1, 0)).all()
-        slab.publish()
+        buffer.publish()
         assert tensor.eq(turn).all()
 
 
 @pytest.mark.parametrize("staged", [False, True])
 def test_bfloat16_is_published(staged: bool) -> None:
     """NumPy has no such dtype."""
-    slab = Slab([((2, 3), torch.bfloat16), ((2,), torch.float32)], CPU, staged=staged)
+    buffer = TransferBuffer([((2, 3), torch.bfloat16), ((2,), torch.float32)], CPU, staged=staged)
     values = torch.randn(2, 3, dtype=torch.bfloat16)
-    slab.slots[0].write(slab.side, values)
-    slab.publish()
-    assert torch.equal(slab.slots[0].tensor, values)
+    buffer.entries[0].write(buffer.side, values)
+    buffer.publish()
+    assert torch.equal(buffer.entries[0].tensor, values)
 
 
 @pytest.mark.parametrize(
@@ -370,14 +370,14 @@ def test_a_row_keeps_its_shape_for_every_space() -> None:
 def test_pinned_sides_are_not_overwritten_on_their_way() -> None:
     """The device is kept busy, so that copies are still queued when the next rows are written."""
     device = torch.device("cuda")
-    slab = Slab([((1 << 20,), torch.float32)], device)
-    (arrays, tensor), seen = slab.slots[0], []
+    buffer = TransferBuffer([((1 << 20,), torch.float32)], device)
+    (arrays, tensor), seen = buffer.entries[0], []
     busy = torch.randn(2048, 2048, device=device)
     for turn in range(50):
         busy = (busy @ busy).clamp(-1, 1)
-        slab.wait()
-        arrays[slab.side].fill(turn)
-        slab.publish()
+        buffer.wait()
+        arrays[buffer.side].fill(turn)
+        buffer.publish()
         seen.append(torch.stack([tensor.min(), tensor.max()]))
     expected = [[float(turn)] * 2 for turn in range(50)]
     assert torch.stack(seen).tolist() == expected
@@ -385,12 +385,12 @@ def test_pinned_sides_are_not_overwritten_on_their_way() -> None:
 
 @pytest.mark.gpu
 def test_actions_are_read_after_they_are_computed() -> None:
-    device, downlink = torch.device("cuda"), Downlink((64, 1))
+    device, reader = torch.device("cuda"), HostReader((64, 1))
     busy = torch.randn(4096, 4096, device=device)
     for turn in range(20):
         busy = (busy @ busy).clamp(-1, 1)
         action = torch.full((64, 1), turn, device=device) + (busy.sum() * 0).long()
-        assert (downlink.fetch(action) == turn).all()
+        assert (reader.fetch(action) == turn).all()
 
 
 @pytest.mark.gpu
@@ -404,7 +404,7 @@ def test_a_producer_on_another_stream_is_waited_for() -> None:
         side_event = torch.cuda.Event()
         side_event.record(side)
         torch.cuda.current_stream().wait_event(side_event)
-        assert borrow(made).item() == turn
+        assert as_tensor(made).item() == turn
 
 
 @pytest.mark.gpu

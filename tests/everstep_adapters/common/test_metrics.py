@@ -27,8 +27,8 @@ def test_a_mean_is_of_rows_with_a_number(steps: list[list[float]], mean: float) 
         found = TensorMean(3, torch.device("cpu"))
         for step in steps:
             found.add(convert(step))
-        assert float(found.take()) == mean
-        assert math.isnan(found.take())  # it begins anew
+        assert float(found.pop()) == mean
+        assert math.isnan(found.pop())  # it begins anew
 
 
 def test_rows_count_by_their_flags_and_weights() -> None:
@@ -36,13 +36,13 @@ def test_rows_count_by_their_flags_and_weights() -> None:
     valid = torch.tensor([True, True, False])
     found.add(torch.tensor([1.0, NAN, 100.0]), valid)
     found.add(torch.tensor([4.0, 6.0, NAN]), valid, torch.tensor([3.0, 0.0, 1.0]))
-    assert float(found.take()) == (1 + 3 * 4) / 4
+    assert float(found.pop()) == (1 + 3 * 4) / 4
     found.add(torch.tensor([NAN, INF, 7.0]), valid)
-    assert math.isnan(found.take())
+    assert math.isnan(found.pop())
 
 
 def test_what_is_no_number_a_row_is_left_out() -> None:
     found = TensorMean(3, torch.device("cpu"))
     for value in ("text", None, torch.ones(2), np.array(["a", "b", "c"]), {"a": 1}):
         found.add(value)
-    assert math.isnan(found.take())
+    assert math.isnan(found.pop())

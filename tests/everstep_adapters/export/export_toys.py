@@ -7,7 +7,7 @@ from tensordict import TensorDict
 from torchrl.data import Bounded, Categorical, Composite, Unbounded
 
 from everstep import Env
-from everstep.specs import Structure
+from everstep.env.specs import Structure
 
 FLAGS = frozenset({"terminated", "truncated", "first"})
 

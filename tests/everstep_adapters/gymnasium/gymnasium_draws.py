@@ -168,6 +168,7 @@ FAULTS = {
     "text": r"`observation_space.*` cannot be a tensor: .*Text.*wrapper",
     "one environment": r"Rows 0 and 1 of .* have one environment.*Make each row's environment",
     "overwritten": r"writes into final observations.*copy.*NEXT_STEP or DISABLED",
+    "held": r"(have overwritten the|writes into) final obs.*copy.*NEXT_STEP or DISABLED",
     "lost": r"hold no final observation.*integer.*NEXT_STEP or DISABLED",
     "wide integers": r"must hold numbers of int8, -128 to 127.*got 300.*wider dtype",
     "vector rewards": r"one number each env step.*LinearReward",
@@ -207,12 +208,12 @@ def draw(seed: int) -> Draw:
     return with_fault(drawn, random) if random.random() < 0.15 else drawn
 
 
-def with_fault(drawn: Draw, random: Random) -> Draw:
-    fault = choose(random, FAULTS)
+def with_fault(drawn: Draw, random: Random, fault: None | str = None) -> Draw:
+    fault = fault or choose(random, FAULTS)
     changes: dict[str, Any] = {"fault": fault, "limit": None}
     if fault == "text":
         changes["observation"] = spaces.Dict(a=drawn.observation, b=spaces.Text(5))
-    elif fault in ("overwritten", "lost"):
+    elif fault in ("overwritten", "held", "lost"):
         changes |= {"kind": "batch", "mode": "SAME_STEP", "option": "a batch"}
         changes["observation"] = spaces.Box(0, 255, (8,), np.uint8)
         changes["scripts"] = [[("truncated", 3)]] * drawn.num_envs
@@ -314,7 +315,8 @@ class DrawnBatch(VectorEnv[Any, Any, Any]):
         out = self.memory
         if self.drawn.memory == "fresh":
             out = create_empty_array(self.drawn.observation, self.num_envs)
-        return concatenate(self.drawn.observation, self.current, out)
+        batch = concatenate(self.drawn.observation, self.current, out)
+        return copy.deepcopy(batch) if self.drawn.fault == "held" else batch
 
     def reset(self, *, seed: Any = None, options: Any = None) -> Any:
         mask = (options or {}).get("reset_mask", np.ones(self.num_envs, np.bool_))
@@ -345,7 +347,7 @@ class DrawnBatch(VectorEnv[Any, Any, Any]):
         """Reset the rows that are done; infos with their final observations."""
         form, final = self.drawn.option, copy.deepcopy(self.batch())
         infos: dict[str, Any] = {"final_obs": final}
-        if self.drawn.fault == "overwritten":
+        if self.drawn.fault in ("overwritten", "held"):
             infos["final_obs"] = self.memory = final
             self.drawn = Draw(**{**vars(self.drawn), "memory": "both"})
         if form == "objects":

@@ -86,7 +86,7 @@ def test_the_density_of_each_dimension_is_the_derivative_of_its_distribution() -
 
 
 def test_random_actions_of_an_export_are_numbers_within_the_bounds() -> None:
-    from everstep.specs import random_values
+    from everstep.env.specs import random_values
 
     spec = GymnasiumEnv(gymnasium.vector.SyncVectorEnv([Acted])).action_spec
     drawn = random_values(spec, [1000])

@@ -16,8 +16,8 @@ from torchrl.data import Bounded, Categorical, Composite
 
 import everstep
 from everstep import Policy, TrainConfig
+from everstep.env.specs import is_bound
 from everstep.errors import AdapterError
-from everstep.specs import is_bound
 from everstep_adapters import GymnasiumEnv
 
 HERE = __name__

@@ -17,6 +17,7 @@ from gymnasium.wrappers.vector import RecordEpisodeStatistics
 import everstep
 from everstep.errors import AdapterError, EnvError
 from everstep_adapters import GymnasiumEnv
+from everstep_adapters.common.kept_ends import copied
 from tests.everstep_adapters.gymnasium.gymnasium_toys import MODES, zeros
 
 # Python 3.12 and JAX warn of forks in a process that has threads, which `AsyncVectorEnv` does.
@@ -191,6 +192,163 @@ def test_batches_with_copies_and_leaves_that_never_change_are_not(
         if t % 3 == 0:
             leaf = row["final_obs"]["a"] if "leaf" in final else row["final_obs"]
             assert leaf[0].tolist() == [3, 3]
+
+
+class Held(VectorEnv):
+    """Observes `values[t]`, in memory that it writes to, which is what its infos hold, too.
+
+    `final` are the values at the ends; without them, those of the reset that overwrites them.
+    """
+
+    def __init__(
+        self,
+        values: list[float],
+        final: list[float] | None = None,
+        *,
+        dtype: Any = np.float32,
+        is_shared: bool = False,
+        as_tensors: bool = False,
+        terminates: bool = False,
+    ) -> None:
+        self.metadata, self.terminates = {"autoreset_mode": SAME}, terminates
+        least = max(-9, np.iinfo(dtype).min) if np.dtype(dtype).kind in "iu" else -9
+        self.single_observation_space = spaces.Box(least, 9, (1,), dtype)
+        self.single_action_space = spaces.Discrete(2)
+        self.num_envs, self.values, self.final, self.is_shared = 1, values, final, is_shared
+        self.as_tensors, self.t, self.episode = as_tensors, 0, 0
+        self.state, self.ends = self.made(np.zeros((2, 1, 1), dtype))
+
+    def made(self, array: Any) -> Any:
+        return torch.from_numpy(array) if self.as_tensors else array
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        self.t, self.state[:] = 0, self.values[0]
+        return self._observed(), {}
+
+    def step(self, actions: Any) -> Any:
+        self.t += 1
+        is_end, infos = self.t == len(self.values), {}
+        if is_end:
+            infos["final_obs"] = self.state
+            if self.final is not None:
+                self.ends[:] = self.final[self.episode % len(self.final)]
+                infos["final_obs"] = self.ends
+            self.t, self.episode = 0, self.episode + 1
+        self.state[:] = self.values[self.t]
+        flags = [self.made(np.zeros(1, bool)), self.made(np.array([is_end]))]
+        flags = flags[::-1] if self.terminates else flags
+        return self._observed(), self.made(np.zeros(1, np.float32)), *flags, infos
+
+    def _observed(self) -> Any:
+        return self.state if self.is_shared else copied(self.state)
+
+
+def finals(env: Held, count: int) -> list[float]:
+    rows = play(GymnasiumEnv(env), count)
+    return [float(row["final_obs"]) for row in rows if row["truncated"].any()]
+
+
+@pytest.mark.parametrize("as_tensors", [False, True])
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_observations_that_never_change_may_lie_in_memory_that_is_written_to(
+    is_shared: bool, as_tensors: bool
+) -> None:
+    env = Held([7, 7, 7], is_shared=is_shared, as_tensors=as_tensors)
+    assert finals(env, 30) == [7] * 10
+
+
+@pytest.mark.parametrize("as_tensors", [False, True])
+def test_final_observations_in_shared_memory_are_refused_at_the_first_change(
+    as_tensors: bool,
+) -> None:
+    env = Held([7, 7, 7], is_shared=True, as_tensors=as_tensors)
+    wrapped = GymnasiumEnv(env)
+    play(wrapped, 9)
+    env.values = [7, 7, 8]
+    wrapped.step(zeros(wrapped))
+    with pytest.raises(EnvError, match="writes into final observations"):
+        wrapped.step(zeros(wrapped))
+
+
+@pytest.mark.parametrize("as_tensors", [False, True])
+def test_what_may_be_overwritten_is_lost_until_it_is_refused(as_tensors: bool) -> None:
+    env = Held([0, 1, 2], as_tensors=as_tensors)
+    wrapped = GymnasiumEnv(env)
+    rows = play(wrapped, 11)
+    ends = [row["final_obs"] for row in rows if row["truncated"].any()]
+    assert len(ends) == 3
+    assert all(x.isnan().all() for x in ends)
+    with pytest.raises(EnvError, match="writes into final observations"):
+        wrapped.step(zeros(wrapped))
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+@pytest.mark.parametrize("as_tensors", [False, True])
+def test_episodes_that_end_where_they_begin_are_not_refused(
+    as_tensors: bool, is_shared: bool
+) -> None:
+    """Final observations in memory of their own equal those of the reset, by chance."""
+    ends = [0.0, 0.0, 0.0, 5.0, *[0.0] * 8]
+    found = finals(Held([0, 1, 2], ends, is_shared=is_shared, as_tensors=as_tensors), 36)
+    assert found[3:] == ends[3:]
+    assert np.isnan(found[:3]).all()
+
+
+DOUBT = r"may have overwritten the final observations of rows \[0\].*copy.*NEXT_STEP or DISABLED"
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int32, np.int64])
+@pytest.mark.parametrize("as_tensors", [False, True])
+def test_integers_in_doubt_are_refused_before_one_is_used(as_tensors: bool, dtype: Any) -> None:
+    """They have no NaN: a row that may be overwritten, and is needed, is never returned."""
+    for values in ([0, 1, 2], [0, 0, 0], [0]):  # a leaf may change at its end alone
+        env = GymnasiumEnv(Held(values, dtype=dtype, as_tensors=as_tensors))
+        assert not [row for row in play(env, len(values) - 1) if row["truncated"].any()]
+        with pytest.raises(EnvError, match=DOUBT):
+            env.step(zeros(env))
+
+
+@pytest.mark.parametrize("as_tensors", [False, True])
+def test_integers_in_memory_that_was_cleared_may_equal_the_reset(as_tensors: bool) -> None:
+    """An end at which they are others shows that no reset writes there."""
+    ends = [5.0, *[0.0] * 6]
+    assert finals(Held([0, 1, 2], ends, dtype=np.int32, as_tensors=as_tensors), 21) == ends
+
+
+def test_integers_of_terminated_rows_are_not_needed() -> None:
+    """They are counted until they are refused; what is missing then is not used."""
+    env = GymnasiumEnv(Held([0, 1, 2], dtype=np.int32, terminates=True))
+    rows = play(env, 11)
+    assert sum(int(row["terminated"].any()) for row in rows) == 3
+    with pytest.raises(EnvError, match="writes into final observations"):
+        env.step(zeros(env))
+
+
+def test_integers_beside_numbers_that_can_be_marked_are_lost() -> None:
+    """NaN in one leaf marks the row."""
+
+    class Mixed(Held):
+        def __init__(self) -> None:
+            super().__init__([0, 1, 2])
+            real = self.single_observation_space
+            self.single_observation_space = spaces.Dict(
+                real=real, whole=spaces.Box(-9, 9, (1,), np.int32)
+            )
+
+        def _observed(self) -> Any:
+            return {"real": copied(self.state), "whole": self.state.astype(np.int32)}
+
+        def step(self, actions: Any) -> Any:
+            observed, *others, infos = super().step(actions)
+            if infos:
+                self.whole = self.state.astype(np.int32)
+                infos["final_obs"] = {"real": infos["final_obs"], "whole": self.whole}
+            return observed, *others, infos
+
+    rows = play(GymnasiumEnv(Mixed()), 11)
+    ends = [row["final_obs"] for row in rows if row["truncated"].any()]
+    assert len(ends) == 3
+    assert all(end["real"].isnan().all() for end in ends)
 
 
 # Rows that are one.

@@ -13,7 +13,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
 
 from everstep import AlgorithmConfig, Trainer, evaluate
-from everstep.env_calls import read_metrics
+from everstep.env.calls import read_metrics
 from everstep_adapters import GymnasiumEnv
 
 LENGTHS = (3, 5, 1)

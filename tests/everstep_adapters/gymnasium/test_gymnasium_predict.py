@@ -16,10 +16,10 @@ from torchrl.data import Unbounded
 
 import everstep
 from everstep import AlgorithmConfig, Policy, RecurrentAlgorithmConfig
-from everstep.checkpoints import load_file, save_file
+from everstep.core.checkpoints import load_file, save_file
+from everstep.env.formats import EnvFormat
 from everstep.errors import CheckpointError
 from everstep.evaluation import run_episodes
-from everstep.formats import EnvFormat
 from everstep.policies import load_policy
 from everstep_adapters import GymnasiumEnv
 

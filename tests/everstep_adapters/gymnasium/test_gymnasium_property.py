@@ -1,27 +1,36 @@
 """Environments drawn at random, beside copies that are stepped one by one."""
 
+import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 
 from everstep.algorithms import Algorithm
+from everstep.core.hyperparameters import Hyperparameters
 from everstep.errors import AdapterError, EnvError
-from everstep.hyperparameters import Hyperparameters
 from everstep_adapters import GymnasiumEnv
 from tests.everstep_adapters.gymnasium.gymnasium_draws import (
+    ENDS,
     FAULTS,
     Draw,
     Oracle,
     Row,
     Summary,
     action_of,
+    choose,
     draw,
+    draw_choices,
+    draw_image,
+    draw_integers,
     leaves_of,
     made,
     pick,
     tensor_of,
+    with_fault,
 )
 
 # Python 3.12 and JAX warn of forks in a process that has threads, which `AsyncVectorEnv` does.
@@ -192,6 +201,43 @@ def ordered(algorithm: Algorithm, drawn: Draw, leaves: list[torch.Tensor]) -> An
 @pytest.mark.parametrize("seed", range(DRAWS))
 def test_a_drawn_environment_is_that_of_its_copies(seed: int) -> None:
     check(seed)
+
+
+def right_or_refused(seed: int) -> tuple[int, str]:
+    """Ends of a drawn environment that overwrites them, which are right; why it was refused."""
+    random = np.random.default_rng(seed)
+    drawn = with_fault(draw(seed), random, choose(random, ["held", "overwritten"]))
+    space = choose(random, [draw_integers, draw_image, draw_choices])(random)
+    scripts = [[(choose(random, ENDS), int(random.integers(1, 6))) for _ in range(3)]] * 4
+    own = {"observation": space, "scripts": scripts, "action": spaces.Discrete(2)}
+    drawn = replace(drawn, **own)
+    env, ends = made(drawn, HORIZON), 0
+    oracles = [Oracle(drawn, row) for row in range(drawn.num_envs)]
+    env.reset()
+    for oracle in oracles:
+        oracle.reset()
+    action = env.action_spec.zero(torch.Size([env.num_envs]))
+    for _ in range(40):
+        try:
+            row = env.step(action)
+        except EnvError as error:
+            return ends, str(error)
+        expected = [oracle.step(0) for oracle in oracles]
+        final = observed(drawn, [x.final for x in expected])
+        for i, each in enumerate(expected):
+            if each.truncated and not each.terminated:
+                found = [leaf[i] for leaf in leaves_in(drawn, row["final_obs"])]
+                assert_equal(found, [leaf[i] for leaf in final], f"final_obs of {i}")
+                ends += 1
+    return ends, ""
+
+
+def test_final_observations_of_integers_are_right_or_refused() -> None:
+    """No wrong one is returned where it is needed, in any env step."""
+    reasons = [right_or_refused(seed)[1] for seed in range(200)]
+    refusals = r"writes into final observations|may have overwritten the final observations"
+    assert sum(bool(re.search(refusals, reason)) for reason in reasons) > 180
+    assert all(re.search(refusals, reason) for reason in reasons if reason)
 
 
 @pytest.mark.exhaustive

@@ -10,7 +10,7 @@ import gymnasium
 import pytest
 
 ROOT = Path(__file__).parents[3]
-PAGE = ROOT / "docs" / "adapters" / "gymnasium_registry.md"
+PAGE = ROOT / "docs" / "evidence" / "gymnasium_registry.md"
 
 pytestmark = [
     # Python 3.12 and JAX warn of forks in a process that has threads, which `AsyncVectorEnv` does.

@@ -11,8 +11,8 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorWrapper
 
 from everstep.algorithms import Algorithm, RecurrentAlgorithm
+from everstep.core.hyperparameters import Hyperparameters, RecurrentHyperparameters
 from everstep.errors import NonFiniteError
-from everstep.hyperparameters import Hyperparameters, RecurrentHyperparameters
 from everstep_adapters import GymnasiumEnv
 from tests.everstep_adapters.gymnasium.gymnasium_toys import MODES
 

@@ -12,9 +12,10 @@ from gymnasium.vector import SyncVectorEnv
 from gymnasium.wrappers import TransformReward
 
 import everstep
-from everstep.checkpoints import load_file, save_file
+from everstep.core.checkpoints import load_file, save_file
 from everstep.errors import CheckpointError
-from everstep_adapters.gymnasium import states, values
+from everstep_adapters.gymnasium import values
+from everstep_adapters.gymnasium.state import read, write
 
 STEPS = 40
 
@@ -176,8 +177,8 @@ def test_a_file_names_bit_generators_only(name: str) -> None:
 def test_a_file_sets_only_the_attributes_that_are_listed() -> None:
     env = gymnasium.make("CartPole-v1")
     env.reset(seed=0)
-    state = states.read(env)
+    state = read(env)
     assert state is not None
     state["layers"][-1]["attributes"]["gravity"] = 0.0
-    states.write(env, state)
+    write(env, state)
     assert env.unwrapped.gravity == 9.8  # type: ignore[attr-defined]

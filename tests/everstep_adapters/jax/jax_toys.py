@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from everstep_adapters.jax import JaxEnv
-from everstep_adapters.jax.functions import Choices, Functions, Stepped
+from everstep_adapters.jax.source import Choices, Functions, Stepped
 
 #: Ends of episodes: by the task, by its clock, by both.
 TERMINATED, TRUNCATED, BOTH = 0, 1, 2

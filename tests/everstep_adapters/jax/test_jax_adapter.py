@@ -18,7 +18,7 @@ from tests.toys import KnownValue
 jax = pytest.importorskip("jax")
 
 from everstep_adapters.jax import program  # noqa: E402
-from everstep_adapters.jax.functions import Functions, Reals  # noqa: E402
+from everstep_adapters.jax.source import Functions, Reals  # noqa: E402
 from tests.everstep_adapters.jax.jax_toys import (  # noqa: E402
     Counter,
     CounterEnv,

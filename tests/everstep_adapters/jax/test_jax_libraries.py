@@ -7,8 +7,9 @@ import pytest
 import torch
 
 import everstep
-from everstep import Trainer, plugins
+from everstep import Trainer
 from everstep.conditions import HitsUpperBound
+from everstep.env import plugins
 from everstep.errors import AdapterError
 from everstep.testing import EnvConformance
 from everstep_adapters import GymnaxEnv

@@ -10,6 +10,7 @@ import torch
 from gymnasium import spaces
 
 import everstep
+from everstep import Trainer
 from everstep.adapters import PettingZooEnv
 from everstep.errors import AdapterError, EnvError
 from everstep.testing import run_checks
@@ -255,6 +256,7 @@ def test_rows_of_a_real_environment_are_supersuits() -> None:
         ("mpe2.simple_spread_v3", "{max_cycles: 9}"),
         ("mpe2.simple_tag_v3", "{max_cycles: 9, agents: adversary}"),
         ("sisl.pursuit_v5", "{max_cycles: 9}"),
+        ("mpe2.simple_spread_v3", "{max_cycles: 9, all_agents: true}\npolicies: agent"),
     ],
 )
 def test_real_environments_train_from_a_file(tmp_path: Path, name: str, kwargs: str) -> None:
@@ -269,6 +271,23 @@ def test_real_environments_train_from_a_file(tmp_path: Path, name: str, kwargs: 
     run = tmp_path / "run"
     assert main(["train", "-f", str(file), "--no-mlflow", "--run-dir", str(run)]) == 0
     assert len((run / "metrics.jsonl").read_text().splitlines()) >= 2
+    assert main(["eval", str(run), "--episodes", "12"]) == 0
+
+
+@pytest.mark.slow
+def test_the_program_of_the_page_trains_policies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("mpe2")
+    page = Path(__file__).parents[3] / "docs" / "adapters" / "pettingzoo.md"
+    program = re.findall(r":caption: train.py\n\n(.*?)^```", page.read_text("utf-8"), re.M | re.S)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(program[0].replace("300_000", "300"), names)
+    assert list(names["actions"]) == ["agent_0", "agent_1", "agent_2"]
+    observation = names["observations"]["agent_0"]
+    assert names["one"].predict(observation)[0] == names["actions"]["agent_0"]
+    names["trainer"].close()
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -290,7 +309,7 @@ def test_supersuit_trains_from_the_file_of_the_page(
     pytest.importorskip("supersuit")
     pytest.importorskip("mpe2")
     page = Path(__file__).parents[3] / "docs" / "adapters" / "pettingzoo.md"
-    files = re.findall(r":caption: (\S+)\n\n(.*?)^```", page.read_text("utf-8"), re.M | re.S)
+    _, *files = re.findall(r":caption: (\S+)\n\n(.*?)^```", page.read_text("utf-8"), re.M | re.S)
     assert [name for name, _ in files] == ["spread.py", "train.yaml"]
     for name, text in files:
         (tmp_path / name).write_text(text)
@@ -347,3 +366,57 @@ def test_all_environments_are_closed_if_one_cannot_be() -> None:
     with pytest.raises(AdapterError, match="out of memory"):
         PettingZooEnv.make(Breaking, 8)
     assert [x.closes for x in made] == [1, 1, 1, 0]
+
+
+def test_all_agents_observe_what_the_environment_returned_for_each() -> None:
+    """Agents join in env step 1, end in 2, 3 and 4, and the environment begins anew."""
+    ends = {"a_0": (2, T), "a_1": (4, U), "b_0": (3, T)}
+    env = PettingZooEnv([Team(ends, {"b_0": 1}), Team(ends)], all_agents=True)
+    assert env.agents == ["a_0", "a_1", "b_0"]
+    zeros = [0.0] * 3
+
+    def seen(agent: int, t: int) -> list[float]:
+        return [float(agent), float(t), 0.0]
+
+    def everybody(t: int, first: bool) -> list[float]:
+        """All that env step `t` of an environment returned; an agent of the first one joins."""
+        there = [t <= 2, t <= 4, (t > 0 or not first) and t <= 3]
+        return [x for i in range(3) for x in (seen(i, t) if there[i] else zeros)]
+
+    opened = env.reset()
+    assert opened["all_agents"][0].tolist() == everybody(0, first=True)
+    assert opened["all_agents"][3].tolist() == everybody(0, first=False)
+    *rows, last = play(env, 4)
+    for t, row in enumerate(rows, 1):
+        for i in range(6):
+            assert row["obs", "all_agents"][i].tolist() == everybody(t, first=i < 3), (t, i)
+        for i in (0, 3):
+            done = bool(row["terminated"][i] | row["truncated"][i])
+            assert done is (t == 2)
+    assert last["first"].all()
+    for i in (1, 4):
+        assert last["final_obs", "all_agents"][i].tolist() == zeros + seen(1, 4) + zeros
+    assert last["obs", "all_agents"][0].tolist() == everybody(0, first=True)
+    assert last["obs", "observation"][4].tolist() == seen(1, 0)
+
+
+def test_a_policy_for_each_agent_trains_where_agents_join_and_end() -> None:
+    env = PettingZooEnv([Team(TEAM, {"b_0": 1}) for _ in range(4)], all_agents=True)
+    options: dict[str, Any] = {"policies": "agent", "horizon": 16, "run_dir": None, "seed": 0}
+    trainer = Trainer(env, **options)
+    stats: Any = [trainer.step() for _ in range(3)][-1]
+    assert stats["a_0/env/steps"] < stats["a_1/env/steps"]
+    team = Team(TEAM)
+    obs, _ = team.reset()
+    actions, _ = trainer.algorithm.policy.predict(obs)
+    assert list(actions) == list(TEAM)
+    team.step(actions)
+
+
+def test_observations_that_cannot_be_joined_are_refused() -> None:
+    class Choices(Team):
+        def observation_space(self, agent: str) -> Any:
+            return spaces.Discrete(3)
+
+    with pytest.raises(AdapterError, match="choices"):
+        PettingZooEnv(Choices(TEAM), all_agents=True)

@@ -218,3 +218,51 @@ def test_agents_that_said_once_that_they_are_done_stay_absent() -> None:
     expected = expected_rows(LIVES, [5, NEVER], 5)
     found = [row["valid"].flatten().tolist()[:3] for row in rows]
     assert found == [[agent["valid"] for agent in row[:3]] for row in expected]
+
+
+def test_all_agents_observe_what_the_environment_returned_for_each() -> None:
+    env = TorchRLEnv(Team(LIVES, LENGTHS), all_agents=True)
+    opened = env.reset()
+    own = torch.cat([opened["observation"], opened["camera"]], -1)
+    assert torch.equal(opened["all_agents"][:3], own[:3].flatten().expand(3, 18))
+    for t, row in enumerate(play(env, 12), 1):
+        obs, final, done = row["obs"], row["final_obs"], row["terminated"] | row["truncated"]
+        parts = torch.cat([obs["observation"], obs["camera"]], -1)
+        last = torch.cat([final["observation"], final["camera"]], -1)
+        last = torch.where(done, last, parts) * row["valid"]
+        parts = parts * (row["valid"] | row["first"])
+        for i in range(6):
+            everybody = slice(i // 3 * 3, i // 3 * 3 + 3)
+            assert torch.equal(obs["all_agents"][i], parts[everybody].flatten()), (t, i)
+            assert torch.equal(final["all_agents"][i], last[everybody].flatten()), (t, i)
+
+
+def test_a_policy_for_each_agent() -> None:
+    env = everstep.wrap(Team(LIVES, LENGTHS), horizon=20, all_agents=True)
+    assert (env.rows_per_env, env.agents) == (3, [])
+    trainer = Trainer(env, run_dir=None, policies="agent", seed=0)
+    stats: Any = trainer.step()
+    rows = expected_rows(LIVES, LENGTHS, 20)
+    for i, name in enumerate(("agent_0", "agent_1", "agent_2")):
+        counted = sum(row[i]["valid"] + row[3 + i]["valid"] for row in rows)
+        assert stats[f"{name}/env/steps"] == counted
+
+
+def test_one_agent_has_no_others() -> None:
+    with pytest.raises(AdapterError, match="several agents"):
+        everstep.make("torchrl:torchrl.envs:PendulumEnv", 2, all_agents=True)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_vmas_names_its_agents_and_trains_a_policy_for_each() -> None:
+    pytest.importorskip("vmas")
+    from torchrl.envs import VmasEnv
+
+    inner = VmasEnv("simple_spread", num_envs=4, max_steps=20, device="cpu")
+    env = everstep.wrap(inner, time_limit=20, all_agents=True)
+    assert env.agents == ["agent_0", "agent_1", "agent_2"]
+    trainer = Trainer(env, run_dir=None, policies="agent", horizon=20, seed=0)
+    stats: Any = trainer.step()
+    assert stats["agent_2/env/steps"] == 80
+    assert trainer.algorithm.policy.predict(env.reset())[0].shape == (12, 2)

@@ -26,8 +26,8 @@ from torchrl.envs import (
 
 import everstep
 from everstep import AlgorithmConfig, Trainer
+from everstep.env.formats import EnvFormat
 from everstep.errors import AdapterError, EnvError
-from everstep.formats import EnvFormat
 from everstep_adapters import TorchRLEnv
 from everstep_adapters.torchrl.handoff import Handoff
 from tests.everstep_adapters.torchrl.torchrl_toys import (

@@ -9,7 +9,7 @@ from torchrl.envs import Compose, InitTracker, RewardSum, SerialEnv, StepCounter
 from torchrl.envs.custom import PendulumEnv
 
 import everstep
-from everstep.checkpoints import load_file, save_file
+from everstep.core.checkpoints import load_file, save_file
 from everstep.errors import CheckpointError
 from everstep_adapters.torchrl import TorchRLEnv
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import pytest
 import torch
 
 from everstep.__main__ import _parser, main
+from everstep.core.advantages import gae
 from everstep.errors import ConfigError
 from everstep_lab.benchmarks import (
     PEERS,
@@ -387,7 +389,7 @@ def test_peers_do_without_everstep() -> None:
                 assert all(not alias.name.startswith("everstep") for alias in node.names)
 
 
-@pytest.mark.parametrize("page", ["docs/benchmarks.md", "examples/benchmarks/README.md"])
+@pytest.mark.parametrize("page", ["docs/benchmarks.md", "docs/evidence/benchmarks.md"])
 def test_documented_commands_can_be_given(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8").replace("\\\n", " ")
     commands = re.findall(r"^everstep (bench .*)$", text, re.MULTILINE)
@@ -404,6 +406,96 @@ def test_documented_commands_can_be_given(page: str) -> None:
 
 
 # The environments.
+
+
+def test_the_compiled_cartpole_is_that_of_gymnasium() -> None:
+    """A step from drawn states: what follows, which episodes end, and where they begin again."""
+    pytest.importorskip("jax")
+    import gymnasium
+    import jax
+    import jax.numpy as jnp
+
+    from everstep_lab.benchmarks.peers.jax import LIMIT, Carts, moved, stepped
+
+    count = 512
+    inner: Any = gymnasium.make_vec("CartPole-v1", num_envs=count).unwrapped
+    inner.reset(seed=0)
+    rng = np.random.default_rng(0)
+    state = rng.normal(size=(4, count)) * [[1.2], [1.0], [0.1], [1.0]]
+    steps, actions = rng.integers(LIMIT - 3, LIMIT, count), rng.integers(0, 2, count)
+    inner.state, inner.steps[:] = state.copy(), steps
+    expected, _, terminated, truncated, _ = inner.step(actions)
+    carts = Carts(jnp.asarray(state.T, jnp.float32), jnp.asarray(steps), jnp.asarray(steps))
+    found = np.asarray(moved(carts.state, jnp.asarray(actions)))
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    after, ends, returns = stepped(carts, jnp.asarray(actions), jax.random.key(0))
+    assert terminated.any()
+    assert truncated.any()
+    assert not (terminated | truncated).all()
+    np.testing.assert_array_equal(np.asarray(ends), terminated | truncated)
+    np.testing.assert_array_equal(np.asarray(returns), steps + 1)
+    kept = np.where(np.asarray(ends)[:, None], 0.0, found)
+    assert np.abs(np.asarray(after.state) - kept).max() <= 0.05
+    np.testing.assert_array_equal(np.asarray(after.steps), np.where(ends, 0, steps + 1))
+
+
+def test_the_compiled_program_has_the_advantages_of_everstep() -> None:
+    pytest.importorskip("jax")
+    import jax.numpy as jnp
+
+    from everstep_lab.benchmarks.peers.jax import Rows, advantages_of
+
+    torch.manual_seed(0)
+    rewards, values = torch.randn(7, 5, 1), torch.randn(8, 5, 1)
+    ends = torch.rand(7, 5, 1) < 0.3
+    following = torch.where(ends, 0.0, values[1:])  # the end of an episode bootstraps nothing
+    expected = gae(rewards, values[:-1], following, ends, gamma=0.9, gae_lambda=0.8)
+    own = [jnp.asarray(x.squeeze(-1).numpy()) for x in (values, rewards, ends)]
+    rows = Rows(None, None, None, own[0][:7], own[1], own[2], None)
+    found = np.asarray(advantages_of(rows, own[0][7], 0.9, 0.8))
+    np.testing.assert_allclose(found, expected.squeeze(-1).numpy(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_the_compiled_program_learns(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("jax")
+    from everstep_lab.benchmarks.peers.jax import Jax
+
+    for name in ("NPROC", "XLA_FLAGS", "JAX_PLATFORMS"):  # which the program sets
+        monkeypatch.setenv(name, os.environ.get(name, ""))
+    [cell] = [x for x in cells(load_case("cpu-jax")) if x.work.num_envs == 64]
+    program = Jax({**asdict(cell.work), "threads": 1, "seed": 0, "options": {}})
+    assert program.iterate().env_steps == 64 * 128
+    first = program.score("return")
+    for _ in range(29):
+        program.iterate()
+    last = program.score("return")
+    assert first is not None
+    assert last is not None
+    assert first < 40
+    assert last > 120
+
+
+@pytest.mark.slow
+def test_recurrent_work_is_that_of_the_default_model() -> None:
+    """sb3-contrib has as many weights as Everstep, and trains."""
+    pytest.importorskip("sb3_contrib")
+    from everstep_lab.benchmarks._everstep import Everstep
+    from everstep_lab.benchmarks.peers.stable_baselines3 import StableBaselines3
+
+    cell = cells(load_case("cpu-recurrent-cartpole"))[0]
+    fixed = {"seed": 0, "options": {}, "everstep": {"seq_len": 32}, "precision": "fp32"}
+    work = {**asdict(cell.work), **fixed, "device": "cpu"}
+    ours, theirs = Everstep(work), StableBaselines3(work)
+    counts = [
+        sum(p.numel() for p in policy.parameters())
+        for policy in (ours.algorithm.policy.model, theirs.model.policy)
+    ]
+    assert counts[0] == counts[1]
+    for program in (ours, theirs):
+        # Everstep does not count the steps in which Gymnasium resets.
+        assert 900 < program.iterate().env_steps <= 8 * 128
+        program.close()
 
 
 def test_the_pole_is_that_of_the_example(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from everstep.errors import ConfigError
 from everstep_lab.recipes import Recipe, own_results, read_recipe
 from everstep_lab.reproduction import Results, key_of
 from everstep_lab.reproduction._pictures import _axis
-from everstep_lab.reproduction._report import BEGIN, END, write_own_results
+from everstep_lab.reproduction._report import BEGIN, DETAILS_BEGIN, END, write_own_results
 from everstep_lab.reproduction._rows import normalized, rows_of, times_as_long
 
 pytest.importorskip("scipy")
@@ -21,6 +21,7 @@ pytest.importorskip("matplotlib")
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "results.md"
+DETAILS = ROOT / "docs" / "evidence" / "results.md"
 
 
 def result(recipe: Recipe, side: str, seed: int, score: float, **more: Any) -> dict[str, Any]:
@@ -60,18 +61,21 @@ def out(tmp_path: Path) -> Path:
 def test_the_page_has_tables_curves_and_verdicts(out: Path) -> None:
     assert main(["reproduce", "--report", "--out", str(out)]) == 0
     text = (out / "results.md").read_text()
-    [row] = [x for x in text.splitlines() if x.startswith("| `mujoco/Hopper-v4` | training")]
-    cells = [cell.strip() for cell in row.strip("|").split("|")]
-    assert cells[2:5] == ["1,000,000", "5", "**2,867 ± 109**"]
-    assert "[2,383 ± 272]" in cells[7]
-    assert cells[8:] == ["above", "2.0 min"]
-    [peer] = [x for x in text.splitlines() if "| stable-baselines3 |" in x]
-    assert peer.strip("| ").split(" | ")[-2:] == ["1.00", "4.0"]
-    [few] = [x for x in text.splitlines() if x.startswith("| `classic/CartPole-v1` | training")]
+    results, details = text.split(DETAILS_BEGIN)
+    row, peer = [cells(x) for x in results.splitlines() if x.startswith("| `mujoco/Hopper-v4`")]
+    assert row[1] == "**2,867 ± 109**"
+    assert "[2,383 ± 272]" in row[2]
+    assert row[3:] == ["above", "1,000,000", "5"]
+    assert peer[1:] == ["stable-baselines3", "2,867 ± 109", "1,867 ± 109", "1.00", "4.0"]
+    row, peer = [cells(x) for x in details.splitlines() if x.startswith("| `mujoco/Hopper-v4`")]
+    assert (row[1], row[4]) == ("training", "2.0 min")
+    assert peer[1:] == ["stable-baselines3", "1,732 to 2,002", "5"]
+    assert row[2] == "2,732 to 3,002"
+    [few] = [x for x in results.splitlines() if x.startswith("| `classic/CartPole-v1`")]
     assert "| too few seeds |" in few
     assert "* classic/CartPole-v1, everstep, seed 2: the disk is full" in text
     assert "Of 2 recipes with a published result: 1 above, 1 too few seeds." in text
-    missing = text.partition("## Not measured yet\n")[2].splitlines()
+    missing = results.partition("## Not measured yet\n")[2].splitlines()
     assert "* `a2c`: Acrobot-v1, CartPole-v1, Pendulum-v1" in missing
     assert (
         "* `isaacgym`, which needs Isaac Gym and its GPU: Ant, Anymal, Cartpole, Humanoid"
@@ -83,6 +87,10 @@ def test_the_page_has_tables_curves_and_verdicts(out: Path) -> None:
     named = {x.partition(")")[0] for x in text.split("](results/")[1:]}
     assert named == {path.name for path in (out / "results").iterdir()}
     assert {"mujoco_env_steps.svg", "classic_time.svg"} <= named
+
+
+def cells(row: str) -> list[str]:
+    return [cell.strip() for cell in row.strip("|").split("|")]
 
 
 def test_the_page_is_a_function_of_the_data(out: Path, tmp_path: Path) -> None:
@@ -140,6 +148,7 @@ def test_a_row_of_a_recipe_that_has_changed_says_so(out: Path) -> None:
     assert main(["reproduce", "--report", "--out", str(out)]) == 0
     text = (out / "results.md").read_text()
     assert "| `classic/Pendulum-v1`, of other keys | evaluation |" in text
+    assert "| `classic/Pendulum-v1`, of other keys | **" in text
     assert "| `mujoco/Hopper-v4` | training" in text
     rows = rows_of(results, [old, read_recipe("mujoco/Hopper-v4")])
     write_own_results(rows, out / "own.json")
@@ -181,13 +190,13 @@ def test_recipes_of_ones_own_are_found_by_the_results_alone(
     assert main(["reproduce", "--report", "--out", "."]) == 0
     page = Path("results.md").read_text()
     assert "everstep reproduce mine/a.yaml --seeds 2 --steps 2000\n" in page
-    assert "| `mine/a` | evaluation | 2,000 | 2 |" in page
+    assert "| `mine/a` | **21.0 ± 0.0** | 21.0 to 21.0 | 2,000 | 2 |" in page
     whole = read_recipe("mine/a.yaml")
     results.add(result(whole, "everstep", 0, 20.0, file=whole.file, total_env_steps=9_000))
     assert main(["reproduce", "--report", "--out", "."]) == 0
     page = Path("results.md").read_text()
     assert "everstep reproduce mine/a.yaml --seeds 1\n" in page
-    assert "| `mine/a` | evaluation | 9,000 | 1 |" in page
+    assert "| `mine/a` | **21.0** |  | 9,000 | 1 |" in page
 
 
 def test_short_trainings_have_an_axis_in_seconds() -> None:
@@ -200,17 +209,20 @@ def test_short_trainings_have_an_axis_in_seconds() -> None:
 # The page of this repository.
 
 
-def test_the_page_of_the_repository_is_made_of_its_data(tmp_path: Path) -> None:
-    """Regenerate: everstep reproduce --report docs/results.md --out docs/results."""
+@pytest.mark.parametrize("source", [PAGE, DETAILS], ids=["results", "details"])
+def test_a_page_of_the_repository_is_made_of_its_data(source: Path, tmp_path: Path) -> None:
+    """Regenerate: everstep reproduce --report docs/results.md --out docs/results, or the other."""
     page = tmp_path / "results.md"
-    shutil.copy(PAGE, page)
-    data = PAGE.with_suffix("") / "results.jsonl"
-    shutil.copytree(data.parent, tmp_path / "results")
-    words = ["reproduce", "--report", str(page), "--out", str(tmp_path / "results")]
+    shutil.copy(source, page)
+    words = ["reproduce", "--report", str(page), "--out", str(PAGE.with_suffix(""))]
     assert main(words) == 0
-    assert page.read_text(encoding="utf-8") == PAGE.read_text(encoding="utf-8")
-    pictures = {path.name for path in (tmp_path / "results").glob("*.svg")}
-    assert pictures == {path.name for path in data.parent.glob("*.svg")}
+    assert page.read_text(encoding="utf-8") == source.read_text(encoding="utf-8")
+    pictures = {path.name for path in page.with_suffix("").glob("*.svg")}
+    assert pictures == {path.name for path in source.with_suffix("").glob("*.svg")}
+
+
+def test_the_results_that_the_package_shows_are_those_of_the_data(tmp_path: Path) -> None:
+    data = PAGE.with_suffix("") / "results.jsonl"
     lines = Results(data).lines
     assert len({key_of(line) for line in lines}) == len(lines)
     names = dict.fromkeys(line["recipe"] for line in lines)

@@ -3,6 +3,9 @@
 As shipped it steps Gymnasium's environments one after the other, in a `DummyVecEnv`. With
 `vectorized: true` among the options its `VecEnv` is one around CartPole's own vectorised form.
 Options of that class, such as `n_epochs`, stand under `ppo`.
+
+Recurrent work is done by `RecurrentPPO` of sb3-contrib, with the networks of Everstep's default:
+one LSTM of width 256 for policy and values, and a linear layer each.
 """
 
 from typing import Any
@@ -111,7 +114,7 @@ class StableBaselines3:
             start = settings[name]
             if options.get("decay_env_steps"):
                 settings[name] = lambda left, start=start: left * start
-        self.model = PPO("MlpPolicy", env, **settings)
+        self.model = _model(env, settings, recurrent=work["recurrent"])
         self.total = options.get("decay_env_steps", 10**9)
         _, self.callback = self.model._setup_learn(self.total, Silent())
 
@@ -134,6 +137,15 @@ class StableBaselines3:
     def close(self) -> None:
         """Close the environment."""
         self.model.env.close()
+
+
+def _model(env: Any, settings: dict[str, Any], *, recurrent: bool) -> Any:
+    if not recurrent:
+        return PPO("MlpPolicy", env, **settings)
+    from sb3_contrib import RecurrentPPO
+
+    networks = {"net_arch": [], "shared_lstm": True, "enable_critic_lstm": False}
+    return RecurrentPPO("MlpLstmPolicy", env, **settings | {"policy_kwargs": networks})
 
 
 def _settings(work: dict[str, Any]) -> dict[str, Any]:

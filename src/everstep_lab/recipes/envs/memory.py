@@ -9,7 +9,7 @@ from tensordict import TensorDict
 from torchrl.data import Categorical, Unbounded
 
 from everstep.env import Env
-from everstep.registry import wrap
+from everstep.env.registry import wrap
 
 
 class RepeatFirst(Env):

@@ -10,7 +10,7 @@ from torchrl.data import MultiCategorical
 
 from everstep.data import DataKeys, Device
 from everstep.env import Env
-from everstep.registry import make
+from everstep.env.registry import make
 
 #: Cells that are seen, 7 by 7.
 CELLS = 7 * 7

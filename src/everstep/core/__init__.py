@@ -1,0 +1,1 @@
+"""Parts of training that know their numbers, and little of who uses them."""

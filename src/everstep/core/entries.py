@@ -1,0 +1,69 @@
+"""Objects that a list of a file names by their class, with its options: callbacks and loggers."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from ..errors import ConfigError
+from .names import Kind, import_kind
+from .validation import binds, signature_of
+
+
+class Entries(NamedTuple):
+    """A list of objects, or of dotted names of their classes, or of mappings of one to its options.
+
+    Attributes:
+        key: The list's key.
+        methods: Methods that each object has.
+        what: What an entry is, such as "a callback".
+        base: What to do for an object of one's own.
+
+    """
+
+    key: str
+    methods: tuple[str, ...]
+    what: str
+    base: str
+
+    def check(self, entry: Any) -> tuple[Any, dict[str, Any]]:
+        """The object or the class of an entry, and the class's options. Calls nothing.
+
+        Raises:
+            ConfigError: If it is neither, or the class does not take the options.
+
+        """
+        options: Any = {}
+        if isinstance(entry, Mapping) and len(entry) == 1:
+            [(entry, options)] = entry.items()
+            options = {} if options is None else options
+        if isinstance(entry, str):
+            has_methods = lambda cls: not self._missing(cls)  # noqa: E731
+            entry = import_kind(entry, Kind(f"the dotted name of {self.base}", has_methods))
+        if not isinstance(options, Mapping):
+            raise ConfigError(f"`{self.key}`: expected a mapping of options; got {options!r}.")
+        if missing := self._missing(entry):
+            raise ConfigError(
+                f"`{self.key}`: expected {self.what}, or the dotted name of its class; got "
+                f"{entry!r}, which has no `{missing[0]}`. Write {self.base}."
+            )
+        if isinstance(entry, type) and not binds(signature_of(entry), **options):
+            taken = f"{entry.__qualname__}{signature_of(entry)}"
+            raise ConfigError(f"`{self.key}`: {taken} does not take {dict(options)!r}.")
+        return entry, dict(options)
+
+    def make(self, entry: Any) -> Any:
+        """The object of an entry; an object is returned as it is.
+
+        Raises:
+            ConfigError: If it is no entry, or the class refuses the options.
+
+        """
+        entry, options = self.check(entry)
+        if isinstance(entry, type):
+            try:
+                entry = entry(**options)
+            except (TypeError, ValueError) as error:
+                raise ConfigError(f"`{self.key}`: {entry.__qualname__}: {error}.") from None
+        return entry
+
+    def _missing(self, entry: Any) -> list[str]:
+        return [name for name in self.methods if not callable(getattr(entry, name, None))]

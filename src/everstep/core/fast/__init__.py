@@ -1,0 +1,21 @@
+"""The native way of default perceptrons and of LSTMs and GRUs on a CPU, and when it is taken."""
+
+from .acting import NativeActor
+from .adam import AdamStep
+from .eligible import actor, eligible, learner, recurrence
+from .learning import Learner
+from .library import LEVEL, SWITCH, library, unavailable
+
+__all__ = [
+    "LEVEL",
+    "SWITCH",
+    "AdamStep",
+    "Learner",
+    "NativeActor",
+    "actor",
+    "eligible",
+    "learner",
+    "library",
+    "recurrence",
+    "unavailable",
+]

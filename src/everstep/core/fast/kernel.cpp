@@ -1,0 +1,1363 @@
+// Perceptrons with a policy and a value head: acting, and the whole of an optimizer step (gather,
+// forward, loss, backward, clip, Adam), in tiles of rows that stay in cache. Of recurrent layers, what
+// is computed for each number between the products of matrices.
+//
+// Compiled once a processor level (LEVEL is the suffix of its functions), each with the vectors that
+// the level has; Python chooses the level. Plain C interface, no library but libm. Numbers are
+// float32 or float64. Nothing here assumes that numbers are finite: NaN and infinity reach the
+// results as they do in PyTorch, except from rows whose mask is 0, which reach nothing.
+//
+// The mathematics is that of losses.py, advantages.py and distributions/, where sources are named.
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <initializer_list>
+#include <limits>
+#include <type_traits>
+#if defined(DISPATCHES) && defined(__x86_64__)
+#include <cpuid.h>
+#endif
+#if defined(__unix__) || defined(__APPLE__)
+#include <pthread.h>
+#define HAS_THREADS 1
+#else
+#define HAS_THREADS 0
+#endif
+
+#define JOIN_(a, b) a##_##b
+#define JOIN(a, b) JOIN_(a, b)
+#define TEXT_(x) #x
+#define TEXT(x) TEXT_(x)
+#define EXPORT(name) extern "C" __attribute__((visibility("default"))) int64_t JOIN(everstep_##name, LEVEL)
+#define INLINE inline __attribute__((always_inline))
+
+// ---- what Python gives (core/fast/library.py has the same structures) ---------------------------
+
+struct Layer {  // y = f(x·weightᵀ + bias); gradients are added; null: no bias, or not trained
+  const void *weight, *bias;
+  void *weight_grad, *bias_grad;
+  int64_t inputs, outputs, activation;
+};
+
+struct Leaf {  // of observations: numbers, or choices (int64), which become one-hot vectors
+  int64_t size, column;                 // numbers or choices; where it begins in the networks' input
+  const int64_t* options;               // of each choice; null: numbers
+  const void *mean, *std, *low, *high;  // of the normaliser of numbers; null: none
+};
+
+struct Model {
+  int64_t is_double, kind, threads;
+  int64_t counts[3];       // layers of the trunk, the policy and the values, in this order
+  const Layer* layers;
+  int64_t leaf_count;
+  const Leaf* leaves;
+  int64_t critic_column;   // where the values' input begins, if they have another one than the policy
+  int64_t choices;         // of an action
+  const int64_t* options;  // of each choice
+  const void* log_std;     // of the deviations that are parameters
+  void* log_std_grad;
+  const void *side, *log_half;     // of the squash of each number, see log_slope; null: none
+  const void *low, *high, *half;   // range of each number, for the bounds loss
+  const void *value_mean, *value_scale;  // values = mean + scale·outputs; null: values are the outputs
+};
+
+struct Batch {  // rows `index`, or the first `rows`
+  int64_t rows;
+  const int64_t* index;
+  const void* const* obs;  // of each leaf
+  const uint8_t* allowed;  // options that are not masked, [rows, width]; null: all
+  const void* actions;     // int64 for choices
+  const void* noise;       // that entropies of squashed numbers are estimated with, of each of `rows`
+  const void *logp, *advantages, *returns, *values;
+  const void* weight;   // shares of the loss; null: `mask`, shared equally
+  const uint8_t* mask;
+  int64_t standardized;  // whether to standardise advantages over the rows
+};
+
+struct Loss {
+  int64_t is_ppo, uses_entropy, is_mse;
+  double clip, dual_clip, vf_coeff, vf_clip, entropy_coeff, bounds_coeff;  // a clip that is NaN: none
+};
+
+struct Parameter {
+  void *value, *grad, *mean, *square;
+  float* step;
+  int64_t size;
+  double lr, beta1, beta2, eps, decay;
+  int64_t is_decoupled, maximizes;
+};
+
+struct Optimizer {
+  int64_t count;
+  Parameter* parameters;
+  double max_norm, target_kl;  // NaN: none
+};
+
+// A layer of LSTM or GRU cells and its sequences, time first. G·size numbers a row, G = 4 (i, f, g, o)
+// or 3 (r, z, n): gates as PyTorch orders them.
+struct Cells {
+  int64_t is_double, is_gru, threads, steps, rows, size;
+  void* gates;           // [steps, rows, G·size] sums of products, which become activations
+  void* inner;           // GRU: [rows, G·size], products of the state and their biases
+  void *hidden, *cell;   // [steps + 1, rows, size] before each step, as they are reset; GRU: no cell
+  void* kept;            // [steps, rows, size] for derivatives: tanh of the cell; GRU: `inner` of n; or null
+  void* latents;         // [rows, steps, size] results; null: `hidden` has them
+  const uint8_t* first;  // [steps, rows], whether states are zeros before a step other than the first; null: never
+  const void* d_latents;  // [rows, steps, size] their derivatives; null: zeros
+  void *d_gates, *d_inner;  // [steps, rows, G·size] of the sums; GRU: of `inner`
+  void *d_hidden, *d_cell;  // [rows, size] of the states after a step, which become those of before; of
+                            // the hidden state without what comes through `d_gates` or `d_inner`
+};
+
+enum Kind { CATEGORICAL, NORMAL, PREDICTED_NORMAL };
+enum Activation { NONE, RELU, TANH, SIGMOID, ELU, SILU, GELU, TANH_GELU, SELU, LEAKY_RELU, SQUARED_RELU, HARD_TANH, RELU6 };
+enum Result { POLICY, VALUE, ENTROPY, KL, CLIPPED, BOUNDS, NORM, RESULTS };
+enum Outcome { STEPPED, SKIPPED, REFUSED };
+
+namespace {
+
+// ---- vectors -------------------------------------------------------------------------------------
+
+#if defined(__AVX512F__)
+constexpr int BYTES = 64, MAX_ROWS = 12;
+#elif defined(__AVX__)
+constexpr int BYTES = 32, MAX_ROWS = 6;
+#else
+constexpr int BYTES = 16, MAX_ROWS = 4;
+#endif
+
+template <class T> struct Types;
+template <> struct Types<float> {
+  typedef float V __attribute__((vector_size(BYTES), aligned(4), may_alias));
+  typedef int32_t I __attribute__((vector_size(BYTES), aligned(4), may_alias));
+  typedef int32_t Int;
+  static constexpr int mantissa = 23, bias = 127, terms = 7, chebyshev = 11;
+  static constexpr float magic = 12582912.f;  // 1.5·2²³: adding it rounds to an integer
+  static constexpr float ln2_high = 0.693359375f, ln2_low = -2.12194440e-4f;
+  static constexpr float least = -86.6f, most = 88.7228394f, saturated = 10.f;
+};
+template <> struct Types<double> {
+  typedef double V __attribute__((vector_size(BYTES), aligned(8), may_alias));
+  typedef int64_t I __attribute__((vector_size(BYTES), aligned(8), may_alias));
+  typedef int64_t Int;
+  static constexpr int mantissa = 52, bias = 1023, terms = 14, chebyshev = 24;
+  static constexpr double magic = 6755399441055744.0;
+  static constexpr double ln2_high = 6.93145751953125e-1, ln2_low = 1.42860682030941723212e-6;
+  static constexpr double least = -707.7, most = 709.782712893384, saturated = 20.0;
+};
+template <class T> using V = typename Types<T>::V;
+template <class T> constexpr int LANES = BYTES / sizeof(T);
+
+template <class T> INLINE V<T> load(const T* p) { return *(const V<T>*)p; }
+template <class T> INLINE void store(T* p, V<T> x) { *(V<T>*)p = x; }
+template <class T> INLINE V<T> all(T x) { return x - V<T>{}; }
+template <class T> INLINE T sum(V<T> x) {
+  T total = 0;
+  for (int i = 0; i < LANES<T>; i++) total += x[i];
+  return total;
+}
+// NaN stays: a comparison with it is false.
+template <class T> INLINE V<T> clamp(V<T> x, T low, T high) {
+  x = x < low ? all<T>(low) : x;
+  return x > high ? all<T>(high) : x;
+}
+template <class T> INLINE V<T> absolute(V<T> x) { return x < T(0) ? -x : x; }
+
+// ½·2ⁿ, and eʳ − 1 where x = n·ln 2 + r. Errors in units in the last place of float32, measured over
+// 4.5 million numbers by tests/everstep/core/fast/test_kernel.py: exponential 1, expm1 2, tanh 3,
+// sigmoid 3. What is below 2.5e-38 is 0: subnormal numbers are multiplied slowly.
+template <class T> INLINE void reduce(V<T> x, V<T>& half, V<T>& rest) {
+  using I = typename Types<T>::I;
+  V<T> shifted = x * T(1.4426950408889634) + Types<T>::magic;
+  V<T> n = shifted - Types<T>::magic;
+  V<T> r = x - n * Types<T>::ln2_high - n * Types<T>::ln2_low;
+  // The low bits of `shifted` are n.
+  I bits = (I)shifted - ((I)all<T>(Types<T>::magic) - (Types<T>::bias - 1));
+  half = (V<T>)(bits << Types<T>::mantissa);
+  // Taylor's series: |r| ≤ ½ ln 2, so terms beyond these are below the last place.
+  T factor = 1;
+  for (int k = 2; k <= Types<T>::terms; k++) factor /= k;
+  V<T> p = all<T>(factor);
+  for (int k = Types<T>::terms; k > 2; k--) p = p * r + (factor *= k);
+  rest = r + r * r * p;
+}
+template <class T> INLINE V<T> exponential(V<T> x) {
+  V<T> half, rest;
+  reduce<T>(clamp<T>(x, Types<T>::least, Types<T>::most), half, rest);
+  V<T> y = half * rest + half;
+  y = x < Types<T>::least ? V<T>{} : y + y;
+  return x > Types<T>::most ? all<T>(std::numeric_limits<T>::infinity()) : y;
+}
+template <class T> INLINE V<T> expm1(V<T> x) {
+  V<T> half, rest;
+  reduce<T>(clamp<T>(x, Types<T>::least, Types<T>::most), half, rest);
+  V<T> y = half * rest + (half - T(0.5));
+  return x > Types<T>::most ? all<T>(std::numeric_limits<T>::infinity()) : y + y;
+}
+template <class T> INLINE V<T> tanh(V<T> x) {  // e/(e + 2), e = e²ˣ − 1
+  V<T> half, rest;
+  reduce<T>(clamp<T>(x + x, -2 * Types<T>::saturated, 2 * Types<T>::saturated), half, rest);
+  V<T> e = half * rest + (half - T(0.5));
+  return e / (e + T(1));
+}
+template <class T> INLINE V<T> sigmoid(V<T> x) { return T(1) / (T(1) + exponential<T>(-x)); }
+
+// erfc(z) = exp(−z²)·t·P(2t − 1) with t = 1/(1 + 0.3 z), z ≥ 0: P's Chebyshev series, from 40 digits.
+constexpr double ERFC[] = {
+    0.44696841197227814521, 0.37816898558056910563, 0.12971546276927751302, 0.035965752514576161047,
+    0.0078389432400968699495, 0.0012428140574333421761, 1.0874067969909917830e-4, -5.7439880990715496539e-6,
+    -3.1747672924631081503e-6, -2.5711471669769271498e-7, 5.4380084987862937338e-8, 1.1812054901879373455e-8,
+    -7.4908846431427992791e-10, -4.0758788370361275637e-10, 7.1181973005807557374e-12, 1.4109423972719825806e-11,
+    -1.3246652316929596274e-14, -5.2263491854520888746e-13, 3.4203280164684996247e-15, 2.0730317707692626929e-14,
+    -6.7837250850956161188e-16, -8.5357739212562511389e-16, 6.7539258024638048035e-17, 3.4608702586323512673e-17};
+
+// Φ(x) and φ(x), the distribution function and density of the standard normal.
+template <class T> INLINE void standard_normal(V<T> x, V<T>& probability, V<T>& density) {
+  V<T> t = T(1) / (T(1) + absolute<T>(x) * T(0.3 * 0.70710678118654752440)), s = t + t - T(1);
+  V<T> last{}, before{};
+  for (int k = Types<T>::chebyshev - 1; k > 0; k--) {  // Clenshaw
+    V<T> next = (s + s) * last - before + T(ERFC[k]);
+    before = last;
+    last = next;
+  }
+  V<T> e = exponential<T>(x * x * T(-0.5)), tail = T(0.5) * e * t * (s * last - before + T(ERFC[0]));
+  probability = x < T(0) ? tail : T(1) - tail;
+  density = e * T(0.39894228040143267794);
+}
+
+template <class T, class F> INLINE V<T> each(V<T> x, F f) {
+  for (int i = 0; i < LANES<T>; i++) x[i] = f(x[i]);
+  return x;
+}
+// log(1 + eˣ); PyTorch's has that threshold.
+template <class T> INLINE V<T> softplus(V<T> x) {
+  return x > T(20) ? x : each<T>(exponential<T>(x), [](T y) { return std::log1p(y); });
+}
+
+// ---- products of matrices ------------------------------------------------------------------------
+
+template <class T> struct Matrix { T* at; int64_t row, column; };  // distances of rows and columns
+
+// ROWS × COLUMNS·LANES numbers of C = A·B (+ bias, or + C), kept in registers.
+template <class T, int ROWS, int COLUMNS>
+INLINE void block(int64_t K, Matrix<const T> a, const T* b, int64_t ldb, T* c, int64_t ldc,
+                  const T* bias, bool adds) {
+  V<T> sums[ROWS][COLUMNS];
+#pragma GCC unroll 16
+  for (int i = 0; i < ROWS; i++)
+#pragma GCC unroll 4
+    for (int j = 0; j < COLUMNS; j++)
+      sums[i][j] = adds ? load<T>(c + i * ldc + j * LANES<T>) : bias ? load<T>(bias + j * LANES<T>) : V<T>{};
+  for (int64_t k = 0; k < K; k++) {
+    V<T> columns[COLUMNS];
+#pragma GCC unroll 4
+    for (int j = 0; j < COLUMNS; j++) columns[j] = load<T>(b + k * ldb + j * LANES<T>);
+#pragma GCC unroll 16
+    for (int i = 0; i < ROWS; i++) {
+      T x = a.at[i * a.row + k * a.column];
+#pragma GCC unroll 4
+      for (int j = 0; j < COLUMNS; j++) sums[i][j] += x * columns[j];
+    }
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < ROWS; i++)
+#pragma GCC unroll 4
+    for (int j = 0; j < COLUMNS; j++) store<T>(c + i * ldc + j * LANES<T>, sums[i][j]);
+}
+
+template <class T, int ROWS, int COLUMNS>
+void rest_of_rows(int64_t M, int64_t K, Matrix<const T> a, const T* b, int64_t ldb, T* c, int64_t ldc,
+                  const T* bias, bool adds) {
+  if constexpr (ROWS > 0) {
+    if (M == ROWS) block<T, ROWS, COLUMNS>(K, a, b, ldb, c, ldc, bias, adds);
+    else rest_of_rows<T, ROWS - 1, COLUMNS>(M, K, a, b, ldb, c, ldc, bias, adds);
+  }
+}
+
+template <class T, int COLUMNS>
+void columns_of(int64_t M, int64_t K, Matrix<const T> a, const T* b, int64_t ldb, T* c, int64_t ldc,
+                const T* bias, bool adds) {
+  int64_t i = 0;
+  for (; i + MAX_ROWS <= M; i += MAX_ROWS)
+    block<T, MAX_ROWS, COLUMNS>(K, {a.at + i * a.row, a.row, a.column}, b, ldb, c + i * ldc, ldc, bias, adds);
+  rest_of_rows<T, MAX_ROWS - 1, COLUMNS>(M - i, K, {a.at + i * a.row, a.row, a.column}, b, ldb, c + i * ldc, ldc, bias, adds);
+}
+
+// C[M, N] = A[M, K]·B[K, N] (+ bias, or + C); N is a multiple of LANES.
+template <class T>
+void product(int64_t M, int64_t N, int64_t K, Matrix<const T> a, const T* b, int64_t ldb, T* c,
+             int64_t ldc, const T* bias, bool adds) {
+  constexpr int L = LANES<T>;
+  int64_t j = 0;
+  for (; j + 2 * L <= N; j += 2 * L)
+    columns_of<T, 2>(M, K, a, b + j, ldb, c + j, ldc, bias ? bias + j : nullptr, adds);
+  if (j < N) columns_of<T, 1>(M, K, a, b + j, ldb, c + j, ldc, bias ? bias + j : nullptr, adds);
+}
+
+// ---- layers --------------------------------------------------------------------------------------
+
+constexpr int64_t TILE = 96;  // rows; a multiple of LANES and MAX_ROWS of every level
+
+template <class T> int64_t padded(int64_t n) { return (n + LANES<T> - 1) / LANES<T> * LANES<T>; }
+// Distance of rows: not a multiple of what a cache's sets repeat by.
+template <class T> int64_t distance(int64_t n) {
+  n = padded<T>(n);
+  return n >= 128 && n % 32 == 0 ? n + 16 : n;
+}
+template <class T> T* allocate(int64_t n) {
+  size_t bytes = (size_t(n > 0 ? n : 1) * sizeof(T) + 63) / 64 * 64;
+  void* p = nullptr;
+#if HAS_THREADS
+  if (posix_memalign(&p, 64, bytes)) return nullptr;
+#else
+  p = malloc(bytes);
+#endif
+  if (p) memset(p, 0, bytes);
+  return (T*)p;
+}
+
+template <class T> struct Weights {  // of a layer, laid out for products; padding is 0
+  Layer layer;
+  int64_t in, out;         // distances
+  T *transposed, *plain;   // [inputs, out], [outputs, in]
+  T* bias;                 // [out]
+};
+
+// What GELU's tanh form multiplies x by is σ(2u), u = √(2/π)·(x + 0.044715 x³): 2u, and its derivative.
+template <class T> INLINE V<T> twice_u(V<T> x) { return x * (x * x * T(0.071354816272600244) + T(1.5957691216057307118)); }
+template <class T> INLINE V<T> twice_u_slope(V<T> x) { return x * x * T(0.21406444881780073) + T(1.5957691216057307118); }
+
+constexpr double SELU_SCALE = 1.0507009873554804934193349852946, SELU_ALPHA = 1.6732632423543772848170429916717;
+
+// Whether the derivative depends on what the activation was applied to; else on its outputs alone.
+constexpr bool keeps_input(int64_t kind) { return kind == SILU || kind == GELU || kind == TANH_GELU || kind == SQUARED_RELU; }
+
+template <class T> void activate(int64_t kind, T* y, T* before, int64_t rows, int64_t n, int64_t ld) {
+  auto apply = [&](auto f) {
+    for (int64_t r = 0; r < rows; r++)
+      for (int64_t j = 0; j < n; j += LANES<T>) store<T>(y + r * ld + j, f(load<T>(y + r * ld + j)));
+  };
+  if (keeps_input(kind)) memcpy(before, y, sizeof(T) * rows * ld);
+  switch (kind) {
+    case RELU: return apply([](V<T> x) { return x < T(0) ? V<T>{} : x; });
+    case TANH: return apply([](V<T> x) { return tanh<T>(x); });
+    case SIGMOID: return apply([](V<T> x) { return sigmoid<T>(x); });
+    case ELU: return apply([](V<T> x) { return x > T(0) ? x : expm1<T>(x); });
+    case SILU: return apply([](V<T> x) { return x * sigmoid<T>(x); });
+    case GELU: return apply([](V<T> x) { V<T> p, density; standard_normal<T>(x, p, density); return x * p; });
+    case TANH_GELU: return apply([](V<T> x) { return x * sigmoid<T>(twice_u<T>(x)); });
+    case SELU: return apply([](V<T> x) { return (x > T(0) ? x : T(SELU_ALPHA) * expm1<T>(x)) * T(SELU_SCALE); });
+    case LEAKY_RELU: return apply([](V<T> x) { return x > T(0) ? x : x * T(0.01); });
+    case SQUARED_RELU: return apply([](V<T> x) { return x < T(0) ? V<T>{} : x * x; });
+    case HARD_TANH: return apply([](V<T> x) { return clamp<T>(x, -1, 1); });
+    case RELU6: return apply([](V<T> x) { return clamp<T>(x, 0, 6); });
+  }
+}
+
+// Gradients by the outputs become those by what the activation was applied to; adds their sums.
+template <class T> void differentiate(int64_t kind, T* g, const T* y, const T* before, int64_t rows,
+                                      int64_t n, int64_t ld, T* sums) {
+  auto apply = [&](auto f) {
+    for (int64_t j = 0; j < n; j += LANES<T>) {
+      V<T> total = load<T>(sums + j);
+      for (int64_t r = 0; r < rows; r++) {
+        V<T> x = f(load<T>(g + r * ld + j), r * ld + j);
+        store<T>(g + r * ld + j, x);
+        total += x;
+      }
+      store<T>(sums + j, total);
+    }
+  };
+  switch (kind) {
+    case RELU: return apply([&](V<T> g, int64_t i) { return load<T>(y + i) <= T(0) ? V<T>{} : g; });
+    case TANH: return apply([&](V<T> g, int64_t i) { V<T> x = load<T>(y + i); return g * (T(1) - x * x); });
+    case SIGMOID: return apply([&](V<T> g, int64_t i) { V<T> x = load<T>(y + i); return g * (x * (T(1) - x)); });
+    case ELU: return apply([&](V<T> g, int64_t i) { V<T> x = load<T>(y + i); return x > T(0) ? g : g * (x + T(1)); });
+    case SILU: return apply([&](V<T> g, int64_t i) {
+      V<T> x = load<T>(before + i), s = sigmoid<T>(x);
+      return g * (s * (T(1) + x * (T(1) - s)));
+    });
+    case GELU: return apply([&](V<T> g, int64_t i) {
+      V<T> x = load<T>(before + i), p, density;
+      standard_normal<T>(x, p, density);
+      return g * (p + x * density);
+    });
+    case TANH_GELU: return apply([&](V<T> g, int64_t i) {
+      V<T> x = load<T>(before + i), s = sigmoid<T>(twice_u<T>(x));
+      return g * (s + x * s * (T(1) - s) * twice_u_slope<T>(x));
+    });
+    case SELU: return apply([&](V<T> g, int64_t i) {
+      V<T> x = load<T>(y + i);
+      return g * (x > T(0) ? all<T>(SELU_SCALE) : x + T(SELU_SCALE * SELU_ALPHA));
+    });
+    case LEAKY_RELU: return apply([&](V<T> g, int64_t i) { return load<T>(y + i) > T(0) ? g : g * T(0.01); });
+    case SQUARED_RELU: return apply([&](V<T> g, int64_t i) {
+      V<T> x = load<T>(before + i);
+      return x <= T(0) ? V<T>{} : g * (x + x);
+    });
+    case HARD_TANH: return apply([&](V<T> g, int64_t i) { V<T> x = load<T>(y + i); return absolute<T>(x) >= T(1) ? V<T>{} : g; });
+    case RELU6: return apply([&](V<T> g, int64_t i) { V<T> x = load<T>(y + i); return (x <= T(0)) | (x >= T(6)) ? V<T>{} : g; });
+    default: return apply([](V<T> g, int64_t) { return g; });
+  }
+}
+
+constexpr int64_t MAX_LAYERS = 32;
+
+template <class T> struct Work {  // of a thread
+  T* input;                                      // [TILE, in]: observations
+  T *y[MAX_LAYERS], *before[MAX_LAYERS], *g[MAX_LAYERS];  // [TILE, out]: outputs and gradients
+  T *dw[MAX_LAYERS], *db[MAX_LAYERS];            // sums over the tiles of a thread
+  T* joint;                                      // [TILE, in]: the values' part of the trunk's gradient
+  T *columns, *gradients;                        // [width, TILE] of the policy's outputs, transposed
+  T* log_std;                                    // gradients of the deviations
+  double results[RESULTS];
+};
+
+template <class T> struct Engine {
+  Model model;
+  int64_t layers, width, values, ld_observed, action_size, widest, threads;
+  Weights<T> weights[MAX_LAYERS];
+  Work<T>* work;
+};
+
+// First layer of the trunk, the policy and the values.
+template <class T> INLINE int64_t first(const Engine<T>& e, int part) {
+  return part == 0 ? 0 : part == 1 ? e.model.counts[0] : e.model.counts[0] + e.model.counts[1];
+}
+
+template <class T> void pack(Engine<T>& e) {
+  for (int64_t l = 0; l < e.layers; l++) {
+    Weights<T>& w = e.weights[l];
+    const T* from = (const T*)w.layer.weight;
+    const int64_t inputs = w.layer.inputs, outputs = w.layer.outputs;
+    for (int64_t start = 0; start < outputs; start += 16)
+      for (int64_t i = 0; i < inputs; i++)
+        for (int64_t o = start; o < outputs && o < start + 16; o++) w.transposed[i * w.out + o] = from[o * inputs + i];
+    for (int64_t o = 0; o < outputs; o++) memcpy(w.plain + o * w.in, from + o * inputs, sizeof(T) * inputs);
+    if (w.layer.bias) memcpy(w.bias, w.layer.bias, sizeof(T) * outputs);
+  }
+}
+
+// Where a layer's inputs are.
+template <class T> INLINE Matrix<const T> input_of(const Engine<T>& e, const Work<T>& w, int64_t l) {
+  const bool begins = l == first(e, 1) || l == first(e, 2);
+  const int64_t below = begins ? e.model.counts[0] - 1 : l - 1;
+  if (below >= 0) return {w.y[below], e.weights[below].out, 1};
+  return {w.input + (l == first(e, 2) ? e.model.critic_column : 0), e.ld_observed, 1};
+}
+
+template <class T> void forward(const Engine<T>& e, Work<T>& w, int64_t rows, int64_t from, int64_t to) {
+  for (int64_t l = from; l < to; l++) {
+    const Weights<T>& x = e.weights[l];
+    product<T>(rows, padded<T>(x.layer.outputs), x.layer.inputs, input_of(e, w, l),
+               x.transposed, x.out, w.y[l], x.out, x.bias, false);
+    activate<T>(x.layer.activation, w.y[l], w.before[l], rows, padded<T>(x.layer.outputs), x.out);
+  }
+}
+
+// From gradients by the outputs of the last layer; `below` receives those by the first one's inputs.
+template <class T> void backward(const Engine<T>& e, Work<T>& w, int64_t rows, int64_t from, int64_t to, T* below) {
+  for (int64_t l = to - 1; l >= from; l--) {
+    const Weights<T>& x = e.weights[l];
+    differentiate<T>(x.layer.activation, w.g[l], w.y[l], w.before[l], rows, padded<T>(x.layer.outputs), x.out, w.db[l]);
+    const Matrix<const T> input = input_of(e, w, l);
+    if (x.layer.weight_grad)
+      product<T>(x.layer.outputs, padded<T>(x.layer.inputs), rows, {w.g[l], 1, x.out}, input.at, input.row,
+                 w.dw[l], x.in, nullptr, true);
+    T* to_below = l > from ? w.g[l - 1] : below;
+    if (to_below)
+      product<T>(rows, padded<T>(x.layer.inputs), x.layer.outputs, {w.g[l], x.out, 1}, x.plain, x.in, to_below, x.in, nullptr, false);
+  }
+}
+
+// ---- observations ---------------------------------------------------------------------------------
+
+int64_t width_of(const Leaf& leaf) {
+  if (!leaf.options) return leaf.size;
+  int64_t width = 0;
+  for (int64_t d = 0; d < leaf.size; d++) width += leaf.options[d];
+  return width;
+}
+
+template <class T> void gather(const Engine<T>& e, T* row, const void* const* obs, int64_t k, bool excluded) {
+  for (int64_t l = 0; l < e.model.leaf_count; l++) {
+    const Leaf& leaf = e.model.leaves[l];
+    const int64_t n = leaf.size;
+    T* to = row + leaf.column;
+    if (excluded || leaf.options) memset(to, 0, sizeof(T) * width_of(leaf));
+    if (excluded) continue;
+    if (leaf.options) {
+      const int64_t* chosen = (const int64_t*)obs[l] + k * n;
+      for (int64_t d = 0; d < n; to += leaf.options[d++])
+        if (chosen[d] >= 0 && chosen[d] < leaf.options[d]) to[chosen[d]] = 1;
+      continue;
+    }
+    const T* x = (const T*)obs[l] + k * n;
+    if (!leaf.mean) { memcpy(to, x, sizeof(T) * n); continue; }
+    const T *mean = (const T*)leaf.mean, *std = (const T*)leaf.std, *low = (const T*)leaf.low, *high = (const T*)leaf.high;
+    for (int64_t i = 0; i < n; i++) {
+      T y = (x[i] - mean[i]) / std[i];
+      y = y < low[i] ? low[i] : y;
+      to[i] = y > high[i] ? high[i] : y;
+    }
+  }
+}
+
+// ---- distributions, for all rows of a tile at once --------------------------------------------------
+// Outputs and gradients are [width, TILE]: a vector holds rows.
+
+constexpr double HALF_LOG_TWO_PI = 0.91893853320467274178;
+
+// Gradients below it count as 0: products of them are subnormal; see distributions/_base.py.
+template <class T> constexpr T smallest() {
+  return std::numeric_limits<T>::min() / (std::numeric_limits<T>::epsilon() * std::numeric_limits<T>::epsilon());
+}
+
+template <class T> struct Rows {  // of a tile
+  alignas(64) T old_logp[TILE], advantage[TILE], weight[TILE];
+  alignas(64) T logp[TILE], lost[TILE], entropy[TILE], by_logp[TILE];
+  int64_t index[TILE];
+};
+
+// Outputs become log-probabilities, gradients the probabilities.
+template <class T> void categorical(const Engine<T>& e, Work<T>& w, Rows<T>& rows, int64_t n, const int64_t* actions) {
+  memset(rows.logp, 0, sizeof rows.logp);
+  memset(rows.entropy, 0, sizeof rows.entropy);
+  int64_t start = 0;
+  for (int64_t d = 0; d < e.model.choices; d++) {
+    const int64_t options = e.model.options[d];
+    T *z = w.columns + start * TILE, *p = w.gradients + start * TILE;
+    for (int64_t i = 0; i < n; i += LANES<T>) {
+      V<T> most = load<T>(z + i), total{}, entropy{};
+      for (int64_t j = 1; j < options; j++) {
+        V<T> x = load<T>(z + j * TILE + i);
+        most = x > most || x != x ? x : most;
+      }
+      for (int64_t j = 0; j < options; j++) {
+        V<T> x = load<T>(z + j * TILE + i) - most, y = exponential<T>(x);
+        store<T>(z + j * TILE + i, x);
+        store<T>(p + j * TILE + i, y);
+        total += y;
+      }
+      V<T> log_total = each<T>(total, [](T y) { return std::log(y); });
+      for (int64_t j = 0; j < options; j++) {
+        V<T> x = load<T>(z + j * TILE + i) - log_total, y = load<T>(p + j * TILE + i) / total;
+        y = y <= smallest<T>() ? V<T>{} : y;
+        store<T>(z + j * TILE + i, x);
+        store<T>(p + j * TILE + i, y);
+        // The term of an option with log-probability −∞ is 0.
+        entropy -= y * (x < std::numeric_limits<T>::lowest() ? all<T>(std::numeric_limits<T>::lowest()) : x);
+      }
+      store<T>(rows.entropy + i, load<T>(rows.entropy + i) + entropy);
+    }
+    for (int64_t i = 0; i < n; i++) {
+      // A row that is left out may hold anything.
+      const int64_t chosen = rows.weight[i] != 0 ? actions[rows.index[i] * e.model.choices + d] : 0;
+      const bool exists = chosen >= 0 && chosen < options;
+      rows.logp[i] += exists ? z[chosen * TILE + i] : std::numeric_limits<T>::quiet_NaN();
+    }
+    start += options;
+  }
+}
+
+// (1[chosen] − p)·by_logp − p·(log p + H)·by_entropy, H of each choice.
+template <class T> void categorical_gradients(const Engine<T>& e, Work<T>& w, Rows<T>& rows, int64_t n,
+                                              const int64_t* actions, T by_entropy) {
+  int64_t start = 0;
+  for (int64_t d = 0; d < e.model.choices; d++) {
+    const int64_t options = e.model.options[d];
+    T *z = w.columns + start * TILE, *p = w.gradients + start * TILE;
+    for (int64_t i = 0; i < n; i += LANES<T>) {
+      V<T> by_logp = load<T>(rows.by_logp + i), share = load<T>(rows.weight + i) * by_entropy, entropy{};
+      if (by_entropy != 0)
+        for (int64_t j = 0; j < options; j++) {
+          V<T> x = load<T>(z + j * TILE + i), y = load<T>(p + j * TILE + i);
+          entropy -= y == T(0) ? V<T>{} : y * x;
+        }
+      for (int64_t j = 0; j < options; j++) {
+        V<T> y = load<T>(p + j * TILE + i), factor = by_logp;
+        if (by_entropy != 0) factor += (load<T>(z + j * TILE + i) + entropy) * share;
+        factor = y == T(0) ? V<T>{} : factor;
+        store<T>(p + j * TILE + i, -y * factor);
+      }
+    }
+    for (int64_t i = 0; i < n; i++) {
+      const int64_t chosen = rows.weight[i] != 0 ? actions[rows.index[i] * e.model.choices + d] : 0;
+      if (chosen >= 0 && chosen < options) p[chosen * TILE + i] += rows.by_logp[i];
+    }
+    start += options;
+  }
+}
+
+// Adds a term to a sum, and what the additions before it have lost (Kahan): log-densities of many actions are
+// large numbers whose differences are looked at.
+template <class N> void add(N& sum, N& lost, N term) {
+  const N corrected = term - lost, after = sum + corrected, error = (after - sum) - corrected;
+  lost = error == error ? error : N{};  // NaN: the sum is infinite
+  sum = after;
+}
+
+// Logarithm of |da/du| where a number u is squashed: c + h·tanh(u) if `side` is 0, else, between one bound and infinity,
+// bound + side·softplus(side·u); and its derivative by u.
+template <class T> INLINE V<T> log_slope(V<T> u, T side, T log_half) {
+  if (side == 0) return T(2) * (T(0.69314718055994530942) - u - softplus<T>(T(-2) * u)) + log_half;
+  const V<T> x = u * side;
+  return (x < T(0) ? x : V<T>{}) - softplus<T>(-absolute<T>(x));
+}
+template <class T> INLINE V<T> log_slope_derivative(V<T> u, T side) {
+  return side == 0 ? T(-2) * tanh<T>(u) : side * sigmoid<T>(u * -side);
+}
+
+// A number of the policy, for the rows of a tile.
+template <class T> struct Number {
+  const T *mean, *log_std, *noise;  // noise: null, or of rows i·size
+  T shared, side, log_half, low, high, half;
+  int64_t size;
+  INLINE V<T> log_std_at(int64_t i) const { return log_std ? load<T>(log_std + i) : all<T>(shared); }
+  INLINE V<T> noise_at(int64_t i, int64_t rows) const {
+    V<T> x{};
+    for (int64_t k = 0; k < LANES<T> && i + k < rows; k++) x[k] = noise[(i + k) * size];
+    return x;
+  }
+  // Distance of the mean from 1.1 times its range, which is scaled to ±1, and its derivative by the mean.
+  INLINE V<T> beyond(V<T> mean, V<T>& slope) const {
+    V<T> below = low - mean, above = mean - high, x = (below > above ? below : above) / half - T(0.1);
+    slope = below > above ? all<T>(-1 / half) : all<T>(1 / half);
+    return x < T(0) ? V<T>{} : x;
+  }
+};
+
+template <class T> Number<T> number_of(const Engine<T>& e, const Work<T>& w, int64_t j, const T* noise) {
+  const Model& m = e.model;
+  auto at = [j](const void* x) { return x ? ((const T*)x)[j] : T(0); };
+  const T* predicted = m.kind == PREDICTED_NORMAL ? w.columns + (e.action_size + j) * TILE : nullptr;
+  return {w.columns + j * TILE, predicted, noise ? noise + j : nullptr, at(m.log_std), at(m.side), at(m.log_half),
+          at(m.low), at(m.high), at(m.half), e.action_size};
+}
+
+// Gradients become x = (a − μ)/σ.
+template <class T> void normal(const Engine<T>& e, Work<T>& w, Rows<T>& rows, int64_t count, int64_t n,
+                               const T* actions, const T* noise, bool is_bounded) {
+  const int64_t size = e.action_size;
+  memset(rows.logp, 0, sizeof rows.logp);
+  memset(rows.lost, 0, sizeof rows.lost);
+  memset(rows.entropy, 0, sizeof rows.entropy);
+  V<T> bounds{};
+  for (int64_t j = 0; j < size; j++) {
+    const Number<T> number = number_of(e, w, j, noise);
+    T* scaled = w.gradients + j * TILE;
+    for (int64_t i = 0; i < n; i++) scaled[i] = rows.weight[i] != 0 ? actions[rows.index[i] * size + j] : number.mean[i];
+    for (int64_t i = 0; i < n; i += LANES<T>) {
+      const V<T> log_std = number.log_std_at(i), mean = load<T>(number.mean + i), u = load<T>(scaled + i), weight = load<T>(rows.weight + i);
+      V<T> x = (u - mean) * exponential<T>(-log_std), entropy = log_std + T(0.5 + HALF_LOG_TWO_PI), slope;
+      x = weight != T(0) ? x : V<T>{};
+      store<T>(scaled + i, x);
+      V<T> logp = load<T>(rows.logp + i), lost = load<T>(rows.lost + i);
+      add<V<T>>(logp, lost, T(-0.5) * x * x - (log_std + T(HALF_LOG_TWO_PI)));
+      if (e.model.side) add<V<T>>(logp, lost, -log_slope<T>(u, number.side, number.log_half));
+      if (noise) entropy += log_slope<T>(mean + exponential<T>(log_std) * number.noise_at(i, count), number.side, number.log_half);
+      if (is_bounded) {
+        const V<T> beyond = number.beyond(mean, slope);
+        bounds += weight != T(0) ? weight * beyond * beyond : V<T>{};
+      }
+      store<T>(rows.logp + i, logp);
+      store<T>(rows.lost + i, lost);
+      store<T>(rows.entropy + i, load<T>(rows.entropy + i) + entropy);
+    }
+  }
+  w.results[BOUNDS] += sum<T>(bounds);
+}
+
+// By the mean x/σ, by log σ x² − 1; and those of the entropy and of the bounds loss.
+template <class T> void normal_gradients(const Engine<T>& e, Work<T>& w, Rows<T>& rows, int64_t count, int64_t n,
+                                         const T* noise, T by_entropy, T by_bounds) {
+  const int64_t size = e.action_size;
+  for (int64_t j = 0; j < size; j++) {
+    const Number<T> number = number_of(e, w, j, noise);
+    T* scaled = w.gradients + j * TILE;
+    V<T> total{};
+    for (int64_t i = 0; i < n; i += LANES<T>) {
+      const V<T> log_std = number.log_std_at(i), mean = load<T>(number.mean + i), weight = load<T>(rows.weight + i);
+      const V<T> x = load<T>(scaled + i), by_logp = load<T>(rows.by_logp + i);
+      V<T> by_mean = x * by_logp * exponential<T>(-log_std), by_log_std = (x * x - T(1)) * by_logp + weight * by_entropy, slope;
+      if (noise && by_entropy != 0) {
+        const V<T> moved = exponential<T>(log_std) * number.noise_at(i, count);
+        const V<T> by_sample = log_slope_derivative<T>(mean + moved, number.side) * weight * by_entropy;
+        by_mean += by_sample;
+        by_log_std += by_sample * moved;
+      }
+      if (by_bounds != 0) {
+        const V<T> beyond = number.beyond(mean, slope);
+        by_mean += weight != T(0) ? weight * by_bounds * T(2) * beyond * slope : V<T>{};
+      }
+      total += by_log_std;
+      store<T>(scaled + i, by_mean);
+      if (number.log_std) store<T>(w.gradients + (size + j) * TILE + i, by_log_std);
+    }
+    if (!number.log_std) w.log_std[j] += sum<T>(total);
+  }
+}
+
+// ---- the loss ---------------------------------------------------------------------------------------
+
+template <class T> struct Scale { T share, mean, divisor; };  // of a minibatch
+
+template <class T> Scale<T> scale_of(const Batch& b) {
+  int64_t count = 0;
+  double total = 0, squares = 0;
+  T largest = 0;
+  const T* x = (const T*)b.advantages;
+  auto each = [&](auto f) {
+    for (int64_t i = 0; i < b.rows; i++) {
+      const int64_t k = b.index ? b.index[i] : i;
+      if (b.mask[k]) f(k);
+    }
+  };
+  if (!b.standardized) {
+    each([&](int64_t) { count++; });
+    return {T(1) / T(count > 1 ? count : 1), 0, 1};
+  }
+  each([&](int64_t k) {
+    count++;
+    total += x[k];
+    const T size = std::fabs(x[k]);
+    largest = size > largest || size != size ? size : largest;
+  });
+  const double mean = total / (count > 1 ? count : 1);
+  each([&](int64_t k) { squares += (x[k] - mean) * (x[k] - mean); });
+  const T std = T(std::sqrt(squares / (count > 2 ? count - 1 : 1)));
+  const bool vanishes = std <= 8 * std::numeric_limits<T>::epsilon() * largest;
+  return {T(1) / T(count > 1 ? count : 1), T(mean), vanishes ? T(1) : std + T(1e-8)};
+}
+
+// Whether an option is not masked. A masked one has the lowest finite logit: a row of −∞ would become NaN.
+template <class T> INLINE bool is_allowed(const Engine<T>& e, const uint8_t* allowed, int64_t row, int64_t option) {
+  return !allowed || allowed[row * e.width + option];
+}
+
+// Deviation that the losses of a value are in units of; the value of an output.
+template <class T> INLINE T scale_at(const Engine<T>& e, int64_t k) { return e.model.value_scale ? ((const T*)e.model.value_scale)[k] : T(1); }
+template <class T> INLINE T value_at(const Engine<T>& e, T output, int64_t k) {
+  return e.model.value_mean ? ((const T*)e.model.value_mean)[k] + output * scale_at<T>(e, k) : output;
+}
+
+// Terms of the loss of a tile, and the gradients by the outputs of both heads.
+template <class T> void loss_of(const Engine<T>& e, Work<T>& w, Rows<T>& rows, int64_t start, int64_t count, const Batch& b, const Loss& loss) {
+  const int64_t n = padded<T>(count), policy = first(e, 1) + e.model.counts[1] - 1, values = e.layers - 1;
+  const int64_t ld = e.weights[policy].out, ldv = e.weights[values].out;
+  for (int64_t i = count; i < n; i++) rows.weight[i] = rows.old_logp[i] = rows.advantage[i] = 0;
+  for (int64_t j = 0; j < e.width; j++) {
+    for (int64_t i = 0; i < count; i++)
+      w.columns[j * TILE + i] = is_allowed(e, b.allowed, rows.index[i], j) ? w.y[policy][i * ld + j] : std::numeric_limits<T>::lowest();
+    for (int64_t i = count; i < n; i++) w.columns[j * TILE + i] = 0;
+  }
+  // Padding has no index, and a weight of 0.
+  const bool is_categorical = e.model.kind == CATEGORICAL;
+  const T* noise = b.noise ? (const T*)b.noise + start * e.action_size : nullptr;
+  if (is_categorical) categorical<T>(e, w, rows, n, (const int64_t*)b.actions);
+  else normal<T>(e, w, rows, count, n, (const T*)b.actions, noise, loss.bounds_coeff != 0);
+
+  const T low = T(1 - loss.clip), high = T(1 + loss.clip), clip = T(loss.clip), dual = T(loss.dual_clip);
+  const bool has_dual = loss.dual_clip == loss.dual_clip;
+  V<T> gains{}, divergence{}, beyond{}, entropies{};
+  for (int64_t i = 0; i < n; i += LANES<T>) {
+    V<T> weight = load<T>(rows.weight + i), advantage = load<T>(rows.advantage + i), logp = load<T>(rows.logp + i);
+    auto included = weight != T(0);
+    V<T> log_ratio = included ? logp - load<T>(rows.old_logp + i) : V<T>{};
+    V<T> moved = expm1<T>(log_ratio), gain, by_logp;
+    if (loss.is_ppo) {
+      V<T> ratio = exponential<T>(log_ratio), plain = ratio * advantage, clipped = clamp<T>(ratio, low, high) * advantage;
+      auto is_clipped = plain > clipped;
+      gain = is_clipped ? clipped : plain;
+      if (has_dual) {
+        V<T> least = dual * advantage;
+        auto is_bounded = (advantage < T(0)) & (gain < least);
+        gain = is_bounded ? least : gain;
+        is_clipped |= is_bounded;
+      }
+      by_logp = is_clipped ? ratio * T(0) : advantage * ratio;  // NaN where the ratio is infinite
+    } else {
+      gain = included ? logp * advantage : V<T>{};
+      by_logp = advantage;
+    }
+    gains += weight * gain;
+    divergence += weight * (moved - log_ratio);
+    beyond += absolute<T>(moved) > clip ? weight : V<T>{};
+    V<T> entropy = load<T>(rows.entropy + i);
+    entropies += included ? weight * entropy : V<T>{};
+    store<T>(rows.by_logp + i, included ? -by_logp * weight : V<T>{});
+  }
+  const T by_entropy = loss.uses_entropy ? T(-loss.entropy_coeff) : T(0);
+  if (is_categorical) categorical_gradients<T>(e, w, rows, n, (const int64_t*)b.actions, by_entropy);
+  else normal_gradients<T>(e, w, rows, count, n, noise, by_entropy, T(loss.bounds_coeff));
+  for (int64_t i = 0; i < count; i++)
+    for (int64_t j = 0; j < e.width; j++)
+      w.g[policy][i * ld + j] = is_allowed(e, b.allowed, rows.index[i], j) ? w.gradients[j * TILE + i] : T(0);
+
+  const bool has_clip = loss.vf_clip == loss.vf_clip;
+  const T vf_clip = T(loss.vf_clip), coeff = T(loss.vf_coeff);
+  T errors = 0;
+  for (int64_t i = 0; i < count; i++)
+    for (int64_t k = 0; k < e.values; k++) {
+      T& gradient = w.g[values][i * ldv + k];
+      gradient = 0;
+      const T weight = rows.weight[i];
+      if (weight == 0) continue;
+      const int64_t at = rows.index[i] * e.values + k;
+      const T unit = scale_at<T>(e, k), value = value_at<T>(e, w.y[values][i * ldv + k], k) / unit;
+      const T difference = value - ((const T*)b.returns)[at] / unit;
+      T size = std::fabs(difference);
+      T derivative = loss.is_mse ? difference : difference < -1 ? T(-1) : difference > 1 ? T(1) : difference;
+      if (has_clip) {
+        const T change = value - ((const T*)b.values)[at] / unit;
+        const T kept = change < -vf_clip ? -vf_clip : change > vf_clip ? vf_clip : change;
+        const T clipped = std::fabs(difference - (change - kept));
+        if (clipped > size) derivative = 0;
+        size = clipped > size || clipped != clipped ? clipped : size;
+      }
+      const T near = loss.is_mse || size != size ? size : size < 1 ? size : T(1);
+      errors += weight * ((size - T(0.5) * near) * near);
+      gradient = derivative * weight * coeff;
+    }
+  w.results[POLICY] += sum<T>(gains);
+  w.results[KL] += sum<T>(divergence);
+  w.results[CLIPPED] += sum<T>(beyond);
+  w.results[ENTROPY] += sum<T>(entropies);
+  w.results[VALUE] += errors;
+}
+
+// ---- a minibatch ----------------------------------------------------------------------------------------
+
+template <class T> void tile(const Engine<T>& e, Work<T>& w, const Batch& b, const Loss& loss, const Scale<T>& scale, int64_t start) {
+  Rows<T> rows;
+  const int64_t left = b.rows - start, count = left < TILE ? left : TILE;
+  for (int64_t i = 0; i < count; i++) {
+    const int64_t k = b.index ? b.index[start + i] : start + i;
+    const T weight = b.weight ? ((const T*)b.weight)[k] : b.mask[k] ? scale.share : T(0);
+    const bool excluded = weight == 0;
+    rows.index[i] = k;
+    rows.weight[i] = weight;
+    rows.old_logp[i] = excluded ? T(0) : ((const T*)b.logp)[k];
+    rows.advantage[i] = excluded ? T(0) : (((const T*)b.advantages)[k] - scale.mean) / scale.divisor;
+    gather<T>(e, w.input + i * e.ld_observed, b.obs, k, excluded);
+  }
+  for (int64_t i = count; i < TILE; i++) rows.index[i] = 0;
+  forward<T>(e, w, count, 0, e.layers);
+  loss_of<T>(e, w, rows, start, count, b, loss);
+  const int64_t policy = first(e, 1), values = first(e, 2), trunk = e.model.counts[0];
+  T* below = trunk ? w.g[trunk - 1] : nullptr;
+  backward<T>(e, w, count, policy, values, below);
+  backward<T>(e, w, count, values, e.layers, below ? w.joint : nullptr);
+  if (!below) return;
+  const int64_t numbers = count * e.weights[trunk - 1].out;
+  for (int64_t i = 0; i < numbers; i++) below[i] += w.joint[i];
+  backward<T>(e, w, count, 0, trunk, nullptr);
+}
+
+template <class T> void clear(const Engine<T>& e, Work<T>& w) {
+  for (int64_t l = 0; l < e.layers; l++) {
+    memset(w.dw[l], 0, sizeof(T) * e.weights[l].layer.outputs * e.weights[l].in);
+    memset(w.db[l], 0, sizeof(T) * e.weights[l].out);
+  }
+  memset(w.log_std, 0, sizeof(T) * (e.action_size + 1));
+  memset(w.results, 0, sizeof w.results);
+}
+
+template <class T> void add_gradients(const Engine<T>& e, const Work<T>& w) {
+  for (int64_t l = 0; l < e.layers; l++) {
+    const Weights<T>& x = e.weights[l];
+    if (T* to = (T*)x.layer.weight_grad)
+      for (int64_t o = 0; o < x.layer.outputs; o++)
+        for (int64_t i = 0; i < x.layer.inputs; i++) to[o * x.layer.inputs + i] += w.dw[l][o * x.in + i];
+    if (T* to = (T*)x.layer.bias_grad)
+      for (int64_t o = 0; o < x.layer.outputs; o++) to[o] += w.db[l][o];
+  }
+  if (T* to = (T*)e.model.log_std_grad)
+    for (int64_t j = 0; j < e.action_size; j++) to[j] += w.log_std[j];
+}
+
+constexpr int64_t MAX_THREADS = 64;
+
+// f(t) for each t < threads, each in a thread, or one after the other where none can be started.
+template <class F> void in_threads(int64_t threads, const F& f) {
+  struct Share { const F* f; int64_t thread; };
+  auto run = [](void* given) -> void* {
+    const Share& s = *(const Share*)given;
+    (*s.f)(s.thread);
+    return nullptr;
+  };
+  Share shares[MAX_THREADS];
+  for (int64_t t = 0; t < threads; t++) shares[t] = {&f, t};
+#if HAS_THREADS
+  pthread_t started[MAX_THREADS];
+  bool is_started[MAX_THREADS] = {};
+  for (int64_t t = 1; t < threads; t++) is_started[t] = pthread_create(&started[t], nullptr, run, &shares[t]) == 0;
+  run(&shares[0]);
+  for (int64_t t = 1; t < threads; t++) {
+    if (is_started[t]) pthread_join(started[t], nullptr);
+    else run(&shares[t]);
+  }
+#else
+  for (int64_t t = 0; t < threads; t++) run(&shares[t]);
+#endif
+}
+
+// Threads for so many multiplications: each has to save some 20 µs for being started.
+int64_t threads_for(double work, int64_t threads, int64_t most) {
+  constexpr double WORK_OF_A_THREAD = 4e6;
+  if (threads > most) threads = most;
+  if (threads > MAX_THREADS) threads = MAX_THREADS;
+  if (threads > work / WORK_OF_A_THREAD) threads = int64_t(work / WORK_OF_A_THREAD);
+  return threads < 1 ? 1 : threads;
+}
+
+// Tiles go to threads in fixed shares, whose sums are added in order: the same numbers every time.
+template <class T> void gradients(Engine<T>& e, const Batch& b, const Loss& loss, double* results) {
+  pack<T>(e);
+  const Scale<T> scale = b.weight ? Scale<T>{0, 0, 1} : scale_of<T>(b);
+  const int64_t tiles = (b.rows + TILE - 1) / TILE;
+  double work = 0;
+  for (int64_t l = 0; l < e.layers; l++) work += 3.0 * b.rows * e.weights[l].layer.inputs * e.weights[l].layer.outputs;
+  const int64_t threads = threads_for(work, e.threads, tiles);
+  in_threads(threads, [&](int64_t t) {
+    Work<T>& w = e.work[t];
+    clear<T>(e, w);
+    for (int64_t at = tiles * t / threads; at < tiles * (t + 1) / threads; at++) tile<T>(e, w, b, loss, scale, at * TILE);
+  });
+  for (int64_t t = 0; t < threads; t++) {
+    add_gradients<T>(e, e.work[t]);
+    for (int i = 0; i < NORM; i++) results[i] += e.work[t].results[i];
+  }
+}
+
+// ---- the optimizer ----------------------------------------------------------------------------------------
+
+template <class T> T norm_of(const Optimizer& o) {
+  double total = 0;
+  for (int64_t i = 0; i < o.count; i++) {
+    const T* g = (const T*)o.parameters[i].grad;
+    V<T> sums{};
+    int64_t j = 0;
+    for (; j + LANES<T> <= o.parameters[i].size; j += LANES<T>) sums += load<T>(g + j) * load<T>(g + j);
+    T rest = sum<T>(sums);
+    for (; j < o.parameters[i].size; j++) rest += g[j] * g[j];
+    total += rest;
+  }
+  return T(std::sqrt(T(total)));
+}
+
+template <class T> void adam(const Parameter& p, T scale) {
+  *p.step += 1;
+  const double first = 1 - std::pow(p.beta1, *p.step), second = std::sqrt(1 - std::pow(p.beta2, *p.step));
+  const T size = T(p.lr / first), root = T(second), eps = T(p.eps), sign = p.maximizes ? -scale : scale;
+  const T keep1 = T(p.beta1), add1 = T(1 - p.beta1), keep2 = T(p.beta2), add2 = T(1 - p.beta2);
+  const T decay = T(p.is_decoupled ? 0 : p.decay), shrink = T(p.is_decoupled ? 1 - p.lr * p.decay : 1);
+  T *value = (T*)p.value, *mean = (T*)p.mean, *square = (T*)p.square;
+  const T* grad = (const T*)p.grad;
+  for (int64_t i = 0; i < p.size; i++) {
+    T g = grad[i] * sign;
+    if (decay != 0) g += value[i] * decay;
+    const T m = mean[i] = keep1 * mean[i] + add1 * g, v = square[i] = keep2 * square[i] + add2 * g * g;
+    value[i] = value[i] * shrink - size * m / (std::sqrt(v) / root + eps);
+  }
+}
+
+template <class T> Outcome step(const Optimizer& o, double* results) {
+  const T norm = norm_of<T>(o);
+  const bool is_finite = norm - norm == 0;
+  results[NORM] = is_finite ? double(norm) : 0.0;
+  if (is_finite) {
+    T scale = 1;
+    if (o.max_norm == o.max_norm) {
+      scale = T(o.max_norm) * (T(1) / (norm + T(1e-6)));
+      scale = scale > 1 ? T(1) : scale;
+    }
+    for (int64_t i = 0; i < o.count; i++) adam<T>(o.parameters[i], scale);
+  }
+  return is_finite ? STEPPED : SKIPPED;
+}
+
+template <class T> int64_t learn(Engine<T>& e, const Batch& b, const Loss& loss, const Optimizer* o, double* results) {
+  memset(results, 0, sizeof(double) * RESULTS);
+  gradients<T>(e, b, loss, results);
+  if (!o) return STEPPED;
+  Outcome outcome = REFUSED;  // NaN exceeds the target, too
+  if (o->target_kl != o->target_kl || T(results[KL]) <= o->target_kl) outcome = step<T>(*o, results);
+  for (int64_t i = 0; i < o->count; i++) memset(o->parameters[i].grad, 0, sizeof(T) * o->parameters[i].size);
+  return outcome;
+}
+
+// ---- acting -------------------------------------------------------------------------------------------------
+
+// Outputs [rows, width] and values [rows, K]; either may be null.
+template <class T> void respond(Engine<T>& e, int64_t rows, const void* const* obs, T* outputs, T* values) {
+  Work<T>& w = e.work[0];
+  const int64_t policy = first(e, 1), critic = first(e, 2);
+  for (int64_t start = 0; start < rows; start += TILE) {
+    const int64_t count = rows - start < TILE ? rows - start : TILE;
+    for (int64_t i = 0; i < count; i++) gather<T>(e, w.input + i * e.ld_observed, obs, start + i, false);
+    forward<T>(e, w, count, 0, policy);
+    auto write = [&](T* to, int64_t from, int64_t end, int64_t width) {
+      if (!to) return;
+      forward<T>(e, w, count, from, end);
+      for (int64_t i = 0; i < count; i++)
+        memcpy(to + (start + i) * width, w.y[end - 1] + i * e.weights[end - 1].out, sizeof(T) * width);
+    };
+    write(outputs, policy, critic, e.width);
+    write(values, critic, e.layers, e.values);
+    if (values)
+      for (int64_t i = start; i < start + count; i++)
+        for (int64_t k = 0; k < e.values; k++) values[i * e.values + k] = value_at<T>(e, values[i * e.values + k], k);
+  }
+}
+
+// argmax p/E of each choice, E drawn from Exp(1), [rows, choices, widest choice]; the first of equals.
+template <class T> void choose(const Engine<T>& e, int64_t rows, T* outputs, const uint8_t* allowed, const T* noise, int64_t* actions, T* logp) {
+  for (int64_t r = 0; r < rows; r++) {
+    T total_logp = 0;
+    for (int64_t j = 0; j < e.width; j++)
+      if (!is_allowed(e, allowed, r, j)) outputs[r * e.width + j] = std::numeric_limits<T>::lowest();
+    const T *z = outputs + r * e.width, *n = noise ? noise + r * e.model.choices * e.widest : nullptr;
+    for (int64_t d = 0; d < e.model.choices; d++) {
+      const int64_t options = e.model.options[d];
+      T most = z[0], total = 0, best = -1;
+      for (int64_t j = 1; j < options; j++) most = z[j] > most || z[j] != z[j] ? z[j] : most;
+      int64_t chosen = 0;
+      for (int64_t j = 0; j < options; j += LANES<T>) {
+        V<T> x = all<T>(-std::numeric_limits<T>::infinity());
+        const int64_t in_vector = options - j < LANES<T> ? options - j : LANES<T>;
+        for (int64_t k = 0; k < in_vector; k++) x[k] = z[j + k] - most;
+        V<T> p = exponential<T>(x);
+        for (int64_t k = 0; k < in_vector; k++) {
+          total += p[k];
+          const T raced = n ? p[k] / n[j + k] : p[k];
+          if (raced > best) { best = raced; chosen = j + k; }
+        }
+      }
+      actions[r * e.model.choices + d] = chosen;
+      total_logp += z[chosen] - most - std::log(total);
+      z += options;
+      if (n) n += e.widest;
+    }
+    logp[r] = total_logp;
+  }
+}
+
+// u = μ + σ·noise, and the log-density of the action that u is squashed to, or is.
+template <class T> void draw(const Engine<T>& e, int64_t rows, const T* outputs, const T* noise, T* actions, T* logp) {
+  const int64_t size = e.action_size, width = e.width;
+  const bool predicted = e.model.kind == PREDICTED_NORMAL;
+  for (int64_t r = 0; r < rows; r++) {
+    T total = 0, lost = 0;
+    for (int64_t j = 0; j < size; j++) {
+      const T mean = outputs[r * width + j];
+      const T log_std = predicted ? outputs[r * width + size + j] : ((const T*)e.model.log_std)[j];
+      const T std = std::exp(log_std), action = noise ? mean + std * noise[r * size + j] : mean;
+      const T scaled = (action - mean) / std;
+      actions[r * size + j] = action;
+      add<T>(total, lost, T(-0.5) * scaled * scaled - (log_std + T(HALF_LOG_TWO_PI)));
+      if (e.model.side)
+        add<T>(total, lost, -log_slope<T>(all<T>(action), ((const T*)e.model.side)[j], ((const T*)e.model.log_half)[j])[0]);
+    }
+    logp[r] = total;
+  }
+}
+
+// ---- recurrent cells ----------------------------------------------------------------------------------------
+
+// f(j, vector) for vectors from number j on, the last of which may have fewer numbers than lanes.
+template <class T> struct Whole {
+  INLINE V<T> get(const T* p) const { return load<T>(p); }
+  INLINE void put(T* p, V<T> x) const { store<T>(p, x); }
+};
+template <class T> struct Part {
+  int64_t count;
+  INLINE V<T> get(const T* p) const {
+    V<T> x{};
+    for (int64_t i = 0; i < count; i++) x[i] = p[i];
+    return x;
+  }
+  INLINE void put(T* p, V<T> x) const {
+    for (int64_t i = 0; i < count; i++) p[i] = x[i];
+  }
+};
+template <class T, class F> INLINE void in_vectors(int64_t size, F f) {
+  int64_t j = 0;
+  for (; j + LANES<T> <= size; j += LANES<T>) f(j, Whole<T>{});
+  if (j < size) f(j, Part<T>{size - j});
+}
+
+template <class T> INLINE T* at(void* p, int64_t i) { return p ? (T*)p + i : nullptr; }
+template <class T> INLINE const T* at(const void* p, int64_t i) { return p ? (const T*)p + i : nullptr; }
+
+INLINE bool resets_after(const Cells& c, int64_t step, int64_t row) {
+  return c.first && step + 1 < c.steps && c.first[(step + 1) * c.rows + row];
+}
+
+// A step of one row: activations in place, and the states after it.
+template <class T> void cell_forward(const Cells& c, int64_t step, int64_t row) {
+  const int64_t n = c.size, r = step * c.rows + row, next = r + c.rows;
+  const bool resets = resets_after(c, step, row);
+  T *hidden = at<T>(c.hidden, next * n), *kept = at<T>(c.kept, r * n);
+  T* latents = at<T>(c.latents, (row * c.steps + step) * n);
+  if (c.is_gru) {
+    T* g = at<T>(c.gates, r * 3 * n);
+    const T *inner = at<T>(c.inner, row * 3 * n), *before = at<T>(c.hidden, r * n);
+    in_vectors<T>(n, [&](int64_t j, auto v)  {
+      const V<T> reset = sigmoid<T>(v.get(g + j) + v.get(inner + j));
+      const V<T> update = sigmoid<T>(v.get(g + n + j) + v.get(inner + n + j));
+      const V<T> from_state = v.get(inner + 2 * n + j);
+      const V<T> candidate = tanh<T>(v.get(g + 2 * n + j) + reset * from_state);
+      const V<T> after = (T(1) - update) * candidate + update * v.get(before + j);
+      if (kept) {
+        v.put(g + j, reset), v.put(g + n + j, update), v.put(g + 2 * n + j, candidate);
+        v.put(kept + j, from_state);
+      }
+      if (latents) v.put(latents + j, after);
+      v.put(hidden + j, resets ? V<T>{} : after);
+    });
+    return;
+  }
+  T *g = at<T>(c.gates, r * 4 * n), *cell = at<T>(c.cell, next * n);
+  const T* before = at<T>(c.cell, r * n);
+  in_vectors<T>(n, [&](int64_t j, auto v)  {
+    const V<T> in = sigmoid<T>(v.get(g + j)), forget = sigmoid<T>(v.get(g + n + j));
+    const V<T> candidate = tanh<T>(v.get(g + 2 * n + j)), out = sigmoid<T>(v.get(g + 3 * n + j));
+    const V<T> after = forget * v.get(before + j) + in * candidate, bounded = tanh<T>(after);
+    const V<T> latent = out * bounded;
+    if (kept) {
+      v.put(g + j, in), v.put(g + n + j, forget), v.put(g + 2 * n + j, candidate), v.put(g + 3 * n + j, out);
+      v.put(kept + j, bounded);
+    }
+    if (latents) v.put(latents + j, latent);
+    v.put(cell + j, resets ? V<T>{} : after);
+    v.put(hidden + j, resets ? V<T>{} : latent);
+  });
+}
+
+// Derivatives of one row's sums and states before a step, from those after it.
+template <class T> void cell_backward(const Cells& c, int64_t step, int64_t row) {
+  const int64_t n = c.size, r = step * c.rows + row;
+  const bool resets = resets_after(c, step, row);
+  T* d_hidden = at<T>(c.d_hidden, row * n);
+  const T *kept = at<T>(c.kept, r * n), *d_latents = at<T>(c.d_latents, (row * c.steps + step) * n);
+  auto d_after = [&](int64_t j, auto v)  {
+    const V<T> d = d_latents ? v.get(d_latents + j) : V<T>{};
+    return resets ? d : d + v.get(d_hidden + j);
+  };
+  if (c.is_gru) {
+    const T *g = at<T>(c.gates, r * 3 * n), *before = at<T>(c.hidden, r * n);
+    T *d_gates = at<T>(c.d_gates, r * 3 * n), *d_inner = at<T>(c.d_inner, r * 3 * n);
+    in_vectors<T>(n, [&](int64_t j, auto v)  {
+      const V<T> reset = v.get(g + j), update = v.get(g + n + j), candidate = v.get(g + 2 * n + j);
+      const V<T> d = d_after(j, v);
+      const V<T> d_candidate = d * (T(1) - update) * (T(1) - candidate * candidate);
+      const V<T> d_update = d * (v.get(before + j) - candidate) * update * (T(1) - update);
+      const V<T> d_reset = d_candidate * v.get(kept + j) * reset * (T(1) - reset);
+      v.put(d_gates + j, d_reset), v.put(d_gates + n + j, d_update), v.put(d_gates + 2 * n + j, d_candidate);
+      v.put(d_inner + j, d_reset), v.put(d_inner + n + j, d_update), v.put(d_inner + 2 * n + j, d_candidate * reset);
+      v.put(d_hidden + j, d * update);
+    });
+    return;
+  }
+  const T *g = at<T>(c.gates, r * 4 * n), *before = at<T>(c.cell, r * n);
+  T *d_gates = at<T>(c.d_gates, r * 4 * n), *d_cell = at<T>(c.d_cell, row * n);
+  in_vectors<T>(n, [&](int64_t j, auto v)  {
+    const V<T> in = v.get(g + j), forget = v.get(g + n + j), candidate = v.get(g + 2 * n + j), out = v.get(g + 3 * n + j);
+    const V<T> bounded = v.get(kept + j), d = d_after(j, v);
+    const V<T> through = d * out * (T(1) - bounded * bounded), d_after_cell = resets ? through : through + v.get(d_cell + j);
+    v.put(d_gates + j, d_after_cell * candidate * in * (T(1) - in));
+    v.put(d_gates + n + j, d_after_cell * v.get(before + j) * forget * (T(1) - forget));
+    v.put(d_gates + 2 * n + j, d_after_cell * in * (T(1) - candidate * candidate));
+    v.put(d_gates + 3 * n + j, d * bounded * out * (T(1) - out));
+    v.put(d_cell + j, d_after_cell * forget);
+  });
+}
+
+template <class F> void each_row(const Cells& c, const F& f) {
+  constexpr double WORK_OF_A_NUMBER = 60;  // multiplications
+  const int64_t threads = threads_for(WORK_OF_A_NUMBER * c.rows * c.size, c.threads, c.rows);
+  in_threads(threads, [&](int64_t t) {
+    for (int64_t row = c.rows * t / threads; row < c.rows * (t + 1) / threads; row++) f(row);
+  });
+}
+
+// ---- engines ---------------------------------------------------------------------------------------------------
+
+template <class T> void destroy(Engine<T>* e) {
+  for (int64_t t = 0; e->work && t < e->threads; t++) {
+    Work<T>& w = e->work[t];
+    for (int64_t l = 0; l < e->layers; l++)
+      for (T* p : {w.y[l], w.before[l], w.g[l], w.dw[l], w.db[l]}) free(p);
+    for (T* p : {w.input, w.joint, w.columns, w.gradients, w.log_std}) free(p);
+  }
+  for (int64_t l = 0; l < e->layers; l++)
+    for (T* p : {e->weights[l].transposed, e->weights[l].plain, e->weights[l].bias}) free(p);
+  free(e->work);
+  free(e);
+}
+
+template <class T> Engine<T>* create(const Model& m) {
+  Engine<T>* e = allocate<Engine<T>>(1);
+  if (!e) return nullptr;
+  bool complete = true;
+  auto take = [&](auto*& to, int64_t n) {
+    to = allocate<std::remove_reference_t<decltype(*to)>>(n);
+    complete &= to != nullptr;
+  };
+  e->model = m;
+  e->layers = m.counts[0] + m.counts[1] + m.counts[2];
+  e->threads = m.threads < 1 ? 1 : m.threads > MAX_THREADS ? MAX_THREADS : m.threads;
+  for (int64_t l = 0; l < e->layers; l++) {
+    Weights<T>& w = e->weights[l];
+    w.layer = m.layers[l];
+    w.in = distance<T>(w.layer.inputs);
+    w.out = distance<T>(w.layer.outputs);
+    take(w.transposed, w.layer.inputs * w.out);
+    take(w.plain, w.layer.outputs * w.in);
+    take(w.bias, w.out);
+  }
+  int64_t observed = 0;
+  for (int64_t l = 0; l < m.leaf_count; l++) {
+    const int64_t end = m.leaves[l].column + width_of(m.leaves[l]);
+    observed = end > observed ? end : observed;
+  }
+  e->ld_observed = distance<T>(observed);
+  e->width = m.layers[first(*e, 2) - 1].outputs;
+  e->values = m.layers[e->layers - 1].outputs;
+  e->action_size = m.kind == NORMAL ? e->width : m.kind == PREDICTED_NORMAL ? e->width / 2 : 0;
+  for (int64_t d = 0; d < m.choices; d++) e->widest = m.options[d] > e->widest ? m.options[d] : e->widest;
+  take(e->work, e->threads);
+  for (int64_t t = 0; e->work && t < e->threads; t++) {
+    Work<T>& w = e->work[t];
+    take(w.input, TILE * e->ld_observed);
+    take(w.columns, e->width * TILE);
+    take(w.gradients, e->width * TILE);
+    take(w.log_std, e->action_size + 1);
+    const int64_t trunk = m.counts[0];
+    take(w.joint, trunk ? TILE * e->weights[trunk - 1].out : 1);
+    for (int64_t l = 0; l < e->layers; l++) {
+      const Weights<T>& x = e->weights[l];
+      take(w.y[l], TILE * x.out);
+      take(w.g[l], TILE * x.out);
+      take(w.before[l], keeps_input(x.layer.activation) ? TILE * x.out : 1);
+      take(w.dw[l], x.layer.outputs * x.in);
+      take(w.db[l], x.out);
+    }
+  }
+  if (complete) return e;
+  destroy<T>(e);
+  return nullptr;
+}
+
+}  // namespace
+
+// ---- the interface -------------------------------------------------------------------------------------------------
+// Engines are of one dtype, which callers pass with them. Calls of one engine must not overlap.
+
+// An engine of a model; what that points to must stay. 0 if there is no memory.
+EXPORT(open)(const Model* m) {
+  return m->is_double ? (int64_t)create<double>(*m) : (int64_t)create<float>(*m);
+}
+
+EXPORT(close)(void* engine, int64_t is_double) {
+  is_double ? destroy<double>((Engine<double>*)engine) : destroy<float>((Engine<float>*)engine);
+  return 0;
+}
+
+// Adds a minibatch's gradients, and with an optimizer clips, steps and zeroes them; the outcome.
+EXPORT(learn)(void* engine, int64_t is_double, const Batch* b, const Loss* loss, const Optimizer* o, double* results) {
+  return is_double ? learn<double>(*(Engine<double>*)engine, *b, *loss, o, results)
+                   : learn<float>(*(Engine<float>*)engine, *b, *loss, o, results);
+}
+
+// Copies the weights for `respond`.
+EXPORT(pack)(void* engine, int64_t is_double) {
+  is_double ? pack<double>(*(Engine<double>*)engine) : pack<float>(*(Engine<float>*)engine);
+  return 0;
+}
+
+// Outputs of the policy [rows, width] and values [rows, K] with the weights of the last `pack`; either may be null.
+EXPORT(respond)(void* engine, int64_t is_double, int64_t rows, const void* const* obs, void* outputs, void* values) {
+  is_double ? respond<double>(*(Engine<double>*)engine, rows, obs, (double*)outputs, (double*)values)
+            : respond<float>(*(Engine<float>*)engine, rows, obs, (float*)outputs, (float*)values);
+  return 0;
+}
+
+// `respond`, and actions with their log-probabilities; without noise the likeliest.
+EXPORT(act)(void* engine, int64_t is_double, int64_t rows, const void* const* obs, const uint8_t* allowed, const void* noise, void* outputs, void* values, void* actions, void* logp) {
+  JOIN(everstep_respond, LEVEL)(engine, is_double, rows, obs, outputs, values);
+  if (is_double) {
+    auto& e = *(Engine<double>*)engine;
+    if (e.model.kind == CATEGORICAL) choose<double>(e, rows, (double*)outputs, allowed, (const double*)noise, (int64_t*)actions, (double*)logp);
+    else draw<double>(e, rows, (double*)outputs, (const double*)noise, (double*)actions, (double*)logp);
+  } else {
+    auto& e = *(Engine<float>*)engine;
+    if (e.model.kind == CATEGORICAL) choose<float>(e, rows, (float*)outputs, allowed, (const float*)noise, (int64_t*)actions, (float*)logp);
+    else draw<float>(e, rows, (float*)outputs, (const float*)noise, (float*)actions, (float*)logp);
+  }
+  return 0;
+}
+
+// A step of recurrent cells after the products of its matrices.
+EXPORT(cells_forward)(const Cells* c, int64_t step) {
+  if (c->is_double) each_row(*c, [=](int64_t row) { cell_forward<double>(*c, step, row); });
+  else each_row(*c, [=](int64_t row) { cell_forward<float>(*c, step, row); });
+  return 0;
+}
+
+// Derivatives of a step, before the products of its matrices.
+EXPORT(cells_backward)(const Cells* c, int64_t step) {
+  if (c->is_double) each_row(*c, [=](int64_t row) { cell_backward<double>(*c, step, row); });
+  else each_row(*c, [=](int64_t row) { cell_backward<float>(*c, step, row); });
+  return 0;
+}
+
+// Elementwise functions, to measure their errors: 0 exponential, 1 expm1, 2 tanh, 3 sigmoid, 4 Φ.
+EXPORT(apply)(int64_t which, int64_t n, float* x) {
+  using T = float;
+  for (int64_t i = 0; i + LANES<T> <= n; i += LANES<T>) {
+    V<T> y = load<T>(x + i), p, density;
+    standard_normal<T>(y, p, density);
+    store<T>(x + i, which == 0 ? exponential<T>(y) : which == 1 ? expm1<T>(y) : which == 2 ? tanh<T>(y) : which == 3 ? sigmoid<T>(y) : p);
+  }
+  return 0;
+}
+
+#ifdef DISPATCHES
+// The highest level that this processor and its operating system have: 2, 3, 4 of x86-64; 0 for
+// another architecture. `__builtin_cpu_supports` needs a library of the compiler.
+#if defined(__x86_64__)
+namespace {
+struct Registers { unsigned a, b, c, d; };
+Registers cpuid(unsigned leaf) {
+  Registers r{};
+  __get_cpuid_count(leaf, 0, &r.a, &r.b, &r.c, &r.d);
+  return r;
+}
+bool has(unsigned word, std::initializer_list<int> bits) {
+  for (int bit : bits)
+    if (!(word >> bit & 1)) return false;
+  return true;
+}
+}  // namespace
+#endif
+extern "C" __attribute__((visibility("default"))) int64_t everstep_level() {
+#if defined(__x86_64__)
+  const Registers one = cpuid(1), seven = cpuid(7), extended = cpuid(0x80000001);
+  if (!has(one.c, {27})) return 2;  // OSXSAVE: the system says which registers it keeps
+  unsigned kept, high;
+  __asm__("xgetbv" : "=a"(kept), "=d"(high) : "c"(0));
+  // FMA, MOVBE, F16C; AVX2, BMI1, BMI2; LZCNT; XMM and YMM are kept.
+  const bool v3 = has(one.c, {12, 22, 28, 29}) && has(seven.b, {3, 5, 8}) && has(extended.c, {5}) && has(kept, {1, 2});
+  // AVX512F, DQ, CD, BW, VL; masks and ZMM are kept.
+  const bool v4 = v3 && has(seven.b, {16, 17, 28, 30, 31}) && has(kept, {5, 6, 7});
+  return v4 ? 4 : v3 ? 3 : 2;
+#else
+  return 0;
+#endif
+}
+// The digest of the source that this was built from.
+extern "C" __attribute__((visibility("default"))) const char* everstep_source() { return TEXT(SOURCE); }
+#endif

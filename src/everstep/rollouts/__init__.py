@@ -1,6 +1,0 @@
-"""Rollouts: the storage of what was collected, and how it is cut into minibatches."""
-
-from ._rollout import Rollout, episode_keys_of
-from ._sequences import Caches, Minibatch, Sequences
-
-__all__ = ["Caches", "Minibatch", "Rollout", "Sequences", "episode_keys_of"]

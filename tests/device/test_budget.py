@@ -1,0 +1,114 @@
+"""How often each kind of training waits, and what it copies: a table, in which nothing may change.
+
+A number that falls is good news for the table; one that rises is a wait or a copy that was added.
+"""
+
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.device.machine import Counts, Machine
+from tests.device.trainings import CASES, HORIZON
+
+#: Bytes of the statistics: 8 each, packed into one copy.
+ROLLOUT, EPISODES, UPDATE, RECORDED = 12 * 8, 19 * 8, 9 * 8, 13 * 8
+
+
+class Row(NamedTuple):
+    """Waits, copies to the device and to the host, and bytes of both; of a rollout or an update."""
+
+    syncs: int
+    to_device: int
+    to_host: int
+    bytes: int
+
+
+def native(*, finals: int = 1) -> tuple[Row, Row]:
+    """A native environment with episodes: one wait for truncated rows, one for the numbers."""
+    return Row(1 + finals, 0, 1, EPISODES), Row(1, 0, 1, UPDATE)
+
+
+def of_host(row: int, action: int, *, bounded: bool = True) -> tuple[Row, Row]:
+    """An environment of the host: a wait for the actions, and a copy each way a vector step.
+
+    Bounds of a space are looked at, which is one number more.
+    """
+    copied = HORIZON * (row + action) + EPISODES + 8 * bounded
+    return Row(2 + HORIZON, HORIZON, 1 + HORIZON, copied), Row(1, 0, 1, UPDATE)
+
+
+RECORDED_UPDATE = Row(1, 0, 1, RECORDED)
+ONE_GRAPH = Row(1, 0, 1, EPISODES), RECORDED_UPDATE
+
+#: Of one rollout and one update. Rows of the host are padded to 64 bytes a tensor.
+BUDGET: dict[str, tuple[Row, Row]] = {
+    "discrete": (Row(1, 0, 1, ROLLOUT), Row(1, 0, 1, UPDATE)),
+    "continuous": (Row(1, 0, 1, ROLLOUT), Row(1, 0, 1, UPDATE)),
+    "continuous, graphs": (Row(1, 0, 1, ROLLOUT), RECORDED_UPDATE),
+    "episodes": native(),
+    "episodes, graphs": ONE_GRAPH,
+    "final observations lost": native(),
+    "final observations masked": native(),
+    "A2C": native(),
+    # Where states or windows are gathered, the host asks in each vector step which rows end.
+    "LSTM": native(finals=1 + HORIZON),
+    "LSTM, graphs": ONE_GRAPH,
+    "windows": native(finals=1 + HORIZON),
+    "windows, graphs": ONE_GRAPH,
+    "masks": native(),
+    "normalised": native(),
+    # The host decides after each of the four minibatches; in a graph the device does.
+    "KL stop": (Row(2, 0, 1, EPISODES), Row(5, 0, 5, UPDATE + 4 * 4)),
+    "KL stop, graphs": ONE_GRAPH,
+    "adaptive rate, graphs": ONE_GRAPH,
+    "AMSGrad, graphs": ONE_GRAPH,
+    "accumulated gradients": native(),
+    "bfloat16": native(),
+    "Gymnasium, next step": of_host(192, 32),
+    "Gymnasium, same step": of_host(256, 32),
+    "Gymnasium, disabled": of_host(256, 32),
+    "Gymnasium, graphs": (of_host(192, 32)[0], RECORDED_UPDATE),
+    "Gymnasium, LSTM": of_host(192, 32),
+    "mapping with images": of_host(15808, 64),
+    "tensor vector, next step": native(),
+    "tensor vector, same step": native(),
+    # TorchRL asks in `step` and `reset` whether anything is done: 19 times, not 8.
+    "TorchRL": (Row(21, 0, 20, EPISODES + 19), Row(1, 0, 1, UPDATE)),
+    "TorchRL of the host": of_host(384, 32, bounded=False),
+    "IsaacGym A": native(),
+    "IsaacGym B": native(),
+    "IsaacGym C": native(),
+    "IsaacGym D": native(),
+}
+
+#: Those that are tried in each run of the tests.
+FAST = ("continuous, graphs", "episodes", "LSTM", "Gymnasium, next step", "IsaacGym C")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(x, marks=() if x in FAST else pytest.mark.slow) for x in CASES]
+)
+def test_training_waits_and_copies_as_the_table_says(machine: Machine, name: str) -> None:
+    case = CASES[name]
+    algorithm = case.build()
+    is_recorded = bool(case.options.get("cuda_graphs"))
+    found: dict[str, Any] = {}
+    for _ in range(4 if is_recorded else 3):
+        for work in (algorithm.collect, algorithm.step):
+            machine.counts = Counts()
+            stats = work()
+            found[work.__name__] = machine.counts
+    assert all(x == x for key, x in stats.items() if key.startswith(("losses", "monitors")))
+    places = {
+        work: {f"{what} at {place}": n for (what, place), n in counts.syncs.items()}
+        for work, counts in found.items()
+    }
+    rows = tuple(Row(**counts.totals()) for counts in found.values())
+    assert rows == BUDGET[name], places
+    if is_recorded:
+        assert algorithm.recorder.update.replays == 2
+
+
+def test_every_training_has_its_row() -> None:
+    assert BUDGET.keys() == CASES.keys()
+    assert set(FAST) <= CASES.keys()

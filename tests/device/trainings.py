@@ -1,0 +1,235 @@
+"""Trainings on the stand-in: environments of every family, whose tensors are on the device."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+from tensordict import TensorDict
+from torchrl.data import Binary, Categorical, Composite, Unbounded
+from torchrl.envs import EnvBase
+
+import everstep
+from everstep import (
+    AlgorithmConfig,
+    ContinuousDummyEnv,
+    DiscreteDummyEnv,
+    RecurrentAlgorithmConfig,
+)
+from everstep.env import Env
+from tests.everstep.core.graphs.graph_toys import Losing, Seeing, Walk
+from tests.everstep_adapters.isaacgym.isaacgym_tasks import TASKS
+
+NUM_ENVS, HORIZON = 4, 8
+
+
+class Choosing(Env):
+    """Some of its choices are not allowed."""
+
+    episode_keys = frozenset({"terminated", "truncated", "first"})
+
+    def __init__(self, num_envs: int, /, horizon: Any = None, *, device: Any = "cpu") -> None:
+        super().__init__(num_envs, horizon, device=device)
+        mask = Binary(3, dtype=torch.bool)
+        spec = Composite(x=Unbounded(2), action_mask=mask)
+        self.observation_spec = spec.to(torch.device(device))
+        self.action_spec = Categorical(3, shape=torch.Size([1]), device=torch.device(device))
+
+    def _observe(self) -> TensorDict:
+        allowed = torch.rand(self.num_envs, 3, device=self.device) > 0.5
+        allowed[:, :1] = True
+        x = torch.randn(self.num_envs, 2, device=self.device)
+        return TensorDict({"x": x, "action_mask": allowed}, [self.num_envs])
+
+    def reset(self, *, config: Any = None) -> TensorDict:
+        return self._observe()
+
+    def step(self, action: Any) -> TensorDict:
+        done = torch.rand(self.num_envs, 1, device=self.device) < 0.2
+        row = {"obs": self._observe(), "rewards": action.float(), "terminated": done}
+        row |= {"truncated": torch.zeros_like(done), "first": done}
+        return TensorDict(row, [self.num_envs])
+
+
+class Images(gym.Env):  # type: ignore[type-arg]
+    """Observations are a mapping with an image, and actions two choices."""
+
+    observation_space = gym.spaces.Dict(
+        a=gym.spaces.Box(-1, 1, (3,), np.float32),
+        image=gym.spaces.Box(0, 255, (36, 36, 3), np.uint8),
+        k=gym.spaces.Discrete(4),
+    )
+    action_space = gym.spaces.MultiDiscrete([3, 4])
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.observation_space.seed(seed)
+        self.t = 0
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> Any:
+        self.t += 1
+        return self.observation_space.sample(), 1.0, self.t % 5 == 0, self.t >= 7, {}
+
+
+class TensorVector(VectorEnv):  # type: ignore[type-arg]
+    """A vector environment whose tensors are on the device, and which writes them in place."""
+
+    def __init__(self, mode: str) -> None:
+        self.metadata = {"autoreset_mode": AutoresetMode[mode]}
+        self.mode, self.num_envs, self.device = mode, NUM_ENVS, torch.device("cuda:0")
+        self.single_observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+        self.single_action_space = gym.spaces.Box(-1, 1, (1,), np.float32)
+        self.observation_space = batch_space(self.single_observation_space, NUM_ENVS)
+        self.action_space = batch_space(self.single_action_space, NUM_ENVS)
+        self.t = torch.zeros(NUM_ENVS, 1, device=self.device)
+        self.limit = torch.arange(NUM_ENVS, device=self.device).view(-1, 1) + 4
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        self.t.zero_()
+        self.over = torch.zeros(NUM_ENVS, dtype=torch.bool, device=self.device)
+        return self.t.repeat(1, 2), {}
+
+    def step(self, actions: Any) -> Any:
+        assert actions.is_cuda
+        if self.mode == "NEXT_STEP":
+            self.t.copy_(torch.where(self.over.view(-1, 1), 0.0, self.t + 1))
+        else:
+            self.t += 1
+        final = self.t.repeat(1, 2)
+        self.over = (self.t >= self.limit).flatten()
+        infos = {}
+        if self.mode == "SAME_STEP":
+            self.t.masked_fill_(self.over.view(-1, 1), 0.0)
+            infos = {"final_obs": final, "_final_obs": self.over}
+        ended = torch.zeros_like(self.over)
+        return self.t.repeat(1, 2), final[:, 0].clone(), ended, self.over, infos
+
+
+class InPlace(EnvBase):
+    """An environment of TorchRL that steps its state in place and hands it out."""
+
+    def __init__(self, device: Any) -> None:
+        super().__init__(batch_size=(NUM_ENVS,), device=device)
+        shape = self.batch_size
+        self.observation_spec = Composite(observation=Unbounded((*shape, 2)), shape=shape).to(
+            device
+        )
+        self.action_spec = Unbounded((*shape, 2), device=device)
+        self.reward_spec = Unbounded((*shape, 1), device=device)
+        self.state = torch.zeros(*shape, 2, device=device)
+        self.clock = torch.zeros(*shape, 1, device=device)
+
+    def _set_seed(self, seed: int | None) -> None:
+        pass
+
+    def _reset(self, tensordict: Any = None, **_: Any) -> Any:
+        rows = torch.ones(NUM_ENVS, 1, dtype=torch.bool, device=self.device)
+        if tensordict is not None and "_reset" in tensordict.keys():  # noqa: SIM118
+            rows = tensordict["_reset"].view(-1, 1)
+        self.state.masked_fill_(rows, 0.0)
+        self.clock.masked_fill_(rows, 0.0)
+        return TensorDict({"observation": self.state}, self.batch_size, device=self.device)
+
+    def _step(self, tensordict: Any) -> Any:
+        self.state += tensordict["action"]
+        self.clock += 1
+        done = self.clock >= 5
+        data = {"observation": self.state, "reward": self.state.sum(-1, keepdim=True)}
+        data |= {"done": done, "terminated": torch.zeros_like(done)}
+        return TensorDict(data, self.batch_size, device=self.device)
+
+
+def isaac(kind: str) -> Any:
+    """A task with IsaacGym's interface."""
+    scripts = [[3, 9], [9, 9], [5, 2], [9, 4]]
+    return everstep.wrap(TASKS[kind](scripts, 7, device="cuda:0", rl_device="cuda:0"))
+
+
+def made(make: Callable[[], Any]) -> Any:
+    """A factory of an environment, whatever it is asked for."""
+    return lambda num_envs, horizon=None, *, device="cpu": make()
+
+
+def gymnasium(name: str, mode: str) -> Any:
+    """Environments of Gymnasium, on the host."""
+
+    def make() -> Any:
+        envs = [lambda: gym.make(name, max_episode_steps=5)] * NUM_ENVS
+        vector = gym.vector.SyncVectorEnv(envs, autoreset_mode=AutoresetMode[mode])
+        return everstep.wrap(vector, device="cuda")
+
+    return made(make)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A training: its environment, and its hyperparameters."""
+
+    env: Any
+    options: dict[str, Any] = field(default_factory=dict)
+    recurrent: bool = False
+
+    def build(self, device: str = "cuda") -> Any:
+        """The algorithm."""
+        cls = RecurrentAlgorithmConfig if self.recurrent else AlgorithmConfig
+        small = {"num_envs": NUM_ENVS, "horizon": HORIZON, "seed": 0, "cuda_graphs": False}
+        model = {"hidden_size": 8} if self.recurrent else {"hiddens": (8,)}
+        small |= {"device": device, "model_config": model, "num_sgd_iters": 2}
+        if self.recurrent:
+            small["seq_len"] = 4
+        return cls(**{**small, **self.options}).build(self.env)
+
+
+GRAPHS = {"cuda_graphs": True}
+
+CASES: dict[str, Case] = {
+    "discrete": Case(DiscreteDummyEnv),
+    "continuous": Case(ContinuousDummyEnv, {"sgd_minibatch_size": 16}),
+    "continuous, graphs": Case(ContinuousDummyEnv, GRAPHS),
+    "episodes": Case(Walk),
+    "episodes, graphs": Case(Walk, GRAPHS),
+    "final observations lost": Case(Losing, {"on_missing_final": "approximate"}),
+    "final observations masked": Case(Losing, {"on_missing_final": "mask"}),
+    "A2C": Case(Walk, {"objective": "a2c"}),
+    "LSTM": Case(Walk, recurrent=True),
+    "LSTM, graphs": Case(Walk, GRAPHS, recurrent=True),
+    "windows": Case(Walk, {"model_cls": Seeing, "model_config": {}}),
+    "windows, graphs": Case(Walk, {"model_cls": Seeing, "model_config": {}, **GRAPHS}),
+    "masks": Case(Choosing),
+    "normalised": Case(
+        Walk,
+        {
+            "normalize_observations": True,
+            "normalize_values": True,
+            "normalize_rewards": "running",
+            "normalize_advantages": "minibatch",
+            "sgd_minibatch_size": 16,
+        },
+    ),
+    "KL stop": Case(Walk, {"target_kl_div": 0.01, "sgd_minibatch_size": 16}),
+    "KL stop, graphs": Case(Walk, {"target_kl_div": 0.01, "sgd_minibatch_size": 16, **GRAPHS}),
+    "adaptive rate, graphs": Case(
+        Walk, {"target_kl_div": 0.01, "lr_schedule_kind": "adaptive", **GRAPHS}
+    ),
+    "AMSGrad, graphs": Case(Walk, {"optimizer_config": {"lr": 1e-3, "amsgrad": True}, **GRAPHS}),
+    "accumulated gradients": Case(Walk, {"accumulate_grads": True, "sgd_minibatch_size": 16}),
+    "bfloat16": Case(Walk, {"enable_amp": True}),
+    "Gymnasium, next step": Case(gymnasium("CartPole-v1", "NEXT_STEP")),
+    "Gymnasium, same step": Case(gymnasium("CartPole-v1", "SAME_STEP")),
+    "Gymnasium, disabled": Case(gymnasium("CartPole-v1", "DISABLED")),
+    "Gymnasium, graphs": Case(gymnasium("CartPole-v1", "NEXT_STEP"), GRAPHS),
+    "Gymnasium, LSTM": Case(gymnasium("CartPole-v1", "NEXT_STEP"), recurrent=True),
+    "mapping with images": Case(gymnasium("EverstepDeviceImages-v0", "NEXT_STEP")),
+    "tensor vector, next step": Case(made(lambda: everstep.wrap(TensorVector("NEXT_STEP")))),
+    "tensor vector, same step": Case(made(lambda: everstep.wrap(TensorVector("SAME_STEP")))),
+    "TorchRL": Case(made(lambda: everstep.wrap(InPlace("cuda:0"), device="cuda"))),
+    "TorchRL of the host": Case(made(lambda: everstep.wrap(InPlace("cpu"), device="cuda"))),
+    **{f"IsaacGym {kind}": Case(made(lambda kind=kind: isaac(kind))) for kind in TASKS},
+}
+
+gym.register("EverstepDeviceImages-v0", Images)

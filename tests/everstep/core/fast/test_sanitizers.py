@@ -1,0 +1,76 @@
+"""The kernel's tests of odd inputs under the sanitizers of addresses and undefined behaviour."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from everstep.core.fast import build
+
+ROOT = Path(__file__).parents[4]
+
+#: Options of the compiler; an error ends the process.
+SANITIZERS = "-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all"
+
+#: A read of one row more than a minibatch has.
+DEFECT = ("for (int64_t i = 0; i < b.rows; i++) {", "for (int64_t i = 0; i <= b.rows; i++) {")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("has_defect", [False, True], ids=["as it is", "with a defect"])
+def test_odd_inputs_neither_leave_memory_nor_what_is_defined(
+    has_defect: bool, tmp_path: Path
+) -> None:
+    compiler = shutil.which("g++")
+    if compiler is None or not sys.platform.startswith("linux"):
+        pytest.skip("there is no g++ of Linux")
+    # One level, for its time; its vectors are the narrowest.
+    shutil.copytree(ROOT / "src" / "everstep", tmp_path / "everstep")
+    fast = tmp_path / "everstep" / "core" / "fast"
+    (fast / build.FILE).unlink(missing_ok=True)
+    replace(fast / "build.py", 'LEVELS = ("v2", "v3", "v4")', 'LEVELS = ("v2",)')
+    if has_defect:
+        replace(fast / "kernel.cpp", *DEFECT)
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "CXX": f"{compiler} {SANITIZERS}"}
+    subprocess.run([sys.executable, str(fast / "build.py")], check=True, env=environ)
+    libraries = [
+        subprocess.run(
+            [compiler, f"-print-file-name={name}.so"], check=True, capture_output=True, text=True
+        ).stdout.strip()
+        for name in ("libasan", "libubsan")
+    ]
+    environ |= {
+        "LD_PRELOAD": ":".join(libraries),  # before Python, which is built without
+        "ASAN_OPTIONS": "detect_leaks=0:alloc_dealloc_mismatch=0",  # Python's own
+        "EVERSTEP_NATIVE_LEVEL": "v2",
+    }
+    chosen = (
+        "left_out" if has_defect else "odd or strange or left_out or special or no_row or resets"
+    )
+    tests = [f"tests/everstep/core/fast/test_{name}.py" for name in ("kernel", "recurrent")]
+    run = subprocess.run(
+        [
+            *(sys.executable, "-m", "pytest", "-qxs", "-p", "no:cacheprovider", "-k", chosen),
+            *("-o", f"pythonpath={tmp_path} . adapters", *tests),
+        ],
+        cwd=ROOT,
+        env=environ,
+        capture_output=True,
+        text=True,
+    )
+    text = run.stdout + run.stderr
+    if has_defect:
+        assert "AddressSanitizer: heap-buffer-overflow" in text, text[-2000:]
+    else:
+        assert run.returncode == 0, text[-4000:]
+        assert " passed" in text
+
+
+def replace(path: Path, before: str, after: str) -> None:
+    """Replace a text that occurs in a file."""
+    text = path.read_text(encoding="utf-8")
+    assert before in text
+    path.write_text(text.replace(before, after), encoding="utf-8")
