@@ -3,9 +3,11 @@
 A number that falls is good news for the table; one that rises is a wait or a copy that was added.
 """
 
+from collections import Counter
 from typing import Any, NamedTuple
 
 import pytest
+from torch.profiler import ProfilerActivity, profile
 
 from tests.device.machine import Counts, Machine
 from tests.device.trainings import CASES, HORIZON
@@ -107,6 +109,27 @@ def test_training_waits_and_copies_as_the_table_says(machine: Machine, name: str
     assert rows == BUDGET[name], places
     if is_recorded:
         assert algorithm.recorder.update.replays == 2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", CASES)
+def test_a_gpu_waits_and_copies_as_the_table_says(name: str) -> None:
+    """What CUDA's profiler sees of a real device."""
+    case = CASES[name]
+    algorithm = case.build()
+    for _ in range(3 if case.options.get("cuda_graphs") else 2):
+        algorithm.collect()
+        algorithm.step()
+    for work, row in zip((algorithm.collect, algorithm.step), BUDGET[name], strict=True):
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
+            work()
+        calls = Counter(event.name.partition(" (")[0] for event in seen.events())
+        # Hand-offs from and to the host wait by events, also for buffers that have long been free.
+        waits, events = calls["cudaStreamSynchronize"], calls["cudaEventSynchronize"]
+        assert waits <= row.syncs <= waits + events, calls
+        assert calls["Memcpy HtoD"] == row.to_device, calls
+        # A wait for how many rows there are is a copy of its own.
+        assert row.to_host <= calls["Memcpy DtoH"] <= row.syncs, calls
 
 
 def test_every_training_has_its_row() -> None:

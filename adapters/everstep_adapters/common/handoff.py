@@ -264,6 +264,17 @@ class HostReader:
         return host.numpy()
 
 
+def finish_reading(device: torch.device) -> None:
+    """Wait until PyTorch has read what another library gave it on a GPU.
+
+    The library may write its next results where tensors of PyTorch were that are gone by then, and
+    whose reading may still go on. In a vector step it waits for the actions, which come after that;
+    call this before all else that computes there, as a reset.
+    """
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
+
+
 def overlaps(source: torch.device, target: torch.device) -> bool:
     """Whether a copy may go on after it was asked for.
 

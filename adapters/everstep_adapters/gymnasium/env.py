@@ -12,7 +12,7 @@ from everstep.env.formats import EnvFormat
 from everstep.errors import AdapterError
 
 from ..common.actions import ActionBounds, ActionCheck
-from ..common.handoff import declared_device
+from ..common.handoff import as_tensor, declared_device, finish_reading
 from ..common.libraries import is_loaded_instance, is_loaded_kind, require, wrap_or_close
 from ..common.metrics import InfoMetrics, TensorMean
 from ..common.specs import compose_spec, describe_spec
@@ -145,6 +145,7 @@ class GymnasiumEnv(Env):
         self.metadata = dict(getattr(env, "metadata", None) or {})
         self._tensors: None | TensorRows = None
         self._sender: Actions | TensorActions = self._actions
+        self._foreign: None | torch.device = None  # of arrays of another library than PyTorch
         self._was_reset = self._is_stepping = False
 
     @classmethod
@@ -248,6 +249,8 @@ class GymnasiumEnv(Env):
         if self._is_stepping:
             raise _unfinished("reset")
         options = dict(config) if config else None  # Gymnasium pops from it
+        if self._foreign is not None:
+            finish_reading(self._foreign)
         observation, _ = self._calls.reset(seed=self._seed, options=options)
         self._seed = None
         self._endings.start()
@@ -271,6 +274,8 @@ class GymnasiumEnv(Env):
         if not is_of_tensors(leaf):
             return
         self._sender = TensorActions(self._actions, leaf)
+        if not isinstance(leaf, torch.Tensor):
+            self._foreign = as_tensor(leaf).device
         if not needs_host(self._parts, mode) and not self._clock.is_limited:
             device, names = torch.device(self.device), self._metric_names
             self._tensors = TensorRows(self.env, self._parts, device, mode)

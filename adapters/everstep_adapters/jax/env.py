@@ -15,6 +15,7 @@ from everstep.errors import AdapterError, EnvError
 from ..common.actions import ActionBounds, ActionCheck
 from ..common.calls import error_text
 from ..common.endings import FLAGS
+from ..common.handoff import finish_reading
 from ..common.libraries import (
     creating,
     is_loaded_instance,
@@ -208,6 +209,7 @@ class JaxEnv(Env):
                 f"{self.family}'s environments take no options in a reset; got "
                 f"{', '.join(config)}. Give parameters to the environment."
             )
+        finish_reading(self._jax_device)
         key, self._key = self._key, None
         if key is None and self._carry is not None:
             key = self._program.restore(self._carry).key
@@ -249,6 +251,7 @@ class JaxEnv(Env):
 
     def state_dict(self) -> dict[str, Any]:
         """Keys, states and counts of the environments, from which they continue exactly."""
+        finish_reading(self._jax_device)
         to_tensors, restore = self._state.to_tensors, self._program.restore
         return {
             "carry": None if self._carry is None else to_tensors(restore(self._carry)),
@@ -262,6 +265,7 @@ class JaxEnv(Env):
             CheckpointError: If it is that of another environment; then nothing is changed.
 
         """
+        finish_reading(self._jax_device)
         like = self._jax.eval_shape(self._jax.random.PRNGKey, 0)
         read = partial(self._state.from_tensors, self._jax, name=type(self.env).__name__)
         carry = None
