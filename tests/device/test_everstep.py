@@ -12,7 +12,7 @@ import everstep
 from everstep import AlgorithmConfig
 from everstep.bonuses import RandomNetworkDistillation
 from tests.device.machine import Machine
-from tests.device.trainings import CASES, Case
+from tests.device.trainings import CASES, HORIZON, Case
 from tests.everstep.core.graphs.graph_toys import Losing, Walk
 
 pytestmark = pytest.mark.usefixtures("general")
@@ -51,16 +51,30 @@ def test_a_device_computes_what_the_host_does(machine: Machine, name: str) -> No
     check_same(trained(case, "cuda", 3), trained(case, "cpu", 3))
 
 
+class Stepped(Losing):
+    """Cannot be recorded itself, and keeps the actions until its next env step."""
+
+    capturable = False
+    kept: Any = None
+
+    def step(self, action: Any) -> Any:
+        row, before = super().step(action), self.kept
+        self.kept = action
+        return row if before is None else row.set("rewards", before.float())
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("env", [Walk, Losing])
+@pytest.mark.parametrize("env", [Walk, Losing, Stepped])
 @pytest.mark.parametrize("recurrent", [False, True])
 def test_a_replay_is_what_it_would_have_been(machine: Machine, env: Any, recurrent: bool) -> None:
     """Scratch memory is poisoned around each replay, and every address has to live."""
     options: dict[str, Any] = {"normalize_rewards": "running", "on_missing_final": "approximate"}
     eager = trained(Case(env, options, recurrent), "cuda", 5)
     recorded = trained(Case(env, {**options, "cuda_graphs": True}, recurrent), "cuda", 5)
-    assert [x.refused for x in recorded[0].recorder.graphs] == [None] * 3
-    assert [x.replays for x in recorded[0].recorder.graphs] == [3] * 3
+    refused = None if env.capturable else "the environment is not `capturable`"
+    assert [x.refused for x in recorded[0].recorder.graphs] == [refused, None, None, None]
+    replays = [0, 5 * HORIZON - 2] if env is Stepped else [3, 0]
+    assert [x.replays for x in recorded[0].recorder.graphs] == [*replays, 3, 3]
     for stats in (*eager[1], *recorded[1]):
         stats.pop("losses/entropy", None)  # recorded updates measure it more often
     check_same(eager, recorded)
@@ -96,7 +110,7 @@ def test_what_is_recorded_later_may_lie_in_the_memory_of_what_was_before(machine
     algorithm, found = Case(Walk, {**options, "cuda_graphs": True}).build(), []
     torch.manual_seed(1)
     for i in range(9):
-        for work, turn in zip(algorithm.recorder.graphs, (3, 5, 7), strict=True):
+        for work, turn in zip(algorithm.recorder.graphs, (3, None, 5, 7), strict=True):
             if i == turn:
                 work.forget()
         found.append({**algorithm.collect(), **algorithm.step()})

@@ -224,11 +224,13 @@ CASES: dict[str, Case] = {
     "Gymnasium, disabled": Case(gymnasium("CartPole-v1", "DISABLED")),
     "Gymnasium, graphs": Case(gymnasium("CartPole-v1", "NEXT_STEP"), GRAPHS),
     "Gymnasium, LSTM": Case(gymnasium("CartPole-v1", "NEXT_STEP"), recurrent=True),
+    "Gymnasium, LSTM, graphs": Case(gymnasium("CartPole-v1", "NEXT_STEP"), GRAPHS, recurrent=True),
     "mapping with images": Case(gymnasium("EverstepDeviceImages-v0", "NEXT_STEP")),
     "tensor vector, next step": Case(made(lambda: everstep.wrap(TensorVector("NEXT_STEP")))),
     "tensor vector, same step": Case(made(lambda: everstep.wrap(TensorVector("SAME_STEP")))),
     "TorchRL": Case(made(lambda: everstep.wrap(InPlace("cuda:0"), device="cuda"))),
     "TorchRL of the host": Case(made(lambda: everstep.wrap(InPlace("cpu"), device="cuda"))),
+    "IsaacGym C, graphs": Case(made(lambda: isaac("C")), GRAPHS),
     **{f"IsaacGym {kind}": Case(made(lambda kind=kind: isaac(kind))) for kind in TASKS},
 }
 

@@ -37,7 +37,7 @@ from . import snapshot as snapshots
 from .build import build_parts
 from .estimates import stopwatch, update_statistics
 from .operations import WorkerOperations
-from .recording import Collected, Recorder, optimizer_steps
+from .recording import Collected, RecordedActor, Recorder, optimizer_steps
 from .resolve import build_env, closed_on_error, device_problem
 from .updates import Meter, total
 
@@ -217,14 +217,20 @@ class OnPolicyAlgorithm(
         recorder = self.recorder
         recorder.begin(self.parts)
         if deterministic or self.is_evaluating or recorder.collection.refused is not None:
-            return self._roll_out(states, deterministic=deterministic)
+            records = not (deterministic or self.is_evaluating)
+            return self._roll_out(states, deterministic=deterministic, records_acting=records)
         resets, settings = self._changing_resets(), self.calls.settings
         return recorder.roll_out(
             self.parts, self._roll_out, states, resets=resets, settings=settings
         )
 
     def _roll_out(
-        self, states: Leaves, resets: None | torch.Tensor = None, *, deterministic: bool = False
+        self,
+        states: Leaves,
+        resets: None | torch.Tensor = None,
+        *,
+        deterministic: bool = False,
+        records_acting: bool = False,
     ) -> Collected:
         """Act, step and write until the rollout is full.
 
@@ -232,10 +238,13 @@ class OnPolicyAlgorithm(
             states: Recurrent states before the first vector step, `[N, …]`.
             resets: Sequences that reset the states, bool `[S]`; None if the host decides.
             deterministic: Whether actions are the distribution's mode.
+            records_acting: Whether what acts is recorded, where that is possible.
 
         """
         with self.in_rollout():
             acting = self.acting(states, resets, deterministic=deterministic)
+            if records_acting and self.recorder.acting.refused is None:
+                acting.acts = RecordedActor(self.recorder, self.parts)
             for t in range(self.rollout.horizon):
                 self.calls.step(self.rollout, t, acting.act(t))
                 acting.observe(t)

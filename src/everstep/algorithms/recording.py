@@ -1,7 +1,8 @@
 """The leaves of a training, recorded as graphs and replayed: rollout, estimate, optimizer steps.
 
-Graphs get recurrent states and reward scales as arguments and return them. They hold operations and
-addresses, so everything that changes is in tensors that are written in place.
+Where an environment cannot be recorded, what acts in it is. Graphs get recurrent states and reward
+scales as arguments and return them. They hold operations and addresses, so everything that changes
+is in tensors that are written in place.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -25,7 +26,7 @@ from ..core.restoring import Snapshot
 from ..core.rollouts import Minibatch, Sequences
 from ..env.specs import Leaves
 from ..errors import ConfigError
-from ..policies import autocast_of, check_policy
+from ..policies import Actor, Sample, autocast_of, check_policy
 from .build import Parts, mixes_rows
 from .snapshot import running_statistics
 from .updates import Meter
@@ -66,6 +67,7 @@ class Recorder:
     def __init__(self, graph_cls: None | type[Graph] = None) -> None:
         cls, pool = graph_cls or Graph, None if graph_cls is None else graph_cls.shared_pool()
         self.collection = Replayed("collection", cls, pool)
+        self.acting = Replayed("acting", cls, pool)
         self.estimates = Replayed("estimate of advantages", cls, pool)
         self.update = Replayed("update", cls, pool)
         self._records = graph_cls is not None
@@ -73,6 +75,7 @@ class Recorder:
         self._checked: Any = None
         if graph_cls is None:
             self.collection.refused = self.update.refused = "nothing is recorded"
+            self.acting.refused = "nothing is recorded"
         #: Arguments of the graphs, by name.
         self._held: dict[str, torch.Tensor] = {}
         #: Number of rollouts and updates. Within one nothing is replaced that recorded work
@@ -82,7 +85,7 @@ class Recorder:
     @property
     def graphs(self) -> tuple[Replayed, ...]:
         """Everything that is recorded."""
-        return self.collection, self.estimates, self.update
+        return self.collection, self.acting, self.estimates, self.update
 
     def begin(self, parts: Parts) -> None:
         """Begin a rollout or an update: what recordings depend on is looked at once."""
@@ -142,6 +145,35 @@ class Recorder:
         self._forget_all_after_failure()
         return Collected(statistics, held, reward_scale)
 
+    def act(self, parts: Parts, obs: Leaves, states: Leaves) -> Sample:
+        """A sample of the policy, in memory that the next one overwrites.
+
+        Args:
+            parts: The algorithm's parts.
+            obs: Observations `[N, …]`.
+            states: Recurrent states before them, `[N, …]`; those after them in the sample stay.
+
+        """
+        held = tuple(self._hold(f"obs.{i}", x) for i, x in enumerate(obs))
+        kept = tuple(self._hold(f"states.{i}", x) for i, x in enumerate(states))
+
+        def work() -> Sample:
+            with parts.policy.own_casts():
+                sample: Sample = parts.policy.act(held, kept, deterministic=False)
+            for own, x in zip(kept, sample.states, strict=True):
+                own.copy_(x)
+            return sample._replace(states=kept)
+
+        with _on(parts.rollout.device):
+            sample = self.acting(
+                work,
+                version=self.version,
+                key=lambda: _key_of_both(parts, gradients=False),
+                snapshots=lambda: _before_acting(parts, kept),
+            )
+        self._forget_all_after_failure()
+        return sample
+
     def estimate(
         self, parts: Parts, estimate: Estimate, reward_scale: None | torch.Tensor
     ) -> torch.Tensor:
@@ -182,6 +214,8 @@ class Recorder:
             check_policy(parts.policy, parts.rollout, parts.config)
         for work in self.graphs:
             work.watched = not is_compiled(parts.policy.model)
+        if getattr(parts.policy.model, "exploration", None) is not None:
+            self.acting.refused = "noise is drawn for several vector steps"
         both = ["`bonuses` store data outside of the graph"] if parts.bonuses else []
         if getattr(parts.env, "capturable", False):
             self.collection.refuse_for(both + _against_collection(parts))
@@ -195,6 +229,25 @@ class Recorder:
             for work in self.graphs:
                 work.forget()
                 work.has_failed = False
+
+
+class RecordedActor(Actor):
+    """An actor whose policy is recorded; see `Actor`.
+
+    Args:
+        recorder: What records it.
+        parts: The algorithm's parts.
+
+    """
+
+    def __init__(self, recorder: Recorder, parts: Parts) -> None:
+        super().__init__(parts.policy, parts.rollout, deterministic=False)
+        self._recorder, self._parts = recorder, parts
+
+    def sample(self, t: int, states: Leaves) -> Sample:
+        """See `Actor.sample`; an environment may keep the actions."""
+        sample = self._recorder.act(self._parts, self.rollout.obs_at(t), states)
+        return sample._replace(actions=tuple(x.clone() for x in sample.actions))
 
 
 def _orders(parts: Parts) -> Iterator[tuple[int, None | torch.Tensor]]:
@@ -295,8 +348,8 @@ def _modules(parts: Parts) -> dict[str, nn.Module]:
     return {name: module for name, module in modules.items() if module is not None}
 
 
-def _key_of_both(parts: Parts) -> dict[str, Any]:
-    """Addresses of weights, and everything that is configured."""
+def _key_of_both(parts: Parts, *, gradients: bool = True) -> dict[str, Any]:
+    """Addresses of weights, and of their gradients, and everything that is configured."""
     key: dict[str, Any] = {
         "config": Same(parts.config),
         "matmul_precision": torch.get_float32_matmul_precision(),
@@ -304,7 +357,7 @@ def _key_of_both(parts: Parts) -> dict[str, Any]:
     }
     for prefix, module in _modules(parts).items():
         for name, x in (*module.named_parameters(), *module.named_buffers()):
-            gradient = None if x.grad is None else x.grad.data_ptr()
+            gradient = x.grad.data_ptr() if gradients and x.grad is not None else None
             key[f"{prefix}.{name}"] = (x.data_ptr(), x.requires_grad, gradient)
         key[f"{prefix}.training"] = tuple(m.training for m in module.modules())
     return key
@@ -315,6 +368,15 @@ def _before_rollout(parts: Parts, states: Leaves) -> list[Snapshot]:
     return [
         Snapshot.of_tensors([*running_statistics(parts).values(), *states]),
         snapshot_of(parts.env),
+        Snapshot.of_random_states(parts.rollout.device),
+    ]
+
+
+def _before_acting(parts: Parts, states: Leaves) -> list[Snapshot]:
+    """Snapshots of what acting changes."""
+    buffers = [x for module in _modules(parts).values() for x in module.buffers()]
+    return [
+        Snapshot.of_tensors([*buffers, *states]),
         Snapshot.of_random_states(parts.rollout.device),
     ]
 

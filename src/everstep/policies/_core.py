@@ -334,6 +334,7 @@ class PolicyCore(ABC, Generic[_Model]):
 
         Nothing may change weights or normaliser in it.
         """
+        before = self._frozen
         self._frozen = None if self.normalizer is None else self.normalizer.frozen()
         outermost: AbstractContextManager[Any] = nullcontext()
         # Looking up the device takes as long as a small layer does.
@@ -349,7 +350,20 @@ class PolicyCore(ABC, Generic[_Model]):
             with outermost:
                 yield
         finally:
-            self._frozen = None
+            self._frozen = before
+
+    @contextmanager
+    def own_casts(self) -> Iterator[None]:
+        """`keep_casts` of a block alone: what it keeps is none of what was kept before.
+
+        For work that is recorded, which has to cast weights each time that it is replayed.
+        """
+        torch.clear_autocast_cache()
+        try:
+            with self.keep_casts():
+                yield
+        finally:
+            torch.clear_autocast_cache()
 
     # ---- for everybody ------------------------------------------------------------------------
 
@@ -428,11 +442,15 @@ class Actor:
         """
         if self._noise is not None:
             self._noise.begin_step(t, self.rollout.num_envs)
-        obs = self.rollout.obs_at(t)
-        sample = self.policy.act(obs, states, deterministic=self.deterministic)
+        sample = self.sample(t, states)
         # Stored before the environment sees them: it may work in place.
         self.rollout.write_sample(t, sample.latents, sample.logp, sample.values)
         return sample.actions, sample.states
+
+    def sample(self, t: int, states: Leaves) -> Sample:
+        """The policy's sample for the observations of vector step `t`; see `act`."""
+        obs = self.rollout.obs_at(t)
+        return self.policy.act(obs, states, deterministic=self.deterministic)
 
     def finish(self, states: Leaves) -> None:
         """Store the values of the last observations, given the recurrent states before them."""

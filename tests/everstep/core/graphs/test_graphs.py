@@ -123,6 +123,18 @@ def check_replayed_is_eager(
     return graphed
 
 
+class Keeping(Walk):
+    """Cannot be recorded, keeps actions to the next env step, and rewards those of the last one."""
+
+    capturable = False
+    kept: Any = None
+
+    def step(self, action: Any) -> Any:
+        row, before = super().step(action), self.kept
+        self.kept = action
+        return row if before is None else row.set("rewards", before.float().mean(-1, keepdim=True))
+
+
 # A tape.
 
 
@@ -586,7 +598,13 @@ def test_results_are_read_before_another_graph_writes_into_the_memory_that_they_
 ) -> None:
     monkeypatch.setattr(recording, "MAX_STEPS", max_steps)
     graphed = check_replayed_is_eager(Walk, "cpu", Overwriting, **MINIBATCHES, **options)
-    assert min(graph.replays for graph in graphed.recorder.graphs) > 2
+    assert replays(graphed) > 2
+
+
+def replays(algorithm: Any) -> int:
+    """How often its rollouts, estimates and updates were replayed, at least."""
+    recorder = algorithm.recorder
+    return min(x.replays for x in (recorder.collection, recorder.estimates, recorder.update))
 
 
 def test_updates_have_stopped_early_and_learning_rates_adapted() -> None:
@@ -619,12 +637,14 @@ def test_a_replayed_update_skips_what_is_not_finite(device: str, graph_cls: Any)
 
 
 @on_every_device
-def test_half_precision_is_recorded_with_its_casts(device: str, graph_cls: Any) -> None:
+@pytest.mark.parametrize("env_cls", [DiscreteDummyEnv, Keeping])
+def test_half_precision_is_recorded_with_its_casts(
+    env_cls: Any, device: str, graph_cls: Any
+) -> None:
     """A cast of weights that was kept from before would be of old weights."""
     torch.set_default_dtype(torch.float32)  # autocast leaves float64 alone
     eager, graphed = (
-        build(DiscreteDummyEnv, device, cls, AlgorithmConfig, enable_amp=True)
-        for cls in (None, graph_cls)
+        build(env_cls, device, cls, AlgorithmConfig, enable_amp=True) for cls in (None, graph_cls)
     )
     before = torch.cat([p.detach().flatten() for p in eager.policy.model.parameters()])
     expected, found = train(eager), train(graphed)
@@ -775,13 +795,42 @@ def test_evaluations_in_between_are_eager_and_leave_no_trace(device: str, graph_
         assert graphed.recorder.collection.replays == 4
 
 
-def test_other_environments_are_stepped_eagerly_without_a_word(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+@on_every_device
+@pytest.mark.parametrize("config", [AlgorithmConfig, RecurrentAlgorithmConfig])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"normalize_observations": True, "normalize_values": True},
+        {"horizons_per_env_reset": 1},
+    ],
+    ids=["plain", "normalised", "reset"],
+)
+def test_what_acts_in_other_environments_is_replayed_without_a_word(
+    options: Any, config: Any, device: str, graph_cls: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(Walk, "capturable", False)
-    graphed = check_replayed_is_eager(Walk, "cpu", Tape)
+    graphed = check_replayed_is_eager(Keeping, device, graph_cls, config=config, **options)
+    assert graphed.recorder.acting.replays == 6 * graphed.rollout.horizon - 2
     assert graphed.recorder.update.replays == 4
     assert not caplog.records
+
+
+@on_every_device
+def test_windows_of_other_environments_are_acted_on(device: str, graph_cls: Any) -> None:
+    graphed = check_replayed_is_eager(Keeping, device, graph_cls, model_cls=Seeing, model_config={})
+    assert graphed.policy.history == 2
+    assert graphed.recorder.acting.replays == 6 * graphed.rollout.horizon - 2
+
+
+@on_every_device
+def test_what_acts_is_eager_in_evaluations(device: str, graph_cls: Any) -> None:
+    def look(algorithm: Any, i: int) -> None:
+        with algorithm.evaluating():
+            algorithm.collect(deterministic=i % 2 == 0)
+
+    for config in (AlgorithmConfig, RecurrentAlgorithmConfig):
+        graphed = check_replayed_is_eager(Keeping, device, graph_cls, config=config, change=look)
+        assert graphed.recorder.acting.replays == 6 * graphed.rollout.horizon - 2
 
 
 # What is changed in between.
@@ -911,7 +960,7 @@ def test_drawn_changes_of_hyperparameters_are_those_of_eager_training(seed: int)
     eager, found = (train(x, 24, change=Drawn(seed)) for x in algorithms)
     for one, other in zip(eager, found, strict=True):
         assert one == pytest.approx(other, rel=1e-9, abs=1e-9)
-    assert min(graph.replays for graph in algorithms[1].recorder.graphs) > 5
+    assert replays(algorithms[1]) > 5
 
 
 @pytest.mark.parametrize("values", [(0.5, 0.0, 0.5), (0.0, 0.5, 0.0)])
@@ -995,8 +1044,8 @@ def test_a_model_that_waits_is_trained_eagerly(
     reason = "_local_scalar_dense would wait for the device"
     assert graphed.recorder.collection.refused == graphed.recorder.update.refused == reason
     assert [record.getMessage() for record in caplog.records] == [
-        f"No graph of the collection, which continues eagerly: {reason}",
-        f"No graph of the update, which continues eagerly: {reason}",
+        f"No graph of the {work}, which continues eagerly: {reason}"
+        for work in ("collection", "update", "acting")
     ]
 
 
