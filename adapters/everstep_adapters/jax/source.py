@@ -82,7 +82,8 @@ def of_gymnax(env: Any, params: Any) -> Functions:
     """Gymnax's and Craftax's environments: `step_env`, `reset_env` and parameters.
 
     With the clock in the parameters, an env step is computed twice: what the clock does not touch
-    is the same computation, which the compiler does once.
+    is the same computation, which the compiler does once. gymnax 1.0 asks its clock apart from the
+    env step, in `is_truncated`.
     """
     params = env.default_params if params is None else params
     clock = next((name for name in _CLOCKS if hasattr(params, name)), None)
@@ -97,6 +98,8 @@ def of_gymnax(env: Any, params: Any) -> Functions:
         terminated = ended
         if clock is not None:
             terminated = env.step_env(key, state, action, endless)[3] & ended
+        if hasattr(env, "is_truncated"):
+            ended = ended | env.is_truncated(following, params)
         return Stepped(following, obs, reward, terminated, ended)
 
     own = "none" if clock is None else f"{getattr(params, clock)} env steps, its `{clock}`"
