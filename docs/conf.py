@@ -21,9 +21,7 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
     "command_reference",
-    "field_table",
-    "option_table",
-    "statistics_table",
+    "tables",
 ]
 exclude_patterns = ["_build"]
 
