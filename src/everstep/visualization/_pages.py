@@ -81,11 +81,10 @@ def _find_video(run_dir: Path, video: None | str | Path) -> None | Path:
 
 
 def _report(run: RunRecord, video: None | Path) -> str:
-    objective = {"ppo": "PPO", "a2c": "A2C"}.get(str(run.config.get("objective")), "an objective")
     commands, reasons = commands_of(run, str(run.run_dir / "config.yaml"))
     report = {
         "env": str(run.config.get("env_cls") or "an environment that the program made"),
-        "objective": objective,
+        "objective": run.objective or "an objective of its own",
         "result": [["", "value"], *([key, shown(x)] for key, x in result_of(run).items())],
         "evaluations": _evaluations(run),
         "place": shlex.quote(str(run.run_dir)),

@@ -56,6 +56,12 @@ class RunRecord:
         return [*dict.fromkeys(key for x in self.records for key in x if key not in _AXES)]
 
     @property
+    def objective(self) -> None | str:
+        """Title of the objective, such as `"PPO"`; None for one that has no name in files."""
+        name = self.config.get("objective")
+        return name.upper() if isinstance(name, str) and name.isidentifier() else None
+
+    @property
     def env_steps(self) -> int:
         """Env steps of the last record."""
         return int(self.records[-1]["step"])

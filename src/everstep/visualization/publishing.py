@@ -23,9 +23,6 @@ __all__ = ["publish_run"]
 
 _log = logging.getLogger(__name__)
 
-#: Names of objectives in model cards.
-_ALGORITHMS = {"ppo": "PPO", "a2c": "A2C"}
-
 _USE = """## Use
 
 Everstep is installed from a copy of its repository:
@@ -150,7 +147,7 @@ def _video(run: RunRecord, out: Path) -> list[str]:
 def _card(run: RunRecord, results: Mapping[str, Any], pictures: list[str], *, is_best: bool) -> str:
     """The model card: what the hub reads between two lines of dashes, and a page."""
     env = str(run.config.get("env_cls") or "custom").partition(":")[2] or "custom"
-    algorithm = _ALGORITHMS.get(str(run.config.get("objective")), "custom")
+    algorithm = run.objective or "custom"
     title = f"{algorithm} in {_cell(env)}"
     head = yaml.safe_dump(_head(results, env, algorithm), sort_keys=False, allow_unicode=True)
     which = "the best policy of the run" if is_best else "the policy at the end of the run"

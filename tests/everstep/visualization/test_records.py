@@ -10,7 +10,9 @@ import pytest
 
 from everstep.errors import ConfigError, EverstepError
 from everstep.loggers import read_metrics
+from everstep.objectives import OBJECTIVES
 from everstep.visualization import find_runs, read_run
+from everstep.visualization._records import RunRecord
 
 pytestmark = pytest.mark.slow
 
@@ -117,3 +119,13 @@ def test_the_last_record_is_the_budget(seeds: Path) -> None:
     assert run.env_steps >= run.config["total_env_steps"] == 256
     assert run.return_key == "episodes/return_mean_100"
     assert all(math.isfinite(value) for record in run.records for value in record.values())
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_the_title_of_an_objective_is_its_class(name: str) -> None:
+    assert RunRecord(Path(), {"objective": name}, (), (), ()).objective == OBJECTIVES[name].__name__
+
+
+@pytest.mark.parametrize("objective", ["my.Objective", None, ["ppo"]])
+def test_an_objective_of_ones_own_has_no_title(objective: object) -> None:
+    assert RunRecord(Path(), {"objective": objective}, (), (), ()).objective is None
