@@ -2,9 +2,11 @@
 
 import logging
 import random
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -33,6 +35,27 @@ def native() -> None:
 def general(monkeypatch: pytest.MonkeyPatch) -> None:
     """Train the general way, as a test needs that watches functions that only this one calls."""
     monkeypatch.setenv("EVERSTEP_NATIVE", "0")
+
+
+@pytest.fixture
+def hide(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Act as if a library were not installed, and had registered nothing in an earlier test."""
+
+    def hidden(library: str) -> None:
+        for name in [name for name in sys.modules if name.partition(".")[0] == library]:
+            monkeypatch.delitem(sys.modules, name)
+        monkeypatch.setitem(sys.modules, library, None)  # an import fails, and nothing finds it
+        for id, spec in [*gymnasium.registry.items()]:
+            if str(spec.entry_point).partition(".")[0] == library:
+                monkeypatch.delitem(gymnasium.registry, id)
+
+    return hidden
+
+
+@pytest.fixture
+def without_ale(hide: Callable[[str], None]) -> None:
+    """Act as if ALE were not installed."""
+    hide("ale_py")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -552,6 +552,7 @@ def test_what_is_no_number_of_env_steps(text):
         env_steps(text)
 
 
+@pytest.mark.usefixtures("without_ale")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -125,6 +125,7 @@ def test_a_factory_is_not_made_with_what_it_is_called_with() -> None:
         registry.factory("gymnasium:CartPole-v1", horizon=5, device="cpu")
 
 
+@pytest.mark.usefixtures("without_ale")
 @pytest.mark.parametrize("make", [lambda spec: registry.make(spec, 2), registry.factory])
 @pytest.mark.parametrize(
     ("spec", "message"),
