@@ -123,7 +123,8 @@ def test_a_gpu_waits_and_copies_as_the_table_says(name: str) -> None:
         algorithm.collect()
         algorithm.step()
     for work, row in zip((algorithm.collect, algorithm.step), BUDGET[name], strict=True):
-        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
+        activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
+        with profile(activities=activities, acc_events=True) as seen:
             work()
         calls = Counter(event.name.partition(" (")[0] for event in seen.events())
         # Hand-offs from and to the host wait by events, also for buffers that have long been free.

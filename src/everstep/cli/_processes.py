@@ -44,7 +44,8 @@ def is_started() -> bool:
 def connected() -> Iterator[None]:
     """Context in which the processes of a launcher are connected; rank 0 prints for all of them.
 
-    gloo connects processes on CPUs, NCCL those on GPUs, one GPU (`LOCAL_RANK`) each.
+    gloo connects what is on CPUs, NCCL what is on GPUs, of which each process has its own: that
+    with the number `LOCAL_RANK`.
     """
     global _store
     if not is_started():
@@ -61,18 +62,17 @@ def connected() -> Iterator[None]:
 
     from ..core.ranks import reported
 
-    on_gpus = torch.cuda.is_available()
-    if on_gpus:
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+    gpus = torch.cuda.device_count()
+    if gpus:  # processes that share one are refused where they train on it
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)) % gpus)
     else:
         bind()
     store, rank, size = next(rendezvous("env://", timeout=_PATIENCE))
     if store.check([_INVALID]):
         raise SystemExit(2)
     _store = PrefixStore(f"everstep/{name_of_start(store, rank, size)}", store)
-    dist.init_process_group(
-        "nccl" if on_gpus else "gloo", store=_store, rank=rank, world_size=size, timeout=_PATIENCE
-    )
+    backends = "cpu:gloo,cuda:nccl" if gpus else "gloo"
+    dist.init_process_group(backends, store=_store, rank=rank, world_size=size, timeout=_PATIENCE)
     if rank:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - until the end
     try:

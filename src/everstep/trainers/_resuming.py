@@ -27,6 +27,7 @@ CHANGEABLE = frozenset(
     {
         *("total_env_steps", "stop", "steps_per_eval", "eval_episodes", "eval_env_config"),
         "eval_env_kwargs",
+        *("device", "cuda_graphs"),
         *("env_config", "experiment_name", "video_every", *SAVING, *LIVE, *_RATES),
     }
 )

@@ -60,6 +60,9 @@ class SideResult:
     warm_s: float = 0.0
     blocks: list[dict[str, Any]] = field(default_factory=list)
     trainings: list[dict[str, Any]] = field(default_factory=list)
+    #: Kernels, launches, waits and copies of an iteration, and its milliseconds of kernels; on a
+    #: GPU.
+    counts: dict[str, float] = field(default_factory=dict)
 
     def rate(self, phase: str = "total_s") -> None | float:
         """Env steps per second of the median block; None for a phase that does nothing."""
@@ -111,6 +114,9 @@ def _speed(cell: Cell, bench: Bench) -> CellResult:
             results[name] = _result(side)
             results[name].warm_s = side.ask("warm", cell.measure.warm_up)["warm_s"]
         _alternate(sides, results, cell, bench)
+        if bench.device == "cuda":
+            for side in sides:
+                results[side.name].counts = side.ask("count", 2)
         if bench.learning and cell.learn is not None:
             _learn(sides, results, cell, bench)
     ours = results[OURS].blocks

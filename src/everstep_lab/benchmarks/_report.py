@@ -27,6 +27,8 @@ _SPEED = (
     "learned",
 )
 
+_COUNTS = ("row", "side", "precision", "launches", "kernels", "waits", "copies", "kernels, ms")
+
 _SOLVE = (
     "row",
     "side",
@@ -86,6 +88,8 @@ def report(
     else:
         facts += _learning_notes(cells, bench)
         table = speed_table(results, _horizons(cells, bench))
+        if bench.device == "cuda":
+            table += f"\n\nOf one iteration, by CUDA's profiler:\n\n{count_table(results)}"
     return f"{settings['benchmark']}: {settings['title']}\n\n{table}\n\n" + "\n".join(facts)
 
 
@@ -137,6 +141,18 @@ def speed_table(results: Sequence[CellResult], horizons: dict[str, int]) -> str:
                 ]
             )
     return _table(_SPEED, rows)
+
+
+def count_table(results: Sequence[CellResult]) -> str:
+    """Table of what each side of each cell does on a GPU in one iteration."""
+    rows = []
+    for result in results:
+        for name, side in result.sides.items():
+            counts = {key: _count(value) for key, value in side.counts.items()}
+            busy = _number(side.counts.get("busy_ms"))
+            columns = [counts.get(key, "–") for key in ("launches", "kernels", "waits", "copies")]
+            rows.append([result.name, name, side.precision, *columns, busy])
+    return _table(_COUNTS, rows)
 
 
 def solve_table(results: Sequence[CellResult]) -> str:

@@ -1,5 +1,6 @@
 """Several processes compute what one process computes."""
 
+import json
 import math
 import os
 from pathlib import Path
@@ -503,3 +504,23 @@ def test_reductions_are_those_of_all_rows(tmp_path: Path) -> None:
         | {"episodes/return_max": 9.0, "episodes/return_min": -1.0}
     )
     assert one["agreed"] == [(True, False, True)] * 2
+
+
+class Telling:
+    """Collectives of ranks on some GPUs."""
+
+    def __init__(self, *gpus: list[str]) -> None:
+        self.gpus = gpus
+
+    def of_all(self, data: bytes) -> list[bytes]:
+        return [json.dumps(x).encode() for x in self.gpus]
+
+
+def test_ranks_on_one_gpu_are_refused() -> None:
+    reducer = object.__new__(GroupReducer)
+    for gpus in ([[], []], [["one"], ["two"]], [["one", "two"], ["three"]]):
+        reducer.collectives = Telling(*gpus)  # type: ignore[assignment]
+        reducer._check_gpus(gpus[0])
+    reducer.collectives = Telling(["one"], ["two"], ["one"])  # type: ignore[assignment]
+    with pytest.raises(ConfigError, match=r"Ranks 0 and 2 are on one GPU.*set `device` to 'cpu'"):
+        reducer._check_gpus(["one"])

@@ -36,7 +36,9 @@ from everstep_lab.benchmarks import (
     solve_table,
     speed_table,
 )
+from everstep_lab.benchmarks._report import count_table
 from everstep_lab.benchmarks.peers._gymnasium import Returns
+from everstep_lab.benchmarks.peers._serving import totals
 from everstep_lab.benchmarks.peers._worlds import Drift, Pole
 
 ROOT = Path(__file__).parents[3]
@@ -198,6 +200,39 @@ def test_what_does_not_exist_has_no_column() -> None:
     assert "CUDA, MB" not in found
     assert (found["env steps/s"], found["collect, ms"]) == ("20", "500")
     assert found["µs a vector step"] == "5e+04"
+
+
+def test_what_a_profiler_saw_is_counted() -> None:
+    seen = [
+        ("aten::add", False, 0.0),
+        ("cudaLaunchKernel", False, 0.0),
+        ("cudaLaunchKernelExC", False, 0.0),
+        ("cudaGraphLaunch", False, 0.0),
+        ("cudaMemcpyAsync", False, 0.0),
+        ("cudaStreamSynchronize", False, 0.0),
+        ("cudaDeviceSynchronize", False, 0.0),  # the profiler's own
+        ("vectorized_elementwise_kernel", True, 1500.0),
+        ("Memcpy DtoD (Device -> Device)", True, 500.0),
+        ("Memcpy DtoH (Device -> Pinned)", True, 7.0),
+    ]
+    counts = totals(seen)
+    assert counts == {"kernels": 2, "launches": 4, "waits": 1, "copies": 1, "busy_ms": 2}
+    side = SideResult("fp32", "python", {}, counts=counts)
+    table = count_table([CellResult("4 × 8", "fp32", {"everstep": side}, {})])
+    assert table.splitlines()[-1] == "| 4 × 8 | everstep | fp32 | 4 | 2 | 1 | 1 | 2 |"
+
+
+@pytest.mark.gpu
+def test_what_an_iteration_does_on_a_gpu_is_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["work.num_envs=64", "work.horizon=8", "measure.block_s=0.1", "measure.warm_up=4"]
+    code = main(["bench", "gpu-isaac-shape", "--pairs", "1", "--no-learning", "--set", *small])
+    assert code == 0
+    *_, row = [x for x in capsys.readouterr().out.splitlines() if x.startswith("| 4096 × 24")]
+    launches, kernels, waits, copies, busy = row.split(" | ")[3:]
+    assert float(launches) < 150
+    assert float(kernels.replace(",", "")) > 500
+    assert (waits, copies) == ("2", "2")
+    assert float(busy.removesuffix(" |")) > 0
 
 
 def test_what_was_not_solved_is_said() -> None:

@@ -128,9 +128,16 @@ class GroupReducer(Reducer):
         return reduce_stats(ranks) | own | mean
 
     def begin(self, *modules: None | nn.Module) -> None:
-        """See `Reducer.begin`."""
-        self.collectives.choose_waiting()
+        """See `Reducer.begin`.
+
+        Raises:
+            ConfigError: If two ranks are on one GPU.
+
+        """
         self._modules = tuple(module for module in modules if module is not None)
+        devices = {p.device for module in self._modules for p in module.parameters()}
+        self._check_gpus([_name_of_gpu(x) for x in devices if x.type == "cuda"])
+        self.collectives.choose_waiting()
         for module in self._modules:
             for tensor in (*module.parameters(), *module.buffers()):
                 self.collectives.copy_first(tensor.detach())
@@ -209,6 +216,18 @@ class GroupReducer(Reducer):
                 f"{self._rollouts} rollouts: what changes weights must do so on all ranks alike."
             )
 
+    def _check_gpus(self, own: Sequence[str]) -> None:
+        ranks = [json.loads(x) for x in self.collectives.of_all(json.dumps(own).encode())]
+        owners: dict[str, int] = {}
+        for rank, gpus in enumerate(ranks):
+            for gpu in gpus:
+                if owners.setdefault(gpu, rank) != rank:
+                    raise ConfigError(
+                        f"Ranks {owners[gpu]} and {rank} are on one GPU, and NCCL connects one "
+                        f"process a GPU; PyTorch sees {torch.cuda.device_count()} here. Start as "
+                        "many processes as there are GPUs, or set `device` to 'cpu'."
+                    )
+
     def _exchange(self, value: Mapping[str, Any]) -> list[dict[str, Any]]:
         """The value of every rank, as text of a fixed length; a longer one is sent again."""
         text, size = json.dumps(value).encode(), _BYTES
@@ -268,6 +287,11 @@ def seed_of(seed: int, rank: int) -> int:
     if rank == 0:
         return seed
     return int(np.random.SeedSequence(seed, spawn_key=(rank,)).generate_state(1, np.uint64)[0])
+
+
+def _name_of_gpu(device: torch.device) -> str:
+    """A name that no other GPU has, on any machine."""
+    return str(torch.cuda.get_device_properties(device).uuid)
 
 
 def current_reducer() -> Reducer:

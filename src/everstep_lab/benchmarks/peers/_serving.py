@@ -7,6 +7,7 @@ The first line from the bench is the work: what to train, with how many threads.
 | – | `{"ready": {"versions": …}}`, once the libraries are imported |
 | `{"warm": n}` | `{"warm_s"}`: seconds for making the program and n iterations |
 | `{"run": n}` | `{"env_steps", "collect_s", "update_s", "total_s", "memory"}` |
+| `{"count": n}` | `{"kernels", "launches", "waits", "copies", "busy_ms"}` of an iteration of n |
 | `{"learn": {"seed", "env_steps", "metric"}}` | `{"return", "env_steps", "total_s"}` |
 | `{"solve": {"seed", "threshold", "max_env_steps", "metric"}}` | the same, and `"solved"` |
 
@@ -24,6 +25,11 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, TextIO
 
 import torch
+
+#: Calls of CUDA that give the device work, and calls that wait for it; the profiler itself waits
+#: for the whole device.
+_LAUNCHES = ("cudaLaunch", "cuLaunch", "cudaGraphLaunch", "cudaMemcpyAsync", "cudaMemsetAsync")
+_WAITS = ("cudaStreamSynchronize", "cudaEventSynchronize")
 
 
 class Iteration(NamedTuple):
@@ -98,6 +104,9 @@ def serve(make: Callable[[dict[str, Any]], Program], packages: tuple[str, ...]) 
         elif request == "run":
             assert program is not None
             _answer(answers, _run(program, work, argument))
+        elif request == "count":
+            assert program is not None
+            _answer(answers, _count(program, argument))
         else:
             _answer(answers, _train(make, work, **argument))
     if program is not None:
@@ -139,6 +148,41 @@ def _run(program: Program, work: dict[str, Any], iterations: int) -> dict[str, A
         "update_s": sum(iteration.update_s for iteration in found),
         "memory": _memory(work),
     }
+
+
+def _count(program: Program, iterations: int) -> dict[str, float]:
+    """What CUDA's profiler sees of some iterations, on average."""
+    from torch.profiler import ProfilerActivity, profile
+
+    torch.cuda.synchronize()
+    activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
+    with profile(activities=activities, acc_events=True) as seen:
+        for _ in range(iterations):
+            program.iterate()
+    # Its names are of the host's calls, and of work on the device, which has times of its own.
+    rows = [(x.name, "CUDA" in str(x.device_type), x.device_time) for x in seen.events()]
+    return {name: value / iterations for name, value in totals(rows).items()}
+
+
+def totals(rows: list[tuple[str, bool, float]]) -> dict[str, float]:
+    """Kernels, launches, waits and copies between host and device, and milliseconds of kernels.
+
+    Args:
+        rows: Name, whether it is work on the device, and its microseconds there.
+
+    """
+    found = {"kernels": 0.0, "launches": 0.0, "waits": 0.0, "copies": 0.0, "busy_ms": 0.0}
+    for name, is_work, micros in rows:
+        if is_work and name.startswith(("Memcpy HtoD", "Memcpy DtoH")):
+            found["copies"] += 1
+        elif is_work:
+            found["kernels"] += 1
+            found["busy_ms"] += micros / 1e3
+        elif name.startswith(_LAUNCHES):
+            found["launches"] += 1
+        elif name in _WAITS:
+            found["waits"] += 1
+    return found
 
 
 def _train(

@@ -68,7 +68,8 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def build(env_cls: Any, device: str, graph_cls: Any, config: Any, **options: Any) -> Any:
-    small = {"num_envs": 8, "horizon": 8, "seed": 0, "optimizer_config": {"lr": 3e-3}}
+    # Fused optimizers of CUDA take a rate in a tensor as float32, in which this one is exact.
+    small = {"num_envs": 8, "horizon": 8, "seed": 0, "optimizer_config": {"lr": 2**-8}}
     if config is AlgorithmConfig:
         small["model_config"] = {"hiddens": (16,)}
     else:
@@ -115,7 +116,9 @@ def check_replayed_is_eager(
     found = train(graphed, iterations, change=change)
     tolerance = {"rtol": 1e-6, "atol": 1e-6} if device == "cuda" else {"rtol": 0, "atol": 1e-11}
     for one, other in zip(expected, found, strict=True):
-        assert one == pytest.approx(other, rel=1e-5 if device == "cuda" else 1e-9, abs=1e-9)
+        # Rates of schedules are rounded to float32 there; so are differences of numbers near 1.
+        near = {"rel": 1e-5, "abs": 1e-6} if device == "cuda" else {"rel": 1e-9, "abs": 1e-9}
+        assert one == pytest.approx(other, **near)
     weights = (a.policy.model.parameters() for a in (graphed, eager))
     for a, b in zip(*weights, strict=True):
         torch.testing.assert_close(a, b, **tolerance)
@@ -515,8 +518,8 @@ def test_twenty_updates_of_which_most_are_replayed_are_eager_ones(
         {"objective": "a2c"},
         {"normalize_rewards": "running", "normalize_observations": True},
         {"optimizer_cls": torch.optim.AdamW},
-        {"optimizer_cls": torch.optim.SGD, "optimizer_config": {"lr": 1e-2, "momentum": 0.9}},
-        {"optimizer_config": {"lr_pi": 1e-3, "lr_v": 1e-2}},
+        {"optimizer_cls": torch.optim.SGD, "optimizer_config": {"lr": 2**-7, "momentum": 0.9}},
+        {"optimizer_config": {"lr_pi": 2**-10, "lr_v": 2**-7}},
     ],
     ids=["in order", "accumulated", "a2c", "normalized", "adamw", "sgd", "two rates"],
 )
