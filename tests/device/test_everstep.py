@@ -2,6 +2,7 @@
 
 import copy
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,9 @@ import pytest
 import torch
 
 import everstep
-from everstep import AlgorithmConfig
+from everstep import AlgorithmConfig, Trainer
 from everstep.bonuses import RandomNetworkDistillation
+from everstep.trainers._resuming import resume
 from tests.device.machine import Machine
 from tests.device.trainings import CASES, HORIZON, Case
 from tests.everstep.core.graphs.graph_toys import Losing, Walk
@@ -124,6 +126,18 @@ def test_what_is_recorded_later_may_lie_in_the_memory_of_what_was_before(machine
     algorithm.collect()  # a pool that has lost its graphs is not used again
     algorithm.step()
     assert all(work.refused is None for work in algorithm.recorder.graphs)
+
+
+def test_a_run_on_a_device_is_resumed_on_the_host(machine: Machine, tmp_path: Path) -> None:
+    options = {"num_envs": 4, "horizon": 8, "seed": 0, "model_config": {"hiddens": (8,)}}
+    quiet = {"track": False, "loggers": []}
+    with Trainer(Walk, run_dir=tmp_path, device="cuda", **options, **quiet) as trainer:
+        trainer.run(total_env_steps=64)
+    with resume(tmp_path, ["device=cpu", "total_env_steps=96"], **quiet) as trainer:
+        assert trainer.algorithm.recorder.update.refused == "nothing is recorded"
+        trainer.run()
+        assert trainer.algorithm.policy.device.type == "cpu"
+        assert trainer.algorithm.state.env_steps == 96
 
 
 @pytest.mark.slow

@@ -98,6 +98,8 @@ def _document(run_dir: Path, overrides: Sequence[str], changes: dict[str, Any]) 
             "before, with `resume=True`, or name the environment: env_cls=my_module.MyEnv"
         )
     changed = [k for k, value in after.values.items() if value != before.values.get(k)]
+    if "device" in changed and "cuda_graphs" not in changed:
+        after.values["cuda_graphs"] = "auto"  # that of the record is the other device's
     refused = [k for k in changed if k not in CHANGEABLE and not _is_same(k, before, after)]
     after.check(
         [Problem((key,), _REFUSED.format(before.values.get(key))) for key in refused if key]

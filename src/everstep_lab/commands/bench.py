@@ -13,7 +13,7 @@ from everstep.core.files import write_file
 from everstep.errors import ConfigError
 
 if TYPE_CHECKING:
-    from ..benchmarks import Bench, Case, Cell
+    from ..benchmarks import Bench, Case, Cell, CellResult
 
 HELP = "measure speed and learning, also against other libraries"
 DESCRIPTION = (
@@ -59,7 +59,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="keys of the benchmark to override, such as work.num_envs=64 everstep.enable_amp=true",
     )
     parser.add_argument("--no-learning", action="store_true", help="leave out the learning check")
-    parser.add_argument("--json", metavar="FILE", help="also write all measurements to FILE")
+    parser.add_argument(
+        "--json", metavar="FILE", help="also write all measurements to FILE, after each row"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -82,7 +84,6 @@ def run(arguments: argparse.Namespace) -> int:
     path = None if arguments.json is None else Path(arguments.json)
     if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
         raise ConfigError(f"--json {path}: no file can be written there; name one in a directory.")
-    results = [measure(cell, bench) for cell in chosen]
     settings = {
         "benchmark": arguments.name,
         "title": case.title,
@@ -91,10 +92,16 @@ def run(arguments: argparse.Namespace) -> int:
         "pairs": bench.pairs,
         "set": list(arguments.set),
     }
-    print(report(results, chosen, bench, settings))
-    if path is not None:
-        text = json.dumps(document(results, settings, machine(bench.device)), indent=2)
-        write_file(path, text + "\n")
+    results: list[CellResult] = []
+    try:
+        for cell in chosen:
+            results.append(measure(cell, bench))
+            if path is not None:  # a command that is killed leaves what it has
+                text = json.dumps(document(results, settings, machine(bench.device)), indent=2)
+                write_file(path, text + "\n")
+    finally:
+        if results:
+            print(report(results, chosen[: len(results)], bench, settings))
     return 0
 
 

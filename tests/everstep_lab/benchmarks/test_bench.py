@@ -128,6 +128,26 @@ def test_both_sides_are_measured(case: Path, capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.long
+def test_rows_before_an_error_are_kept(
+    case: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = CellResult("4 × 8", "fp32", {"everstep": SideResult("fp32", "python", {})}, {})
+    answers = iter([result])
+
+    def measured(cell: Any, bench: Any) -> CellResult:
+        try:
+            return next(answers)
+        except StopIteration:
+            raise PeerError("it ended") from None
+
+    monkeypatch.setattr("everstep_lab.benchmarks.measure", measured)
+    case.write_text(case.read_text().replace("rows: [", "rows: [{name: more}, "))
+    found = tmp_path / "found.json"
+    assert main(["bench", str(case), "--json", str(found)]) == 1
+    assert "| 4 × 8 | everstep |" in capsys.readouterr().out
+    assert [cell["name"] for cell in json.loads(found.read_text())["cells"]] == ["4 × 8"]
+
+
 def test_time_to_a_threshold(case: Path, capsys: pytest.CaptureFixture[str]) -> None:
     solve = "solve.metric=reward solve.threshold=0.5 solve.max_env_steps=1000 solve.seeds=1"
     assert main(["bench", str(case), "--set", *solve.split()]) == 0

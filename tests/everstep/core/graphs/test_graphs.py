@@ -53,12 +53,22 @@ on_every_device = pytest.mark.parametrize(
     ],
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("float64", "as_on_a_gpu", "general")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.usefixtures("float64", "as_on_a_gpu", "general", "exact_rates"),
+]
 
 DUMMIES = [DiscreteDummyEnv, ContinuousDummyEnv]
 
 #: The second epoch is of other minibatches than the first.
 MINIBATCHES: dict[str, Any] = {"sgd_minibatch_size": 32, "num_sgd_iters": 2}
+
+
+@pytest.fixture
+def exact_rates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Adaptive rates are powers of 2: CUDA's fused optimizers take rates in tensors as float32."""
+    for name, value in {"FACTOR": 2.0, "MIN": 2**-16, "MAX": 2**-6}.items():
+        monkeypatch.setattr(f"everstep.schedulers.ADAPTIVE_{name}", value)
 
 
 @pytest.fixture
@@ -68,7 +78,6 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def build(env_cls: Any, device: str, graph_cls: Any, config: Any, **options: Any) -> Any:
-    # Fused optimizers of CUDA take a rate in a tensor as float32, in which this one is exact.
     small = {"num_envs": 8, "horizon": 8, "seed": 0, "optimizer_config": {"lr": 2**-8}}
     if config is AlgorithmConfig:
         small["model_config"] = {"hiddens": (16,)}
@@ -116,7 +125,6 @@ def check_replayed_is_eager(
     found = train(graphed, iterations, change=change)
     tolerance = {"rtol": 1e-6, "atol": 1e-6} if device == "cuda" else {"rtol": 0, "atol": 1e-11}
     for one, other in zip(expected, found, strict=True):
-        # Rates of schedules are rounded to float32 there; so are differences of numbers near 1.
         near = {"rel": 1e-5, "abs": 1e-6} if device == "cuda" else {"rel": 1e-9, "abs": 1e-9}
         assert one == pytest.approx(other, **near)
     weights = (a.policy.model.parameters() for a in (graphed, eager))
@@ -492,7 +500,7 @@ def test_what_changes_before_every_call_is_not_recorded_for_ever() -> None:
     [
         {},
         MINIBATCHES,
-        {"lr_schedule": [(0, 1e-2), (800, 1e-4)], "lr_schedule_kind": "interp"},
+        {"lr_schedule": [(0, 2**-7), (2048, 2**-12)], "lr_schedule_kind": "interp"},
         {"entropy_coeff_schedule": [(0, 0.1), (800, 0.0)], "entropy_coeff_schedule_kind": "interp"},
         {**MINIBATCHES, "target_kl_div": 1e-4, "shuffle_minibatches": False},
         {**MINIBATCHES, "target_kl_div": 3e-3, "lr_schedule_kind": "adaptive"},
