@@ -130,7 +130,6 @@ class Connection:
                 f"The server at {address} cannot be used: {error}. Start it there with `python "
                 "server.py --listen HOST:PORT --key FILE`, and give `key`, a copy of that file."
             ) from None
-        connection.settimeout(None)
         if timeout is not None:  # a server that hangs reads nothing
             limit = struct.pack("ll", int(timeout), int(timeout % 1 * 1e6) or 1)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)

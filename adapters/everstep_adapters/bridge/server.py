@@ -52,7 +52,7 @@ LARGEST_MEMORY = 2**34
 #: Clients on other machines that a server has at once; more are turned away.
 MOST_CLIENTS = 64
 
-#: Seconds that a client on another machine has to prove that it has the key.
+#: Seconds that each side has to prove to the other, on another machine, that it has the key.
 PROVING = 10.0
 
 #: Seconds for which the next message is looked for before the process sleeps until it comes.
@@ -1541,17 +1541,26 @@ def authenticate(connection, key, *, is_server):
     """Prove to the other end that this one has the key, and let it prove the same.
 
     Each sends 32 random bytes, and answers the other's with a HMAC of both; the client's comes
-    first. Nothing else is read before.
+    first. Nothing else is read before. All of it may take `PROVING`; then the socket is blocking.
 
     Raises:
-        Refused: If it has not, or is no end of a bridge.
+        Refused: If it has not, not in time, or is no end of a bridge.
 
     """
+    end = time.monotonic() + PROVING
+    connection.settimeout(PROVING)  # what is sent before the first answer
 
     def exactly(size):
         data = b""
         while len(data) < size:
-            more = connection.recv(size - len(data))
+            # What is left of the whole: bytes may come one by one.
+            connection.settimeout(max(end - time.monotonic(), 1e-3))
+            try:
+                more = connection.recv(size - len(data))
+            except socket.timeout:
+                raise Refused(
+                    f"the other end has not shown within {PROVING:g} s that it has the key"
+                ) from None
             if not more:
                 raise Refused("the other end has closed the connection: its key may be another one")
             data += more
@@ -1575,6 +1584,7 @@ def authenticate(connection, key, *, is_server):
         raise Refused("the other end has another key")
     if is_server:
         connection.sendall(proof(b"server"))
+    connection.settimeout(None)
 
 
 def prepare(connection):
@@ -1635,7 +1645,6 @@ def accepted(address, key_path):
             continue
         listener.close()
         os.setsid()  # a group, to end it whole
-        connection.settimeout(PROVING)
         try:
             prepare(connection)
             authenticate(connection, key, is_server=True)

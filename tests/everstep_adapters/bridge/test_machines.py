@@ -7,6 +7,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -251,6 +253,45 @@ def test_strangers_that_say_nothing_keep_nobody_out(listening: Listening) -> Non
     while listening.clients():
         assert time.monotonic() < end
         time.sleep(0.1)
+
+
+def trickle(connection: socket.socket, seconds: float) -> None:
+    """Send the greeting of an end of a bridge byte by byte, and whatever after it."""
+    with connection, suppress(OSError):  # the other end closes
+        for byte in b"EVST\x01\x00" + bytes(64):
+            connection.sendall(bytes([byte]))
+            time.sleep(seconds)
+
+
+@pytest.mark.parametrize("is_server", [False, True])
+def test_bytes_that_come_one_by_one_prolong_nothing(
+    monkeypatch: pytest.MonkeyPatch, is_server: bool
+) -> None:
+    monkeypatch.setattr(server, "PROVING", 0.3)
+    own, other = socket.socketpair()
+    begun = time.monotonic()
+    with ThreadPoolExecutor() as pool, own:
+        pool.submit(trickle, other, 0.05)  # 3.5 s
+        with pytest.raises(
+            server.Refused, match=r"has not shown within 0\.3 s that it has the key"
+        ):
+            server.authenticate(own, b"0123456789abcdef", is_server=is_server)
+        assert time.monotonic() - begun < 1.5
+        own.close()
+
+
+@pytest.mark.slow
+def test_a_client_and_a_listener_wait_for_a_trickle_no_longer(
+    listening: Listening, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ThreadPoolExecutor() as pool, socket.create_server(("127.0.0.1", 0)) as listener:
+        pool.submit(trickle, listening.connect(), 1.0)
+        pool.submit(lambda: trickle(listener.accept()[0], 0.05))
+        monkeypatch.setattr(server, "PROVING", 0.3)
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        with pytest.raises(AdapterError, match=r"cannot be used: .* within 0\.3 s"):
+            BridgeEnv.make("gymnasium:CartPole-v1", 2, server=address, key=listening.key)
+        listening.said("turned away 127.0.0.1: the other end has not shown within 10 s")
 
 
 @pytest.mark.slow
