@@ -22,15 +22,14 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 from torch import nn
-from torchrl.data import Bounded, Categorical, Composite, TensorSpec, Unbounded
+from torchrl.data import Bounded, Composite, TensorSpec, Unbounded
 
 from everstep import AlgorithmConfig, RecurrentAlgorithmConfig
 from everstep.algorithms.recording import Recorder
 from everstep.core.fast import SWITCH
 from everstep.core.graphs import Tape
-from everstep.env import Env
-from everstep.models import Model, RecurrentModel
-from everstep.views import ViewRequirement
+from everstep.models import RecurrentModel
+from tests.everstep.core.graphs.graph_toys import Seeing, Walk
 
 #: Updates of each training: recorded work is done, recorded, and replayed.
 UPDATES = 3
@@ -38,11 +37,9 @@ UPDATES = 3
 #: How work is done.
 WAYS = ("eager", "tape")
 
-WALK = {"terminated", "truncated", "first", "final_obs"}
 
-
-class Game(Env):
-    """Points in the plane that are pushed; their episodes end outside of a circle or in time.
+class Game(Walk):
+    """A walk whose actions are directions or pushes, with other observations.
 
     Args:
         num_envs: Points.
@@ -52,9 +49,6 @@ class Game(Env):
             `"masked"` with the directions that are allowed.
 
     """
-
-    capturable = True
-    episode_keys = frozenset(WALK)
 
     def __init__(
         self,
@@ -77,46 +71,14 @@ class Game(Env):
             ),
         }
         self.kind, self.observation_spec = kind, specs[kind]
-        self.action_spec = (
-            Unbounded(2, dtype=torch.float64)
-            if continuous
-            else Categorical(4, shape=torch.Size([1]))
-        )
         self.continuous = continuous
-        self.place = torch.zeros(num_envs, 2, dtype=torch.float64)
-        self.clock = torch.zeros(num_envs, 1, dtype=torch.int64)
-        self.limit = torch.arange(num_envs).remainder(5).add(3).unsqueeze(1)
+        if continuous:
+            self.action_spec = Unbounded(2, dtype=torch.float64)
 
-    def reset(self, *, config: Any = None) -> Any:
-        self.clock.zero_()
-        self.place.normal_(0, 0.5)
-        return self._seen(self.place)
+    def push(self, action: Any) -> torch.Tensor:
+        return action.clamp(-1, 1) if self.continuous else super().push(action)
 
-    def step(self, action: Any) -> TensorDict:
-        push = action.clamp(-1, 1)
-        if not self.continuous:
-            angle = action * (torch.pi / 2)
-            push = torch.cat([angle.cos(), angle.sin()], -1)
-        self.place += 0.5 * push + 0.1 * torch.randn_like(self.place)
-        self.clock += 1
-        final = self.place.clone()
-        terminated = final.norm(dim=-1, keepdim=True) > 2
-        truncated = (self.clock >= self.limit) & ~terminated
-        first = terminated | truncated
-        final_obs = self._seen(final)
-        self.place.copy_(torch.where(first, 0.5 * torch.randn_like(final), final))
-        self.clock.masked_fill_(first, 0)
-        found = {
-            "obs": self._seen(self.place),
-            "rewards": -final.square().sum(-1, keepdim=True),
-            "final_obs": final_obs,
-            "terminated": terminated,
-            "truncated": truncated,
-            "first": first,
-        }
-        return TensorDict(found, [self.num_envs])
-
-    def _seen(self, place: torch.Tensor) -> Any:
+    def seen(self, place: torch.Tensor) -> Any:
         if self.kind == "point":
             return place
         if self.kind == "image":
@@ -128,23 +90,6 @@ class Game(Env):
         mask = torch.cat([place < 1, place > -1], -1)  # not outwards on both sides
         other = {"clock": clock} if self.kind == "parts" else {"action_mask": mask}
         return TensorDict({"place": place.clone(), **other}, [self.num_envs])
-
-
-class Window(Model):
-    """Sees the two observations before, too."""
-
-    def __init__(self, observation_spec: Any, action_spec: Any, /) -> None:
-        super().__init__(observation_spec, action_spec)
-        self.view_requirements = {("obs",): ViewRequirement(shift=2, method="rolling_window")}
-        self.policy, self.vf_model = nn.Linear(6, 4), nn.Linear(6, 1)
-
-    def forward(self, batch: TensorDict, /) -> TensorDict:
-        seen = batch["obs"].flatten(1)
-        self.values = self.vf_model(seen)
-        return TensorDict({"logits": self.policy(seen).unsqueeze(1)}, [len(seen)])
-
-    def value_function(self) -> torch.Tensor:
-        return self.values
 
 
 class Gated(RecurrentModel):
@@ -186,7 +131,7 @@ MOVING = partial(Game, continuous=True)
 RUNS: dict[str, tuple[Any, dict[str, Any]]] = {
     "feedforward": (Game, {}),
     "continuous": (MOVING, {"entropy_coeff": 0.01}),
-    "windows": (Game, {"model_cls": Window, "model_config": None}),
+    "windows": (Game, {"model_cls": Seeing, "model_config": None}),
     "lstm": (Game, LSTM),
     "gru": (Game, {**LSTM, "model_cls": Gated, "model_config": None, "seqs_per_state_reset": 3}),
     "a2c": (MOVING, {"objective": "a2c"}),

@@ -35,26 +35,34 @@ class Walk(Env):
         self.clock = torch.zeros(num_envs, 1, dtype=torch.int64, device=device)
         self.limit = torch.arange(num_envs, device=device).remainder(5).add(3).unsqueeze(1)
 
-    def reset(self, *, config: None | dict[str, Any] = None) -> torch.Tensor:
+    def push(self, action: Any) -> torch.Tensor:
+        """The direction of an action, of four."""
+        angle = action * (torch.pi / 2)
+        return torch.cat([angle.cos(), angle.sin()], -1)
+
+    def seen(self, place: torch.Tensor) -> Any:
+        """The observation of a place, now."""
+        return place
+
+    def reset(self, *, config: None | dict[str, Any] = None) -> Any:
         self.noise = (config or {}).get("noise", self.noise)
         self.clock.zero_()
-        return self.place.normal_(0, 0.5)
+        return self.seen(self.place.normal_(0, 0.5))
 
     def step(self, action: Any) -> TensorDict:
-        angle = action * (torch.pi / 2)
-        self.place += 0.5 * torch.cat([angle.cos(), angle.sin()], -1)
-        self.place += self.noise * torch.randn_like(self.place)
+        self.place += 0.5 * self.push(action) + self.noise * torch.randn_like(self.place)
         self.clock += 1
         final = self.place.clone()
         terminated = final.norm(dim=-1, keepdim=True) > 2
         truncated = (self.clock >= self.limit) & ~terminated
         first = terminated | truncated
+        final_obs = self.seen(final)
         self.place.copy_(torch.where(first, 0.5 * torch.randn_like(final), final))
         self.clock.masked_fill_(first, 0)
         found = {
-            "obs": self.place,
+            "obs": self.seen(self.place),
             "rewards": -final.square().sum(-1, keepdim=True),
-            "final_obs": final,
+            "final_obs": final_obs,
             "terminated": terminated,
             "truncated": truncated,
             "first": first,
