@@ -1,8 +1,8 @@
 """Trainings whose numbers are kept: every kind of policy, loss and update, small and in float64.
 
-`python -m tests.golden` compares them bit for bit with those that are kept, for whoever moves code;
-`python -m tests.golden --write` keeps those of now. Other processors round differently, so the test
-compares numbers to 1e-9.
+`python -m tests.golden` compares them with those that are kept, for whoever moves code: bit for bit
+on the machine that kept them. Other processors round differently, so it compares to 1e-9 there, as
+the tests do. `python -m tests.golden --write` keeps those of now.
 
 The numbers are those of the general way, which is the same code on every machine; whether there is
 a native library, and what it rounds, depends on the compiler and the processor. Trainings that take

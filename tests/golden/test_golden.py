@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.golden import files, names, runs
+from tests.golden.__main__ import compare
 from tests.ranks import run_ranks
 
 KEPT: Any = json.loads((Path(__file__).parent / "runs.json").read_text())
@@ -73,6 +74,28 @@ def test_the_comparison_sees_a_digit_and_a_lost_statistic() -> None:
     assert [*runs.differences(kept, {"a": {"x": 1.0 + 1e-7}, "weights": [0.5]})]
     assert [*runs.differences(kept, {"a": {}, "weights": [0.5]})]
     assert [*runs.differences(kept, {"a": {"x": 1.0, "y": 2.0}, "weights": [0.5]})]
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "says"),
+    [
+        ({}, 0, "0 of 2 digests"),
+        ({"digest": "2"}, 1, "not bit for bit: a, eager: state"),
+        ({"x": 1.0 + 1e-10}, 1, "more than 1e-12: /a/eager/x"),
+        ({"machine": "B", "digest": "2", "x": 1.0 + 1e-10}, 0, "They are of A; this is B"),
+        ({"machine": "B", "x": 1.0 + 1e-7}, 1, "more than 1e-9: /a/eager/x"),
+        ({"machine": "B", "draws": [0.1]}, 2, "random numbers of B are not A's"),
+    ],
+)
+def test_another_machine_is_compared_within_its_rounding(
+    change: dict[str, Any], code: int, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def record(machine: str = "A", draws: Any = (0.2,), digest: str = "1", x: float = 1.0) -> Any:
+        way = {"digest": {"state": digest}, "x": x}
+        return {"machine": machine, "draws": [*draws], "runs": {"a": {"eager": way}}}
+
+    assert compare(record(), record(**change)) == code
+    assert says in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("kind", files.KINDS)
