@@ -2,27 +2,34 @@
 
     python -m tests.device
 
-Three usual shapes, with fewer environments: operations are as many with any number of them, as long
-as a rollout is worked on in one piece.
+Three usual shapes, with fewer environments: operations are as many with any number of them, as
+long as a rollout is worked on in one piece. On a GPU it measures, with all of them.
 """
 
 import logging
+import time
+from statistics import median
 from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 import everstep
 from everstep import AlgorithmConfig, ContinuousDummyEnv, DiscreteDummyEnv
+from everstep_lab.benchmarks.peers._serving import totals
 from tests.device.installed import installed, unavailable
 from tests.device.machine import Counts
 
-SHAPES: dict[str, tuple[Any, dict[str, Any]]] = {
+#: Environment, how many of them there are, and hyperparameters; minibatches of 16 environments.
+SHAPES: dict[str, tuple[Any, int, dict[str, Any]]] = {
     "rl8's default: 32 vector steps, 256-256, 4 x 1 steps": (
         DiscreteDummyEnv,
+        8192,
         {"horizon": 32, "num_sgd_iters": 4, "model_config": {"hiddens": (256, 256)}},
     ),
     "Isaac's usual: 24 vector steps, 512-256-128, 5 x 4 steps": (
         ContinuousDummyEnv,
+        4096,
         {
             "horizon": 24,
             "num_sgd_iters": 5,
@@ -32,6 +39,7 @@ SHAPES: dict[str, tuple[Any, dict[str, Any]]] = {
     ),
     "CartPole of Gymnasium: 128 vector steps, 64-64, 4 x 4 steps": (
         everstep.factory("gymnasium:CartPole-v1"),
+        64,
         {
             "horizon": 128,
             "num_sgd_iters": 4,
@@ -56,14 +64,53 @@ def count(env: Any, **options: Any) -> list[Counts]:
     return found
 
 
+def measure(env: Any, num_envs: int, **options: Any) -> list[str]:
+    """Launches, kernels, and milliseconds of rollout and update on a GPU."""
+    if "sgd_minibatch_size" in options:
+        options["sgd_minibatch_size"] *= num_envs // 16
+    config = AlgorithmConfig(num_envs=num_envs, seed=0, device="cuda", **options)
+    algorithm, found = config.build(env), []
+    for work in (algorithm.collect, algorithm.step) * 4:
+        work()
+    times: dict[str, list[float]] = {"collect": [], "step": []}
+    for work in (algorithm.collect, algorithm.step) * 10:
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        work()
+        torch.cuda.synchronize()
+        times[work.__name__].append(1e3 * (time.perf_counter() - start))
+    activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
+    for work in (algorithm.collect, algorithm.step):
+        with profile(activities=activities, acc_events=True) as seen:
+            work()
+        rows = [(x.name, "CUDA" in str(x.device_type), x.device_time) for x in seen.events()]
+        counts = totals(rows)
+        found.append(
+            f"{counts['kernels']:>7,.0f} kernels {counts['launches']:>6,.0f} launches "
+            f"{counts['waits']:>4.0f} waits {median(times[work.__name__]):>7.1f} ms "
+            f"{counts['busy_ms']:>6.1f} ms busy"
+        )
+    algorithm.env.close() if hasattr(algorithm.env, "close") else None
+    return found
+
+
 def main() -> None:
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
-    if (reason := unavailable()) is not None:
+    is_real = torch.cuda.is_available()
+    if not is_real and (reason := unavailable()) is not None:
         raise SystemExit(reason)
-    for name, (env, options) in SHAPES.items():
+    for name, (env, num_envs, options) in SHAPES.items():
         print(name)
         for graphs in (False, True):
+            if is_real:
+                for what, text in zip(
+                    ("rollout", "update"),
+                    measure(env, num_envs, cuda_graphs=graphs, **options),
+                    strict=True,
+                ):
+                    print(f"  {'recorded' if graphs else 'eager':<9}{what:<8}{text}")
+                continue
             rollout, update = count(env, cuda_graphs=graphs, **options)
             for what, counts in (("rollout", rollout), ("update", update)):
                 print(

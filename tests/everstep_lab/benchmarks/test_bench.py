@@ -138,12 +138,14 @@ def test_rows_before_an_error_are_kept(
         try:
             return next(answers)
         except StopIteration:
-            raise PeerError("it ended") from None
+            raise PeerError("cleanrl", "python", "ended") from None
 
     monkeypatch.setattr("everstep_lab.benchmarks.measure", measured)
-    case.write_text(case.read_text().replace("rows: [", "rows: [{name: more}, "))
+    case.write_text(
+        case.read_text().replace("rows: [", "rows: [{name: 4 × 8, work: {num_envs: 4}}, ")
+    )
     found = tmp_path / "found.json"
-    assert main(["bench", str(case), "--json", str(found)]) == 1
+    assert main(["bench", str(case), "--json", str(found)]) != 0
     assert "| 4 × 8 | everstep |" in capsys.readouterr().out
     assert [cell["name"] for cell in json.loads(found.read_text())["cells"]] == ["4 × 8"]
 
