@@ -1,13 +1,21 @@
 """Operations and launches of a rollout and an update on a GPU, counted without one.
 
     python -m tests.device
+    python -m tests.device rsl_rl skrl rl_games rl8
 
 Three usual shapes, with fewer environments: operations are as many with any number of them, as
 long as a rollout is worked on in one piece. On a GPU it measures, with all of them.
+With names of peers of `everstep bench`, which this interpreter must have, it counts an iteration of
+theirs and of ours in the benchmarks for a GPU.
 """
 
+import importlib
 import logging
+import sys
 import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -16,6 +24,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import everstep
 from everstep import AlgorithmConfig, ContinuousDummyEnv, DiscreteDummyEnv
+from everstep_lab.benchmarks import cells, load_case, peers
 from everstep_lab.benchmarks.peers._serving import totals
 from tests.device.installed import installed, unavailable
 from tests.device.machine import Counts
@@ -94,12 +103,44 @@ def measure(env: Any, num_envs: int, **options: Any) -> list[str]:
     return found
 
 
+#: Classes of the peers' programs.
+PROGRAMS = {"rsl_rl": "RslRl", "skrl": "Skrl", "rl_games": "RlGames", "rl8": "Rl8"}
+
+
+def count_peers(names: Sequence[str]) -> None:
+    """Counts of an iteration of peers, and of ours, in the benchmarks that they are in."""
+    sys.path.insert(0, str(Path(peers.__file__).parents[1]))  # as the bench starts them
+    # Tensors that are not PyTorch's own cannot be viewed in inference mode.
+    plain: Any = lambda mode=True: torch.no_grad() if mode else nullcontext()  # noqa: E731
+    torch.inference_mode = plain  # type: ignore[misc]
+    for case in ("gpu-isaac-shape", "gpu-rl8-default"):
+        cell = cells(load_case(case))[0]
+        for name in ("everstep", *(x for x in names if x in cell.peers)):
+            with installed() as machine:
+                work = {**cell.order(name, "cuda", 1), "num_envs": 16, "seed": 0}
+                module = "everstep_lab.benchmarks._everstep"
+                found = importlib.import_module(module if name == "everstep" else f"peers.{name}")
+                program = getattr(found, PROGRAMS.get(name, "Everstep"))(work)
+                for _ in range(3):
+                    machine.counts = Counts()
+                    program.iterate()
+                counts = machine.counts
+                print(
+                    f"{case:<16}{name:<10}{counts.kernels.total():>7,} operations "
+                    f"{counts.launches:>6,} launches {counts.syncs.total():>4} waits",
+                    flush=True,
+                )
+
+
 def main() -> None:
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
     is_real = torch.cuda.is_available()
     if not is_real and (reason := unavailable()) is not None:
         raise SystemExit(reason)
+    if names := sys.argv[1:]:
+        count_peers(names)
+        return
     for name, (env, num_envs, options) in SHAPES.items():
         print(name)
         for graphs in (False, True):

@@ -167,6 +167,7 @@ def _install(machine: Machine, patches: _Patches) -> None:
     torch.__future__.set_swap_module_params_on_conversion(True)
     load = torch.nn.Module._load_from_state_dict
     patches.set(torch.nn.Module, _load_from_state_dict=_without_swaps(load))
+    patches.set(torch, tensor=_reading(torch.tensor))
     # `torch.tensor(…, device="cuda")` makes a tensor of the host, and moves it.
     patches.callback(torch._C._set_only_lift_cpu_tensors, torch._C._only_lift_cpu_tensors())
     torch._C._set_only_lift_cpu_tensors(True)
@@ -187,6 +188,18 @@ def _without_swaps(load: Any) -> Any:
             torch.__future__.set_swap_module_params_on_conversion(True)
 
     return loaded
+
+
+def _reading(original: Any) -> Any:
+    """`torch.tensor`, which reads tensors in a list one by one."""
+
+    def tensor(data: Any, **options: Any) -> torch.Tensor:
+        if isinstance(data, list | tuple) and any(isinstance(x, CudaTensor) for x in data):
+            data = [x.item() if isinstance(x, torch.Tensor) else x for x in data]
+        made: torch.Tensor = original(data, **options)
+        return made
+
+    return tensor
 
 
 def _taking_over(original: Any) -> Any:
