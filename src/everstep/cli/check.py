@@ -53,7 +53,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _renamed(value: str) -> str:
-    raise argparse.ArgumentTypeError(f"counts env steps elsewhere; write --vector-steps {value}")
+    raise argparse.ArgumentTypeError(
+        f"counts env steps in other commands; write --vector-steps {value}"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

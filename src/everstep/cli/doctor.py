@@ -18,7 +18,7 @@ from ..errors import AdapterError
 HELP = "check the installation"
 DESCRIPTION = (
     "Print versions, devices, adapters, extras and problems, and whether a small default training "
-    "on a CPU is native, or why not."
+    "on a CPU uses the native library, or why not."
 )
 
 #: Packages that training needs, in the order of their imports.
@@ -28,7 +28,10 @@ _PACKAGES = ("torch", "tensordict", "torchrl", "gymnasium", "mlflow", "numpy")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument(
-        "-f", "--file", metavar="FILE", help="say whether the training of this file is native"
+        "-f",
+        "--file",
+        metavar="FILE",
+        help="say whether the training of this file uses the native library",
     )
     parser.add_argument(
         "--python", metavar="PATH", help="say which environments that interpreter can host instead"
@@ -185,7 +188,7 @@ def _native_library() -> bool | str:
 
 
 def _native(file: None | str) -> bool | str:
-    """True if training on a CPU is native, else the reason why not."""
+    """True if training on a CPU uses the native library, else the reason why not."""
     from ..env import DiscreteDummyEnv
     from ..trainers import TrainConfig
 

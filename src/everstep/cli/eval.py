@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ..trainers import TrainConfig
 
 HELP = "evaluate the policy of a run"
-DESCRIPTION = "Evaluate the policy of a run in a new environment of the run's kind."
+DESCRIPTION = "Evaluate the policy of a run in the environment that it was trained in, made anew."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,7 +25,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_number(
         parser, "--seed", "seed of the episodes (default: derived from the run's seed)", least=0
     )
-    parser.add_argument("--stochastic", action="store_true", help="sample the actions")
+    parser.add_argument(
+        "--stochastic", action="store_true", help="sample actions (default: the most likely)"
+    )
     add_number(parser, "--num-envs", "parallel environments")
     parser.add_argument("--json", action="store_true", help="print JSON")
     add_trust(parser)

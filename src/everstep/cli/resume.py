@@ -1,4 +1,4 @@
-"""`everstep resume`: continue a run where its newest checkpoint stands."""
+"""`everstep resume`: continue a run from its newest checkpoint."""
 
 import argparse
 from pathlib import Path

@@ -117,8 +117,8 @@ def run(arguments: argparse.Namespace) -> int:
     """
     if arguments.max_restarts and arguments.resume is None:
         raise ConfigError(
-            "--max-restarts: processes that are started again go on from the last checkpoint. Add "
-            "--run-dir DIR --resume auto."
+            "--max-restarts: processes that are started again continue a run from its newest "
+            "checkpoint. Add --run-dir DIR --resume auto."
         )
     check_env_named(arguments)  # before PyTorch is imported, or processes are started
     return in_processes(arguments, lambda: _train_or_resume(arguments))
@@ -134,7 +134,9 @@ def in_processes(arguments: argparse.Namespace, train: Callable[[], int]) -> int
     """
     processes, restarts = arguments.processes or 1, arguments.max_restarts or 0
     if restarts and processes == 1 and not is_started():
-        raise ConfigError("--max-restarts: is of several processes. Add --processes N.")
+        raise ConfigError(
+            "--max-restarts: restarts several processes, and this is one. Add --processes N."
+        )
     if processes > 1 and not is_started():
         return start(processes, arguments.words, max_restarts=restarts)
     from ..core.memory import keep_freed_memory  # which imports PyTorch

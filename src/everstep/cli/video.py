@@ -37,7 +37,9 @@ def add_playing_arguments(parser: argparse.ArgumentParser, *, episodes: int) -> 
     add_number(
         parser, "--seed", "seed of the episodes (default: derived from the run's seed)", least=0
     )
-    parser.add_argument("--stochastic", action="store_true", help="sample the actions")
+    parser.add_argument(
+        "--stochastic", action="store_true", help="sample actions (default: the most likely)"
+    )
     add_trust(parser)
 
 

@@ -42,7 +42,7 @@ _LAST_ATTEMPTS, _LAST_PAUSE = 6, 0.15
 class Logger(Protocol):
     """Receives the parameters and statistics of one run, in order.
 
-    A call that raises is made again, so it must not have recorded anything.
+    A call that raises is repeated later, so it must not have recorded anything.
     """
 
     def log_params(self, params: Mapping[str, Any]) -> None:
@@ -58,10 +58,11 @@ class Logger(Protocol):
 class LoggerGroup:
     """Forwards calls to several loggers, none of which can stop the training.
 
-    A call that raises is made again, before the next one: as soon as there is one, or later if
-    failing takes long. Each logger gets all calls in order, and each once, unless it fails until
-    `close` or until more than 10,000 calls wait; then a warning says how many it lacks. A call that
-    an interrupt ended is not made again, because it may have been recorded, and counts as missing.
+    Each logger gets all calls once and in order. A call that raises waits and is repeated before
+    the logger's next one, or later where failing takes long. Calls are lost if the logger still
+    fails in `close`, or if more than 10,000 wait, of which the oldest go. A call that was
+    interrupted, as by Ctrl-C, counts as lost, too: it may have been recorded already, so it is not
+    repeated. A warning says how many calls a logger lacks.
 
     Loggers that never wait for anything (`never_waits`) are not interrupted.
 
@@ -87,11 +88,11 @@ class LoggerGroup:
         self.deliver()
 
     def put_metrics(self, metrics: Mapping[str, float], *, step: int) -> None:
-        """Record statistics with loggers that never wait; the others have them from `deliver`."""
+        """Record statistics in loggers that never wait; the others get them in `deliver`."""
         self._put("log_metrics", dict(metrics), step=step)
 
     def deliver(self) -> None:
-        """Make the calls that wait for loggers."""
+        """Make the calls that loggers have not had yet."""
         for member in self._members:
             if not member.never_waits:
                 member.deliver()
@@ -105,7 +106,7 @@ class LoggerGroup:
         self._call("log_video", name, path, step=step)
 
     def close(self, status: RunStatus = "FINISHED") -> None:
-        """Deliver what waits, say what cannot be, and close every member."""
+        """Make the calls that are left, warn of those that are lost, and close every member."""
         call_all(*(partial(member.close, status) for member in self._members))
 
     def _call(self, method: str, *arguments: Any, **options: Any) -> None:
@@ -208,8 +209,8 @@ class _Member:
         self._failures += 1
         if is_first:
             _log.warning(
-                "%s failed: %s. Training continues. Calls that failed are made again, in order; "
-                "how many were lost is said at the end.",
+                "%s failed: %s. Training continues. Failed calls are repeated in order; a warning "
+                "at the end says if any were lost.",
                 self._name,
                 _text(error),
             )

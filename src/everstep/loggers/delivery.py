@@ -219,7 +219,7 @@ class Delivery(ABC):
 
     @abstractmethod
     def _connect(self) -> None:
-        """Open the run, or continue it. What is raised is logged once, and it is called again."""
+        """Open the run, or continue it. If it raises, it is called again; one error is logged."""
 
     @abstractmethod
     def _send_head(self) -> None:
@@ -227,7 +227,7 @@ class Delivery(ABC):
 
     @abstractmethod
     def _send_points(self, points: list[Point]) -> None:
-        """Send points; what is raised lets them be sent again."""
+        """Send points. If it raises, they are sent again."""
 
     @abstractmethod
     def _send_text(self, name: str, text: str) -> None:

@@ -32,11 +32,11 @@ class History:
         self.stretches = read_history(path)
 
     def begin(self, stretch: Mapping[str, Any], *, goes_on: bool) -> None:
-        """Add a stretch, unless it is the last one going on.
+        """Add a stretch, or let the last one go on if nothing has changed.
 
         Args:
             stretch: Totals where it begins, who trains, and the settings.
-            goes_on: Whether everything is as it would be without an interruption.
+            goes_on: Whether training goes on as it would have done without an interruption.
 
         """
         begun = [x for x in self.stretches if x[_TRAIN_STEPS] < stretch[_TRAIN_STEPS]]
@@ -53,7 +53,7 @@ class History:
         self._write()
 
     def end(self, status: str) -> None:
-        """Note how the last stretch ended; `"FINISHED"` is at a limit of its own."""
+        """Note how the last stretch ended; `"FINISHED"`: at a limit such as the budget."""
         if self.stretches:
             self.stretches[-1]["status"] = status
             self._write()

@@ -173,8 +173,9 @@ def read_metrics(
 ) -> list[dict[str, Any]]:
     """Records of a file that `JsonlLogger` wrote, oldest first, with NaN and infinities as floats.
 
-    An unfinished last line, of a process that is still writing or was killed, is left out. If a run
-    was resumed from a checkpoint before its end, steps occur twice; the later record is valid.
+    An unfinished last line, of a process that is still writing or was killed, is left out. If the
+    program went back to an earlier checkpoint by `load_checkpoint`, steps occur twice; the later
+    record is valid.
 
     Args:
         path: The file.

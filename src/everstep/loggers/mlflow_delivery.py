@@ -81,7 +81,7 @@ class MlflowDelivery(Delivery):
                 self.lost_others += len(params)
             known.update(chunk)
         if changed:
-            _log.info("MLflow keeps the first value of: %s.", ", ".join(changed))
+            _log.info("MLflow keeps the first values of these parameters: %s.", ", ".join(changed))
         with self._lock:
             self._params = {n: v for n, v in self._params.items() if n not in known}
 

@@ -120,7 +120,10 @@ def _continue_run(client: Any, run_id: str) -> Any:
             raise
         run = None
     if run is None or run.info.lifecycle_stage != "active":
-        _log.warning("The MLflow run %s was deleted, or is in another store: a new one.", run_id)
+        _log.warning(
+            "The MLflow run %s was deleted, or is in another store. A new MLflow run is opened.",
+            run_id,
+        )
         return None
     client.update_run(run_id, status="RUNNING")
     return client.get_run(run_id)

@@ -19,8 +19,9 @@ _RESULTS = ("episodes/return_mean_100", "eval/episodes/return_mean")
 class TensorBoardLogger(QueuedLogger):
     """Writes event files that `tensorboard --logdir` shows, from a thread.
 
-    Scalars, hyperparameters for the page that compares runs, texts, histograms, and videos as
-    animated pictures. A run that is continued hides its points after the checkpoint.
+    They have scalars, hyperparameters for the page that compares runs, texts, histograms, and
+    videos as animated pictures. When a run is continued from a checkpoint, TensorBoard hides its
+    earlier points after that checkpoint.
 
     Args:
         directory: Directory of the event files.

@@ -14,7 +14,7 @@ from .queued import QueuedLogger, TrackedRun
 from .tensorboard_logger import TensorBoardLogger
 from .wandb_logger import WandbLogger
 
-#: Lists of loggers, but for trackers.
+#: What may be in a list of loggers beside names of trackers.
 ENTRIES = Entries(
     "loggers",
     ("log_params", "log_metrics", "close"),
@@ -96,7 +96,7 @@ def check_logger(entry: Any) -> None:
 
 
 def own_loggers(entries: Sequence[Any]) -> list[Logger]:
-    """Loggers that are no trackers: objects, and those of classes that are named.
+    """Loggers of the program: the objects in a list, and one of each class that it names.
 
     Raises:
         ConfigError: If one is neither, or a class refuses its options.

@@ -78,7 +78,7 @@ class WandbLogger(QueuedLogger):
 
     @classmethod
     def of_run(cls, run: TrackedRun, **options: Any) -> Self:
-        """The logger of a run: a project an environment, and files in the run's directory."""
+        """The logger of a run, in a project named after the experiment or the environment."""
         named = {
             "project": _project(run.experiment_name or run.subject),
             "name": run.name,
@@ -159,7 +159,11 @@ def _default_mode(directory: Path) -> str:
         host = urlsplit(_server()).hostname or ""
         if os.environ.get("WANDB_API_KEY") or netrc.netrc().authenticators(host):
             return "online"
-    _log.info("No API key of Weights & Biases: wandb sync %s sends the run.", directory / "wandb")
+    _log.info(
+        "There is no API key of Weights & Biases, so the run stays on this machine. To send it: "
+        "wandb login, then wandb sync %s",
+        directory / "wandb",
+    )
     return "offline"
 
 

@@ -95,7 +95,7 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
         checkpoint_every: Train steps between checkpoints while `run` lasts; a time such as `"30s"`,
             `"10m"` or `"2h"`; or `"end"`, for one at the end only.
         keep_last: Number of checkpoints to keep.
-        best: Name of a statistic; the policy is also saved to `best/` when it is larger than ever.
+        best: Name of a statistic; when it has a new maximum, the policy is also saved to `best/`.
         callbacks: Objects that are called while `run` lasts; see `everstep.callbacks`.
         progress: Whether `run` shows its progress on standard error: a live view on a terminal and
             in a notebook, a line every ten seconds elsewhere.
@@ -274,15 +274,15 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
         total_env_steps: None | float = None,
         additional_env_steps: None | float = None,
     ) -> TrainStats:
-        """Train until a condition is met, and return the last train step's statistics.
+        """Train until a budget or a condition is met, and return the last train step's statistics.
 
         A trainer that has reached the budget, a condition on its totals (`"env/steps"`,
         `"algorithm/steps"`) or the end of a schedule that ends in 0 trains nothing, and a warning
-        says how to train further: with a larger budget, linear schedules reach 0 there.
+        says how to train further. Linear schedules reach 0 at the budget: at a larger one, later.
 
         At the end, also when it is interrupted or fails, the policy and a checkpoint are written to
-        `run_dir`. With the hyperparameter `test_every`, the policy is tested after every that many
-        updates: an evaluation of `num_test_episodes` complete episodes on `eval_env`.
+        `run_dir`. With the hyperparameter `test_every`, every `test_every` updates are followed by
+        an evaluation of `num_test_episodes` complete episodes on `eval_env`.
 
         Args:
             env_config: Passed to resets of the environment in train steps.
@@ -442,13 +442,13 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
             end, changed = algorithm.schedule_end, before is not None and before != int(total)
             if changed and now and algorithm.annealed_to is not None:
                 self._say(
-                    f"Linear schedules now end at {int(total):,} env steps instead of {before:,}: "
-                    f"after {now:,} env steps, {_rates(algorithm)}, which was {rate}."
+                    f"Linear schedules now end at {int(total):,} env steps instead of {before:,}, "
+                    f"which changes {rate} to {_rates(algorithm)} at {now:,} env steps."
                 )
             if end is not None and now < end < int(total):
                 self._say(
-                    f"A schedule ends in 0 at {end:,} env steps, so the training does, before its "
-                    f"budget of {int(total):,}."
+                    f"A schedule ends in 0 at {end:,} env steps, so training ends there, before "
+                    f"its budget of {int(total):,}."
                 )
         return end_of(algorithm, self.state, arguments)
 
@@ -501,7 +501,7 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
 
     @reported()
     def step(self, *, env_config: None | dict[str, Any] = None) -> TrainStats:
-        """Collect one rollout, update the policy with it, and return both's statistics.
+        """Collect one rollout, update the policy with it, and return the statistics of both.
 
         Args:
             env_config: Passed to the environment's reset, if one is due.

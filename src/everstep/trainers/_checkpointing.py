@@ -98,7 +98,7 @@ def load_newest(run_dir: Path) -> tuple[Path, Any]:
             errors.append(error)
             continue
         for damage in errors:
-            _log.warning("%s The one before it is used: %s.", damage, path)
+            _log.warning("%s The checkpoint before it is used: %s.", damage, path)
         return path, state
     raise errors[0]
 

@@ -112,7 +112,7 @@ class RunFiles:
         return written[0]
 
     def save_policies(self, policy: "GenericPolicyBase[Any]") -> None:
-        """Write the policy, and the best one; errors are logged, because they come after one."""
+        """Write the policy, and the best one; errors are logged, as another one is being raised."""
         from ..policies import policy_state
 
         writers: list[Callable[[], object]] = [

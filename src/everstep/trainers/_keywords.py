@@ -73,7 +73,7 @@ def with_keywords(
 ]""":
     """A decorator of constructors, which take the fields of the dataclass `keywords` by name.
 
-    Another number of values without a name than one is a `ConfigError`.
+    One positional argument, the environment, is required: none, or more, is a `ConfigError`.
     """
 
     def decorate(init: Callable[..., None]) -> Callable[..., None]:

@@ -89,4 +89,4 @@ class RunOptions:
     """Train steps between videos of the policy, in `videos/`. None: no videos."""
 
     algorithm_config: dict[str, Any] = field(default_factory=dict)
-    """Hyperparameters that were given."""
+    """Hyperparameters: fields of `AlgorithmConfig`. In a file they may be top-level keys, too."""

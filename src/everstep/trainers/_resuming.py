@@ -42,7 +42,7 @@ def resume(
     trust: bool = False,
     **trainer_arguments: Any,
 ) -> Trainer | RecurrentTrainer:
-    """A trainer that continues a run where its newest checkpoint stands.
+    """A trainer that continues a run from its newest checkpoint.
 
     Args:
         run_dir: Directory of the run.

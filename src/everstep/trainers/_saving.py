@@ -113,7 +113,7 @@ class SavedTrainer(Generic[_Algorithm]):
             path: The directory; if None, it is one of the run, as `save` writes it.
 
         Raises:
-            ValueError: If neither is given.
+            ValueError: If `path` is None, and the trainer has no `run_dir`.
 
         """
         if path is not None:
@@ -138,7 +138,7 @@ class SavedTrainer(Generic[_Algorithm]):
 
         Raises:
             CheckpointError: If it is damaged or does not fit.
-            ValueError: If there is neither a path nor a run.
+            ValueError: If `path` is None, and the trainer has no `run_dir`.
 
         """
         if path is None and self.run_dir is None:
@@ -216,7 +216,7 @@ class SavedTrainer(Generic[_Algorithm]):
         if not self.algorithm.continues:
             _log.warning(
                 "%s: environments start anew, because the checkpoint does not hold their state; "
-                "episodes that were open are left out.",
+                "episodes that had not ended are in no statistic.",
                 path,
             )
         if self._files is not None:

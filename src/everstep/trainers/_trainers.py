@@ -60,7 +60,7 @@ class Trainer(GenericTrainerBase["Algorithm"]):
     def load(
         cls, run_dir: str | os.PathLike[str], /, *, trust: bool = False, **arguments: Any
     ) -> Self:
-        """A trainer that continues a run where its newest checkpoint stands.
+        """A trainer that continues a run from its newest checkpoint.
 
         It is built as the run's `config.yaml` says; `run` then goes on to the run's budget.
 
@@ -107,7 +107,7 @@ class RecurrentTrainer(GenericTrainerBase["RecurrentAlgorithm"]):
     def load(
         cls, run_dir: str | os.PathLike[str], /, *, trust: bool = False, **arguments: Any
     ) -> Self:
-        """A trainer that continues a run where its newest checkpoint stands; see `Trainer.load`."""
+        """A trainer that continues a run from its newest checkpoint; see `Trainer.load`."""
         return _load(cls, run_dir, arguments, trust=trust)
 
 

@@ -52,17 +52,18 @@ class _Moment(NamedTuple):
 class ConsoleProgress:
     """A logger that shows a run's progress.
 
-    On a terminal and in a notebook: a progress bar, the return with its course so far, how the
-    updates go, speed now and on average, the shares of environment, policy, update, loggers and
-    everything else (evaluations, checkpoints), processor and memory of the process, elapsed time
-    and the time left. Elsewhere (a file, a pipe, CI, `TERM=dumb`): one plain line every `interval`
-    seconds and one at the end. A statistic that was never logged is not shown; one that is absent
-    for a while keeps its last value.
+    On a terminal and in a notebook it is a live view: a progress bar, the return and its course,
+    statistics of the last update (KL divergence, share of clipped rows, explained variance,
+    entropy, learning rate), env steps per second now and on average, the shares of environment,
+    policy, update, logging and everything else (evaluations, checkpoints) in the time, processor
+    and memory of the process, elapsed time and time left. Elsewhere (a file, a pipe, CI,
+    `TERM=dumb`) it is one plain line every `interval` seconds and one at the end. A statistic that
+    was never logged is not shown; one that is absent for a while keeps its last value.
 
-    "return" is the mean return of episodes that have ended, and says which: the last 100, or those
-    of the last rollout, which lengths are of. Before the first has, the mean reward an env step is
-    shown under its own name, and in environments whose episodes do not end the "rollout return",
-    which is the sum of rewards over a rollout.
+    "return" is the mean return of the last 100 episodes, or of those of the last rollout, as its
+    label says; the episode length is always of the last rollout. Until an episode has ended,
+    "reward" is shown instead, the mean reward of an env step; and where episodes do not end, the
+    "rollout return", the sum of rewards over a rollout.
 
     Args:
         total_env_steps: Budget of the run; None if something else ends it.

@@ -119,8 +119,8 @@ def test_more_env_steps_let_linear_schedules_end_later(caplog: pytest.LogCapture
     assert [rate for _, rate in found] == pytest.approx([1e-2, 5e-3, 5e-3, 2.5e-3])
     (line,) = [record.getMessage() for record in caplog.records]
     assert line == (
-        "Linear schedules now end at 32 env steps instead of 16: after 16 env steps, learning rate "
-        "0.005, which was learning rate 0."
+        "Linear schedules now end at 32 env steps instead of 16, which changes learning rate 0 to "
+        "learning rate 0.005 at 16 env steps."
     )
 
 
