@@ -116,7 +116,7 @@ def test_training_waits_and_copies_as_the_table_says(machine: Machine, name: str
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", CASES)
 def test_a_gpu_waits_and_copies_as_the_table_says(name: str) -> None:
-    """What CUDA's profiler sees of a real device."""
+    """Counts of CUDA's profiler on a real device."""
     case = CASES[name]
     algorithm = case.build()
     for _ in range(3 if case.options.get("cuda_graphs") else 2):

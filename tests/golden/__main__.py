@@ -41,7 +41,7 @@ def main(arguments: list[str]) -> int:
 
 
 def recorded() -> dict[str, Any]:
-    """What this machine computes, and which one it is."""
+    """Results of this machine, and its name."""
     with tempfile.TemporaryDirectory() as directory:
         found = runs.run_all(Path(directory), run_ranks)
     return {"machine": this_machine(), "draws": runs.draws(), "runs": found}

@@ -151,7 +151,7 @@ def _run(program: Program, work: dict[str, Any], iterations: int) -> dict[str, A
 
 
 def _count(program: Program, iterations: int) -> dict[str, float]:
-    """What CUDA's profiler sees of some iterations, on average."""
+    """Counts of CUDA's profiler for some iterations, on average."""
     from torch.profiler import ProfilerActivity, profile
 
     torch.cuda.synchronize()
