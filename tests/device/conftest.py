@@ -20,4 +20,4 @@ def machine() -> Iterator[Machine]:
         pytest.skip(reason)
     with installed() as machine:
         yield machine
-    assert machine.faults == []
+    assert machine.faults == [], "\n".join(machine.faults)  # pytest shortens lists

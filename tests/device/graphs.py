@@ -1,5 +1,6 @@
 """Graphs: what CUDA lets be captured, and replays that read nothing but what they may."""
 
+import itertools
 import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -7,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from .machine import Block, Machine, Memory, Place, place
+from .machine import Block, Machine, Memory, Place, library_frames, place
 from .tensors import Generator, drawn, leaves, mapped
 
 
@@ -34,7 +35,8 @@ class Held(NamedTuple):
     memory: "weakref.ref[Memory]"
     pooled: bool
     allocated: Place
-    used: Place
+    #: The line that uses it, and those that call it, up to where the capture began.
+    used: list[Place]
 
 
 class Capture:
@@ -48,6 +50,8 @@ class Capture:
         #: What was allocated.
         self.blocks: list[Block] = []
         self.invalid = ""
+        #: Identity of the frame that began it.
+        self._began = next(map(id, library_frames()), None)
         self._before: dict[int, tuple[Memory, torch.Tensor]] = {}
         self._states = [(x, x.peek()) for x in generators]
 
@@ -84,11 +88,15 @@ class Capture:
         args, kwargs, found = mapped(_alias, (call, kwargs or {}, found))
         tensors = [x for x in leaves(found) if isinstance(x, torch.Tensor)]
         self.calls.append(Call(func, args, kwargs, tensors))
-        where = place()
+        where = self._places()
         for memories, held in ((reads, self.reads), (writes, self.writes)):
             for memory in memories:
                 entry = Held(weakref.ref(memory), memory.pooled, memory.place, where)
                 held.setdefault(memory.number, entry)
+
+    def _places(self) -> list[Place]:
+        within = itertools.takewhile(lambda frame: id(frame) != self._began, library_frames())
+        return list(map(Place.of, within)) or [place()]
 
     def undo(self) -> None:
         """Nothing has happened: capturing runs nothing."""
@@ -107,8 +115,8 @@ class Pool:
         #: Blocks of each capture, in the order of the captures.
         self.captures: list[list[Block]] = []
 
-    def poison(self, graph: int) -> None:
-        """Make wrong what a replay of a graph may overwrite.
+    def poison(self, graph: int, replay: Place) -> None:
+        """Make wrong what the replay of a graph at a line may overwrite.
 
         Memory that no tensor is left of may be any graph's. What was captured later may lie where
         this graph's own scratch memory is, even while a tensor of it lives.
@@ -116,7 +124,10 @@ class Pool:
         for order, blocks in enumerate(self.captures):
             for block in blocks:
                 if order > graph or block.memory() is None:
-                    block.poison()
+                    block.poison(
+                        f"the replay of an earlier graph at {replay} may have overwritten: copy it "
+                        "before"
+                    )
 
 
 class Graph:
@@ -153,7 +164,7 @@ class Graph:
         with _disable_current_modes():
             capture.undo()
             for block in capture.blocks:
-                block.poison()
+                block.poison("has not been replayed since its capture")
         if capture.invalid:
             raise RuntimeError(
                 "CUDA error: operation failed due to a previous error during capture: "
@@ -176,16 +187,20 @@ class Graph:
         machine.launch("a graph", [x for x in reads if x not in writes], writes)
         # Where it was captured, and not seen by the mode.
         with _disable_current_modes(), torch._C._AutoDispatchBelowAutograd():
-            self._pool.poison(self._order)
+            self._pool.poison(self._order, where)
             for call in self._calls:
                 call.again(machine)
-            self._pool.poison(self._order)
+            self._pool.poison(self._order, where)
+        for block in self._pool.captures[self._order]:
+            block.explain("")
 
     def _living(self, held: Held) -> Memory:
         memory = held.memory()
         if memory is None:
+            used, *callers = held.used
+            called = f", called at {', '.join(map(str, callers))}," if callers else ""
             self.machine.fault(
-                f"a graph that is replayed at {place()} uses memory of {held.used} that was "
+                f"a graph that is replayed at {place()} uses memory of {used}{called} that was "
                 f"allocated at {held.allocated} and is freed by now: keep what graphs refer to"
             )
         assert memory is not None

@@ -19,7 +19,7 @@ from everstep.core.fast import build
 from everstep.core.graphs._cuda import _warming
 
 from .graphs import Graph, Pool
-from .machine import Event, Machine, Stream
+from .machine import Event, Machine, Stream, place
 from .tensors import DEVICE, Capsule, CudaTensor, DeviceMode, Generator
 
 SOURCE = Path(__file__).with_name("guard.cpp")
@@ -97,6 +97,7 @@ def _install(machine: Machine, patches: _Patches) -> None:
     @contextlib.contextmanager
     def on_stream(stream: None | Stream) -> Iterator[None]:
         before, machine.current = machine.current, stream or machine.current
+        machine.current.entered = place()
         try:
             yield
         finally:

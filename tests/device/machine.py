@@ -6,12 +6,13 @@ before its own. Two uses of memory, one of which writes, that neither clock orde
 whether or not they would meet this time.
 """
 
+import contextlib
 import itertools
 import sys
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -25,6 +26,10 @@ Bytes = npt.NDArray[np.uint8]
 #: Files of the stand-in, which are nobody's fault.
 OWN = str(Path(__file__).parent)
 _STAND_IN = tuple(f"{OWN}/{name}.py" for name in ("machine", "tensors", "graphs", "installed"))
+_PASSING = (*_STAND_IN, contextlib.__file__)
+
+#: Functions of PyTorch's modes, which look at each operation.
+_LOOKING = ("__torch_dispatch__", "__torch_function__")
 
 #: Bytes of what is not there yet: NaN, or -1.
 POISON = 0xFF
@@ -46,6 +51,11 @@ class Place(NamedTuple):
     line: int
     function: str
 
+    @classmethod
+    def of(cls, frame: FrameType) -> "Place":
+        """The line that a frame is in."""
+        return cls(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+
     def __str__(self) -> str:
         file = self.file
         for root in ("/src/everstep", "/adapters/everstep_adapters", "/tests/"):
@@ -57,20 +67,28 @@ class Place(NamedTuple):
 
 def place() -> Place:
     """The innermost line of the library that runs now; of who calls it if there is none."""
+    return Place.of(next(library_frames(), None) or next(_frames()))
+
+
+def library_frames() -> Iterator[FrameType]:
+    """Frames of the library that runs now, the innermost first."""
+    for frame in _frames():
+        file = frame.f_code.co_filename
+        if "/everstep" in file and OWN not in file:
+            yield frame
+
+
+def _frames() -> Iterator[FrameType]:
+    """Frames of the library and of tests; not those in which operations only pass."""
     frame: None | FrameType = sys._getframe(1)
     if threading.current_thread() is not threading.main_thread():
         # A backward pass: the main thread waits in the line that began it.
         frame = sys._current_frames().get(threading.main_thread().ident or 0, frame)
-    first: None | FrameType = None
     while frame is not None:
-        file = frame.f_code.co_filename
-        if "/everstep" in file and "site-packages" not in file and OWN not in file:
-            return Place(file, frame.f_lineno, frame.f_code.co_name)
-        if first is None and "site-packages" not in file and file not in _STAND_IN:
-            first = frame
+        file, name = frame.f_code.co_filename, frame.f_code.co_name
+        if "site-packages" not in file and file not in _PASSING and name not in _LOOKING:
+            yield frame
         frame = frame.f_back
-    assert first is not None
-    return Place(first.f_code.co_filename, first.f_lineno, first.f_code.co_name)
 
 
 class Use(NamedTuple):
@@ -94,9 +112,16 @@ class Block(NamedTuple):
     content: torch.Tensor
     is_bool: bool
 
-    def poison(self) -> None:
-        """Make the content wrong."""
+    def poison(self, reason: str) -> None:
+        """Make the content wrong, for a reason that reading it is told with."""
         self.content.fill_(1 if self.is_bool else POISON)
+        self.explain(reason)
+
+    def explain(self, reason: str) -> None:
+        """Say why the content is wrong; an empty text if it is right."""
+        memory = self.memory()
+        if memory is not None:
+            memory.spoiled = reason
 
 
 class Memory:
@@ -113,6 +138,8 @@ class Memory:
         self.reads: dict[int, Use] = {}
         #: Streams that the allocator was told of.
         self.recorded: set[int] = set()
+        #: Of a graph's results: why they are not there, as what follows "which".
+        self.spoiled = ""
         self.pooled = machine.capture is not None
         if self.pooled:
             machine.capture.blocks.append(Block(weakref.ref(self), self.bytes, self.is_bool))
@@ -191,6 +218,8 @@ class Stream:
         self.machine.streams.append(self)
         self.tick = 0
         self.clock: dict[int, int] = {}
+        #: Where work was last put into it on purpose.
+        self.entered: None | Place = None
 
     def now(self) -> dict[int, int]:
         """Work that is done once what is in the queue is."""
@@ -289,11 +318,15 @@ class Machine:
         stream.clock = merged(stream.clock, self.done)
         use = Use(stream.cuda_stream, stream.tick, what, place())
         for memory in reads:
+            if memory.spoiled:
+                self.fault(
+                    f"{use} reads what a graph computes at {memory.place}, which {memory.spoiled}"
+                )
             self._follows(use, memory, [memory.write] if memory.write else [])
             memory.reads[use.stream] = use
         for memory in writes:
             self._follows(use, memory, memory.uses())
-            memory.write, memory.reads = use, {}
+            memory.write, memory.reads, memory.spoiled = use, {}, ""
         return use
 
     def _knows(self, stream: int, use: Use) -> bool:
@@ -304,9 +337,14 @@ class Machine:
     def _follows(self, use: Use, memory: Memory, earlier: list[Use]) -> None:
         for before in earlier:
             if not self._knows(use.stream, before):
+                entered = "".join(
+                    f" (stream {i} was entered at {self.streams[i].entered})"
+                    for i in (use.stream, before.stream)
+                    if self.streams[i].entered is not None
+                )
                 self.fault(
                     f"{use} uses memory that {before} may not have finished with: let the stream "
-                    "wait"
+                    f"wait{entered}"
                 )
 
     def wait(self, what: str, clock: None | dict[int, int] = None) -> None:

@@ -23,5 +23,5 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[None]:
         return (yield)
     with installed() as machine:
         found = yield
-    assert machine.faults == []
+    assert machine.faults == [], "\n".join(machine.faults)  # pytest shortens lists
     return found

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import everstep
-from everstep import AlgorithmConfig, Trainer
+from everstep import AlgorithmConfig, DiscreteDummyEnv, Trainer
 from everstep.bonuses import RandomNetworkDistillation
 from everstep.trainers._resuming import resume
 from tests.device.machine import Machine
@@ -80,6 +80,47 @@ def test_a_replay_is_what_it_would_have_been(machine: Machine, env: Any, recurre
     for stats in (*eager[1], *recorded[1]):
         stats.pop("losses/entropy", None)  # recorded updates measure it more often
     check_same(eager, recorded)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options", [{"enable_amp": True}, {"normalize_observations": True}], ids=["casts", "constants"]
+)
+def test_what_acts_casts_and_normalises_anew(machine: Machine, options: dict[str, Any]) -> None:
+    """Casts and constants of before a capture are of old numbers, in memory that is freed."""
+    eager = trained(Case(Stepped, options), "cuda", 4)
+    recorded = trained(Case(Stepped, {**options, "cuda_graphs": True}), "cuda", 4)
+    assert recorded[0].recorder.acting.replays == 4 * HORIZON - 2
+    for stats in (*eager[1], *recorded[1]):
+        stats.pop("losses/entropy", None)
+    check_same(eager, recorded, rtol=1e-3)
+
+
+class Endless(DiscreteDummyEnv):
+    """Cannot be recorded, and has no episodes, where states are reset."""
+
+    capturable = False
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("env", [Stepped, Endless])
+def test_what_acts_is_recorded_anew_where_weights_have_moved(machine: Machine, env: Any) -> None:
+    """Later than the update, in whose scratch memory its results may lie then."""
+    found = []
+    for cuda_graphs in (False, True):
+        options: dict[str, Any] = {"cuda_graphs": cuda_graphs}
+        if env is Endless:
+            options |= {"seqs_per_state_reset": -1, "horizons_per_env_reset": -1}
+        algorithm, _ = trained(Case(env, options, env is Endless), "cuda", 3)
+        stats, replays = [], algorithm.recorder.acting.replays
+        for _ in range(2):
+            algorithm.policy.to("cpu").to("cuda")
+            stats += [algorithm.collect(), algorithm.step()]
+        assert algorithm.recorder.acting.replays == replays + 2 * (HORIZON - 2) * cuda_graphs
+        stats = [{k: x for k, x in y.items() if "/entropy" not in k} for y in stats]
+        stats = [{k: x for k, x in y.items() if not k.startswith("profiling/")} for y in stats]
+        found.append((algorithm, stats))
+    check_same(*found)
 
 
 class Drawing(Walk):
@@ -191,14 +232,17 @@ def test_policies_predict_for_arrays_and_for_tensors(machine: Machine, recurrent
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("env", [Walk, Stepped])
 @pytest.mark.parametrize("recorded", [False, True])
-def test_rollouts_are_evaluated(machine: Machine, recorded: bool) -> None:
-    algorithm = Case(Walk, {"cuda_graphs": recorded}).build()
+def test_rollouts_are_evaluated(machine: Machine, recorded: bool, env: Any) -> None:
+    algorithm = Case(env, {"cuda_graphs": recorded}).build()
     for _ in range(3):
         algorithm.collect()
         algorithm.step()
+    before = [work.replays for work in algorithm.recorder.graphs]
     with algorithm.evaluating():
         algorithm.collect(deterministic=True)
+    assert [work.replays for work in algorithm.recorder.graphs] == before
     algorithm.collect()
     algorithm.step()
 

@@ -14,6 +14,8 @@ import pytest
 import torch
 from torch import nn
 
+from everstep.core.episodes import EpisodeTracker
+from everstep.core.graphs._base import watching
 from tests.device.machine import DeviceFault, Machine
 
 SOURCE = Path(__file__).read_text().splitlines()
@@ -145,6 +147,14 @@ def test_waiting_is_counted_by_line(machine: Machine) -> None:
         assert re.search(line(mark), text), (text, mark)
 
 
+def test_lines_are_not_those_of_what_only_looks_on(machine: Machine) -> None:
+    x = ones(3)
+    with watching("cuda", lambda name: None):
+        x.nonzero()  # looked at
+    (found,) = syncs(machine)
+    assert re.search(line("looked at"), found)
+
+
 def test_what_does_not_wait_is_not_counted(machine: Machine) -> None:
     x, at = ones(3), torch.zeros(1, dtype=torch.long, device="cuda")
     x[x > 0] = 0.0
@@ -247,9 +257,10 @@ def test_memory_that_is_not_pinned_is_waited_for(machine: Machine) -> None:
 
 def test_reading_what_another_stream_has_not_finished_is_told(machine: Machine) -> None:
     side = side_stream()
-    with torch.cuda.stream(side):
+    with torch.cuda.stream(side):  # entered
         x = ones(2) * 3  # made
-    with told(machine, line("used"), "mul on stream 1", line("made")):
+    parts = line("used"), "mul on stream 1", line("made"), "stream 1 was entered", line("entered")
+    with told(machine, *parts):
         x + 1  # used
     torch.cuda.current_stream().wait_stream(side)
     assert (x + 1).tolist() == [4.0, 4.0]
@@ -331,6 +342,11 @@ class Foreign:
         with torch.cuda.stream(self.stream):
             self.x = ones(2)
 
+    def compute(self) -> None:
+        """The next result, where the last one is."""
+        with torch.cuda.stream(self.stream):
+            self.x.add_(1)
+
     def __dlpack_device__(self) -> tuple[int, int]:
         return 2, 0
 
@@ -375,9 +391,10 @@ def test_a_capture_runs_nothing_and_a_replay_does_it_again(machine: Machine) -> 
     total = torch.zeros(2, device="cuda")
     with captured() as graph:
         total += 1
-        doubled = total * 2
+        doubled = total * 2  # doubled
     assert total.tolist() == [0.0, 0.0]
-    assert doubled.isnan().all()
+    with told(machine, line("too early"), line("doubled"), "not been replayed"):
+        doubled.tolist()  # too early
     for n in (1.0, 2.0):
         graph.replay()
         assert doubled.tolist() == [2 * n, 2 * n]
@@ -478,6 +495,17 @@ def test_a_graph_keeps_addresses_and_not_memory(machine: Machine) -> None:
         graph.replay()  # replayed
 
 
+def test_what_a_graph_uses_is_told_with_what_calls_it(machine: Machine) -> None:
+    tracker = EpisodeTracker(2, device=torch.device("cuda"))
+    valid, done = (torch.ones(3, 2, 1, dtype=torch.bool, device="cuda") for _ in range(2))
+    with captured() as graph:
+        tracker.update(ones(3, 2, 1) * 2, valid, done)
+    del done
+    within = r"uses memory of .*episodes\.py:\d+ \(episode_sums\), called at "
+    with told(machine, within + r"src/everstep/core/episodes\.py:\d+ \(update\), that was"):
+        graph.replay()
+
+
 def test_scratch_memory_is_another_graphs_after_a_replay(machine: Machine) -> None:
     pool, given = torch.cuda.graph_pool_handle(), ones(2)
     with captured(pool) as first:
@@ -485,7 +513,7 @@ def test_scratch_memory_is_another_graphs_after_a_replay(machine: Machine) -> No
         address = (given * 3).inner  # as someone who keeps an address alone
     with captured(pool) as second:
         given.add_(1)
-        later = given * 5
+        later = given * 5  # later
     first.replay()
     second.replay()
     assert address.isnan().all()
@@ -493,7 +521,10 @@ def test_scratch_memory_is_another_graphs_after_a_replay(machine: Machine) -> No
     assert later.tolist() == [10.0, 10.0]
     first.replay()  # its scratch memory may be where the second has its result
     assert kept.tolist() == [4.0, 4.0]
-    assert later.isnan().all()
+    with told(machine, line("too late"), line("later"), "overwritten"):
+        later + 1  # too late
+    second.replay()
+    assert later.tolist() == [15.0, 15.0]
 
 
 def test_a_pool_is_gone_with_its_last_graph(machine: Machine) -> None:

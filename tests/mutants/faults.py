@@ -2,6 +2,10 @@
 
 from typing import NamedTuple
 
+#: How a failure names the place of a fault, the closest first: its line, its function, the line
+#: that goes wrong elsewhere, or none: a test that compares numbers is what fails.
+TOLD = ("line", "function", "use", "numbers")
+
 
 class Fault(NamedTuple):
     """One fault; `before` occurs once in `file`."""
@@ -11,6 +15,8 @@ class Fault(NamedTuple):
     before: str
     after: str
     tests: tuple[str, ...]
+    #: How it has to be told at least, one of `TOLD`; None if it is enough that tests fail.
+    told: None | str = None
 
 
 CORE = "src/everstep/"
