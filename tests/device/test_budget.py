@@ -116,7 +116,7 @@ def test_training_waits_and_copies_as_the_table_says(machine: Machine, name: str
         assert algorithm.recorder.update.replays == 2
 
 
-@pytest.mark.gpu
+@pytest.mark.gpu(real=True)
 @pytest.mark.parametrize("name", CASES)
 def test_a_gpu_waits_and_copies_as_the_table_says(name: str) -> None:
     """Counts of CUDA's profiler on a real device."""

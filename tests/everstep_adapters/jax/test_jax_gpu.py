@@ -11,7 +11,7 @@ jax = pytest.importorskip("jax")
 
 from tests.everstep_adapters.jax.jax_toys import Counter, CounterEnv  # noqa: E402
 
-pytestmark = pytest.mark.gpu
+pytestmark = pytest.mark.gpu(real=True)
 
 #: Enough rows that their memory is used again at once.
 MANY = 2**18

@@ -244,7 +244,7 @@ def test_what_a_profiler_saw_is_counted() -> None:
     assert table.splitlines()[-1] == "| 4 × 8 | everstep | fp32 | 4 | 2 | 1 | 1 | 2 |"
 
 
-@pytest.mark.gpu
+@pytest.mark.gpu(real=True)
 def test_what_an_iteration_does_on_a_gpu_is_counted(capsys: pytest.CaptureFixture[str]) -> None:
     small = ["work.num_envs=64", "work.horizon=8", "measure.block_s=0.1", "measure.warm_up=4"]
     code = main(["bench", "gpu-isaac-shape", "--pairs", "1", "--no-learning", "--set", *small])
