@@ -317,7 +317,7 @@ class GymnaxEnv(JaxEnv):
 
     family = "gymnax"
     libraries = ("gymnax",)
-    library = ("gymnax", "gymnax is needed: pip install gymnax")
+    library = ("gymnax", "gymnax is needed: pip install gymnax six")
     kinds: ClassVar[tuple[tuple[str, str], ...]] = (
         ("gymnax.environments.environment", "Environment"),
     )

@@ -1,5 +1,6 @@
 """One environment of each library as a pair of functions."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -21,6 +22,18 @@ _NEVER = 2**31 - 2
 
 #: Brax's own number of env steps of an episode, which it keeps in its training wrapper.
 _BRAX_EPISODE = 1000
+
+#: Wrappers that batch, count or reset environments, as the adapter does itself.
+_RESETTING = (
+    *("AutoResetWrapper", "BraxAutoResetWrapper", "EpisodeWrapper", "EvalWrapper"),
+    *("VmapAutoResetWrapper", "VmapWrapper"),
+)
+
+#: Wrappers that do so and change the task, too.
+_INSEPARABLE = (
+    *("BraxDomainRandomizationVmapWrapper", "DomainRandomizationVmapWrapper"),
+    "GymnaxToBraxWrapper",
+)
 
 
 class Stepped(NamedTuple):
@@ -78,6 +91,35 @@ class Functions:
     clock: str
 
 
+def _without_resets(env: Any) -> tuple[Any, list[Any]]:
+    """The environment within the wrappers that reset it, and these, from the outside.
+
+    Raises:
+        AdapterError: If one cannot be taken off.
+
+    """
+    taken = []
+    while type(env).__name__ in _RESETTING:
+        taken.append(env)
+        env = _wrapped(env)
+    layer = env
+    while layer is not None:
+        name = type(layer).__name__
+        if name in (*_RESETTING, *_INSEPARABLE):
+            raise AdapterError(
+                f"The environment must reset and batch nothing itself: its `{name}` loses final "
+                "observations or takes whole batches. Wrap the environment without it."
+            )
+        layer = _wrapped(layer)
+    return env, taken
+
+
+def _wrapped(env: Any) -> Any:
+    """The environment in a wrapper of Brax, Playground or Jumanji; None without a wrapper."""
+    own = getattr(env, "__dict__", {})
+    return own.get("env", own.get("_env"))
+
+
 def of_gymnax(env: Any, params: Any) -> Functions:
     """Gymnax's and Craftax's environments: `step_env`, `reset_env` and parameters.
 
@@ -118,34 +160,44 @@ def _gymnax_action(space: Any) -> Choices | Reals:
 def of_brax(env: Any) -> Functions:
     """Brax's and MuJoCo Playground's environments: a state that holds what it returns.
 
-    Brax's training wrappers are taken off; the length of an episode is read from them.
+    The length of an episode and the number of times that an action is repeated are those of the
+    training wrapper that is taken off, or of the environment's configuration. As in that wrapper,
+    rewards are summed, and only the last state says whether the task ended.
     """
-    limit = getattr(getattr(env, "_config", None), "episode_length", None)
-    while type(env).__name__ in ("AutoResetWrapper", "VmapWrapper", "EpisodeWrapper"):
-        limit = getattr(env, "episode_length", limit)
-        if vars(env).get("action_repeat", 1) != 1:
-            raise AdapterError(
-                "`action_repeat` of an `EpisodeWrapper` must be 1; got "
-                f"{env.action_repeat}. Repeat actions in a wrapper of the environment's own."
-            )
-        env = env.env
+    config = getattr(env, "_config", None)
+    length = getattr(config, "episode_length", _BRAX_EPISODE)
+    repeat = getattr(config, "action_repeat", 1)
+    env, taken = _without_resets(env)
+    for wrapper in taken:
+        length = vars(wrapper).get("episode_length", length)
+        repeat = vars(wrapper).get("action_repeat", repeat)
 
     def reset(key: jax.Array) -> tuple[Tree, Tree]:
         state = env.reset(key)
         return state, state.obs
 
     def step(key: jax.Array, state: Tree, action: jax.Array) -> Stepped:
-        following = env.step(state, action)
+        def once(state: Tree, _: None) -> tuple[Tree, jax.Array]:
+            following = env.step(state, action)
+            return following, following.reward
+
+        if repeat == 1:
+            following, reward = once(state, None)
+        else:
+            following, rewards = jax.lax.scan(once, state, length=repeat)
+            reward = rewards.sum(axis=0)
         terminated = following.done > 0.5
-        return Stepped(following, following.obs, following.reward, terminated, terminated)
+        return Stepped(following, following.obs, reward, terminated, terminated)
 
     ones = np.ones(env.action_size)
-    limit = _BRAX_EPISODE if limit is None else int(limit)
-    return Functions(reset, step, Reals(-ones, ones, jnp.float32), limit, "none")
+    limit = math.ceil(length / repeat)
+    own = "none" if repeat == 1 else f"none, with {repeat} of its steps for each action"
+    return Functions(reset, step, Reals(-ones, ones, jnp.float32), limit, own)
 
 
 def of_jumanji(env: Any) -> Functions:
     """Jumanji's environments: time steps with a discount, 0 where the task ended."""
+    env, _ = _without_resets(env)
     if env.reward_spec.shape:
         raise AdapterError(
             f"A reward must be one number; {type(env).__name__} has {list(env.reward_spec.shape)}. "

@@ -1,12 +1,14 @@
 """Environments in JAX whose episodes are drawn from a key, and their rows worked out by hand."""
 
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from everstep_adapters.jax import JaxEnv
+from everstep_adapters.jax import GymnaxEnv, JaxEnv
 from everstep_adapters.jax.source import Choices, Functions, Stepped
 
 #: Ends of episodes: by the task, by its clock, by both.
@@ -83,3 +85,54 @@ def rows_of(
         row = Row([name, script, t], reward, terminated, done and not terminated, done, final)
         rows.append(row)
     return rows
+
+
+# ---- gymnax's two styles ----------------------------------------------------------------------
+
+
+class Moment(NamedTuple):
+    time: jax.Array
+
+
+@dataclass(frozen=True)
+class ClockParams:
+    max_steps_in_episode: int = 5
+
+    def replace(self, **changes: Any) -> "ClockParams":
+        return replace(self, **changes)
+
+
+class CountedInStep:
+    """gymnax 0.0: `step_env` ends an episode by its task, here the action 1, and by its clock."""
+
+    default_params = ClockParams()
+
+    def action_space(self, params: ClockParams) -> Any:
+        return SimpleNamespace(n=2)
+
+    def reset_env(self, key: jax.Array, params: ClockParams) -> Any:
+        return jnp.zeros(1), Moment(jnp.zeros((), jnp.int32))
+
+    def is_terminal(self, action: jax.Array, state: Moment, params: ClockParams) -> jax.Array:
+        return (action == 1) | (state.time >= params.max_steps_in_episode)
+
+    def step_env(self, key: jax.Array, state: Moment, action: jax.Array, params: Any) -> Any:
+        state = Moment(state.time + 1)
+        ended = self.is_terminal(action, state, params)
+        return state.time[None].astype(float), state, jnp.ones(()), ended, {}
+
+
+class CountedApart(CountedInStep):
+    """gymnax 1.0: `step_env` ends an episode by its task only; `is_truncated` asks its clock."""
+
+    def is_terminal(self, action: jax.Array, state: Moment, params: ClockParams) -> jax.Array:
+        return action == 1
+
+    def is_truncated(self, state: Moment, params: ClockParams) -> jax.Array:
+        return state.time >= params.max_steps_in_episode
+
+
+class ClockEnv(GymnaxEnv):
+    """Either of them in a batch."""
+
+    kinds = ((__name__, "CountedInStep"),)

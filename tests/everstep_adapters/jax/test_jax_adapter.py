@@ -20,6 +20,9 @@ jax = pytest.importorskip("jax")
 from everstep_adapters.jax import program  # noqa: E402
 from everstep_adapters.jax.source import Functions, Reals  # noqa: E402
 from tests.everstep_adapters.jax.jax_toys import (  # noqa: E402
+    ClockEnv,
+    CountedApart,
+    CountedInStep,
     Counter,
     CounterEnv,
     Row,
@@ -92,6 +95,31 @@ def test_keys_are_those_of_functions_called_one_by_one() -> None:
             if stepped.ended:
                 states[n], seen = reset(jax.random.fold_in(resetting, n))
                 assert row["obs"][n].tolist() == seen.tolist()
+
+
+@pytest.mark.parametrize("style", [CountedInStep, CountedApart])
+def test_clocks_of_gymnax_truncate_however_they_are_asked(style: Any) -> None:
+    """Row 0 is ended by the clock, row 1 by the task, row 2 by both at once."""
+    env = ClockEnv(style(), num_envs=3)
+    assert "5 env steps, its `max_steps_in_episode`" in env.describe()["limit"]
+    env.reset()
+    rows = []
+    for t in range(1, 11):
+        action = torch.tensor([[0], [t % 5 == 3], [t % 5 == 0]], dtype=torch.int64)
+        rows.append(env.step(action).clone())
+    flags = {
+        key: torch.cat([row[key] for row in rows], dim=1).int().tolist()
+        for key in ("terminated", "truncated", "first")
+    }
+    never, at_5 = [0] * 10, [0, 0, 0, 0, 1] * 2
+    at_3 = [0, 0, 1, 0, 0, 0, 0, 1, 0, 0]
+    assert flags["terminated"] == [never, at_3, at_5]
+    assert flags["truncated"] == [at_5, never, never]
+    assert flags["first"] == [at_5, at_3, at_5]
+    final, obs = (torch.cat([row[key] for row in rows], 1).tolist() for key in ("final_obs", "obs"))
+    assert final[0] == final[2] == [1, 2, 3, 4, 5] * 2
+    assert obs[0] == obs[2] == [1, 2, 3, 4, 0] * 2
+    assert final[1] == [1, 2, 3, 1, 2, 3, 4, 5, 1, 2]
 
 
 @pytest.mark.parametrize("half", [False, True])

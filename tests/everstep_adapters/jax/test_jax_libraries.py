@@ -174,8 +174,31 @@ def test_training_wrappers_of_brax_are_taken_off() -> None:
     env.reset()
     rows = [env.step(torch.zeros(env.action_spec.rand(torch.Size([3])).shape)) for _ in range(7)]
     assert rows[-1]["truncated"].all()
-    with pytest.raises(AdapterError, match="`action_repeat`"):
-        everstep.wrap(envs.create("fast", action_repeat=2), num_envs=3)
+    repeated = everstep.wrap(envs.create("fast", episode_length=7, action_repeat=2), num_envs=3)
+    assert "4 env steps, counted by the adapter" in repeated.describe()["limit"]
+
+
+def test_wrappers_that_cannot_be_taken_off_are_refused() -> None:
+    envs = pytest.importorskip("brax.envs")
+    training = pytest.importorskip("brax.envs.wrappers.training")
+    randomized = training.DomainRandomizationVmapWrapper.__new__(
+        training.DomainRandomizationVmapWrapper
+    )
+    randomized.env = envs.get_environment("fast")
+    with pytest.raises(AdapterError, match="its `DomainRandomizationVmapWrapper` loses"):
+        everstep.wrap(training.EpisodeWrapper(randomized, 7, 1), num_envs=3)
+    jumanji: Any = pytest.importorskip("jumanji")
+    wrappers: Any = pytest.importorskip("jumanji.wrappers")
+    inside = wrappers.AutoResetWrapper(jumanji.make("LevelBasedForaging-v0"))
+    with pytest.raises(AdapterError, match="its `AutoResetWrapper` loses final observations"):
+        everstep.wrap(wrappers.MultiToSingleWrapper(inside), num_envs=2)
+
+
+def test_the_configuration_of_playground_repeats_actions() -> None:
+    registry = pytest.importorskip("mujoco_playground").registry
+    raw = registry.load("CartpoleBalance", config_overrides={"action_repeat": 4, "impl": "jax"})
+    found = everstep.wrap(raw, num_envs=2).describe()["limit"]
+    assert "with 4 of its steps for each action; 250 env steps" in found
 
 
 def test_functions_that_make_one_are_given_to_trainers() -> None:
