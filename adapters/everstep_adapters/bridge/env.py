@@ -52,7 +52,7 @@ class BridgeEnv(GymnasiumEnv):
 
     Args:
         env: The client of a server, as `make` starts it.
-        horizon: Vector steps between resets that it is meant for.
+        horizon: Expected vector steps between resets.
         python: Path of the other interpreter.
         server: Address of a server on another machine, instead of `python`; see `make`.
         entry: The `name` of `make`.
@@ -157,8 +157,8 @@ class BridgeEnv(GymnasiumEnv):
             name: `gym:ID`, `gymnasium:ID`, `procgen:NAME`, `isaacgymenvs:TASK`, or
                 `module:function` of a module that the other interpreter can import.
             num_envs: Number of rows.
-            horizon: Vector steps between resets that it is meant for.
-            device: Device of everything that goes in and comes out.
+            horizon: Expected vector steps between resets.
+            device: Device of actions and results.
             python: Path of the other interpreter.
             server: Address of a server on another machine, `HOST:PORT`, instead of `python`; or
                 several, which share the rows.

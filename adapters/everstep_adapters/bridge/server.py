@@ -469,8 +469,9 @@ _WRAPPERS = {
 
 
 def _layers_of(env):
-    """An environment's wrappers, outermost first, and what is inside of all whose counts are
-    known.
+    """The known wrappers around an environment, outermost first, and what they wrap.
+
+    A wrapper is known if `_WRAPPERS` lists its counts.
     """
     layers = []
     while type(env).__name__ in _WRAPPERS and "env" in vars(env):
@@ -480,7 +481,7 @@ def _layers_of(env):
 
 
 def _offers_state(env):
-    """Whether an environment has a state of its own: a wrapper forwards the names of others'."""
+    """Whether what the known wrappers hold has `state_dict` and `load_state_dict` itself."""
     inner = _layers_of(env)[1]
     return all(hasattr(type(inner), name) for name in ("state_dict", "load_state_dict"))
 
@@ -505,7 +506,7 @@ def _restore(env, state):
 
 
 class _Limit:
-    """A `TimeLimit` that does not tell its ends from the environment's: the server counts then."""
+    """An old `TimeLimit`, which does not say that it ended an episode: the server counts."""
 
     def __init__(self, env, steps):
         self.env, self.steps = env, steps

@@ -267,19 +267,19 @@ class HostReader:
 def finish_reading(device: torch.device) -> None:
     """Wait until PyTorch has read what another library gave it on a GPU.
 
-    The library may write its next results where tensors of PyTorch were that are gone by then, and
-    whose reading may still go on. In a vector step it waits for the actions, which come after that;
-    call this before all else that computes there, as a reset.
+    The library may write its next results into memory that it has freed, while PyTorch is still
+    reading from it. In a vector step the library waits for the actions, which PyTorch computes
+    after that reading. Call this before anything else that computes there, such as a reset.
     """
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()
 
 
 def overlaps(source: torch.device, target: torch.device) -> bool:
-    """Whether a copy may go on after it was asked for.
+    """Whether a copy may be asynchronous: only between accelerators, whose later writes wait.
 
-    Only between memory of accelerators, whose later writes wait for it. Memory of the host may be a
-    pinned buffer that the environment writes to again at once, and a copy to it is read at once.
+    Host memory may be a pinned buffer that the environment overwrites at once, and a copy to the
+    host is read at once.
     """
     return source.type == "cuda" and target.type == "cuda"
 

@@ -1,7 +1,7 @@
-"""Copies of an environment that are not independent: rows that are one.
+"""Checks that the rows of an environment are independent of each other.
 
-What several rows hold in common is looked at when they are wrapped, and memory that they share when
-the first env steps have written to it: tables that nothing changes may be shared.
+Environments and simulations that several rows have in common are found when the rows are wrapped.
+Shared memory is compared after the first env steps: rows may share tables that never change.
 """
 
 from collections.abc import Iterator, Sequence
@@ -117,7 +117,7 @@ class MemoryCheck:
         ]
 
     def check(self, observations: Sequence[Any]) -> None:
-        """Compare them, and the memory of the observations that the rows returned.
+        """Check that shared arrays have not changed, and that the observations share no memory.
 
         Raises:
             EnvError: If rows write into the same memory.

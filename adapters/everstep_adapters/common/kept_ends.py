@@ -1,9 +1,9 @@
-"""Ends of episodes that a reset cannot change: copies, made before the environment is reset.
+"""Copies of what ends an episode, made before the environment is reset.
 
-Gymnasium's vector classes keep what `step` returned, reset the environment in SAME_STEP, and only
-then pass it on. An environment that reuses memory in `reset` overwrites it in between, and nothing
-that comes later shows it. So the copy is made where it is returned, in `step` itself, and in an
-`AsyncVectorEnv` in its processes. They import this module, so it imports little.
+In SAME_STEP Gymnasium's vector classes reset the environment before they pass on what `step`
+returned. An environment whose `reset` reuses memory overwrites it in between, and this cannot be
+detected later. So `step` itself returns a copy; in an `AsyncVectorEnv` it does so in the worker
+processes. They import this module, so it imports little.
 """
 
 import copy
@@ -59,11 +59,12 @@ def keep_ends(env: Any) -> None:
 
 
 class InWorker:
-    """A message that a process of an `AsyncVectorEnv` cannot read without calling a function.
+    """A message to a worker of an `AsyncVectorEnv` that calls a function when it is unpickled.
 
-    Gymnasium sends processes values, and none of its messages reaches the environment's `step`;
-    but what is unpickled runs in the function that holds the environment. It arrives there as the
-    name of an attribute that every environment has, or as one that none has.
+    None of Gymnasium's own messages can replace the environment's `step`. Unpickling runs below the
+    worker's loop, which holds the environment, so the function finds it there. The message itself
+    becomes the name of an attribute: `"step"`, which every environment has, or if no environment
+    was found one that none has.
 
     Args:
         function: Takes the environment; of a module that imports little.

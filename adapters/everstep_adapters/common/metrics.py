@@ -282,8 +282,8 @@ def _batch(final: Sequence[Any], num_envs: int) -> tuple[dict[str, Any], Array]:
 class EpisodeMetrics:
     """Means over episodes of numbers that an environment reports when some of them end.
 
-    Each number is a mean over the episodes of its env step, so it counts as often as there were
-    some. All sums are one tensor a set of names, and stay on their device.
+    Each number is a mean over the episodes that end in one vector step, and is weighted by how many
+    these are. The sums of each set of names are one tensor, which stays on its device.
 
     Args:
         names: Names of the metrics; `None` for all.

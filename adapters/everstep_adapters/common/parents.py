@@ -13,7 +13,7 @@ _PERIOD = 1.0
 class EndsWithParent:
     """A function that makes an environment; the process it is called in ends with its parent.
 
-    Nothing happens in the process that this object is made in.
+    In the process that made this object, it only calls the function.
 
     Args:
         make: The function.

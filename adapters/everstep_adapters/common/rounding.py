@@ -19,11 +19,11 @@ FEWEST = 16
 
 
 class RoundingWatch:
-    """Looks whether the first batches of a float64 leaf keep their differences in another dtype.
+    """Logs a warning if values of a float64 leaf that differ become equal in another dtype.
 
-    Policies see PyTorch's default dtype. A coordinate of 5,400,000 ± 0.2 m has one number in
-    float32, whatever is done to it afterwards. One warning of the log names the leaf; nothing is
-    looked at after it, or after `BATCHES` batches.
+    Policies see PyTorch's default dtype. In float32, a coordinate of 5,400,000 ± 0.2 m is always
+    the same number, and normalising it later does not help. The check ends with one warning, which
+    names the leaf, or after `BATCHES` batches.
 
     Args:
         name: Name of the leaf in the warning.

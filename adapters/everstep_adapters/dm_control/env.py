@@ -28,8 +28,8 @@ class DMControlEnv(GymnasiumEnv):
     Args:
         env: An environment, several of one task, or a vector environment that `make` made. `close`
             closes them.
-        horizon: Vector steps between resets that it is meant for.
-        device: Device of everything that goes in and comes out.
+        horizon: Expected vector steps between resets.
+        device: Device of actions and results.
         autoreset_mode: As `GymnasiumEnv` has it; of environments that exist, NEXT_STEP by default.
         options: As `GymnasiumEnv` has them.
 
@@ -100,8 +100,8 @@ class DMControlEnv(GymnasiumEnv):
             name: Domain and task, such as `"cartpole/swingup"`; or a class or function that makes a
                 single environment.
             num_envs: Number of parallel environments.
-            horizon: Vector steps between resets that it is meant for.
-            device: Device of everything that goes in and comes out.
+            horizon: Expected vector steps between resets.
+            device: Device of actions and results.
             kwargs: Options of `GymnasiumEnv`; `vectorization_mode`, `vector_kwargs`, `wrappers`;
                 `render_mode` and `render_kwargs`; what is none of these goes to
                 `dm_control.suite.load`, such as `task_kwargs`, or to the function.

@@ -142,15 +142,15 @@ class Endings(ABC):
         """
 
     def _check_mode(self, mode: str, row: Row, done: BoolArray, infos: dict[str, Any]) -> None:
-        """At the first end of an episode: the environment must not have reset itself already."""
+        """Check, at the first end of an episode, that the environment has not reset itself."""
         if np.count_nonzero(done):
             check_no_final(self._env, mode, row, infos)
             self._is_checked = True
 
     def _reset(self, row: Row, rows: BoolArray) -> Any:
-        """Reset `rows` and read their observations.
+        """Reset `rows`, read their observations, and return what the environment returned.
 
-        What the environment returned, `None` for no rows.
+        Returns `None` if there are no rows to reset.
         """
         if not np.count_nonzero(rows):
             return None

@@ -39,14 +39,15 @@ class GymnasiumEnv(Env):
 
     In SAME_STEP, `final_obs` equals `obs` in rows in which no episode ended. If an episode was
     truncated and the environment lost its final observation, floating-point leaves hold NaN.
-    Environments in a `SyncVectorEnv` or an `AsyncVectorEnv` may write into what they have returned:
-    what ends an episode is copied before the reset. Other classes must put copies into their infos:
-    a final observation that may be overwritten is lost until it is certain, and then an error.
+    Environments in a `SyncVectorEnv` or an `AsyncVectorEnv` may write into observations that they
+    have returned: the one that ends an episode is copied before the reset. Other classes must put
+    copies into their infos. A final observation that the reset may have overwritten counts as lost,
+    and is an error once that is certain.
 
     Args:
         env: Vector environment. `close` closes it.
-        horizon: Vector steps between resets that it is meant for.
-        device: Device of everything that goes in and comes out; `None` is the one that the
+        horizon: Expected vector steps between resets.
+        device: Device of actions and results; `None` is the one that the
             environment says its tensors are on, the CPU if it has no attribute `device`.
         autoreset_mode: When the environment resets itself: a member of
             `gymnasium.vector.AutoresetMode` or its name. `None` reads it from the environment.
@@ -214,8 +215,8 @@ class GymnasiumEnv(Env):
             name: Registered id, such as `"CartPole-v1"`; one that a module registers, such as
                 `"module:Name-v0"`; a subclass of `gymnasium.Env`, or a function that makes one.
             num_envs: Number of parallel environments.
-            horizon: Vector steps between resets that it is meant for.
-            device: Device of everything that goes in and comes out.
+            horizon: Expected vector steps between resets.
+            device: Device of actions and results.
             kwargs: Options of `GymnasiumEnv` and of `gymnasium.make_vec`; what is neither goes to
                 each environment's constructor.
 

@@ -167,14 +167,16 @@ def keep_final(env: AnyVectorEnv) -> "None | OverwriteCheck":
 class OverwriteCheck:
     """Look for final observations in a batch's infos that the reset has overwritten.
 
-    One that was overwritten equals the observation after the reset, and lies in memory that it
-    shares with it or that the environment holds. Both are true of a leaf that never changes, too.
-    So a leaf in shared memory is refused when it is seen to change. One in memory that the
-    environment holds may be equal by chance, and is refused after a few ends at which it differed a
-    vector step before; rows like that are lost until then, and a single end at which it is another
-    clears its memory. Integers cannot be marked as lost, and one that was never seen to change may
-    have changed where it was overwritten: where nothing but integers is observed, the first row
-    that is needed is refused.
+    An overwritten final observation equals the observation after the reset. Its memory is shared
+    with that observation, or held by the environment. A leaf that never changes looks the same, so
+    an equal leaf alone is no error:
+
+    * In shared memory, the leaf is an error as soon as it is seen to change.
+    * In memory that the environment holds, it may be equal by chance. It is an error after
+      `most_equal` ends at which it had differed one vector step before; until then its rows count
+      as lost. A single end at which it is not equal clears its memory.
+    * Integers cannot be marked as lost. If only integers are observed, the first row whose final
+      observation is needed is an error.
 
     Args:
         env: Vector environment that resets itself in the same env step.
@@ -206,12 +208,11 @@ class OverwriteCheck:
         observation: Any,
         infos: dict[str, Any],
     ) -> tuple[Any, Any]:
-        """The rows whose final observations may be overwritten, after those were read; and more.
+        """Two masks of rows: final observations that count as lost, and all that are in doubt.
 
-        More are the rows whose final observations cannot be told from overwritten ones at all: they
-        equal those of the reset, in memory that is written to.
-
-        Tensors are compared only where their memory is suspicious: that waits for the device.
+        Final observations are in doubt if they lie in memory that is written to, and equal those
+        after the reset. Call it after they were read. Tensors are compared only if their memory is
+        suspicious, because comparing them waits for the device.
 
         Args:
             obs: Leaves of the observation, all arrays or all tensors.

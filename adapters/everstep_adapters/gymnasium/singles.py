@@ -1,7 +1,8 @@
 """Checks of a vector environment's single ones, before Gymnasium batches what they return.
 
-Gymnasium copies their observations into memory of the space's structure, shape and dtype, where
-integers that it has not wrap around, and keys that it has not are dropped, without a word.
+Gymnasium copies their observations into memory of the space's structure, shape and dtype. Integers
+that the dtype cannot hold wrap around there, and keys that the space lacks are dropped, without an
+error.
 """
 
 from collections.abc import Sequence
@@ -24,7 +25,7 @@ _KEEP_REWARDS, _SCALARIZES = ("gymnasium", "mo_gymnasium"), "LinearReward"
 
 
 def check_rewards(env: AnyVectorEnv) -> None:
-    """Check that an environment which says what its rewards are says that they are numbers.
+    """Check that rewards are single numbers, if the environment has a `reward_space`.
 
     Raises:
         AdapterError: If they are vectors.

@@ -93,7 +93,7 @@ class Endings(ABC):
     def _step(self, actions: torch.Tensor) -> dict[str, Any]: ...
 
     def _outcome(self, actions: torch.Tensor) -> tuple[Outcome, torch.Tensor, torch.Tensor]:
-        """The outcome of a vector step, and what of its ends is `terminated` and `truncated`."""
+        """The outcome of a vector step, and its ends as `terminated` and `truncated`."""
         self._time_outs.before()
         outcome = self._task.step(actions)
         self.extras = outcome.extras
@@ -293,7 +293,7 @@ class External(Endings):
 class Waiting(Endings):
     """Style D of Isaac Lab's interface: ended environments wait for `reset(env_ids=…)`.
 
-    The adapter calls it at the end of the vector step, which the row is that of `External`.
+    The adapter calls it at the end of the vector step. The rows are those of `External`.
     """
 
     episode_keys = FLAGS | {DataKeys.FINAL_OBS}

@@ -52,10 +52,10 @@ class IsaacGymEnv(Env):
 
     Args:
         task: The task. `close` closes it, if it has a `close`.
-        horizon: Vector steps between resets that it is meant for.
+        horizon: Expected vector steps between resets.
         reset_style: When the task resets itself: a letter or name of the module's list. `None`
             determines it; legged_gym, rsl_rl and Isaac Lab always reset in the same step.
-        device: Device of everything that goes in and comes out; `None` for the task's own
+        device: Device of actions and results; `None` for the task's own
             (`rl_device`, else `device`). On another one everything is copied, each way.
         max_episode_length: Replaces the task's attribute of this name: episodes of a `VecTask` end
             one env step before it. `None` reads the attribute. `math.inf`: no time-outs.
@@ -173,7 +173,7 @@ class IsaacGymEnv(Env):
         Args:
             name: Name of the task, such as `"Cartpole"`.
             num_envs: Number of parallel environments.
-            horizon: Vector steps between resets that it is meant for.
+            horizon: Expected vector steps between resets.
             device: `rl_device`; and `sim_device`, unless that is given.
             kwargs: Options of `IsaacGymEnv` and of `isaacgymenvs.make`; the defaults are
                 `headless=True` and `force_render=False`.

@@ -149,10 +149,8 @@ def _is_over(trials: list[_Trial]) -> bool:
 def _try(task: Task, resets: "Resets", longest: float) -> list[_Trial]:
     """Set the clock shortly before its end, and step until no episode runs on.
 
-    The trial, or none if no episode ended.
-
-    Rows whose clock is set back meanwhile without an end, as at a goal, are left out, and so are
-    those that wait for a reset, unless all do.
+    Returns one trial, or none if no episode ended. Rows whose clock is set back without an end, as
+    at a goal, are left out. So are rows that wait for a reset, unless all rows do.
     """
     start = int(longest) - 2
     outcome = resets.step()
@@ -188,15 +186,15 @@ def _try(task: Task, resets: "Resets", longest: float) -> list[_Trial]:
 
 
 class Resets:
-    """Vector steps of a task, and the styles that its calls of `reset_idx` in them show by row.
+    """Steps a task, and finds reset styles by when the task calls `reset_idx` for each row.
 
-    A row that ends and is reset in the same env step shows C. One that ended before and is reset
-    before the clock moves shows B, after it A, and not at all for some env steps D. The clock
-    itself may be set back for another reason: a goal was reached, as in IsaacGymEnvs'
-    ShadowHandOpenAI_FF.
+    A row that is reset in the env step that ends it shows C. If it is reset in the next env step,
+    it shows B before the clock advances and A after that. If it is not reset for some env steps, it
+    shows D. The clock alone does not suffice: a task may also set it back when a goal is reached,
+    as IsaacGymEnvs' ShadowHandOpenAI_FF does.
 
     Args:
-        task: The task, whose `reset_idx` is replaced while the object is entered.
+        task: The task. Its `reset_idx` is replaced in a `with` block of this object.
 
     """
 
@@ -211,7 +209,7 @@ class Resets:
 
     @property
     def is_clock_unreliable(self) -> bool:
-        """Whether the clock alone would show what is not so."""
+        """Whether the clock alone could show a wrong style, as after a goal sets it back."""
         return self.is_called or self.is_set_back
 
     def __init__(self, task: Task) -> None:
@@ -248,7 +246,7 @@ class Resets:
         return self._own(env_ids, *args, **kwargs)
 
     def set_clock(self, value: float) -> None:
-        """Set the clock of every row; those that have ended show nothing in the next step."""
+        """Set the clock of every row; rows that have ended show no style in the next step."""
         self._task.set_clock(value)
         self._at_once = torch.ones_like(self._at_once)
 

@@ -39,9 +39,9 @@ class JaxEnv(Env):
 
     Args:
         env: Environment of the library; gymnax's and Craftax's may be a pair with its parameters.
-        horizon: Vector steps between resets that it is meant for.
+        horizon: Expected vector steps between resets.
         num_envs: Number of parallel environments.
-        device: Device of everything that goes in and comes out; `None` is JAX's own.
+        device: Device of actions and results; `None` is JAX's own.
         max_episode_steps: Env steps after which the adapter truncates an episode. Limits of the
             environment's own stay in force; that of Brax's and Playground's training is replaced.
         action_bounds: `"clip"` sends the nearest action inside the bounds; `"rescale"` maps
@@ -171,8 +171,8 @@ class JaxEnv(Env):
         Args:
             name: The library's name of it, or a function that makes one.
             num_envs: Number of parallel environments.
-            horizon: Vector steps between resets that it is meant for.
-            device: Device of everything that goes in and comes out.
+            horizon: Expected vector steps between resets.
+            device: Device of actions and results.
             kwargs: Options of the adapter; others go to the library's constructor.
 
         Raises:

@@ -83,7 +83,7 @@ class Program:
         self.hold, self.restore = jax.jit(self.held.join), jax.jit(self.held.restore)
 
     def _is_cheap(self) -> bool:
-        """Whether a reset of all rows costs less than to find those that it is for."""
+        """Whether resetting all rows costs less than finding those that have to be reset."""
         leaves = jax.tree_util.tree_leaves((self.carry.states, self.obs))
         if sum(x.size * x.dtype.itemsize for x in leaves) > _CHEAP:
             return False  # so is the cost, which takes time to find

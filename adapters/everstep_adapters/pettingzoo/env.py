@@ -46,8 +46,8 @@ class PettingZooEnv(GymnasiumEnv):
     Args:
         env: A parallel environment, one of turns that can be made parallel, or a list of several
             of one kind. `close` closes them.
-        horizon: Vector steps between resets that it is meant for.
-        device: Device of everything that goes in and comes out.
+        horizon: Expected vector steps between resets.
+        device: Device of actions and results.
         agents: Agents that the policy controls: names, or the part of their names before the
             number, such as `"adversary"`; None for all, whose spaces must be equal. The others act
             at random.
@@ -163,8 +163,8 @@ class PettingZooEnv(GymnasiumEnv):
                 `"sisl.pursuit_v5"` (of PettingZoo's own); or a class or function that makes one.
             num_envs: Number of rows, so of environments times agents; rounded up to whole
                 environments.
-            horizon: Vector steps between resets that it is meant for.
-            device: Device of everything that goes in and comes out.
+            horizon: Expected vector steps between resets.
+            device: Device of actions and results.
             kwargs: Options of `PettingZooEnv`; others go to each environment's constructor.
 
         Raises:

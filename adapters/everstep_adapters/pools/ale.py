@@ -30,8 +30,8 @@ class ALEEnv(GymnasiumEnv):
 
     Args:
         env: Vector environment of one game, perhaps in wrappers.
-        horizon: Vector steps between resets that it is meant for.
-        device: Device of everything that goes in and comes out.
+        horizon: Expected vector steps between resets.
+        device: Device of actions and results.
         options: As `GymnasiumEnv` has them; `action_bounds` are of continuous actions.
 
     Raises:
@@ -111,8 +111,8 @@ class ALEEnv(GymnasiumEnv):
         Args:
             name: Game as ALE spells it, such as `"pong"` or `"ms_pacman"`.
             num_envs: Number of parallel environments.
-            horizon: Vector steps between resets that it is meant for.
-            device: Device of everything that goes in and comes out.
+            horizon: Expected vector steps between resets.
+            device: Device of actions and results.
             autoreset_mode: `"NEXT_STEP"` or `"SAME_STEP"`.
             kwargs: Options of `GymnasiumEnv`; others go to `AtariVectorEnv`, such as `frameskip`
                 or `episodic_life`.

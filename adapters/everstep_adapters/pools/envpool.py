@@ -36,8 +36,8 @@ class EnvPoolEnv(GymnasiumEnv):
 
     Args:
         env: Pool with Gymnasium's interface, perhaps in wrappers.
-        horizon: Vector steps between resets that it is meant for.
-        device: Device of everything that goes in and comes out.
+        horizon: Expected vector steps between resets.
+        device: Device of actions and results.
         options: As `GymnasiumEnv` has them.
 
     Raises:
@@ -126,8 +126,8 @@ class EnvPoolEnv(GymnasiumEnv):
         Args:
             name: Task, such as `"HalfCheetah-v4"` or `"Pong-v5"`.
             num_envs: Number of parallel environments.
-            horizon: Vector steps between resets that it is meant for.
-            device: Device of everything that goes in and comes out.
+            horizon: Expected vector steps between resets.
+            device: Device of actions and results.
             kwargs: Options of `GymnasiumEnv`, but for `max_episode_steps`, which the pool counts;
                 others are the pool's, such as `seed` or `num_threads`.
 

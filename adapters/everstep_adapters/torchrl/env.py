@@ -50,8 +50,8 @@ class TorchRLEnv(Env):
 
     Args:
         env: Environment. `close` closes it.
-        horizon: Vector steps between resets that it is meant for.
-        device: Device of everything that goes in and comes out; `None` is the environment's own.
+        horizon: Expected vector steps between resets.
+        device: Device of actions and results; `None` is the environment's own.
         num_envs: Rows of a stateless environment that is not locked to a batch of its own.
         max_episode_steps: Env steps after which an episode is truncated, by a `StepCounter`. Limits
             of the environment's own stay in force.
@@ -252,8 +252,8 @@ class TorchRLEnv(Env):
                 makes an environment without a batch; else the id of a Gymnasium environment, for
                 `torchrl.envs.GymEnv`.
             num_envs: Number of parallel environments.
-            horizon: Vector steps between resets that it is meant for.
-            device: Device of everything that goes in and comes out.
+            horizon: Expected vector steps between resets.
+            device: Device of actions and results.
             kwargs: Options of `TorchRLEnv`; `parallel=True` for a `ParallelEnv` rather than a
                 `SerialEnv` of environments without a batch, and `vector_kwargs` for its
                 constructor; what is none of these goes to each environment's constructor.

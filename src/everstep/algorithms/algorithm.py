@@ -130,10 +130,10 @@ class OnPolicyAlgorithm(
 
     @contextmanager
     def collecting(self, *, deterministic: bool) -> Iterator[None]:
-        """Context of a rollout; if it fails, running statistics are as before.
+        """Context of a rollout; an error in it restores the running statistics.
 
-        The parts of `collect` are operations of their own, from here to `accept`: several policies
-        that act in one environment go through them together.
+        `collect` consists of the methods from here to `accept`. `GroupedAlgorithm.collect` calls
+        them for several policies that act in one environment.
         """
         self._end_open_update()
         self._prepare()
@@ -146,7 +146,7 @@ class OnPolicyAlgorithm(
 
     @contextmanager
     def naming_choices(self) -> Iterator[None]:
-        """Context in which an error of a model may be one of the environment, which is raised."""
+        """Context of the model's calls; an `IndexError` becomes the fault in the data, if any."""
         try:
             yield
         except IndexError:
@@ -173,7 +173,7 @@ class OnPolicyAlgorithm(
     def accept(
         self, collected: Collected, stats: dict[str, float], *, was_reset: bool
     ) -> dict[str, Any]:
-        """Count a rollout, which `step` learns from now; its statistics."""
+        """Count a rollout, let `step` learn from it, and return its statistics."""
         self.states, self._reward_scale = collected.states, collected.reward_scale
         self._rows_to_learn = int(stats["env/steps"])
         self.state.reward_scale = stats.pop("reward_scale", 1.0)
@@ -198,7 +198,7 @@ class OnPolicyAlgorithm(
             self.is_prepared = True
 
     def begin(self, env_config: None | dict[str, Any]) -> bool:
-        """Write the first observations; whether the environments were reset."""
+        """Write the first observations, and return whether the environments were reset."""
         every = int(self.config.horizons_per_env_reset)
         due = self.state.horizons % every == 0 if every > 0 else self.state.horizons == 0
         reset = due or not self.continues
@@ -238,7 +238,7 @@ class OnPolicyAlgorithm(
             states: Recurrent states before the first vector step, `[N, …]`.
             resets: Sequences that reset the states, bool `[S]`; None if the host decides.
             deterministic: Whether actions are the distribution's mode.
-            records_acting: Whether what acts is recorded, where that is possible.
+            records_acting: Whether to record the policy's part of a vector step, if possible.
 
         """
         with self.in_rollout():
@@ -261,7 +261,7 @@ class OnPolicyAlgorithm(
     ) -> "Acting":
         """The policy's part in a rollout; see `_roll_out`. Call it in `in_rollout`.
 
-        States of None are those after the last rollout.
+        If `states` is None, the policy continues with the states after the last rollout.
         """
         if states is None:
             states = self._initial_states(0) if self.states is None else self.states
@@ -279,7 +279,7 @@ class OnPolicyAlgorithm(
                 each.follow(self.rollout, was_reset=was_reset, resets=resets)
 
     def begin_sequence(self, sequence: int, states: Leaves, resets: None | torch.Tensor) -> Leaves:
-        """Store the recurrent states of a sequence, which are reset first if that is due."""
+        """Reset the recurrent states if that is due, store them for a sequence, and return them."""
         if resets is not None:
             pairs = zip(self._initial_states(), states, strict=True)
             states = tuple(torch.where(resets[sequence], new, old) for new, old in pairs)
@@ -293,7 +293,7 @@ class OnPolicyAlgorithm(
         return every > 0 and (self._first_sequence() + sequence) % every == 0
 
     def _changing_resets(self) -> tuple[bool, ...]:
-        """Which sequences of this rollout reset states; empty if it is the same in every one."""
+        """Whether each sequence of this rollout resets states; empty if all rollouts are alike."""
         every, count = self._sequences_per_reset(), self.rollout.horizon // self.rollout.seq_len
         is_same = every < 0 or count % every == 0
         return () if is_same else tuple(map(self._is_reset, range(count)))
@@ -305,7 +305,7 @@ class OnPolicyAlgorithm(
         return self.state.horizons * (self.rollout.horizon // self.rollout.seq_len)
 
     def _initial_states(self, sequence: None | int = None) -> Leaves:
-        """States at the start of episodes; any before a sequence that resets them itself."""
+        """States at the start of episodes; zeros if `sequence` resets them anyway."""
         policy, rollout = self.policy, self.rollout
         if sequence is not None and self._is_reset(sequence):
             return policy.memory.zeros(rollout.num_envs, device=rollout.device)
@@ -378,13 +378,13 @@ class OnPolicyAlgorithm(
         return learner(self.policy, self.objective, self._fast)
 
     def _takes_whole_steps(self) -> bool:
-        """Whether nothing but a divergence comes between a minibatch's gradients and its step."""
+        """Whether an optimizer step follows each minibatch; only a divergence may prevent it."""
         config = self.config
         comes_between = self.bonuses or config.accumulate_grads or self.reducer.size > 1
         return not comes_between and config.lr_schedule_kind != "adaptive"
 
     def _learn_at_once(self, fast: Learner) -> None:
-        """Take the optimizer steps of an update natively, one call each, as `learn` would."""
+        """Take the same optimizer steps as `learn`, each in one call of the native library."""
         config, count = self.config, self.parts.sequences_per_rollout
         is_drawn = config.shuffle_minibatches and self.minibatch_size < count
         epochs = range(int(config.num_sgd_iters))
@@ -549,10 +549,10 @@ class OnPolicyAlgorithm(
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Collect in the block without changing statistics, env steps or training data.
+        """Context in which `collect` changes neither statistics, env steps nor training data.
 
-        The environment itself moves on, and episodes that are open in it with it, and so does
-        `horizons`; a rollout that waits for `step` is dropped.
+        It still steps the environment, with the episodes that are open in it, and counts
+        `horizons`. A rollout that `step` has not used yet is discarded.
         """
         self._end_open_update()
         statistics, rollout = snapshots.running_statistics(self.parts), self.rollout
@@ -605,7 +605,7 @@ class Acting:
 
     Args:
         algorithm: The algorithm, whose rollout is filled.
-        acts: What acts.
+        acts: Computes the actions, natively or with the model.
         states: Recurrent states before the first vector step, `[N, …]`.
         resets: Sequences that reset the states, bool `[S]`; None if the host decides.
 
@@ -632,7 +632,7 @@ class Acting:
         return actions
 
     def observe(self, t: int) -> None:
-        """Go on after the outcome of vector step `t`, which is in the rollout."""
+        """Update the recurrent states after vector step `t`, whose outcome the rollout holds."""
         if self.has_episodes:
             policy, rollout = self.algorithm.policy, self.algorithm.rollout
             if rollout.final_obs:
@@ -640,7 +640,7 @@ class Acting:
             self.states = policy.next_states(self.states, rollout.first_at(t))
 
     def finish(self) -> Collected:
-        """Complete the full rollout."""
+        """Fill in what a full rollout still lacks, such as final values, and return its results."""
         algorithm = self.algorithm
         self.acts.finish(self.states)
         statistics, scale = estimates.complete(algorithm.parts, evaluating=algorithm.is_evaluating)
@@ -648,7 +648,7 @@ class Acting:
 
 
 class Algorithm(OnPolicyAlgorithm[AlgorithmHparams, AlgorithmState, Policy]):
-    """PPO with a feedforward policy, of the present observation or of windows that end in it.
+    """PPO with a feedforward policy, which sees the present observation or the last few.
 
     See `OnPolicyAlgorithm` for arguments and errors.
     """

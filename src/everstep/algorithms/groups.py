@@ -38,14 +38,14 @@ def is_shared(config: Hyperparameters) -> bool:
 
 
 class GroupEnv(Env):
-    """The rows of some agents of an environment, for the algorithm that learns from them.
+    """The rows of some agents of an environment, as an environment for their algorithm.
 
-    The environment is reset by the first group that asks, and stepped by `GroupedAlgorithm`, when
-    all groups have acted.
+    The first group that calls `reset` resets the environment that all groups share.
+    `GroupedAlgorithm` steps it once all groups have acted; `step` only reads the group's rows.
 
     Args:
         everybody: The environment, which all groups share.
-        columns: Places of the group's agents among those of one environment.
+        columns: Indices of the group's agents in the list of one environment's agents.
 
     """
 
@@ -94,11 +94,11 @@ class Everybody:
         self.ns = 0
 
     def begin(self) -> None:
-        """Begin a rollout, which may need a reset."""
+        """Begin a rollout: the next `reset` resets the environment."""
         self._opened, self.ns = None, 0
 
     def reset(self, config: None | dict[str, Any]) -> Any:
-        """Observations after a reset, one a rollout."""
+        """First observations; only the first call of a rollout resets the environment."""
         if self._opened is None:
             self._opened = self.env.reset(config=config)
         return self._opened
@@ -124,10 +124,12 @@ class Everybody:
 
 
 class RandomStream:
-    """Random numbers of one policy: in its context, PyTorch's generators continue its own.
+    """Context in which PyTorch's generators draw one policy's own random numbers.
+
+    The first block starts from the seed, each later one where the block before it ended.
 
     Args:
-        seed: Where it begins; None for a point that PyTorch's generator draws.
+        seed: Seed of the first block; None draws one from PyTorch's generator.
         device: Device of the policy.
 
     """
@@ -238,7 +240,7 @@ class GroupedAlgorithm:
     if not TYPE_CHECKING:  # type checkers know the attributes
 
         def __getattr__(self, name):
-            """The error of an operation that is one policy's."""
+            """Raise an error; it says how to get an attribute that each policy's algorithm has."""
             message = f"{type(self).__name__!r} object has no attribute {name!r}"
             if "members" in vars(self) and hasattr(self._first, name):
                 first = next(iter(self.members))
@@ -248,7 +250,7 @@ class GroupedAlgorithm:
     # ---- the record ---------------------------------------------------------------------------
 
     def _describe(self) -> None:
-        """Set what the record says of the hyperparameters, which are those of each policy."""
+        """Set `config` and `hparams`, from the first policy's and the sizes for all policies."""
         first = self._first.config
         #: Hyperparameters, resolved but for the rows of a minibatch: policies may have different
         #: numbers of agents.

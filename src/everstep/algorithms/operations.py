@@ -77,8 +77,8 @@ _WIRED = {*_PARTS, *_HYPERPARAMETERS}
 class MinibatchesOfUpdate(Iterator[Minibatch]):
     """The minibatches of one update.
 
-    The update ends with them, with `close` or with this object, and where the algorithm collects
-    the next rollout; no minibatch is of the old one from then on.
+    The update ends after the last minibatch, with `close`, when this object is deleted, or when the
+    algorithm collects the next rollout. After that rollout, asking for a minibatch is an error.
 
     Args:
         algorithm: The algorithm.
@@ -252,10 +252,10 @@ class WorkerOperations(PytorchrlOperations, ABC, Generic[_Hparams, _State, _Poli
     def minibatches(self) -> Iterator[Minibatch]:
         """The minibatches of an update, epoch by epoch, in the order of `step`.
 
-        Advantages are estimated when the first one is asked for.
-        When the iterator ends, also if a loop is left early, the update does: transitions are
-        counted, schedules and statistics move on. A loop that was left and whose iterator is held
-        ends with the next `collect`. `target_kl_div` is not applied.
+        Asking for the first minibatch estimates the advantages. The end of the iterator ends the
+        update: transitions are counted, schedules and statistics move on. So does leaving a loop
+        early; if the iterator is still referenced, the update ends with the next `collect`.
+        `target_kl_div` is not applied.
 
         With `accumulate_grads`, the gradients of one epoch's minibatches add up to one step's.
 
@@ -284,7 +284,7 @@ class WorkerOperations(PytorchrlOperations, ABC, Generic[_Hparams, _State, _Poli
                 self._end_update()
 
     def _end_open_update(self) -> None:
-        """End the update whose iterator is held, before the rollout is overwritten."""
+        """End an update that is still open, before its rollout is overwritten."""
         update = None if self._open_update is None else self._open_update()
         if update is not None and update.algorithm is self:  # not of what this is a copy of
             update.supersede()

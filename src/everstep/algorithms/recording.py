@@ -88,7 +88,7 @@ class Recorder:
         return self.collection, self.acting, self.estimates, self.update
 
     def begin(self, parts: Parts) -> None:
-        """Begin a rollout or an update: what recordings depend on is looked at once."""
+        """Begin a rollout or an update: keys of recordings are computed once in each."""
         self.version += 1
         self.check(parts)
 
@@ -202,7 +202,7 @@ class Recorder:
         self._forget_all_after_failure()
 
     def check(self, parts: Parts) -> None:
-        """Refuse what is known to be impossible, once for each config."""
+        """Refuse work that cannot be recorded with this config; each config is checked once."""
         if not self._records or self._checked is parts.config:
             return
         is_first, self._checked = self._checked is None, parts.config

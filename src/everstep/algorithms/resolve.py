@@ -424,7 +424,7 @@ def resolve_update(config: C, env: Env, *, sequences: int) -> C:
 
 
 def sequences_of(config: Hyperparameters, sequences: int) -> str:
-    """Number of a rollout's sequences for error messages: those of one transition by that name."""
+    """Text for errors: a rollout's sequences, called transitions if the policy is feedforward."""
     recurrent = isinstance(config, RecurrentHyperparameters)
     rows, count = ("sequences", " / seq_len") if recurrent else ("transitions", "")
     return f"the {sequences} {rows} of a rollout (num_envs · horizon{count})"

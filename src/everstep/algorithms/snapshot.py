@@ -61,7 +61,7 @@ def state_of(
 
 
 def followers_of(parts: Parts) -> list[Follower]:
-    """Policies that follow the rollouts and remember something: teachers, and mirrored ones."""
+    """Recurrent or windowed policies that also see each rollout: teachers and mirrored policies."""
     owners = (parts.objective, parts.mirror)
     return [x for owner in owners for x in getattr(owner, "followers", ()) if x.has_states]
 
@@ -210,11 +210,11 @@ def copies(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def check_fit(own: Mapping[str, Any], given: Mapping[str, Any], what: str) -> None:
-    """Check that names and shapes are one's own.
+    """Check that two mappings have the same names, and the same shapes under each name.
 
     Args:
-        own: Tensors or other values by name.
-        given: Those that are to replace them.
+        own: Values to be replaced, by name: tensors or others.
+        given: Values to replace them with, by name.
         what: Beginning of the error message.
 
     Raises:
@@ -237,7 +237,7 @@ def check_fit(own: Mapping[str, Any], given: Mapping[str, Any], what: str) -> No
 def replace_numbers(
     own: Mapping[str, torch.Tensor], given: Mapping[str, Numbers], what: str
 ) -> None:
-    """Write given numbers into one's own tensors, in place.
+    """Copy `given` numbers into the tensors `own` of the same names, in place.
 
     Raises:
         CheckpointError: If names or shapes differ; nothing is changed then.

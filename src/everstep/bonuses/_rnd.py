@@ -38,7 +38,8 @@ class RandomNetworkDistillation(Bonus):
         ext_adv_coeff: Weight of the environment's advantages.
         int_adv_coeff: Weight of its own.
         predictor_proportion: Share of a minibatch's rows that the predictor learns from, drawn
-            anew for each; 1 or more for all. The others cost nothing, and these count for them.
+            anew for each minibatch; 1 or more for all. The other rows are not computed, and the
+            drawn rows take over their weight in the loss.
         pre_normalization_steps: Rollouts of random actions that observations' statistics begin
             with.
         pre_normalization_length: Vector steps of each.

@@ -1,7 +1,7 @@
 """Documents: the values of a configuration file, their places, and its problems.
 
-PyYAML composes nodes with their lines, and MLflow needs it anyway; ruamel.yaml would keep comments,
-too, which nobody asks of a file that was read.
+PyYAML gives each node its line, and MLflow depends on it anyway. ruamel.yaml would also keep
+comments, but a file that was read is never written back.
 """
 
 import re
@@ -76,9 +76,9 @@ class Document:
             raise ConfigError([place.describe(problem) for place, problem in located])
 
     def _blame(self, problem: Problem) -> Place:
-        """Place of a problem; an assignment, if that set what the message names.
+        """Place of a problem: the assignment that set the value which the message names, if any.
 
-        A problem of `optimizer_config` as a whole may be about its `lr` alone.
+        For example, a problem of `optimizer_config` as a whole may be about its `lr` alone.
         """
         place = self.place(problem.path)
         if place.assigned or not problem.path:

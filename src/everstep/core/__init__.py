@@ -1,1 +1,1 @@
-"""Parts of training that know their numbers, and little of who uses them."""
+"""Parts that algorithms are made of: rollouts, advantages, losses, normalisers, checkpoints."""

@@ -188,7 +188,7 @@ def standardize(x: torch.Tensor, mask: torch.Tensor, dim: tuple[int, ...] = ()) 
 def centre_and_scale(
     x: torch.Tensor, mask: torch.Tensor, dim: tuple[int, ...] = ()
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean, and the divisor that `standardize` scales by; see there."""
+    """The mean that `standardize` subtracts, and the divisor that it scales by."""
     return scale_of(moments_of(x, mask, dim), largest_of(x, mask, dim))
 
 

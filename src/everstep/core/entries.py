@@ -1,4 +1,4 @@
-"""Objects that a list of a file names by their class, with its options: callbacks and loggers."""
+"""Lists in a file whose entries name a class, with its options: callbacks and loggers."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -9,13 +9,13 @@ from .validation import binds, signature_of
 
 
 class Entries(NamedTuple):
-    """A list of objects, or of dotted names of their classes, or of mappings of one to its options.
+    """A list whose entries are objects, dotted class names, or mappings `{name: options}`.
 
     Attributes:
         key: The list's key.
-        methods: Methods that each object has.
-        what: What an entry is, such as "a callback".
-        base: What to do for an object of one's own.
+        methods: Methods that each object must have.
+        what: What an entry is, for errors, such as "a callback".
+        base: What a user can write instead, for errors, such as "a subclass of `Callback`".
 
     """
 
@@ -54,7 +54,7 @@ class Entries(NamedTuple):
         """The object of an entry; an object is returned as it is.
 
         Raises:
-            ConfigError: If it is no entry, or the class refuses the options.
+            ConfigError: If the entry has none of these forms, or the class refuses the options.
 
         """
         entry, options = self.check(entry)

@@ -16,7 +16,7 @@ _waiting: None | list[tuple[Callable[..., Any], int]] = None
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Context that Ctrl-C, and a signal that `interrupt` answers, do not end: they wait for it.
+    """Context that delays Ctrl-C, and signals handled by `interrupt`, until its end.
 
     For short work in the main thread that must be done whole, such as writing a line. Other threads
     are never interrupted by signals. Costs some microseconds.
@@ -45,7 +45,7 @@ def uninterrupted() -> Iterator[None]:
 
 
 def interrupt(handle: Callable[[int, None | FrameType], Any], signum: int) -> None:
-    """Call a handler of a signal that raises; at the end of `uninterrupted`, if that is active."""
+    """Call a signal's handler now, or at the end of `uninterrupted` if that is active."""
     if _waiting is None:
         handle(signum, None)
     else:

@@ -22,11 +22,12 @@ _VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_")
 
 
 def keep_freed_memory() -> bool:
-    """Let glibc keep what is freed, for the rest of the process; whether it does.
+    """Let glibc keep freed memory, for the rest of the process, and return whether it does.
 
-    Tensors of a minibatch are else given back to the system, and got again page by page in the
-    next one: a fifth of the processor's time with convolutions, two fifths with an LSTM. The
-    process must be ours. False where there is no glibc, and where a user has set it.
+    Otherwise glibc returns a minibatch's tensors to the system, and gets them again page by page
+    for the next one: a fifth of the processor's time with convolutions, two fifths with an LSTM.
+    Call it only where Everstep owns the process, as it changes a setting of the whole process.
+    Returns False without glibc, and if the user has set the thresholds.
 
     Source: `man 3 mallopt`.
     """

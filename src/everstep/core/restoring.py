@@ -77,15 +77,16 @@ def loading(
     load: Callable[[Any], object],
     check: Callable[[], object] = lambda: None,
 ) -> Iterator[None]:
-    """Context of loading a state that may be anything; the one before is restored on an error.
+    """Context of loading a state with any content; an error restores the state before.
 
     Args:
-        save: Returns the state; one that has not begun may raise, and is not restored.
-        load: Loads it.
-        check: Called first; refuses a state before anything is written.
+        save: Returns the state to restore. If it raises, as before a first reset, nothing is
+            restored.
+        load: Loads what `save` returned.
+        check: Called first; raises if the new state does not fit, before anything is written.
 
     Raises:
-        CheckpointError: If anything is raised that is no error of Everstep's.
+        CheckpointError: In place of any error that is not an `EverstepError`.
 
     """
     try:

@@ -1,7 +1,8 @@
-"""Names that other libraries give to hyperparameters and statistics, and Everstep's for the same.
+"""Names of hyperparameters and statistics in other libraries, and Everstep's names for them.
 
-Errors about unknown names use them. A name may be followed by a colon and by how it is converted.
-Of several names, the first that is known where the other was written is meant.
+Errors about unknown names suggest them. A colon after Everstep's name begins a note on how to
+convert the value. Of several names of Everstep's, the first that is valid in that place is
+suggested.
 """
 
 from typing import Any

@@ -107,7 +107,7 @@ class TorchDistributionWrapper(
 
 
 def cached(model: Any, find_out: Callable[..., _Fact], *arguments: Any) -> _Fact:
-    """`find_out` of the model's action spec and the arguments, cached for each model.
+    """The result of `find_out(model.action_spec, *arguments)`, cached for each model.
 
     Distributions are made in every vector step, and copying the bounds of a spec to an accelerator
     would synchronise each time.
@@ -123,7 +123,7 @@ def cached(model: Any, find_out: Callable[..., _Fact], *arguments: Any) -> _Fact
 
 
 def share_facts(copy: Any, model: Any) -> None:
-    """Let a copy of a model have what is cached for the model."""
+    """Let a copy of a model share the model's entries of `cached`."""
     _FACTS[copy] = _FACTS.setdefault(model, {})
 
 

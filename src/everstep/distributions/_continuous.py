@@ -179,7 +179,7 @@ class _Tanh:
         return ((actions - self._centre) / self._half).clamp(-end, end).atanh()
 
     def slopes(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Sides of one bound, else 0, and log half, `[…]` each: what `log_slope` depends on."""
+        """Constants of `log_slope`, `[…]` each: side of a single bound or 0, and log(half)."""
         return torch.zeros_like(self._log_half), self._log_half
 
     def log_slope(self, u: torch.Tensor) -> torch.Tensor:

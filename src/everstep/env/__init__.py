@@ -26,23 +26,24 @@ class Env(ABC):
     and `step`. Specs describe one environment, without the batch dimension; all tensors have the
     batch dimension first, `[num_envs, …]`, and are on `device`.
 
-    Training and evaluation call it in the settings of PyTorch that their caller has, so it may use
-    autograd. What it returns is detached, and so is what it holds after an env step: no graph
-    is kept from one to the next.
+    Training and evaluation call it with their caller's settings of PyTorch, so it may use autograd.
+    They detach what it returns, and what it holds after an env step: no graph is kept from one env
+    step to the next.
 
-    Optional members: `close()`, `seed(seed: int)`, `render()`, `metrics()`, `state_dict()` and
-    `load_state_dict(state)`, `max_horizon`, `max_num_envs`, `capturable`, `asynchronous`,
-    `resets_rows`, `rows_per_env` and `agents`.
-    `metrics` returns numbers or 0-d tensors by name, such as means, of the time since its last
-    call. It is called after each rollout and each evaluation, and they are logged as `env/<name>`.
-    `capturable` is True if `step` never synchronises, changes its state in place, and depends on no
-    Python number that changes between vector steps. `asynchronous` is True if `step_async(action)`
-    returns at once and `step_wait()` returns the result of `step`: loops of one's own may compute
-    in between. `Algorithm.collect` calls `step`. `resets_rows` is True if `reset_rows(rows)` resets
-    rows bool `[num_envs, 1]` that the next vector step would reset, and returns observations, of
-    which those of `rows` are meaningful: exports use it for libraries without `valid`.
-    `rows_per_env` is the number of rows that belong together, such as those of agents: a factory
-    rounds `num_envs` up to a multiple of it. `agents` are the names of these rows, in their order.
+    Optional members, beside `close()`, `seed(seed: int)`, `render()`, `state_dict()` and
+    `load_state_dict(state)`, `max_horizon` and `max_num_envs`:
+
+    * `metrics()` returns numbers or 0-d tensors by name, such as means, of the time since its last
+      call. It is called after each rollout and each evaluation; they are logged as `env/<name>`.
+    * `capturable` is True if `step` never synchronises, changes its state in place, and depends on
+      no Python number that changes between vector steps.
+    * `asynchronous` is True if `step_async(action)` returns at once and `step_wait()` returns the
+      result of `step`. Your own loops may compute in between; `Algorithm.collect` calls `step`.
+    * `resets_rows` is True if `reset_rows(rows)` resets the rows, bool `[num_envs, 1]`, that the
+      next vector step would reset. It returns observations `[num_envs, …]`, which are meaningful in
+      `rows` only. Exports use it for libraries without `valid`.
+    * `rows_per_env` is the number of rows that belong together, such as those of agents. A factory
+      rounds `num_envs` up to a multiple of it. `agents` are the names of these rows, in order.
 
     Args:
         num_envs: Number of parallel, independent environments.

@@ -40,7 +40,7 @@ def agents_of(env: Any) -> list[str]:
 
 
 def group_name(agent: str) -> str:
-    """The group that an agent's name says: `"adversary"` of `"adversary_0"`."""
+    """The group in an agent's name, without its number: `"adversary"` for `"adversary_0"`."""
     return re.sub(r"_\d+$", "", agent)
 
 
@@ -87,9 +87,9 @@ def groups_of(env: Any, policies: str | Mapping[str, Sequence[str]]) -> dict[str
 class AllAgents:
     """Adds what all agents of an environment observe to the observation of each.
 
-    The leaf `all_agents` has the agents' observations one after the other, in their order, as
-    floating point. The part of an agent is what the environment returned for it in the env step, so
-    zeros before it joins, and from the env step after its end until the next reset.
+    The leaf `all_agents` concatenates the agents' observations, in order, as floating point. An
+    agent's part is what the environment returned for it in this env step. It is zeros before the
+    agent joins, and from the env step after its end until the next reset.
 
     Args:
         spec: Spec of one agent's observation.
@@ -134,9 +134,9 @@ class AllAgents:
         """Observations `[N, …]` with what all observe.
 
         Args:
-            obs: Observations that are extended.
-            parts: Observations that are joined, `[N, …]`.
-            is_there: Agents whose observations are joined, bool `[N, 1]`; None for all.
+            obs: Observations to extend.
+            parts: Observations to concatenate, `[N, …]`.
+            is_there: Agents whose parts are used, bool `[N, 1]`, others are zeros; None for all.
 
         """
         n = len(self._structure.flatten(obs)[0])

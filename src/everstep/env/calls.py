@@ -1,4 +1,4 @@
-"""Calls of an environment from inside of training and evaluation, in its caller's settings."""
+"""Calls of an environment during training and evaluation, with the caller's PyTorch settings."""
 
 import logging
 import re
@@ -28,7 +28,7 @@ _matmul_precision = torch._C._get_float32_matmul_precision
 
 
 class Settings(NamedTuple):
-    """PyTorch's settings that training and evaluation change, and code of their caller has back."""
+    """PyTorch's settings that training and evaluation change, except in the caller's code."""
 
     has_grad: bool
     precision: str
@@ -41,15 +41,15 @@ class Settings(NamedTuple):
 
 
 class Switched:
-    """Settings of the caller as a context, where others are in force, which are back after it.
+    """Context that switches to the caller's settings, and back at its end.
 
-    Training and evaluation run without gradients, and with a precision of their own. What is the
-    caller's, such as its environment, runs as if it called it itself. The settings are looked up
-    before, as that costs 1 % of a vector step of CartPole.
+    Training and evaluation run without gradients, and with a precision of their own. The caller's
+    own code, such as its environment, runs as if the caller had called it directly. Both settings
+    are arguments, because looking them up costs 1 % of a vector step of CartPole.
 
     Args:
-        outside: Settings of the caller.
-        inside: Settings where the context is entered.
+        outside: Settings of the caller, which are in force in the context.
+        inside: Settings of training, which are in force before and after it.
 
     """
 
@@ -82,11 +82,11 @@ class Switched:
 
 
 class EnvCalls:
-    """Calls of an environment in the settings of PyTorch of whoever starts a rollout.
+    """Calls of an environment, with the PyTorch settings in which the rollout was started.
 
-    What it returns is detached, and no graph of autograd is kept from one env step to the next,
-    where it would grow: tensors that the environment holds are detached after each env step whose
-    results require gradients, and between rollouts if it was seen to hold a graph.
+    Results are detached. Tensors that the environment holds are detached, too, so that no graph of
+    autograd grows from one env step to the next: after each env step whose results require
+    gradients, and between rollouts if the environment was seen to hold a graph.
 
     Args:
         env: The environment.
@@ -101,7 +101,7 @@ class EnvCalls:
         self.begin()
 
     def begin(self) -> None:
-        """Take the settings of now for the calls to come, which are counted from 0."""
+        """Use the present settings for the calls that follow, and set their time to 0."""
         self.settings = Settings.now()
         self._step = self.env.step
         self._ns = 0
@@ -162,7 +162,7 @@ class EnvCalls:
             )
 
     def _switch(self) -> Switched:
-        """The settings of the caller instead of those of now."""
+        """Context with the caller's settings instead of the present ones."""
         return Switched(self.settings, Settings.now())
 
     def _drop_graphs(self) -> None:

@@ -28,7 +28,7 @@ _ARRAYS = ("start", "low", "high", "scale", "offset")
 def check_held(
     values: Array, dtype: np.dtype[Any], name: str, error: type[Exception] = EnvError
 ) -> None:
-    """Check that a cast changes no number: integers wrap, and lose fractions, without a word.
+    """Check that a cast changes no number: casts to integers wrap and truncate without an error.
 
     Args:
         values: Numbers, of any dtype.

@@ -134,10 +134,10 @@ def pixel_range(spec: TensorSpec) -> None | tuple[torch.Tensor, torch.Tensor]:
 
 
 def is_measured(spec: TensorSpec) -> bool:
-    """Whether running moments tell the scale of a leaf.
+    """Whether a leaf is normalised by running moments: numbers of any dtype are.
 
-    They do for numbers, of any dtype. Choices and flags are encoded, and images whose bounds say
-    their scale are scaled by these.
+    Choices and flags are encoded instead. Images with bounds are scaled by them, images of bytes
+    without bounds from 0..255.
     """
     if is_choice(spec) or isinstance(spec, Binary | OneHot | MultiOneHot | Composite):
         return False

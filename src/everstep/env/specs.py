@@ -153,10 +153,9 @@ def is_choice(spec: TensorSpec) -> bool:
 
 
 def is_bound(end: torch.Tensor) -> torch.Tensor:
-    """Which ends of a range of real numbers are bounds, bool of the same shape.
+    """Whether each end of a range is a bound rather than infinite, bool of the same shape.
 
-    The largest number of the dtype, or of float32, stands for none: some environments write it for
-    infinity.
+    The largest number of the dtype, or of float32, counts as infinite: some environments use it so.
     """
     largest = min(torch.finfo(end.dtype).max, torch.finfo(torch.float32).max)
     return end.abs() < largest

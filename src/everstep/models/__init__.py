@@ -1,8 +1,8 @@
 """Models: from observations to features of an action distribution and value estimates.
 
-A model takes a TensorDict with the observations of batch `[B]` under `"obs"`, returns the features
-as a TensorDict, and afterwards tells the values `[B, K]` of the same observations. A recurrent
-model takes batches `[B, T]` and states besides, and returns the states that come after.
+A model takes a TensorDict of batch `[B]` with the observations under `"obs"`, and returns the
+features as a TensorDict. Then its `value_function` returns the values `[B, K]` of the same
+observations. A recurrent model takes batches `[B, T]` and states, and also returns the next states.
 """
 
 from ._base import GenericModelBase

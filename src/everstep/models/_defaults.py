@@ -64,8 +64,8 @@ class KeepsValues(nn.Module):
 
 
 class Logits(Outputs):
-    """One output an option: `logits` `[B, *shape, n]` of `Categorical`, `[B, *shape]` of `Binary`,
-    and of all others `[B, Σ n]`, choice by choice.
+    """One output per option: `logits` `[B, *shape, n]` for `Categorical` actions, `[B, *shape]` for
+    `Binary` ones, and `[B, Σ n]`, one choice after the other, for all others.
     """
 
     def __init__(self, action_spec: TensorSpec) -> None:
@@ -194,13 +194,14 @@ class SeesParts(nn.Module):
 class DefaultModel(KeepsValues, SeesParts, Model):
     """Separate perceptrons for policy and values, behind one encoder of the observation.
 
-    Numbers are flattened, choices one-hot encoded (embedded where there are more than 1,024
-    options), images go through convolutions, and of a mapping each leaf is encoded by itself; a
-    leaf `"action_mask"` excludes options instead, and a leaf `"all_agents"` is for the values alone
-    unless `actor_obs` has it. If `actor_obs` and `critic_obs` differ, policy
-    and values have an encoder each. Weights are orthogonal with gain √2, the policy's head with
-    gain 0.01 so that training starts near the uniform (or zero-mean) policy, the value head with
-    gain 1; biases are zero.
+    Numbers are flattened, choices are one-hot encoded (embedded if there are more than 1,024
+    options), and images go through convolutions. Each leaf of a mapping has an encoder, with two
+    exceptions: a leaf `"action_mask"` excludes options instead, and only the values see a leaf
+    `"all_agents"`, unless `actor_obs` has it. If `actor_obs` and `critic_obs` differ, policy and
+    values have an encoder each.
+
+    Weights are orthogonal with gain √2, but 1 in the value head, and 0.01 in the policy's head so
+    that training starts near the uniform (or zero-mean) policy. Biases are zero.
 
     Args:
         observation_spec: Spec of one observation, any shape and dtype.

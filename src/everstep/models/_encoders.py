@@ -58,10 +58,10 @@ class Flatten(Encoder):
 
 
 class OneHot(Encoder):
-    """One-hot encoding of choices; one that does not exist has no one.
+    """One-hot encoding of choices; a choice that does not exist becomes zeros.
 
-    The rollout is checked for those when it is complete: here a check would synchronise, and
-    indexing would end a process on a GPU.
+    Such choices are an error once the rollout is complete. Here a check would synchronise, and
+    indexing with them would end a process on a GPU.
 
     Args:
         counts: Number of options of each choice.
@@ -273,7 +273,7 @@ def _layout_of(path: Path, spec: TensorSpec, layouts: ImageLayouts) -> None | La
 
 
 def _affine(spec: TensorSpec) -> tuple[torch.Tensor, torch.Tensor]:
-    """Number that is subtracted from each pixel, and its factor then, `[*shape]` each, float64."""
+    """Number to subtract from each pixel, then the factor to multiply by, `[*shape]`, float64."""
     ends = pixel_range(spec)
     if ends is None:
         zeros = torch.zeros(spec.shape, dtype=torch.float64, device="cpu")

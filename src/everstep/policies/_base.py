@@ -1,4 +1,4 @@
-"""Base of policies: what is done with them outside of training is added to their core."""
+"""Base of policies: adds the uses outside of training, such as `predict` and `save`."""
 
 import os
 from collections.abc import Sequence
@@ -21,9 +21,9 @@ _Model = TypeVar("_Model", bound=GenericModelBase[..., Any])
 
 
 class GenericPolicyBase(PolicyCore[_Model], Generic[_Model]):
-    """Base of policies: a model and an action distribution, saved, exported, and used elsewhere.
+    """Base of policies: a model and an action distribution, with prediction, saving and export.
 
-    See `PolicyCore` for its arguments, and for its part in a rollout and an update.
+    See `PolicyCore` for the arguments, and for the methods that training calls.
     """
 
     def as_tensordict_module(

@@ -61,9 +61,9 @@ class Sample(NamedTuple):
 class PolicyCore(ABC, Generic[_Model]):
     """A model and an action distribution, and their interface to a rollout.
 
-    `Algorithm.collect` and `step` exist once. A kind of policy defines the past observations it
-    sees (`history`), its recurrent state (`memory`, `init_states`, `next_states`), the sequences of
-    a rollout (`seq_len`, `sequences`) and the evaluation of a minibatch (`evaluate`).
+    Algorithms use every kind of policy through this interface. A kind defines the past observations
+    it sees (`history`), its recurrent state (`memory`, `init_states`, `next_states`), the sequences
+    of a rollout (`seq_len`, `sequences`) and the evaluation of a minibatch (`evaluate`).
 
     Args:
         observation_spec: Spec of one observation.
@@ -177,7 +177,7 @@ class PolicyCore(ABC, Generic[_Model]):
         self._prepare()
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute, unless the optimizer or the rollout goes on with the one it has."""
+        """Set an attribute; refuses those that the optimizer or the rollout has taken over."""
         if self.is_wired and name in _WIRED and value is not getattr(self, name):
             raise FrozenInstanceError(
                 f"`policy.{name}` cannot be set while an algorithm trains the policy: optimizer "
@@ -325,14 +325,14 @@ class PolicyCore(ABC, Generic[_Model]):
 
     @abstractmethod
     def evaluate(self, minibatch: Minibatch) -> tuple[Distribution, torch.Tensor]:
-        """The distribution now over each row's actions, and its values `[B·L, K]`."""
+        """The present distribution over each row's actions, and the present values `[B·L, K]`."""
 
     @contextmanager
     def keep_casts(self) -> Iterator[None]:
-        """Context in which weights are cast to half precision once, however often models run, and
-        constants of the normaliser computed once.
+        """Context in which weights are cast to half precision, and the normaliser's constants
+        computed, only once, however often the model runs.
 
-        Nothing may change weights or normaliser in it.
+        Weights and normaliser must not change in the block.
         """
         before = self._frozen
         self._frozen = None if self.normalizer is None else self.normalizer.frozen()
@@ -354,9 +354,9 @@ class PolicyCore(ABC, Generic[_Model]):
 
     @contextmanager
     def own_casts(self) -> Iterator[None]:
-        """`keep_casts` of a block alone: what it keeps is none of what was kept before.
+        """`keep_casts` that neither uses casts made before the block nor leaves its own behind.
 
-        For work that is recorded, which has to cast weights each time that it is replayed.
+        Recorded work needs it: each replay has to cast the weights as they are then.
         """
         torch.clear_autocast_cache()
         try:

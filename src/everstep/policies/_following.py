@@ -1,4 +1,4 @@
-"""A policy that follows rollouts of another one: the same env steps, states of its own."""
+"""A policy evaluated on another policy's rollouts, with its own recurrent states."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -11,11 +11,11 @@ from ._windows import extended, past_structure, without
 
 
 class Follower:
-    """A policy's answers to the env steps of rollouts that it did not collect.
+    """A policy's action distributions in rollouts that another policy collected.
 
     Args:
         policy: The policy.
-        seen: From the rollout's observations `[N, …]` to the policy's.
+        seen: Maps the rollout's observations `[N, …]` to those that the policy sees.
 
     """
 
@@ -28,7 +28,7 @@ class Follower:
 
     @property
     def has_states(self) -> bool:
-        """Whether the policy remembers anything."""
+        """Whether the policy has states: recurrent ones, or windows and their ages."""
         return bool(self.policy.memory.paths)
 
     def opened(self, num_envs: int) -> Leaves:
@@ -42,8 +42,8 @@ class Follower:
         """The states before each vector step, and the distribution over its actions.
 
         Args:
-            rollout: Complete rollout; the one that follows is its continuation.
-            was_reset: Whether environments were reset before it.
+            rollout: Complete rollout; continues that of the last call, unless `was_reset`.
+            was_reset: Whether environments were reset before the rollout.
             resets: Sequences that reset the states; empty if none does.
 
         """

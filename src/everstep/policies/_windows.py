@@ -94,7 +94,7 @@ def without(past: Leaves, first: torch.Tensor) -> Leaves:
 
 
 def extended(past: Leaves, obs: Leaves) -> Leaves:
-    """Windows `[B, history + 1, …]` of past observations and the present one; that if no past."""
+    """Windows `[B, history + 1, …]` of past and present observations; `obs` if nothing is past."""
     if not past:
         return obs
     return tuple(torch.cat([x, now.unsqueeze(1)], 1) for x, now in zip(past, obs, strict=True))

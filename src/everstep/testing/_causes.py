@@ -65,7 +65,7 @@ def _torch_seeded() -> Iterator[None]:
 
 @contextmanager
 def _clock_held() -> Iterator[None]:
-    """Clocks that advance by a millisecond a call: one that stood still could be waited for."""
+    """Context of clocks that advance by 1 ms a call: a loop could wait forever for a fixed one."""
     calls = count(1)
     seconds = {x: lambda: next(calls) * 1e-3 for x in ("time", "monotonic", "perf_counter")}
     ns = {f"{x}_ns": lambda: next(calls) * 1_000_000 for x in seconds}
@@ -104,15 +104,15 @@ def follows_seed(player: Player) -> bool:
 
 
 def starts(player: Player) -> Leaves:
-    """Observations of several resets, one leaf after the other."""
+    """Leaves of the observations of several resets, in one tuple."""
     return tuple(leaf for _ in range(RESETS) for leaf in player.reset())
 
 
 def cause(subject: Subject) -> tuple[str, str]:
-    """Text on what the rows depend on beside the seed, and on how to fix it.
+    """Two texts: what the rows depend on beside the seed, and how to fix it.
 
-    Sources outside of the environment are held all at once. If the rows then repeat, those are the
-    causes without which they do not.
+    All outside sources, such as global generators, are held fixed at once. If the rows then
+    repeat, a source is a cause if the rows no longer repeat once it alone is released.
     """
     if _is_same(subject, _SOURCES):
         needed = [x for x in _SOURCES if not _is_same(subject, [y for y in _SOURCES if y is not x])]

@@ -72,7 +72,7 @@ def _label(config: dict[str, Any], keys: Sequence[str], runs: Sequence[RunRecord
 def mean_curve(curves: Sequence[tuple[Array, Array]]) -> None | MeanCurve:
     """The mean of several curves, linearly interpolated; None if no x has values of all.
 
-    Where one run has ended, a mean over the others would jump, so there is none.
+    The mean covers the x that all curves have: a mean over some of the runs would jump.
 
     Args:
         curves: x and y of each, `[n]`.

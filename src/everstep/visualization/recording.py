@@ -37,8 +37,8 @@ class RecordVideos(Callback):
     """Records episodes of the policy every so many train steps.
 
     The files are `videos/step-000012345.mp4` in the run's directory, by env steps; trackers that
-    take videos get them too. The training waits for the episodes, and is the same as without them.
-    If a video cannot be recorded, one warning is logged, and there are no more.
+    take videos get them too. Training waits for the episodes; its results are the same as without
+    them. If a video cannot be recorded, one warning is logged, and no more are recorded.
 
     Args:
         every: Train steps between videos; None records only where `record` is called.

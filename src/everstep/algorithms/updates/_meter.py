@@ -61,7 +61,7 @@ class Meter:
 
     @property
     def mask(self) -> None | torch.Tensor:
-        """Whether steps change nothing from now on, bool, 0-d; None where the host asks."""
+        """Bool, 0-d: True once steps must change nothing. None if the host asks `has_ended`."""
         ends = self._target is not None and self._adapted is None
         return self._ended if ends and is_static() else None
 
@@ -93,9 +93,9 @@ class Meter:
         self._counts["skipped" if math.isnan(kl_div) else "refused"] += 1
 
     def add_all(self, terms: Mapping[str, torch.Tensor], *, has_ended: bool) -> None:
-        """Add the terms `[steps]` of an update whose steps were taken elsewhere.
+        """Add the terms `[steps]` of an update that did not call `add`.
 
-        The divergence of the last one has ended it, or not.
+        `has_ended` says whether the divergence of the last step ended the update.
         """
         self._counts["steps"] = len(terms["kl_div"])
         self._terms = {name: list(term.unbind()) for name, term in terms.items()}
@@ -103,7 +103,7 @@ class Meter:
             self._count_end(float(terms["kl_div"][-1]))
 
     def _add_in_place(self, terms: Mapping[str, torch.Tensor]) -> None:
-        """`add` and `has_ended`, without the host."""
+        """Do what `add` and `has_ended` do, on the device alone."""
         found = torch.stack([term.to(self._counted.dtype) for term in terms.values()])
         if self._sums is None or self._names != tuple(terms):  # other hyperparameters, other terms
             self._sums, self._names = torch.zeros_like(found), tuple(terms)
@@ -123,7 +123,7 @@ class Meter:
     def read(self, others: Mapping[str, torch.Tensor]) -> dict[str, float]:
         """Sums of the terms, counts of the steps, and other numbers, in one transfer.
 
-        A term that some steps lack is scaled up to all.
+        If only some steps have a term, its sum is scaled to the number of all steps.
 
         Args:
             others: Numbers, 0-d each, among them the number of steps that were `skipped`.

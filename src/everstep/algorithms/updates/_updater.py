@@ -155,7 +155,7 @@ class Updater:
 
     @property
     def skips_on_device(self) -> bool:
-        """Whether steps are skipped without the host's knowing."""
+        """Whether the device alone decides if a step is skipped, and the host does not learn it."""
         return self._skips_on_device and not self.grad_scaler.is_enabled()
 
     def hold_rates(self) -> None:
@@ -343,9 +343,9 @@ def is_dense(x: torch.Tensor) -> bool:
 
 
 def _open_momentum(optimizer: optim.Optimizer) -> None:
-    """Initialise the momenta of fused SGD; a skipped first step would leave them undefined.
+    """Set the momenta of fused SGD to 0; a skipped first step would leave them undefined.
 
-    From zero, a first step gives what it would give without them.
+    The first step is the same as without this, which starts from the gradient itself.
     """
     if not isinstance(optimizer, optim.SGD):
         return

@@ -1,4 +1,4 @@
-"""The native way of default perceptrons and of LSTMs and GRUs on a CPU, and when it is taken."""
+"""Default perceptrons, LSTMs and GRUs in native code on a CPU, and when that code is used."""
 
 from .acting import NativeActor
 from .adam import AdamStep

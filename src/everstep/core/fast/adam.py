@@ -9,10 +9,14 @@ from torch import optim
 class AdamStep:
     """Adam's fused step, with the tensors looked up once.
 
-    Made from an eligible optimizer after its first step, and the last such object, whose counters
-    are reused. Numbers and state are the optimizer's own, except that its step counters become
-    views of one tensor: looking tensors up and counting per parameter takes longer than the step of
-    a small network. Parameters, gradients and state must not be replaced between calls.
+    Looking tensors up and counting steps per parameter takes longer than the step of a small
+    network. So the step counters in the optimizer's state become views of one tensor; the rest of
+    its state is used in place. Parameters, gradients and state must not be replaced between calls.
+
+    Args:
+        optimizer: Eligible optimizer that has made its first step.
+        previous: The last `AdamStep` of this optimizer, whose counters are reused; None for none.
+
     """
 
     def __init__(self, optimizer: optim.Optimizer, previous: "None | AdamStep" = None) -> None:

@@ -1,4 +1,4 @@
-"""Builds the native library with whatever compiler is there; of the standard library alone.
+"""Builds the native library with any C++ compiler that it finds; imports Python's own modules only.
 
 The build backend runs this file where the package is built or installed (`hatch_build.py`), and
 `python src/everstep/core/fast/build.py` in a source tree whose `kernel.cpp` was changed.

@@ -95,8 +95,8 @@ class Learner:
             target_kl: Divergence that ends the update; None for none.
 
         Returns:
-            Terms of the loss in each step, `[steps]`, fewer where only some measured one; and
-            whether the last step was refused because of its divergence, or as that is NaN.
+            Terms of the loss in each step, `[steps]`; fewer of a term that only some steps measure.
+            And whether the last step was refused, because its divergence is NaN or too large.
 
         """
         count = rollout.horizon * rollout.num_envs
@@ -136,7 +136,7 @@ class Learner:
         return self._all_terms(torch.from_numpy(rows).to(rollout.dtype)), is_refused
 
     def _measure(self, step: int) -> None:
-        """Measure an entropy without a weight in some steps only."""
+        """Set whether this step measures an entropy that has no weight: only some steps do."""
         self._objective.measures_entropy = step % ENTROPY_EVERY == 0
 
     @staticmethod

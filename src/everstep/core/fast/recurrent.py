@@ -78,13 +78,14 @@ class Recurrence:
                 vars(module).pop("forward", None)
 
     def resetting(self, first: torch.Tensor) -> None | AbstractContextManager[None]:
-        """In this context states are zeros before steps of sequences, except the first one.
+        """Context in which layers set states to 0 before the marked steps of sequences.
 
         Args:
-            first: Steps before which they are, bool `[B, T, 1]`.
+            first: Steps that begin an episode, bool `[B, T, 1]`. A sequence's first step uses the
+                given states all the same.
 
         Returns:
-            None if calls are traced or transformed now.
+            The context; None if calls are traced or transformed now, which it does not support.
 
         """
         return None if _is_watched() else self._resetting(first)

@@ -38,13 +38,13 @@ class CaptureError(EverstepError, RuntimeError):
 
 
 def is_static() -> bool:
-    """Whether shapes and decisions must not depend on data now, as the work may be replayed."""
+    """Whether `static_shapes` is active: shapes and decisions must not depend on data."""
     return _STATIC.get()
 
 
 @contextmanager
 def static_shapes() -> Iterator[None]:
-    """Shapes and decisions in the block do not depend on data."""
+    """Context of work that a graph may replay: shapes and decisions must not depend on data."""
     token = _STATIC.set(True)
     try:
         yield

@@ -130,11 +130,11 @@ class Collectives:
 
 
 def _keep_gloo_from_interrupting() -> None:
-    """Let a thread of gloo that wakes up wait until others leave their core (Linux).
+    """Keep gloo's threads from preempting others when they wake up (Linux).
 
-    Its thread that receives tries to take a lock until another thread of gloo gives it back. If it
-    interrupted that one to do so, both would lose the milliseconds until the scheduler's next tick.
-    Threads are found by their names: PyTorch 2.13 has them, 2.9 does not, and stays as it is.
+    Gloo's receiving thread spins for a lock that another of its threads holds. If it preempts that
+    thread, both lose the milliseconds until the scheduler's next tick. Threads are found by their
+    names, which PyTorch 2.13 sets; with PyTorch 2.9, which does not, nothing changes.
     """
     if not hasattr(os, "SCHED_BATCH"):
         return

@@ -109,7 +109,7 @@ class Failures:
                     return
 
     def _go_on(self) -> None:
-        """Begin a collective; a failure that this rank has told was not its end, then."""
+        """Begin a collective, and withdraw a failure that this rank has reported but survived."""
         if self._told:
             with suppress(RuntimeError):
                 self._store.set(str(self._told), "")
@@ -117,7 +117,7 @@ class Failures:
         self._started += 1
 
     def _found(self) -> None | RankError:
-        """The error of a rank that waits for another one that has failed, if one has."""
+        """The error to raise while waiting, if another rank has failed; else None."""
         with suppress(RuntimeError):  # the store may be gone
             if failure := self._first():
                 return self._answer(failure)
@@ -126,7 +126,8 @@ class Failures:
     def _first(self, *, also_alike: bool = False) -> dict[str, Any]:
         """The first failure of another rank before this collective; empty if there is none.
 
-        Ranks that failed at one place, of the same mistake, may go on together.
+        A rank that failed at the same collective as this one is left out, unless `also_alike`:
+        both may have made the same mistake, and go on together.
         """
         for number in range(1, self._store.add("count", 0) + 1):
             text = self._store.get(str(number)) if self._store.check([str(number)]) else b""

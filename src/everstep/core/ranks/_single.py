@@ -86,13 +86,13 @@ class Reducer:
 
     @contextmanager
     def joined(self) -> Iterator[None]:
-        """Context at whose end everything in it is counted, in one collective."""
+        """Context whose calls of `count` share one collective, at its end."""
         yield
 
     def counted(
         self, terms: dict[str, torch.Tensor], weight: torch.Tensor
     ) -> dict[str, torch.Tensor]:
-        """Terms of a loss, with the number of rows that have a weight, of `[B, 1]`."""
+        """Terms of a loss; of several processes also the number of rows with a weight `[B, 1]`."""
         return terms
 
     def gradients(

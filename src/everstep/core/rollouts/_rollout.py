@@ -301,10 +301,10 @@ class Rollout:
         return has_graph
 
     def _find_unread(self, found: dict[str, Any]) -> None:
-        """Remember what of an outcome nothing reads.
+        """Add the names in an outcome that training does not read to `unread`.
 
         Raises:
-            EnvError: If that is an episode key.
+            EnvError: If an episode key is among them: the environment does not declare it.
 
         """
         unread = unread_of(found, self.observation, self.episode_keys)
@@ -361,11 +361,12 @@ class Rollout:
             self._close_unused_obs()
 
     def _close_unused_obs(self) -> None:
-        """Set what is not finite to 0 where nothing uses the observation that it comes from.
+        """Set NaN and infinity to 0 in unused observations, and in what was computed from them.
 
-        An environment that resets in the next env step returns the observation that ends an
-        episode as `obs`; if it was terminated, that is neither acted on nor valued. Environments
-        that reset at once return it as `final_obs`, which may hold anything then.
+        An environment that resets in the next env step returns an episode's last observation as
+        `obs`. If the episode was terminated, the action in it is ignored, and its value is not
+        needed. Environments that reset at once return it as `final_obs`, which may hold
+        anything then.
         """
         invalid = ~self.valid
         unused = torch.cat([invalid[:1], (self.terminated | invalid) & ~self.first])
