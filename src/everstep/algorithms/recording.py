@@ -214,13 +214,17 @@ class Recorder:
             check_policy(parts.policy, parts.rollout, parts.config)
         for work in self.graphs:
             work.watched = not is_compiled(parts.policy.model)
-        if getattr(parts.policy.model, "exploration", None) is not None:
-            self.acting.refused = "noise is drawn for several vector steps"
         both = ["`bonuses` store data outside of the graph"] if parts.bonuses else []
         if getattr(parts.env, "capturable", False):
             self.collection.refuse_for(both + _against_collection(parts))
         else:  # as most environments: no warning
             self.collection.refused = "the environment is not `capturable`"
+        if getattr(parts.policy.model, "exploration", None) is not None:
+            reason = "state-dependent exploration keeps its noise for several vector steps"
+            if self.collection.refused is None:  # whose graph has it: no warning
+                self.acting.refused = reason
+            else:
+                self.acting.refuse(reason)
         self.update.refuse_for(both + _against_update(parts))
 
     def _forget_all_after_failure(self) -> None:

@@ -136,7 +136,8 @@ class GroupReducer(Reducer):
         """
         self._modules = tuple(module for module in modules if module is not None)
         devices = {p.device for module in self._modules for p in module.parameters()}
-        self._check_gpus([_name_of_gpu(x) for x in devices if x.type == "cuda"])
+        if "cuda:nccl" in dist.get_backend_config():
+            self._check_gpus([_name_of_gpu(x) for x in devices if x.type == "cuda"])
         self.collectives.choose_waiting()
         for module in self._modules:
             for tensor in (*module.parameters(), *module.buffers()):

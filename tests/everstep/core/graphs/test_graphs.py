@@ -826,6 +826,26 @@ def test_what_acts_in_other_environments_is_replayed_without_a_word(
     assert not caplog.records
 
 
+class KeepingNumbers(ContinuousDummyEnv):
+    """Cannot be recorded."""
+
+    capturable = False
+
+
+@on_every_device
+@pytest.mark.parametrize("env_cls", [ContinuousDummyEnv, KeepingNumbers])
+def test_noise_of_several_vector_steps_is_drawn_eagerly_and_named(
+    env_cls: Any, device: str, graph_cls: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    noise = {"hiddens": (16,), "use_sde": True, "sde_sample_freq": 3}
+    graphed = check_replayed_is_eager(env_cls, device, graph_cls, model_config=noise)
+    reason = "state-dependent exploration keeps its noise for several vector steps"
+    assert graphed.recorder.acting.refused == reason
+    warnings = [record.getMessage() for record in caplog.records]
+    named = f"No graph of the acting, which continues eagerly: {reason}"
+    assert warnings == ([] if env_cls is ContinuousDummyEnv else [named])
+
+
 @on_every_device
 def test_windows_of_other_environments_are_acted_on(device: str, graph_cls: Any) -> None:
     graphed = check_replayed_is_eager(Keeping, device, graph_cls, model_cls=Seeing, model_config={})
