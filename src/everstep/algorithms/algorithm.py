@@ -84,10 +84,9 @@ class OnPolicyAlgorithm(
         self.recorder = Recorder(CUDAGraph if self.config.cuda_graphs else None)
         #: Terms of the loss, and whether the update has ended.
         self.meter = Meter(self.rollout.device)
-        #: Recurrent states `[N, …]` after the last vector step; None at the start of episodes.
+        #: Recurrent states `[N, …]` after the last rollout, empty if the policy has none; None if
+        #: the environment is not where that rollout ended, and will be reset.
         self.states: None | Leaves = None
-        #: Whether the environment is where the last rollout ended.
-        self.continues = False
         self.is_evaluating = False
         #: Whether bonuses have seen the environment.
         self.is_prepared = not self.bonuses
@@ -121,9 +120,9 @@ class OnPolicyAlgorithm(
         """
         elapsed_ms = stopwatch()
         with self.collecting(deterministic=deterministic):
-            was_reset = self.begin(env_config)
+            states, was_reset = self.begin(env_config)
             with self.naming_choices():
-                collected = self._roll_out_or_replay(deterministic)
+                collected = self._roll_out_or_replay(states, deterministic)
             found = self.examine(collected, was_reset=was_reset)
         stats = self.accept(collected, found, was_reset=was_reset)
         return cast(CollectStats, {**stats, "profiling/collect_ms": elapsed_ms()})
@@ -180,7 +179,7 @@ class OnPolicyAlgorithm(
         self.state.horizons += 1
         if isinstance(self.state, RecurrentAlgorithmState):
             self.state.seqs = self._first_sequence()
-        self.state.buffered = self.continues = True
+        self.state.buffered = True
         resets = self.rollout.num_envs * self.reducer.size * was_reset
         counts: dict[str, Any] = {"env/steps": self._rows_to_learn, "env/resets": resets}
         counts |= {key: int(stats[key]) for key in ("episodes/count",) if key in stats}
@@ -191,29 +190,39 @@ class OnPolicyAlgorithm(
         if problem := device_problem(self.policy.device, self.env):
             raise ConfigError(problem)
         if not self.is_prepared and not self.is_evaluating:
-            self.continues = False
+            self.states = None
             with self.reducer.joined():
                 for bonus in self.bonuses:
                     bonus.prepare(self.env)
             self.is_prepared = True
 
-    def begin(self, env_config: None | dict[str, Any]) -> bool:
-        """Write the first observations, and return whether the environments were reset."""
+    @property
+    def continues(self) -> bool:
+        """Whether the environment is where the last rollout ended."""
+        return self.states is not None
+
+    def begin(self, env_config: None | dict[str, Any]) -> tuple[Leaves, bool]:
+        """Write the first observations.
+
+        Returns:
+            Recurrent states before the first vector step, and whether the environments were reset.
+
+        """
         every = int(self.config.horizons_per_env_reset)
         due = self.state.horizons % every == 0 if every > 0 else self.state.horizons == 0
-        reset = due or not self.continues
-        self.state.buffered = self.continues = False
-        if reset:
-            self.calls.reset(self.rollout, env_config)
-            self.calls.metrics()  # those of a rollout that failed are discarded
-            self.states = None
-            self.episodes.reset()
-        else:
+        states, self.states = self.states, None  # so that a failed rollout is not continued
+        self.state.buffered = False
+        if states is not None and not due:
             self.calls.carry(self.rollout)
-        return reset
+            return states, False
+        self.calls.reset(self.rollout, env_config)
+        self.calls.metrics()  # those of a rollout that failed are discarded
+        self.episodes.reset()
+        if self._is_reset(0):  # `begin_sequence` replaces them
+            return self.policy.memory.zeros(self.rollout.num_envs, device=self.rollout.device), True
+        return self._initial_states(), True
 
-    def _roll_out_or_replay(self, deterministic: bool) -> Collected:
-        states = self._initial_states(0) if self.states is None else self.states
+    def _roll_out_or_replay(self, states: Leaves, deterministic: bool) -> Collected:
         recorder = self.recorder
         recorder.begin(self.parts)
         if deterministic or self.is_evaluating or recorder.collection.refused is not None:
@@ -257,14 +266,9 @@ class OnPolicyAlgorithm(
             yield
 
     def acting(
-        self, states: None | Leaves, resets: None | torch.Tensor = None, *, deterministic: bool
+        self, states: Leaves, resets: None | torch.Tensor = None, *, deterministic: bool
     ) -> "Acting":
-        """The policy's part in a rollout; see `_roll_out`. Call it in `in_rollout`.
-
-        If `states` is None, the policy continues with the states after the last rollout.
-        """
-        if states is None:
-            states = self._initial_states(0) if self.states is None else self.states
+        """The policy's part in a rollout; see `_roll_out`. Call it in `in_rollout`."""
         self._actor = actor(self.policy, self.rollout, self._actor, deterministic=deterministic)
         acts = self._actor or Actor(self.policy, self.rollout, deterministic=deterministic)
         return Acting(self, acts, states, resets)
@@ -304,12 +308,9 @@ class OnPolicyAlgorithm(
     def _first_sequence(self) -> int:
         return self.state.horizons * (self.rollout.horizon // self.rollout.seq_len)
 
-    def _initial_states(self, sequence: None | int = None) -> Leaves:
-        """States at the start of episodes; zeros if `sequence` resets them anyway."""
-        policy, rollout = self.policy, self.rollout
-        if sequence is not None and self._is_reset(sequence):
-            return policy.memory.zeros(rollout.num_envs, device=rollout.device)
-        return policy.memory.flatten(policy.init_states(rollout.num_envs))
+    def _initial_states(self) -> Leaves:
+        """Recurrent states at the start of episodes, `[N, …]`."""
+        return self.policy.memory.flatten(self.policy.init_states(self.rollout.num_envs))
 
     def _warn_of_bounds(self) -> None:
         """Log a warning for each leaf that is outside of its bounds, once."""
@@ -573,7 +574,7 @@ class OnPolicyAlgorithm(
         """Everything that training continues from: weights, moments, counters, generators, and
         the environment's state if it has `state_dict`.
         """
-        state = snapshots.state_of(self.parts, self.state, self.states, continues=self.continues)
+        state = snapshots.state_of(self.parts, self.state, self.states)
         if not self.is_prepared:  # absent otherwise, as in older checkpoints
             state["is_prepared"] = False
         return state
@@ -589,13 +590,21 @@ class OnPolicyAlgorithm(
         with loading(self.state_dict, self._load, check):
             self._load(state)
 
-    def _load(self, state: dict[str, Any]) -> None:
-        """Write a state that fits."""
+    def _load(self, state: dict[str, Any], *, continues: None | bool = None) -> None:
+        """Write a state that fits.
+
+        Args:
+            state: See `state_dict`.
+            continues: Whether the environment is where the last rollout ended; None if the state
+                tells, which has the environment's.
+
+        """
         snapshots.load_state(self.parts, state)
         memory, device = state["memory"], self.rollout.device
         self.state = type(self.state)(**{**state["counters"], "buffered": False})
-        self.states = None if memory is None else tuple(x.to(device) for x in memory)
-        self.continues = state["continues"] and state["env"] is not None
+        if continues is None:
+            continues = state["continues"] and state["env"] is not None
+        self.states = tuple(x.to(device) for x in memory) if continues else None
         self.is_prepared = state.get("is_prepared", True)
         self.follow_schedules()
 

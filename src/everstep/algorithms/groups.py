@@ -355,15 +355,18 @@ class GroupedAlgorithm:
         with ExitStack() as stack:
             for member in members:
                 stack.enter_context(member.collecting(deterministic=deterministic))
-            resets = [member.begin(env_config) for member in members]
-            was_reset = resets[0]
+            begun = [member.begin(env_config) for member in members]
+            _, was_reset = begun[0]
             if was_reset:
                 read_metrics(self.env)  # those of a rollout that failed are discarded
             for member in members:
                 stack.enter_context(member.in_rollout())
                 stack.enter_context(member.naming_choices())
             switched = Switched(settings, Settings.now())
-            acting = [member.acting(None, deterministic=deterministic) for member in members]
+            acting = [
+                member.acting(states, deterministic=deterministic)
+                for member, (states, _) in zip(members, begun, strict=True)
+            ]
             for t in range(members[0].rollout.horizon):
                 parts = []
                 for member, stream, act in zip(members, streams, acting, strict=True):
@@ -483,10 +486,10 @@ class GroupedAlgorithm:
         """Write a state that fits; the environment, which may refuse, is first."""
         if state["env"] is not None:
             snapshots.load_env(self.env, state["env"])
+        continues = state["continues"] and state["env"] is not None
         for name, member in self.members.items():
             with self._streams[name]:
-                member._load(state["members"][name])
-            member.continues = state["continues"] and state["env"] is not None
+                member._load(state["members"][name], continues=continues)
         torch.set_rng_state(state["rng"].cpu())
         if state["cuda_rng"] is not None and self.policy.device.type == "cuda":
             torch.cuda.set_rng_state(state["cuda_rng"].cpu(), self.policy.device)

@@ -41,19 +41,18 @@ def running_statistics(parts: Parts) -> dict[str, torch.Tensor]:
 # ---- checkpoints ------------------------------------------------------------------------------
 
 
-def state_of(
-    parts: Parts, counters: AlgorithmState, states: None | Leaves, *, continues: bool
-) -> dict[str, Any]:
+def state_of(parts: Parts, counters: AlgorithmState, states: None | Leaves) -> dict[str, Any]:
     """Everything that training continues from, as nested mappings of tensors and numbers.
 
     Args:
         parts: The algorithm's parts.
         counters: Its counters.
-        states: Recurrent states after the last rollout; None at the start of episodes.
-        continues: Whether the environment is where the last rollout ended.
+        states: Recurrent states after the last rollout; None if the environment is not where it
+            ended.
 
     """
     env = parts.env.state_dict() if hasattr(parts.env, "state_dict") else None
+    continues = states is not None
     state = {**_own_state(parts, counters, states), "continues": continues, "env": env}
     if following := followers_of(parts):  # absent otherwise, as in older checkpoints
         state["following"] = [x.states and list(x.states) for x in following]

@@ -626,7 +626,7 @@ def test_training_goes_on_exactly_from_its_state() -> None:
     found = []
     for algorithm in (whole, second):
         torch.manual_seed(2)
-        algorithm.continues = False
+        algorithm.states = None
         algorithm.collect()
         found.append({**algorithm.step(), "profiling/step_ms": 0})
     assert found[0] == found[1]

@@ -82,7 +82,7 @@ def collected(kind: str, **options: Any) -> tuple[Any, TensorDict]:
     algorithm.step()
     sharpen(algorithm.policy.model)
     algorithm.env.seed(3)
-    algorithm.continues = False
+    algorithm.states = None
     if algorithm.policy.normalizer is not None:  # which collecting would move on
         return algorithm.policy, None
     torch.manual_seed(5)

@@ -432,7 +432,7 @@ def test_training_continues_from_a_state_that_was_loaded() -> None:
     other.load_state_dict(copy.deepcopy(one.state_dict()))
     for each in (one, other):
         torch.manual_seed(5)
-        each.continues = False
+        each.states = None
         each.state.horizons = 0
         each.collect()
         each.step()

@@ -1027,7 +1027,7 @@ def test_the_environment_is_configured_in_between(device: str, graph_cls: Any) -
     eager, graphed = (build(Walk, device, cls, AlgorithmConfig) for cls in (None, graph_cls))
     for algorithm in (eager, graphed):
         train(algorithm, 3)
-        algorithm.continues = False  # so that it is reset
+        algorithm.states = None  # so that it is reset
         algorithm.collect(env_config={"noise": 2.0})
         algorithm.step()
         train(algorithm, 3)
