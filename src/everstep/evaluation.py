@@ -187,19 +187,18 @@ class Player:
             sample = policy.act(rollout.obs_at(0), self.states, deterministic=self.deterministic)
         self.calls.step(rollout, 0, sample.actions)
         rollout.close_rows()
-        if not rollout.examine()["finite"]:
+        row = rollout.valid[0], rollout.done[0], rollout.rewards[0, :, :1]
+        finite = rollout.examine()["finite"].view(1, 1)
+        columns = [x.to(rollout.rewards.dtype) for x in (*row, finite)]
+        found = torch.cat(columns).cpu().double().squeeze(-1)  # one sync
+        *row, finite = found.split([self.env.num_envs] * 3 + [1])
+        if not finite:
             rollout.find_fault()
         self.states = sample.states
         if sample.states and DataKeys.FIRST in rollout.episode_keys:
             self.states = policy.next_states(sample.states, rollout.first_at(0))
-        return self._count()
-
-    def _count(self) -> tuple[torch.Tensor, torch.Tensor]:
-        rollout = self.rollout
-        valid = rollout.valid[0, :, 0].cpu()
-        done = valid & rollout.done[0, :, 0].cpu()
-        rewards = rollout.rewards[0, :, 0].cpu().double()
-        self.sums += torch.stack([torch.where(valid, rewards, 0.0), valid.double()], -1)
-        sums = self.sums.clone()
-        self.sums[done] = 0.0
-        return done, sums
+        valid, done, rewards = row
+        self.sums += torch.stack([torch.where(valid > 0, rewards, 0.0), valid], -1)
+        sums, ended = self.sums.clone(), (valid * done).bool()
+        self.sums[ended] = 0.0
+        return ended, sums

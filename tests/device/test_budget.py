@@ -10,7 +10,7 @@ import pytest
 from torch.profiler import ProfilerActivity, profile
 
 from tests.device.machine import Counts, Machine
-from tests.device.trainings import CASES, HORIZON
+from tests.device.trainings import CASES, HORIZON, WORKS
 
 #: Bytes of the statistics: 8 each, packed into one copy.
 ROLLOUT, EPISODES, UPDATE, RECORDED = 12 * 8, 19 * 8, 9 * 8, 13 * 8
@@ -55,6 +55,8 @@ BUDGET: dict[str, tuple[Row, Row]] = {
     # Where states or windows are gathered, the host asks in each vector step which rows end.
     "LSTM": native(finals=1 + HORIZON),
     "LSTM, graphs": ONE_GRAPH,
+    "GRU": native(finals=1 + HORIZON),
+    "GRU, graphs": ONE_GRAPH,
     "windows": native(finals=1 + HORIZON),
     "windows, graphs": ONE_GRAPH,
     "masks": native(),
@@ -78,6 +80,9 @@ BUDGET: dict[str, tuple[Row, Row]] = {
     # TorchRL asks in `step` and `reset` whether anything is done: 19 times, not 8.
     "TorchRL": (Row(21, 0, 20, EPISODES + 19), Row(1, 0, 1, UPDATE)),
     "TorchRL of the host": of_host(384, 32, bounded=False),
+    # The actions carry the order to JAX's stream: neither library waits for the other.
+    "JAX": native(),
+    "JAX, graphs": (native()[0], RECORDED_UPDATE),
     "IsaacGym C, graphs": (native()[0], RECORDED_UPDATE),
     "IsaacGym A": native(),
     "IsaacGym B": native(),
@@ -85,11 +90,31 @@ BUDGET: dict[str, tuple[Row, Row]] = {
     "IsaacGym D": native(),
 }
 
+#: Of one call, or of a reset and eight vector steps; see `trainings`.
+BESIDE = {
+    "predict, tensors": Row(0, 0, 0, 0),
+    "predict, arrays": Row(2, 1, 1, 64),
+    # Which episodes begin is an array of the host.
+    "predict, LSTM, tensors": Row(1, 1, 0, 4),
+    "predict, LSTM, arrays": Row(3, 2, 1, 68),
+    "acting_step": Row(0, 0, 0, 0),
+    # One wait a vector step, for who has ended.
+    "evaluate": Row(7, 0, 7, 364),
+    "evaluate, LSTM": Row(7, 0, 7, 364),
+    # A wait for the actions and one for the row; one for the reset, and for final observations.
+    "to_gymnasium, same step": Row(2 * HORIZON + 6, HORIZON, 46, 800),
+    "to_gymnasium, next step": Row(2 * HORIZON + 1, HORIZON, 49, 672),
+    "to_sb3": Row(2 * HORIZON + 6, HORIZON, 46, 800),
+    # All but 7 are TorchRL's own.
+    "to_torchrl": Row(60, 4, 52, 68),
+    "to_torchrl, as_tensordict_module": Row(52, 12, 36, 84),
+}
+
 #: Waits of every training, which a failure does not list.
 USUAL = {("copy to the host", "to_floats"), ("torch.cuda.synchronize", "capture")}
 
 #: Those that are tried in each run of the tests.
-FAST = ("continuous, graphs", "episodes", "LSTM", "Gymnasium, next step", "IsaacGym C")
+FAST = ("continuous, graphs", "episodes", "LSTM", "Gymnasium, next step", "IsaacGym C", "evaluate")
 
 
 @pytest.mark.parametrize(
@@ -138,6 +163,25 @@ def test_a_gpu_waits_and_copies_as_the_table_says(name: str) -> None:
         assert row.to_host <= calls["Memcpy DtoH"] <= row.syncs, calls
 
 
+@pytest.mark.parametrize(
+    "name", [pytest.param(x, marks=() if x in FAST else pytest.mark.slow) for x in WORKS]
+)
+def test_what_is_beside_training_waits_and_copies_as_the_table_says(
+    machine: Machine, name: str
+) -> None:
+    if name == "to_sb3":
+        pytest.importorskip("stable_baselines3")
+    work = WORKS[name]()
+    work()
+    machine.counts = Counts()
+    work()
+    places = "".join(
+        f"\n{n} times {what} at {place}" for (what, place), n in machine.counts.syncs.items()
+    )
+    assert Row(**machine.counts.totals()) == BESIDE[name], places
+
+
 def test_every_training_has_its_row() -> None:
     assert BUDGET.keys() == CASES.keys()
-    assert set(FAST) <= CASES.keys()
+    assert BESIDE.keys() == WORKS.keys()
+    assert set(FAST) <= CASES.keys() | WORKS.keys()

@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 import everstep
@@ -14,7 +15,7 @@ from everstep_adapters.common.handoff import (
 )
 from tests.device.machine import Machine
 from tests.device.test_stand_in import Foreign, told
-from tests.device.trainings import NUM_ENVS, TensorVector
+from tests.device.trainings import NUM_ENVS, TensorVector, counters
 
 
 def test_both_sides_of_a_buffer_are_written_again_after_their_copies(machine: Machine) -> None:
@@ -94,3 +95,38 @@ def test_rows_of_another_library_are_read_before_it_resets(machine: Machine) -> 
             read = row["obs"] + 1
             del row
     assert read.tolist() == [[3.0, 3.0]] * NUM_ENVS
+
+
+@pytest.mark.parametrize("call", ["reset", "load", "state"])
+def test_rows_of_jax_are_read_before_it_computes_without_actions(
+    machine: Machine, call: str
+) -> None:
+    env = counters(NUM_ENVS, device="cuda")
+    env.reset()
+    state = env.state_dict()
+    for _ in range(3):
+        row = env.step(torch.zeros(NUM_ENVS, 1, dtype=torch.int64, device="cuda"))
+        read = {key: value.clone() for key, value in row.items()}
+        del row
+        if call == "reset":
+            env.reset()
+        elif call == "load":
+            env.load_state_dict(state)
+        else:
+            env.state_dict()
+    assert read["first"].shape == (NUM_ENVS, 1)
+
+
+def test_jax_computes_in_order_with_what_it_takes_and_gives(machine: Machine) -> None:
+    pytest.importorskip("jax")
+    from tests.device.jax_double import Device
+
+    library = Device()
+    double = library.compiled(lambda x: 2 * x)
+    given = torch.ones(NUM_ENVS, device="cuda")
+    found = as_tensor(double(library.take(given)))
+    assert (found + 1).tolist() == [3.0] * NUM_ENVS
+    with told(machine, "add_ on stream 0", "a call of JAX on stream 1"):
+        taken = library.take(given)
+        double(taken)
+        given.add_(1)

@@ -6,10 +6,12 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import pytest
 import torch
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from tensordict import TensorDict
+from torch import nn
 from torchrl.data import Binary, Categorical, Composite, Unbounded
 from torchrl.envs import EnvBase
 
@@ -21,6 +23,8 @@ from everstep import (
     RecurrentAlgorithmConfig,
 )
 from everstep.env import Env
+from everstep.models import RecurrentModel
+from everstep_adapters.export import to_gymnasium, to_sb3, to_torchrl
 from tests.everstep.core.graphs.graph_toys import Losing, Seeing, Walk
 from tests.everstep_adapters.isaacgym.isaacgym_tasks import TASKS
 
@@ -53,6 +57,26 @@ class Choosing(Env):
         row = {"obs": self._observe(), "rewards": action.float(), "terminated": done}
         row |= {"truncated": torch.zeros_like(done), "first": done}
         return TensorDict(row, [self.num_envs])
+
+
+class Gated(RecurrentModel):
+    """A GRU for the policy and the value."""
+
+    def __init__(self, observation_spec: Any, action_spec: Any, /) -> None:
+        super().__init__(observation_spec, action_spec)
+        self.state_spec = Composite(hidden=Unbounded(8))
+        self.gru = nn.GRU(2, 8, batch_first=True)
+        self.policy, self.value = nn.Linear(8, 4), nn.Linear(8, 1)
+
+    def forward(self, batch: Any, states: Any) -> Any:
+        before = states["hidden"].transpose(0, 1).contiguous()
+        latents, after = self.gru(batch["obs"], before)
+        rows = latents.flatten(0, 1)
+        self.values = self.value(rows)
+        return {"logits": self.policy(rows).unsqueeze(1)}, {"hidden": after[0]}
+
+    def value_function(self) -> torch.Tensor:
+        return self.values
 
 
 class Images(gym.Env):  # type: ignore[type-arg]
@@ -150,6 +174,14 @@ def isaac(kind: str) -> Any:
     return everstep.wrap(TASKS[kind](scripts, 7, device="cuda:0", rl_device="cuda:0"))
 
 
+def counters(num_envs: int, horizon: Any = None, *, device: Any = "cpu") -> Any:
+    """Environments in JAX, on the pretended device; without JAX the test is skipped."""
+    pytest.importorskip("jax")
+    from tests.device import jax_double
+
+    return jax_double.make(num_envs, horizon, device=device)
+
+
 def made(make: Callable[[], Any]) -> Any:
     """A factory of an environment, whatever it is asked for."""
     return lambda num_envs, horizon=None, *, device="cpu": make()
@@ -198,6 +230,8 @@ CASES: dict[str, Case] = {
     "A2C": Case(Walk, {"objective": "a2c"}),
     "LSTM": Case(Walk, recurrent=True),
     "LSTM, graphs": Case(Walk, GRAPHS, recurrent=True),
+    "GRU": Case(Walk, {"model_cls": Gated, "model_config": {}}, recurrent=True),
+    "GRU, graphs": Case(Walk, {"model_cls": Gated, "model_config": {}, **GRAPHS}, recurrent=True),
     "windows": Case(Walk, {"model_cls": Seeing, "model_config": {}}),
     "windows, graphs": Case(Walk, {"model_cls": Seeing, "model_config": {}, **GRAPHS}),
     "masks": Case(Choosing),
@@ -230,8 +264,77 @@ CASES: dict[str, Case] = {
     "tensor vector, same step": Case(made(lambda: everstep.wrap(TensorVector("SAME_STEP")))),
     "TorchRL": Case(made(lambda: everstep.wrap(InPlace("cuda:0"), device="cuda"))),
     "TorchRL of the host": Case(made(lambda: everstep.wrap(InPlace("cpu"), device="cuda"))),
+    "JAX": Case(counters),
+    "JAX, graphs": Case(counters, GRAPHS),
     "IsaacGym C, graphs": Case(made(lambda: isaac("C")), GRAPHS),
     **{f"IsaacGym {kind}": Case(made(lambda kind=kind: isaac(kind))) for kind in TASKS},
 }
 
 gym.register("EverstepDeviceImages-v0", Images)
+
+
+# ---- what is done beside training ---------------------------------------------------------------
+
+
+def device_rows(mode: str = "SAME_STEP") -> Any:
+    """Environments whose episodes have four to seven env steps."""
+    return everstep.wrap(TensorVector(mode))
+
+
+def predicting(*, recurrent: bool, arrays: bool) -> Callable[[], Any]:
+    """Actions of a policy for observations from outside."""
+    policy = Case(Walk, recurrent=recurrent).build().policy
+    there = torch.zeros(NUM_ENVS, 2, device="cuda")
+    state = policy.predict(there)[1]
+    obs: Any = np.zeros((NUM_ENVS, 2), np.float32) if arrays else there
+    starts = np.arange(NUM_ENVS) == 0 if recurrent else None
+    return lambda: policy.predict(obs, state, episode_start=starts)
+
+
+def acting() -> Callable[[], Any]:
+    """A vector step of pytorchrl's loop."""
+    algorithm, obs = Case(Walk).build(), torch.zeros(NUM_ENVS, 2, device="cuda")
+    done = torch.zeros(NUM_ENVS, device="cuda")
+    return lambda: algorithm.acting_step(obs, None, done)
+
+
+def evaluating(*, recurrent: bool = False) -> Callable[[], Any]:
+    """Seven vector steps, in which each environment ends an episode."""
+    env = device_rows()
+    policy = Case(made(device_rows), recurrent=recurrent).build().policy
+    return lambda: everstep.evaluate(policy, env, episodes=NUM_ENVS)
+
+
+def exported(export: Callable[[Any], Any], mode: str = "SAME_STEP") -> Callable[[], Any]:
+    """A reset and eight vector steps of an environment of another library, with arrays."""
+    env, actions = export(device_rows(mode)), np.zeros((NUM_ENVS, 1), np.float32)
+
+    def work() -> None:
+        env.reset()
+        for _ in range(HORIZON):
+            env.step(actions)
+
+    return work
+
+
+def exported_to_torchrl(*, module: bool) -> Callable[[], Any]:
+    """Eight vector steps in TorchRL's rollout, with our policy or its random one."""
+    env = to_torchrl(device_rows())
+    policy = Case(made(device_rows)).build().policy.as_tensordict_module() if module else None
+    return lambda: env.rollout(HORIZON, policy, break_when_any_done=False)
+
+
+WORKS: dict[str, Callable[[], Callable[[], Any]]] = {
+    "predict, tensors": lambda: predicting(recurrent=False, arrays=False),
+    "predict, arrays": lambda: predicting(recurrent=False, arrays=True),
+    "predict, LSTM, tensors": lambda: predicting(recurrent=True, arrays=False),
+    "predict, LSTM, arrays": lambda: predicting(recurrent=True, arrays=True),
+    "acting_step": acting,
+    "evaluate": evaluating,
+    "evaluate, LSTM": lambda: evaluating(recurrent=True),
+    "to_gymnasium, same step": lambda: exported(to_gymnasium),
+    "to_gymnasium, next step": lambda: exported(to_gymnasium, "NEXT_STEP"),
+    "to_sb3": lambda: exported(to_sb3),
+    "to_torchrl": lambda: exported_to_torchrl(module=False),
+    "to_torchrl, as_tensordict_module": lambda: exported_to_torchrl(module=True),
+}

@@ -5,6 +5,10 @@ from tests.mutants.faults import ADAPTERS, CORE, Fault
 #: Tests by name, of any mark.
 _ANY = ("-m", "slow or not slow")
 _BUDGET = "tests/device/test_budget.py::test_training_waits_and_copies_as_the_table_says"
+_BESIDE = (
+    "tests/device/test_budget.py::test_what_is_beside_training_waits_and_copies_as_the_table_says"
+)
+_JAX = "tests/device/test_handoff.py::test_rows_of_jax_are_read_before_it_computes_without_actions"
 _EVERSTEP = "tests/device/test_everstep.py"
 _HANDOFF = ("tests/device/test_handoff.py",)
 _ALIKE = f"{_EVERSTEP}::test_a_replay_is_what_it_would_have_been"
@@ -15,7 +19,7 @@ _LATER = f"{_EVERSTEP}::test_what_is_recorded_later_may_lie_in_the_memory_of_wha
 
 def fault(name: str, file: str, before: str, after: str, *tests: str, told: str = "line") -> Fault:
     """A fault, and the tests that tell it: rows of the budget, or whole names."""
-    root = ADAPTERS if file.startswith(("common/", "gymnasium/")) else CORE
+    root = ADAPTERS if file.startswith(("common/", "export/", "gymnasium/", "jax/")) else CORE
     names = [x if x.startswith("tests/") else f"{_BUDGET}[{x}]" for x in tests]
     return Fault(f"device: {name}", root + file, before, after, (*_ANY, *names), told)
 
@@ -120,6 +124,51 @@ DEVICE = [
         "            pass",
         *_HANDOFF,
         told="use",
+    ),
+    fault(
+        "JAX resets where PyTorch still reads",
+        "jax/env.py",
+        "        finish_reading(self._jax_device)\n        key, self._key",
+        "        key, self._key",
+        f"{_JAX}[reset]",
+        told="function",
+    ),
+    fault(
+        "JAX unpacks its state where PyTorch still reads",
+        "jax/env.py",
+        "        finish_reading(self._jax_device)\n        to_tensors, restore",
+        "        to_tensors, restore",
+        f"{_JAX}[state]",
+        told="function",
+    ),
+    fault(
+        "JAX takes a state where PyTorch still reads",
+        "jax/env.py",
+        "        finish_reading(self._jax_device)\n        like",
+        "        like",
+        f"{_JAX}[load]",
+        told="function",
+    ),
+    fault(
+        "actions go to JAX through the host",
+        "jax/actions.py",
+        "        sent = action.detach()\n",
+        "        sent = action.detach().cpu()\n",
+        "JAX",
+    ),
+    fault(
+        "rows are exported in a wait for each tensor",
+        "export/vector_env.py",
+        'TensorDict(row, batch_size=[self.num_envs]).to("cpu") if is_there else row',
+        "{key: value.cpu() for key, value in row.items()}",
+        f"{_BESIDE}[to_gymnasium, same step]",
+    ),
+    fault(
+        "evaluations wait for each column",
+        "evaluation.py",
+        "torch.cat(columns).cpu()",
+        "torch.cat([x.cpu() for x in columns])",
+        f"{_BESIDE}[evaluate]",
     ),
     fault(
         "an environment's tensors go through the host",

@@ -38,7 +38,7 @@ class EverstepVectorEnv(VectorEnv[Any, Any, Any]):
     env: Env
 
     def __init__(self, env: Env, autoreset_mode: AutoresetMode, *, copy: bool) -> None:
-        self.env, self.autoreset_mode, self._copy = env, autoreset_mode, copy
+        self.env, self.autoreset_mode = env, autoreset_mode
         self.num_envs = env.num_envs
         # A dictionary of its own: the class's is every vector environment's.
         self.metadata = {**getattr(env, "metadata", {}), "autoreset_mode": autoreset_mode}
@@ -53,6 +53,9 @@ class EverstepVectorEnv(VectorEnv[Any, Any, Any]):
         self.action_space = batch_space(self.single_action_space, env.num_envs)
         self._device = torch.device(env.device)
         self._has_final = DataKeys.FINAL_OBS in env.episode_keys
+        #: What of a row is copied in each vector step, and whether arrays of it have to be.
+        self._keys = {DataKeys.OBS, DataKeys.REWARDS, *env.episode_keys} - {DataKeys.FINAL_OBS}
+        self._copies = copy and self._device.type == "cpu"
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -91,23 +94,31 @@ class EverstepVectorEnv(VectorEnv[Any, Any, Any]):
 
         """
         outcome = self.env.step(self._action.to_torch(actions, self._device))
+        final = outcome[DataKeys.FINAL_OBS] if self._has_final else None
+        outcome = self._on_host({key: outcome[key] for key in self._keys})
         rewards = outcome[DataKeys.REWARDS].reshape(self.num_envs).numpy(force=True)
         terminated = self._flag(outcome, DataKeys.TERMINATED)
         truncated = self._flag(outcome, DataKeys.TRUNCATED)
-        infos = self._infos(outcome, terminated | truncated)
-        observations = self._observed(outcome[DataKeys.OBS])
+        infos = self._infos(outcome, final, terminated | truncated)
+        observations = self._observation.to_numpy(outcome[DataKeys.OBS], copy=self._copies)
         return observations, rewards.astype(np.float64), terminated, truncated, infos
 
     def _observed(self, obs: Any) -> Any:
-        return self._observation.to_numpy(obs, copy=self._copy)
+        found = self._on_host({DataKeys.OBS: obs})[DataKeys.OBS]
+        return self._observation.to_numpy(found, copy=self._copies)
 
-    def _flag(self, outcome: TensorDict, key: str) -> npt.NDArray[np.bool_]:
+    def _on_host(self, row: dict[str, Any]) -> Any:
+        """Tensors of the environment, on the host; their copies are waited for together."""
+        is_there = self._device.type != "cpu"
+        return TensorDict(row, batch_size=[self.num_envs]).to("cpu") if is_there else row
+
+    def _flag(self, outcome: Any, key: str) -> npt.NDArray[np.bool_]:
         """A flag of each row, `[num_envs]`, in memory of its own; False without episodes."""
         if key not in self.env.episode_keys:
             return np.zeros(self.num_envs, dtype=np.bool_)
         return np.array(outcome[key].reshape(self.num_envs).numpy(force=True), dtype=np.bool_)
 
-    def _infos(self, outcome: TensorDict, done: npt.NDArray[np.bool_]) -> dict[str, Any]:
+    def _infos(self, outcome: Any, final: Any, done: npt.NDArray[np.bool_]) -> dict[str, Any]:
         infos: dict[str, Any] = {}
         if DataKeys.VALID in self.env.episode_keys:
             infos["valid"] = self._flag(outcome, DataKeys.VALID)
@@ -116,13 +127,14 @@ class EverstepVectorEnv(VectorEnv[Any, Any, Any]):
             return infos
         self._check_mode(self._flag(outcome, DataKeys.FIRST), done)
         if self._has_final and self.autoreset_mode is AutoresetMode.SAME_STEP:
-            infos["final_obs"] = self._final_obs(outcome[DataKeys.FINAL_OBS], done)
+            infos["final_obs"] = self._final_obs(final, done)
             infos["_final_obs"] = done.copy()
         return infos
 
     def _final_obs(self, final_obs: Any, done: npt.NDArray[np.bool_]) -> npt.NDArray[np.object_]:
         """Final observations as Gymnasium has them: one for each row that is done, else None."""
-        values = self._observation.to_numpy(final_obs, copy=True)
+        found = self._on_host({DataKeys.FINAL_OBS: final_obs})[DataKeys.FINAL_OBS]
+        values = self._observation.to_numpy(found, copy=True)
         objects = np.full(self.num_envs, None, dtype=object)
         for i in np.flatnonzero(done).tolist():
             objects[i] = tree_map(itemgetter(i), values)
