@@ -49,7 +49,7 @@ def unavailable() -> None | str:
     return None
 
 
-class _Patches(contextlib.ExitStack):
+class Patches(contextlib.ExitStack):
     """Attributes that are replaced, and put back in the end."""
 
     def set(self, owner: Any, **values: Any) -> None:
@@ -82,7 +82,7 @@ def installed() -> Iterator[Machine]:
     machine = Machine()
     CudaTensor.machine = Generator.machine = Graph.machine = machine
     machine.generator = Generator()
-    with _Patches() as patches:
+    with Patches() as patches:
         _LIBRARY[0].install()
         patches.callback(_LIBRARY[0].remove_again)
         _install(machine, patches)
@@ -90,7 +90,7 @@ def installed() -> Iterator[Machine]:
             yield machine
 
 
-def _install(machine: Machine, patches: _Patches) -> None:
+def _install(machine: Machine, patches: Patches) -> None:
     def stream_of(device: Any = None) -> Stream:
         return machine.current
 

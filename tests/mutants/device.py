@@ -9,6 +9,7 @@ _BESIDE = (
     "tests/device/test_budget.py::test_what_is_beside_training_waits_and_copies_as_the_table_says"
 )
 _JAX = "tests/device/test_handoff.py::test_rows_of_jax_are_read_before_it_computes_without_actions"
+_RANKS = "tests/device/test_ranks.py::test_ranks_train_as_on_the_host_and_wait_as_the_table_says"
 _EVERSTEP = "tests/device/test_everstep.py"
 _HANDOFF = ("tests/device/test_handoff.py",)
 _ALIKE = f"{_EVERSTEP}::test_a_replay_is_what_it_would_have_been"
@@ -662,5 +663,45 @@ DEVICE = [
         "tuple(memory)",
         f"{_EVERSTEP}::test_states_go_to_the_device",
         told="numbers",
+    ),
+    # ---- several ranks ----
+    fault(
+        "sums of ranks are used before they are there",
+        "core/ranks/_collectives.py",
+        "dist.all_reduce(x, async_op=self._is_of_gloo(x))",
+        "dist.all_reduce(x, async_op=True) and None",
+        f"{_RANKS}[eager]",
+    ),
+    fault(
+        "NCCL is given a tensor of the host",
+        "core/ranks/_collectives.py",
+        "        return filled.to(self.device)",
+        "        return filled",
+        f"{_RANKS}[NCCL alone]",
+        told="use",
+    ),
+    fault(
+        "gradients of ranks are summed on the host",
+        "core/ranks/_group.py",
+        "self.collectives.sum(torch.cat(packed).mul_(rows))",
+        "self.collectives.sum(torch.cat(packed).mul_(rows).cpu()).to(packed[0])",
+        f"{_RANKS}[eager]",
+    ),
+    fault(
+        "ranks start other collectives",
+        "core/ranks/_group.py",
+        "sums = self.collectives.sum(torch.cat(packed).mul_(rows))",
+        "flat = torch.cat(packed).mul_(rows)\n"
+        "        parts = self.collectives.gather(flat) if self.rank else []\n"
+        "        sums = sum(parts) if parts else self.collectives.sum(flat)",
+        f"{_RANKS}[eager]",
+        told="use",
+    ),
+    fault(
+        "statistics of ranks are read one by one",
+        "core/ranks/_group.py",
+        "            texts = [bytes(x) for x in parts.numpy()]",
+        "            texts = [x.cpu().numpy().tobytes() for x in self.collectives.gather(sent)]",
+        f"{_RANKS}[NCCL alone]",
     ),
 ]
