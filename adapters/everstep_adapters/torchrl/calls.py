@@ -3,6 +3,8 @@
 import contextlib
 from typing import Any
 
+from tensordict import TensorDictBase
+
 from everstep.errors import AdapterError
 
 from ..common.calls import Calls
@@ -64,6 +66,28 @@ class TorchRLCalls(Calls):
     def name(self) -> str:
         """See `Calls.name`."""
         return name_of(self._env)
+
+    def step_and_maybe_reset(self, data: TensorDictBase) -> tuple[TensorDictBase, TensorDictBase]:
+        """What a vector step returned, and what is acted on next, after the resets of ended rows.
+
+        What it returned under `next` is copied before a reset, which may write into its memory.
+        """
+        own = vars(self._env)
+        reset, before = self._env.reset, own.get("reset")
+
+        def keep_and_reset(*args: Any, **kwargs: Any) -> Any:
+            if "next" in data:
+                data.set("next", data.get("next").clone())
+            return reset(*args, **kwargs)
+
+        own["reset"] = keep_and_reset
+        try:
+            returned: tuple[Any, Any] = self.call("step_and_maybe_reset", data)
+        finally:
+            own.pop("reset")
+            if before is not None:
+                own["reset"] = before
+        return returned
 
     def close(self) -> None:
         """Close the environment, once."""

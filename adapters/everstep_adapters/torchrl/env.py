@@ -316,7 +316,7 @@ class TorchRLEnv(Env):
             data.set(key, draw())
         self._data = None  # after a vector step that fails, a reset is needed
         # One sync a vector step on an accelerator: TorchRL checks whether anything is done.
-        stepped, self._data = self._calls.call("step_and_maybe_reset", data)
+        stepped, self._data = self._calls.step_and_maybe_reset(data)
         return self._row(stepped.get("next"), self._data)
 
     def metrics(self) -> dict[str, Any]:

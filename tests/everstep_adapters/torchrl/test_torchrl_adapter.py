@@ -1,6 +1,7 @@
 """TorchRL environments: every row, every kind of end, and refusals."""
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -32,6 +33,7 @@ from everstep_adapters import TorchRLEnv
 from tests.everstep.policies.test_memory import KnownMemory, recurrent
 from tests.everstep_adapters.torchrl.torchrl_toys import (
     SCRIPTS,
+    Overwriting,
     ScriptedEnv,
     SelfResetting,
     check_stream,
@@ -325,3 +327,27 @@ def test_chosen_keys_are_metrics_and_sums_of_rewards_count_where_episodes_end() 
     stats: dict[str, Any] = {**AlgorithmConfig(horizon=64).build(env).collect()}
     assert stats["episodes/count"] > 1
     assert stats["env/episode_reward"] == pytest.approx(stats["episodes/return_mean"])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Overwriting("observation"),
+        lambda: Overwriting("observation", alternates=True),
+        lambda: Overwriting("reward", "done"),
+        lambda: TransformedEnv(Overwriting("observation", "reward", "done"), RewardSum()),
+        lambda: SerialEnv(3, lambda: Overwriting("observation", "reward", "done", batch_size=())),
+    ],
+    ids=["observation", "one of two", "reward and flags", "transformed", "serial"],
+)
+def test_what_a_reset_overwrites_is_that_of_the_env_step(make: Callable[[], Any]) -> None:
+    """An environment may reset in the memory that `step` has returned."""
+    inner = make()
+    env = TorchRLEnv(inner)
+    env.reset()
+    rows = [env.step(zeros(env)).clone() for _ in range(6)]
+    assert [row["final_obs"][0].tolist() for row in rows] == [[1, 1], [2, 2], [3, 3]] * 2
+    assert [row["obs"][0].tolist() for row in rows] == [[1, 1], [2, 2], [0, 0]] * 2
+    assert [row["rewards"][0].item() for row in rows] == [1, 2, 3] * 2
+    assert [row["truncated"][0].item() for row in rows] == [False, False, True] * 2
+    assert "reset" not in vars(inner)  # the caller's environment is as it was

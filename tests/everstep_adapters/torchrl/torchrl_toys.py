@@ -354,3 +354,45 @@ class Team(EnvBase):
             out["truncated"] = timeout.any(1, keepdim=True)
             out["done"] = out["terminated"] | out["truncated"]
         return out
+
+
+class Overwriting(InPlace):
+    """Ends every third env step, in memory of which its reset writes to all that it names.
+
+    Args:
+        overwritten: What the reset writes to: any of `"observation"`, `"reward"`, `"done"`.
+        alternates: Return one of two arrays in turn.
+
+    """
+
+    def __init__(self, *overwritten: str, batch_size: Any = (3,), alternates: bool = False) -> None:
+        super().__init__(batch_size)
+        self.full_done_spec = Composite(
+            {key: flag_spec(*self.batch_size, 1) for key in ("done", "terminated", "truncated")},
+            shape=self.batch_size,
+        )
+        self.overwritten, self.never = overwritten, torch.zeros_like(self.flags)
+        self.buffers = [torch.zeros_like(self.state) for _ in range(1 + alternates)]
+        self.t = 0
+
+    def _observed(self) -> torch.Tensor:
+        buffer = self.buffers[self.t % len(self.buffers)].copy_(self.state)
+        return buffer if "observation" in self.overwritten else buffer.clone()
+
+    def _reset(self, tensordict: Any = None, **_: Any) -> Any:
+        self.t = 0
+        for key, value in (("reward", self.rewards), ("done", self.flags)):
+            value.zero_() if key in self.overwritten else None
+        self.state.zero_()
+        flags = dict.fromkeys(("done", "terminated", "truncated"), self.never)
+        return TensorDict({"observation": self._observed(), **flags}, self.batch_size)
+
+    def _step(self, tensordict: Any) -> Any:
+        self.t += 1
+        self.state += 1
+        self.rewards.fill_(self.t)
+        self.flags.fill_(self.t == 3)
+        data = {"observation": self._observed(), "terminated": self.never}
+        for key, value in (("reward", self.rewards), ("done", self.flags)):
+            data[key] = value if key in self.overwritten else value.clone()
+        return TensorDict({**data, "truncated": data["done"]}, self.batch_size)
