@@ -17,6 +17,9 @@ BATCHES = 64
 #: Numbers that float32 must have between the smallest and the largest one seen.
 FEWEST = 16
 
+#: Relative differences that rounding errors of float64 have; they carry nothing.
+ROUNDING = 2.0**-40
+
 
 class RoundingWatch:
     """Logs a warning if values of a float64 leaf that differ become equal in another dtype.
@@ -73,7 +76,8 @@ class RoundingWatch:
         with np.errstate(all="ignore"):  # infinity and NaN are reported elsewhere
             largest = np.maximum(np.abs(least), np.abs(most))
             gap = np.spacing(largest.astype(self._dtype)).astype(np.float64)
-            lost = (most > least) & (most - least < FEWEST * gap)
+            spread = most - least
+            lost = (spread > ROUNDING * largest) & (spread < FEWEST * gap)
         if not lost.any():
             return
         i = int(lost.flatten().nonzero()[0][0])

@@ -332,6 +332,7 @@ def collected_extremes() -> dict[str, str]:
     return found
 
 
+@pytest.mark.slow
 def test_all_ranks_refuse_numbers_that_are_not_finite_and_none_those_that_are(
     tmp_path: Path,
 ) -> None:
@@ -487,6 +488,7 @@ def reductions() -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 def test_reductions_are_those_of_all_rows(tmp_path: Path) -> None:
     one, other = run_ranks(2, reductions, tmp_path)
     assert one == other

@@ -594,7 +594,13 @@ total_env_steps: 16
 """
 
 
-@pytest.mark.parametrize("fails", [(), ("close",), ("step",), ("step", "close")])
+@pytest.mark.parametrize(
+    "fails",
+    [
+        ("step", "close"),
+        *(pytest.param(x, marks=pytest.mark.slow) for x in ((), ("close",), ("step",))),
+    ],
+)
 def test_the_command_closes_environments_once_and_names_the_first_error(
     fails: tuple[str, ...],
     tmp_path: Path,

@@ -23,6 +23,7 @@ from everstep.errors import CheckpointError, ConfigError, EverstepError
 from everstep.loggers import read_metrics
 from everstep.policies import Policy, policy_state
 from everstep.visualization import read_run, write_report
+from tests.cases import some
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="pipes and links")
 
@@ -79,8 +80,10 @@ READERS: dict[str, tuple[str, list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("how", ["pipe", "zero", "elsewhere", "directory"])
-@pytest.mark.parametrize("command", READERS)
+FOREIGN = [(x, how) for x in READERS for how in ("pipe", "zero", "elsewhere", "directory")]
+
+
+@pytest.mark.parametrize(("command", "how"), some(FOREIGN, 13))
 def test_what_is_no_plain_file_of_the_run_is_refused(
     run_dir: Path,
     command: str,
@@ -241,6 +244,7 @@ for path in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 def test_a_small_file_takes_no_large_memory(tmp_path: Path) -> None:
     """Sizes that a file declares are compared with its content before anything is allocated."""
     paths = [str(tmp_path / name) for name in BOMBS]

@@ -44,6 +44,7 @@ class Far(gymnasium.Env[Any, Any]):
         (5_400_000, 200.0, np.float64, False),
         (5_400_000, 0.0, np.float64, False),  # a constant has no differences
         (0.0, 1e-9, np.float64, False),
+        (1.0, 1e-15, np.float64, False),  # rounding errors, of float64 itself
         (5_400_000, 0.2, np.float32, False),  # nothing is rounded here
     ],
 )

@@ -1,8 +1,6 @@
 """Builds of the native library: what they leave where they fail, and where there is none."""
 
 import json
-import os
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from everstep.__main__ import main
 from everstep.core.fast import build
 from everstep.core.fast.library import Library
 
@@ -89,16 +88,15 @@ def test_two_builds_in_one_folder_leave_a_library_that_loads(
         assert Library(path).level
 
 
-def test_the_switch_chooses_the_general_way_and_the_doctor_says_so(tmp_path: Path) -> None:
+def test_the_switch_chooses_the_general_way_and_the_doctor_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("EVERSTEP_NATIVE", "0")
+    monkeypatch.chdir(tmp_path)
+
     def doctor(*arguments: str) -> str:
-        return subprocess.run(
-            [sys.executable, "-m", "everstep", "doctor", *arguments],
-            capture_output=True,
-            text=True,
-            check=True,
-            cwd=tmp_path,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "EVERSTEP_NATIVE": "0"},
-        ).stdout
+        assert main(["doctor", *arguments]) == 0
+        return capsys.readouterr().out
 
     report = json.loads(doctor("--json"))
     assert report["native_library"] == report["native"] == "`EVERSTEP_NATIVE` is 0"
