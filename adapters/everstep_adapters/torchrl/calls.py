@@ -68,7 +68,7 @@ class TorchRLCalls(Calls):
         return name_of(self._env)
 
     def step_and_maybe_reset(self, data: TensorDictBase) -> tuple[TensorDictBase, TensorDictBase]:
-        """What a vector step returned, and what is acted on next, after the resets of ended rows.
+        """Results of a vector step, and the rows to act on next, after resets of ended rows.
 
         What it returned under `next` is copied before a reset, which may write into its memory.
         """
