@@ -6,7 +6,7 @@
 Three usual shapes, with fewer environments: operations are as many with any number of them, as
 long as a rollout is worked on in one piece. On a GPU it measures, with all of them.
 With names of peers of `everstep bench`, which this interpreter must have, it counts an iteration of
-theirs and of ours in the benchmarks for a GPU.
+theirs and of ours in the benchmarks for a GPU: the loads of `everstep_lab.benchmarks._roofline`.
 """
 
 import importlib
@@ -24,7 +24,8 @@ from torch.profiler import ProfilerActivity, profile
 
 import everstep
 from everstep import AlgorithmConfig, ContinuousDummyEnv, DiscreteDummyEnv
-from everstep_lab.benchmarks import cells, load_case, peers
+from everstep_lab.benchmarks import Cell, cells, load_case, peers
+from everstep_lab.benchmarks._roofline import Load
 from everstep_lab.benchmarks.peers._serving import totals
 from tests.device.installed import installed, unavailable
 from tests.device.machine import Counts
@@ -108,7 +109,7 @@ PROGRAMS = {"rsl_rl": "RslRl", "skrl": "Skrl", "rl_games": "RlGames", "rl8": "Rl
 
 
 def count_peers(names: Sequence[str]) -> None:
-    """Counts of an iteration of peers, and of ours, in the benchmarks that they are in."""
+    """Loads of an iteration of peers, and of ours, in the benchmarks that they are in."""
     sys.path.insert(0, str(Path(peers.__file__).parents[1]))  # as the bench starts them
     # Tensors that are not PyTorch's own cannot be viewed in inference mode.
     plain: Any = lambda mode=True: torch.no_grad() if mode else nullcontext()  # noqa: E731
@@ -116,20 +117,38 @@ def count_peers(names: Sequence[str]) -> None:
     for case in ("gpu-isaac-shape", "gpu-rl8-default"):
         cell = cells(load_case(case))[0]
         for name in ("everstep", *(x for x in names if x in cell.peers)):
-            with installed() as machine:
-                work = {**cell.order(name, "cuda", 1), "num_envs": 16, "seed": 0}
-                module = "everstep_lab.benchmarks._everstep"
-                found = importlib.import_module(module if name == "everstep" else f"peers.{name}")
-                program = getattr(found, PROGRAMS.get(name, "Everstep"))(work)
-                for _ in range(3):
-                    machine.counts = Counts()
-                    program.iterate()
-                counts = machine.counts
-                print(
-                    f"{case:<16}{name:<10}{counts.kernels.total():>7,} operations "
-                    f"{counts.launches:>6,} launches {counts.syncs.total():>4} waits",
-                    flush=True,
-                )
+            print(f"{case}, {name}: {load_of(cell, name)}", flush=True)
+
+
+def load_of(cell: Cell, name: str) -> Load:
+    """An iteration of a side of a benchmark, with all of its environments.
+
+    Work on rows is as many times that of 16 environments as there are more of them.
+    """
+    order = cell.order(name, "cuda", 1)
+    module = "everstep_lab.benchmarks._everstep" if name == "everstep" else f"peers.{name}"
+    make = getattr(importlib.import_module(module), PROGRAMS.get(name, "Everstep"))
+    found = []
+    for num_envs in (16, 32):
+        with installed() as machine:
+            program = make({**order, "num_envs": num_envs, "seed": 0})
+            for _ in range(3):
+                machine.counts = Counts()
+                program.iterate()
+            found.append(machine.counts)
+    one, two = found
+    flops, traffic = (
+        x + (y - x) * (order["num_envs"] - 16) / 16
+        for x, y in ((one.flops, two.flops), (one.traffic, two.traffic))
+    )
+    return Load(
+        order["num_envs"] * order["horizon"],
+        one.launches,
+        one.kernels.total(),
+        one.syncs.total(),
+        round(flops / 1e12, 3),
+        round(traffic / 1e9, 1),
+    )
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from .machine import Block, Machine, Memory, Place, library_frames, place
-from .tensors import Generator, drawn, leaves, mapped
+from .tensors import Generator, cost, drawn, leaves, mapped
 
 
 class Call(NamedTuple):
@@ -19,6 +19,8 @@ class Call(NamedTuple):
     args: Any
     kwargs: dict[str, Any]
     results: list[torch.Tensor]
+    #: See `tensors.cost`.
+    cost: tuple[int, int]
 
     def again(self, machine: Machine) -> None:
         """Do it again, and put what is new where the results are."""
@@ -87,7 +89,7 @@ class Capture:
         """Put a kernel into the graph."""
         args, kwargs, found = mapped(_alias, (call, kwargs or {}, found))
         tensors = [x for x in leaves(found) if isinstance(x, torch.Tensor)]
-        self.calls.append(Call(func, args, kwargs, tensors))
+        self.calls.append(Call(func, args, kwargs, tensors, cost(func, args, kwargs, found)))
         where = self._places()
         for memories, held in ((reads, self.reads), (writes, self.writes)):
             for memory in memories:
@@ -184,6 +186,8 @@ class Graph:
         reads, writes = ([self._living(held) for held in each] for each in self._held)
         machine.counts.launches += 1
         machine.counts.kernels.update(call.func.overloadpacket.__name__ for call in self._calls)
+        machine.counts.flops += sum(call.cost[0] for call in self._calls)
+        machine.counts.traffic += sum(call.cost[1] for call in self._calls)
         machine.launch("a graph", [x for x in reads if x not in writes], writes)
         # Where it was captured, and not seen by the mode.
         with _disable_current_modes(), torch._C._AutoDispatchBelowAutograd():

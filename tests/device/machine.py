@@ -270,6 +270,8 @@ class Counts:
         self.kernels: Counter[str] = Counter()
         #: Calls that hand work to the device: kernels and graphs.
         self.launches = 0
+        #: Floating-point operations of products, and bytes that the other kernels read and write.
+        self.flops = self.traffic = 0
 
     def totals(self) -> dict[str, int]:
         """Numbers for a table."""

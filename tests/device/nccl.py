@@ -49,7 +49,7 @@ class Kernel:
     tags = ()
 
     def __init__(self, name: str, run: Callable[..., Any]) -> None:
-        self.overloadpacket, self._run = SimpleNamespace(__name__=name), run
+        self.__name__, self.overloadpacket, self._run = name, self, run
 
     def __call__(self, *tensors: torch.Tensor) -> None:
         with _disable_current_modes(), torch.no_grad():

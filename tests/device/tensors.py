@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 import torch
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from .machine import Machine, Memory, place
 
@@ -36,6 +37,9 @@ _STRICT = (
     "addmm",
     "bmm",
 )
+
+#: Operations that read of a tensor as much as they write.
+_GATHERING = frozenset({"embedding", "gather", "index", "index_select"})
 
 #: Operations whose results have no content yet.
 _ALLOCATING = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
@@ -298,11 +302,31 @@ def record(
     """Count a kernel, and put it into the stream, or into the graph that is being captured."""
     name = func.overloadpacket.__name__
     machine.counts.kernels[name] += 1
+    flops, traffic = cost(func, *call)
+    machine.counts.flops += flops
+    machine.counts.traffic += traffic
     if machine.capture is not None:
         machine.capture.add(func, *call, reads, writes)
         return
     machine.counts.launches += 1
     machine.launch(name, [x for x in reads if x not in writes], writes)
+
+
+def cost(func: Any, args: Any, kwargs: Any, found: Any) -> tuple[int, int]:
+    """Floating-point operations of a product, or bytes that another kernel reads and writes."""
+    count = flop_registry.get(func.overloadpacket)
+    if count is not None:
+        return count(*args, **kwargs, out_val=found), 0
+    read, written = (
+        sum(min(x.numel() * x.element_size(), x.untyped_storage().nbytes()) for x in each)
+        for each in (
+            {id(x): x for x in leaves(tree) if isinstance(x, torch.Tensor)}.values()
+            for tree in ((args, kwargs), found)
+        )
+    )
+    if func.overloadpacket.__name__ in _GATHERING:
+        read = written
+    return 0, read + (written or read)
 
 
 def drawn(machine: Machine, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:

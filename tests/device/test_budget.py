@@ -9,6 +9,10 @@ from typing import NamedTuple
 import pytest
 from torch.profiler import ProfilerActivity, profile
 
+from everstep_lab.benchmarks import cells, load_case
+from everstep_lab.benchmarks._roofline import LOADS
+from tests.device.__main__ import load_of
+from tests.device.installed import unavailable
 from tests.device.machine import Counts, Machine
 from tests.device.trainings import CASES, HORIZON, WORKS
 
@@ -185,3 +189,13 @@ def test_every_training_has_its_row() -> None:
     assert BUDGET.keys() == CASES.keys()
     assert BESIDE.keys() == WORKS.keys()
     assert set(FAST) <= CASES.keys() | WORKS.keys()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LOADS)
+def test_the_model_of_a_gpu_starts_from_what_is_counted(name: str) -> None:
+    """In `everstep_lab.benchmarks._roofline`; `python -m tests.device everstep` counts anew."""
+    if (reason := unavailable()) is not None:
+        pytest.skip(reason)
+    found = load_of(cells(load_case(name))[0], "everstep")
+    assert found == pytest.approx(LOADS[name]["everstep"], rel=0.02)

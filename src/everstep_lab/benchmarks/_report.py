@@ -9,6 +9,7 @@ from ._cases import Cell, case_names, load_case
 from ._machine import machine
 from ._measuring import Bench, CellResult, SideResult
 from ._ratios import Ratio
+from ._roofline import compared, markdown
 
 _SPEED = (
     "row",
@@ -90,6 +91,8 @@ def report(
         table = speed_table(results, _horizons(cells, bench))
         if bench.device == "cuda":
             table += f"\n\nOf one iteration, by CUDA's profiler:\n\n{count_table(results)}"
+            if model := model_table(results, settings, host["gpu"]):
+                table += f"\n\nBeside a model of this card (--model has the rates):\n\n{model}"
     return f"{settings['benchmark']}: {settings['title']}\n\n{table}\n\n" + "\n".join(facts)
 
 
@@ -155,6 +158,28 @@ def count_table(results: Sequence[CellResult]) -> str:
     return _table(_COUNTS, rows)
 
 
+def model_table(results: Sequence[CellResult], settings: dict[str, Any], gpu: str) -> str:
+    """Table of measured rates beside those that a model of the card expects, if there is one.
+
+    Args:
+        results: Results of cells.
+        settings: See `report`; the model is of the benchmark's own work.
+        gpu: Name of the card, as CUDA has it.
+
+    """
+    if any(not x.startswith("measure.") for x in settings["set"]):
+        return ""
+    first = load_case(settings["benchmark"]).rows[0]["name"]
+    rates = [
+        (name, side.precision, rate)
+        for result in results
+        if result.name == first
+        for name, side in result.sides.items()
+        if (rate := side.rate()) is not None
+    ]
+    return compared(settings["benchmark"], gpu, rates)
+
+
 def solve_table(results: Sequence[CellResult]) -> str:
     """Table of time to a threshold with a row for each side of each cell, medians over seeds."""
     rows = []
@@ -209,9 +234,7 @@ def versions(results: Sequence[CellResult]) -> str:
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Markdown table without empty columns."""
     kept = [i for i in range(len(header)) if any(row[i] != "–" for row in rows)]
-    lines = [[header[i] for i in kept], ["---"] * len(kept)]
-    lines += [[row[i] for i in kept] for row in rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return markdown([header[i] for i in kept], [[row[i] for i in kept] for row in rows])
 
 
 def _count(value: None | float) -> str:

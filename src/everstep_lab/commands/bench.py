@@ -26,6 +26,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("name", nargs="?", metavar="NAME", help="benchmark, or a YAML file of one")
     parser.add_argument("--list", action="store_true", help="print the benchmarks and their peers")
+    parser.add_argument(
+        "--model",
+        action="store_true",
+        help="print what a model expects of GPUs (default NAME: all that it has)",
+    )
     parser.add_argument("--compare", nargs="+", default=[], metavar="PEER", help="peers to measure")
     parser.add_argument(
         "--peer-python",
@@ -75,6 +80,9 @@ def run(arguments: argparse.Namespace) -> int:
     from ..benchmarks import document, load_case, machine, measure
     from ..benchmarks._report import listing, report
 
+    if arguments.model:
+        print(_model(arguments.name))
+        return 0
     if arguments.list or arguments.name is None:
         print(listing())
         return 0
@@ -103,6 +111,17 @@ def run(arguments: argparse.Namespace) -> int:
         if results:
             print(report(results, chosen[: len(results)], bench, settings))
     return 0
+
+
+def _model(name: None | str) -> str:
+    from ..benchmarks import _roofline
+
+    if name is not None and name not in _roofline.LOADS:
+        raise ConfigError(
+            f"--model has the benchmarks {', '.join(_roofline.LOADS)}; got {name}. Name one of "
+            "them, or none."
+        )
+    return _roofline.table(_roofline.LOADS if name is None else [name])
 
 
 def _bench(arguments: argparse.Namespace, case: "Case") -> "Bench":

@@ -28,6 +28,7 @@ from everstep_lab.benchmarks import (
     PeerError,
     Side,
     SideResult,
+    _roofline,
     case_names,
     cells,
     load_case,
@@ -36,7 +37,7 @@ from everstep_lab.benchmarks import (
     solve_table,
     speed_table,
 )
-from everstep_lab.benchmarks._report import count_table
+from everstep_lab.benchmarks._report import count_table, model_table
 from everstep_lab.benchmarks.peers._gymnasium import Returns
 from everstep_lab.benchmarks.peers._serving import totals
 from everstep_lab.benchmarks.peers._worlds import Drift, Pole
@@ -255,6 +256,39 @@ def test_what_an_iteration_does_on_a_gpu_is_counted(capsys: pytest.CaptureFixtur
     assert float(kernels.replace(",", "")) > 500
     assert (waits, copies) == ("2", "2")
     assert float(busy.removesuffix(" |")) > 0
+
+
+def test_a_model_of_a_gpu_is_that_of_the_page(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--model"]) == 0
+    page = ROOT / "docs" / "evidence" / "performance.md"
+    assert capsys.readouterr().out in page.read_text(encoding="utf-8")
+    assert main(["bench", "cpu-jax", "--model"]) == 2
+    assert "gpu-isaac-shape, gpu-rl8-default; got cpu-jax" in capsys.readouterr().err
+
+
+def test_rates_follow_from_what_takes_longer() -> None:
+    card = _roofline.Card({"fp32": 2.0, "tf32": 4.0}, tb_s=0.5)
+    load = _roofline.Load(1000, 10, 1000, 1, tflop=0.04, gigabytes=0.65)
+    assert load.milliseconds(card) == pytest.approx(
+        {"launches": 0.28, "products": 20.0, "memory": 1.3, "kernels": 2.7}
+    )
+    assert load.rate(card) == (pytest.approx(1e6 / 24.0), "products")
+    assert load.rate(card, "tf32") == (pytest.approx(1e6 / 14.0), "products")
+    assert load._replace(launches=2000).rate(card) == (pytest.approx(1e6 / 56), "launches")
+
+
+def test_what_is_measured_is_beside_the_model() -> None:
+    settings = {"benchmark": "gpu-rl8-default", "set": ["measure.block_s=1"]}
+    side = SideResult("fp32", "python", {})
+    side.blocks = [{"env_steps": 3_000_000, "total_s": 1.0}]
+    result = CellResult("8192 × 32", "fp32", {"everstep": side, "rl8-tuned": side}, {})
+    table = model_table([result], settings, "NVIDIA H100 80GB HBM3").splitlines()
+    expected, bound = _roofline.LOADS["gpu-rl8-default"]["everstep"].rate(_roofline.CARDS["H100"])
+    assert table[2:] == [
+        f"| everstep | fp32 | 3.00 | {expected / 1e6:.2f} {bound} | {3e6 / expected:.2f} |"
+    ]
+    for changed, gpu in ((["work.horizon=8"], "NVIDIA H100"), ([], "NVIDIA T4")):
+        assert model_table([result], {**settings, "set": changed}, gpu) == ""
 
 
 def test_what_was_not_solved_is_said() -> None:
