@@ -13,13 +13,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 
 from everstep.core.fast import build
 from everstep.core.graphs._cuda import _warming
 
 from .graphs import Graph, Pool
-from .machine import Event, Machine, Stream, place
+from .machine import Event, Machine, Memory, Stream, place
 from .tensors import DEVICE, Capsule, CudaTensor, DeviceMode, Generator
 
 SOURCE = Path(__file__).with_name("guard.cpp")
@@ -169,6 +170,7 @@ def _install(machine: Machine, patches: Patches) -> None:
     load = torch.nn.Module._load_from_state_dict
     patches.set(torch.nn.Module, _load_from_state_dict=_without_swaps(load))
     patches.set(torch, tensor=_reading(torch.tensor))
+    patches.set(torch, as_tensor=_viewing(machine, torch.as_tensor))
     # `torch.tensor(…, device="cuda")` makes a tensor of the host, and moves it.
     patches.callback(torch._C._set_only_lift_cpu_tensors, torch._C._only_lift_cpu_tensors())
     torch._C._set_only_lift_cpu_tensors(True)
@@ -201,6 +203,28 @@ def _reading(original: Any) -> Any:
         return made
 
     return tensor
+
+
+def _viewing(machine: Machine, original: Any) -> Any:
+    """`torch.as_tensor`, which views the memory of other libraries' arrays on the device."""
+
+    def as_tensor(data: Any, *arguments: Any, **options: Any) -> torch.Tensor:
+        found: torch.Tensor
+        if isinstance(data, torch.Tensor) or not hasattr(data, "__cuda_array_interface__"):
+            found = original(data, *arguments, **options)
+            return found
+        interface = data.__cuda_array_interface__
+        dtype, shape = np.dtype(interface["typestr"]), interface["shape"]
+        size = int(np.prod(shape)) * dtype.itemsize
+        if not size:
+            return torch.from_numpy(np.empty(shape, dtype)).to(DEVICE)
+        memory: Any = (ctypes.c_char * size).from_address(interface["data"][0])
+        inner = torch.from_numpy(np.frombuffer(memory, dtype).reshape(shape))
+        made = CudaTensor(inner, Memory(machine, inner))
+        made.memory.owner = data
+        return made
+
+    return as_tensor
 
 
 def _taking_over(original: Any) -> Any:

@@ -12,7 +12,7 @@ import sys
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -138,6 +138,8 @@ class Memory:
         self.reads: dict[int, Use] = {}
         #: Streams that the allocator was told of.
         self.recorded: set[int] = set()
+        #: Another library's array, whose memory this is.
+        self.owner: Any = None
         #: Of a graph's results: why they are not there, as what follows "which".
         self.spoiled = ""
         self.pooled = machine.capture is not None
@@ -300,6 +302,8 @@ class Machine:
         self.pinned: dict[int, torch.Tensor] = {}
         #: The device's own random generator, a `tensors.Generator`.
         self.generator: Any = None
+        #: Told of each use of another library's memory: stream, address, bytes, whether it writes.
+        self.foreign: None | Callable[[int, int, int, bool], None] = None
         #: The capture under way, of `graphs.Capture`.
         self.capture: Any = None
         self._copying: list[HostCopy] = []

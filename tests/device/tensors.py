@@ -234,6 +234,12 @@ def mapped(function: Callable[[Any], Any], tree: Any) -> Any:
 def run(machine: Machine, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Do an operation, wherever its tensors are."""
     name = func.overloadpacket.__name__
+    if machine.foreign is not None and not is_view(func):
+        written = {id(x) for x in _written(func, args, kwargs)}
+        for x in leaves((args, kwargs)):
+            if isinstance(x, CudaTensor) and x.memory.owner is not None:
+                place = x.memory.address, x.memory.size, id(x) in written
+                machine.foreign(machine.current.cuda_stream, *place)
     if (special := _SPECIAL.get(name)) is not None:
         return special(machine, func, args, kwargs)
     tensors = [x for x in leaves((args, kwargs)) if isinstance(x, torch.Tensor)]

@@ -23,6 +23,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from tests.mutants.bridge import BRIDGE
 from tests.mutants.device import DEVICE
 from tests.mutants.faults import FAULTS, TOLD, Fault
 
@@ -114,7 +115,7 @@ def main() -> int:
     arguments = parser.parse_args()
     chosen = [
         x
-        for x in [*FAULTS, *DEVICE]
+        for x in [*FAULTS, *DEVICE, *BRIDGE]
         if not arguments.words or any(w in x.name for w in arguments.words)
     ]
     if arguments.texts is not None:

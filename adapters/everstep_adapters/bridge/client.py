@@ -13,6 +13,7 @@ import torch
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
+from everstep.data import Device
 from everstep.errors import AdapterError, EnvError
 
 from ..common.calls import VectorCalls
@@ -294,6 +295,7 @@ def start(
     step_timeout: None | float = 600.0,
     servers: Sequence[str] = (),
     key: None | str | os.PathLike[str] = None,
+    device: Device = "cpu",
 ) -> BridgeVectorEnv | RemoteTask:
     """The environment or task of new servers, or of servers that listen.
 
@@ -306,6 +308,7 @@ def start(
         step_timeout: Seconds that an answer may take; None for no limit.
         servers: Addresses of servers that listen, `HOST:PORT`.
         key: Path of the key file of servers that listen.
+        device: Device of what a task's tensors are for.
 
     Raises:
         AdapterError: If there is no such server, interpreter or environment, or it is not hosted.
@@ -330,7 +333,7 @@ def start(
                 connections.append(Connection.to(address, cast(str, key), step_timeout))
             else:
                 connections.append(Connection.start(python, step_timeout))
-        return opened(connections, entry, num_envs, kwargs)
+        return opened(connections, entry, num_envs, kwargs, device)
     except BaseException:
         for each in connections:
             each.close()
@@ -342,6 +345,7 @@ def opened(
     entry: str,
     num_envs: int,
     kwargs: None | Mapping[str, Any] = None,
+    device: Device = "cpu",
 ) -> BridgeVectorEnv | RemoteTask:
     """The environment or task of servers that were connected to; see `start`."""
     kwargs = as_json(kwargs)
@@ -358,7 +362,7 @@ def opened(
         return kind(connections, entry, [answer for answer, _ in answers], num_envs)
     if len(connections) > 1:
         raise AdapterError(f"{entry} is a task with one simulator of all rows; use `processes: 1`.")
-    return RemoteTask.of(connections[0], found, after, num_envs)
+    return RemoteTask.of(connections[0], found, after, num_envs, torch.device(device))
 
 
 def as_json(kwargs: None | Mapping[str, Any]) -> dict[str, Any]:

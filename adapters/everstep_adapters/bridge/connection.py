@@ -54,6 +54,9 @@ class Connection:
     #: Whether the server is on another machine: messages carry the rows, as no memory is shared.
     carries = False
 
+    #: What the server may use until it has ended; it lives as long as this.
+    lent: Any = None
+
     def __init__(
         self,
         connection: socket.socket,

@@ -37,7 +37,7 @@ class BridgeTaskEnv(IsaacGymEnv):
     def describe(self) -> dict[str, str]:
         """Detected properties, one short line each."""
         own = {"environment": str(self.task), "seeding": "the server's generators, or the task's"}
-        own["hand-off"] = "observations copied to shared memory, actions back"
+        own["hand-off"] = self.task.hand_off
         return {**super().describe(), **own}
 
 
@@ -193,6 +193,7 @@ class BridgeEnv(GymnasiumEnv):
             step_timeout=step_timeout,
             servers=servers,
             key=key,
+            device=device,
         )
         kind: type[Env] = cls
         parent: type[Env] = GymnasiumEnv

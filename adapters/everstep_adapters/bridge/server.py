@@ -6,8 +6,9 @@ size and JSON, and arrays lie in memory that both processes share.
 
 A message is `_HEADER` (magic, protocol version, kind, bytes of the payload) and its payload. The
 client sends `OPEN` (what to host), `MAP` (the memory's file descriptor, and where each array lies
-in it), then any number of `RESET`, `STEP`, `RENDER`; the server answers each with `DONE` or
-`FAILED`. When the client's end of the socket is closed, the server closes what it hosts and ends.
+in it), then any number of `RESET`, `STEP`, `RENDER`; or, of a task, of `CALL`, and of `LEND`, with
+memory of a CUDA device. The server answers each with `DONE` or `FAILED`. When the client's end of
+the socket is closed, the server closes what it hosts and ends.
 
 For clients on other machines, `python server.py --listen HOST:PORT --key FILE` serves each
 connection in a process of its own. Both sides prove that they have the key (`authenticate`), and
@@ -22,6 +23,7 @@ import array
 import base64
 import hmac
 import importlib
+import importlib.util
 import inspect
 import json
 import mmap
@@ -41,7 +43,7 @@ import numpy as np
 PROTOCOL = 1
 _MAGIC = b"EVST"
 _HEADER = struct.Struct("<4sHHQ")
-OPEN, MAP, RESET, STEP, RENDER, CLOSE, DONE, FAILED, CALL, STATE, RESTORE = range(1, 12)
+OPEN, MAP, RESET, STEP, RENDER, CLOSE, DONE, FAILED, CALL, STATE, RESTORE, LEND = range(1, 13)
 
 #: Bytes of the largest payload: of a frame, or of a space with different bounds for each element.
 LARGEST = 2**28
@@ -61,6 +63,23 @@ SPINNING = 200e-6
 
 class Refused(Exception):
     """Something is not hosted; the message names a way out."""
+
+
+_LOADED = []
+
+
+def cuda_module():
+    """The module of the file `cuda.py` beside this one; None where this file was copied alone."""
+    if not _LOADED and __package__:
+        _LOADED.append(importlib.import_module(".cuda", __package__))
+    elif not _LOADED:
+        path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "cuda.py")
+        spec = importlib.util.spec_from_file_location("_everstep_bridge_cuda", path)
+        found = importlib.util.module_from_spec(spec) if os.path.exists(path) else None
+        if found is not None:
+            spec.loader.exec_module(found)
+        _LOADED.append(found)
+    return _LOADED[0]
 
 
 # ---- messages ---------------------------------------------------------------------------------
@@ -826,6 +845,12 @@ class Arena:
     #: Whether what cannot cross is refused; else mappings lose it.
     is_whole = False
 
+    #: Where arrays on a CUDA device are copied to, a `cuda.Part`; None: to the host's memory.
+    device = None
+
+    #: Copies arrays from the device to the host's memory, a `DeviceReader`; None: their library.
+    reader = None
+
     def __init__(self, buffer=b"", start=0, end=0):
         self._buffer, self._start, self._end = buffer, start, end
         self.clear()
@@ -852,7 +877,10 @@ class Arena:
         if isinstance(value, float):
             return {"f": value.hex()}  # exact, also if it is no finite number
         if is_array(value):
-            return {"a": self._place(array_of(value))}
+            place = None
+            if self.device is not None and on_device(value):
+                place = self.device.place(device_array(value))
+            return {"a": self._place(value)} if place is None else {"g": place}
         if isinstance(value, (list, tuple)):
             kind = "l" if isinstance(value, list) else "t"
             return {kind: [self.encode(x) for x in value]}
@@ -865,7 +893,10 @@ class Arena:
             return {"d": [[key, self.encode(x)] for key, x in pairs]}
         raise Refused("a {} cannot cross".format(type(value).__name__))
 
-    def _place(self, x):
+    def _place(self, value):
+        if self.reader is not None and on_device(value):
+            return self._fetch(device_array(value))
+        x = array_of(value)
         size = -(-x.nbytes // 64) * 64
         if self._used + size <= self._end:
             at = self._used
@@ -873,14 +904,27 @@ class Arena:
             out = np.frombuffer(self._buffer, x.dtype, x.size, at).reshape(x.shape)
             out[...] = x
             return [x.dtype.str, list(x.shape), at]
+        return self._append(x)
+
+    def _append(self, x):
         at = -1 - self._after_size
         data = np.ascontiguousarray(x).tobytes()
         self._after.append(data)
         self._after_size += len(data)
         return [x.dtype.str, list(x.shape), at]
 
+    def _fetch(self, x):
+        """Place an array of a device; it is there after `reader.finish`."""
+        size = -(-x.nbytes // 64) * 64
+        if self._used + size > self._end:
+            return self._append(self.reader.download(x))
+        at = self._used
+        self._used += size
+        self.reader.fetch(np.frombuffer(self._buffer, np.uint8, x.nbytes, at), x)
+        return [x.typestr, list(x.shape), at]
 
-def decoded(tree, buffer, after, leaf, depth=0):
+
+def decoded(tree, buffer, after, leaf, on_device=None, depth=0):
     """The value of `Arena.encode`'s JSON.
 
     Args:
@@ -888,6 +932,8 @@ def decoded(tree, buffer, after, leaf, depth=0):
         buffer: The shared memory.
         after: Bytes that came after the message.
         leaf: What to make of each array, a view of one of them.
+        on_device: What to make of an array in shared memory of a device, by its dtype, shape and
+            first byte; None where there is none.
         depth: Levels above this one.
 
     Raises:
@@ -902,11 +948,11 @@ def decoded(tree, buffer, after, leaf, depth=0):
     if kind == "f":
         return float.fromhex(value)
     if kind in ("l", "t"):
-        found = [decoded(x, buffer, after, leaf, depth + 1) for x in value]
+        found = [decoded(x, buffer, after, leaf, on_device, depth + 1) for x in value]
         return found if kind == "l" else tuple(found)
     if kind == "d":
-        return {str(k): decoded(x, buffer, after, leaf, depth + 1) for k, x in value}
-    if kind != "a":
+        return {str(k): decoded(x, buffer, after, leaf, on_device, depth + 1) for k, x in value}
+    if kind != "a" and (kind != "g" or on_device is None):
         raise ValueError("not a value")
     name, shape, at = value
     dtype, count = np.dtype(name), 1
@@ -916,6 +962,8 @@ def decoded(tree, buffer, after, leaf, depth=0):
             raise ValueError("an array of the shape {}".format(shape))
     if dtype.kind not in "biuf":
         raise ValueError("an array of {}".format(dtype))
+    if kind == "g":
+        return on_device(dtype.str, shape, at)
     where, at = (buffer, at) if at >= 0 else (after, -1 - at)
     if at + count * dtype.itemsize > len(where):
         raise ValueError("an array beyond the memory")
@@ -923,15 +971,102 @@ def decoded(tree, buffer, after, leaf, depth=0):
 
 
 def is_array(value):
-    """Whether this is an array of NumPy or a tensor of PyTorch."""
-    return isinstance(value, (np.ndarray, np.generic)) or (
-        type(value).__module__.split(".")[0] == "torch" and hasattr(value, "detach")
-    )
+    """Whether this is an array of NumPy, a tensor of PyTorch, or an array on a CUDA device."""
+    if isinstance(value, (np.ndarray, np.generic)) or is_tensor(value):
+        return True
+    return hasattr(type(value), "__cuda_array_interface__")
+
+
+def is_tensor(value):
+    """Whether this is a tensor of PyTorch."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def on_device(value):
+    """Whether this is an array or a tensor on a CUDA device."""
+    if is_tensor(value):
+        return bool(value.is_cuda)
+    return hasattr(type(value), "__cuda_array_interface__")
 
 
 def array_of(value):
     """An array of NumPy from one or from a tensor, on whichever device."""
-    return value.detach().cpu().numpy() if hasattr(value, "detach") else np.asarray(value)
+    if is_tensor(value):
+        return value.detach().cpu().numpy()
+    if on_device(value):
+        array = device_array(value)
+        return DeviceReader(cuda_module().Device.of_array(array)).download(array)
+    return np.asarray(value)
+
+
+def device_array(value):
+    """The `cuda.Array` of an array or a tensor on a device."""
+    cuda = cuda_module()
+    return cuda.array_of_tensor(value) if is_tensor(value) else cuda.array_of_interface(value)
+
+
+def cuda_error():
+    """The class of errors of the driver."""
+    return cuda_module().DriverError if cuda_module() is not None else Refused
+
+
+class DeviceReader:
+    """Copies of arrays on a CUDA device to the host, and back, through the driver.
+
+    Args:
+        device: A `cuda.Device`.
+
+    """
+
+    def __init__(self, device):
+        self._device, self._streams, self._pinned = device, set(), None
+
+    def pin(self, buffer):
+        """Let the device write to the memory itself, which is the buffer's only use then."""
+        self.unpin()
+        address = np.frombuffer(buffer, np.uint8).ctypes.data
+        try:
+            self._device.pin(address, len(buffer))
+        except cuda_module().DriverError:  # copies take longer
+            return
+        self._pinned = address, buffer
+
+    def unpin(self):
+        """Undo `pin`, before the memory is unmapped."""
+        if self._pinned is not None:
+            self._device.unpin(self._pinned[0])
+        self._pinned = None
+
+    def fetch(self, out, array):
+        """Begin a copy, which is done after `finish`."""
+        self._streams.add(array.stream)
+        self._device.fetch(out.ctypes.data, array.pointer, array.nbytes, array.stream)
+
+    def finish(self):
+        """Wait for the copies."""
+        while self._streams:
+            self._device.finish(self._streams.pop())
+
+    def download(self, array):
+        """A new array of NumPy."""
+        found = np.empty(array.shape, np.dtype(array.typestr))
+        self.fetch(found, array)
+        self.finish()
+        return found
+
+    def upload(self, x, stream):
+        """A new array of the device, which any library can view."""
+        array = self.empty(x.dtype.str, x.shape, stream)
+        x = np.ascontiguousarray(x)
+        self._device.upload(array.pointer, x.ctypes.data, x.nbytes, stream)
+        return array
+
+    def empty(self, typestr, shape, stream):
+        """A new array of the device."""
+        size = int(np.prod(shape, dtype=np.int64)) * np.dtype(typestr).itemsize
+        memory = cuda_module().Memory.allocate(self._device, size)
+        return cuda_module().Array(memory.pointer, typestr, shape, stream, memory)
 
 
 def _crosses(value):
@@ -1027,13 +1162,69 @@ class Task:
 
     def __init__(self, env):
         self.env, self.num_envs = env, int(env.num_envs)
+        self._link = self._reader = None
+        #: Why arrays on a device cannot be copied by the driver; empty if they can, or are none.
+        self._refusal = ""
+        if on_device(self._clock()):
+            try:
+                self._reader = DeviceReader(self._device())
+            except (AttributeError, cuda_error()) as error:
+                self._refusal = str(error)
         self.attach(b"")
+
+    def _clock(self):
+        return next(iter(self._buffers().values()))
+
+    def _device(self):
+        if cuda_module() is None:
+            raise cuda_error()("cuda.py is not beside {}".format(__file__))
+        return cuda_module().Device.of_array(device_array(self._clock()))
 
     def attach(self, buffer):
         """Take the shared memory: a third for calls, and one for each of two answers."""
         part = len(buffer) // self.PARTS // 64 * 64
         self._buffer = buffer
         self._arenas = [Arena(buffer, part, 2 * part), Arena(buffer, 2 * part, 3 * part)]
+        for arena in self._arenas:
+            arena.reader = self._reader
+        if self._reader is not None and self._link is None and len(buffer):
+            self._reader.pin(buffer)
+        self._attach_device()
+
+    def borrow(self, body):
+        """Take memory of the device that the client lends, and say by which event to wait.
+
+        Where that cannot be, the answer says why, and arrays go through the host's memory.
+        """
+        size, memory, event = _checked(body, bytes=int, memory=str, event=str)
+        if self._reader is None:
+            raise Refused("the task's arrays are on no device that the driver knows")
+        cuda, link = cuda_module(), self._link
+        try:
+            device = self._device()
+            borrowed = cuda.Memory.borrow(device, bytes.fromhex(memory), size)
+            if link is None:
+                link = cuda.Link(device, borrowed)
+                link.connect(bytes.fromhex(event))
+            else:
+                link.memory.close()
+                link.memory = borrowed
+            answer = {"event": link.handle.hex()}
+        except ValueError as error:
+            raise Refused("memory was lent with {}".format(error)) from None
+        except cuda.DriverError as error:
+            if link is not None and link is not self._link:
+                link.close()
+            return {"refused": str(error)}
+        self._link = link
+        self._reader.unpin()
+        self._attach_device()
+        return answer
+
+    def _attach_device(self):
+        if self._link is not None:
+            for i, arena in enumerate(self._arenas):
+                arena.device = cuda_module().Part(self._link, i + 1, self.PARTS)
 
     def introduction(self):
         """Facts of the task that the client needs."""
@@ -1062,6 +1253,9 @@ class Task:
             "facts": arena.encode(facts),
             "buffers": arena.encode(self._buffers()),
         }
+        if on_device(self._clock()):
+            known = self._reader is not None
+            body["device"] = {"uuid": self._device().uuid} if known else {"refused": self._refusal}
         return body, arena.after
 
     def _buffers(self):
@@ -1069,8 +1263,21 @@ class Task:
 
     def call(self, payload):
         """The answer to a client's call: JSON, and bytes after it."""
+        link = self._link
+        if link is None:
+            return self._call(payload, None)
+        stream = device_array(self._clock()).stream
+        link.wait(stream)
+        try:
+            return self._call(payload, stream)
+        finally:
+            link.record(stream)
+
+    def _call(self, payload, stream):
         body, after = _split(payload)
-        take = lambda tree: decoded(tree, self._buffer, after, self._given)  # noqa: E731
+        given = lambda *array: self._given_there(stream, *array)  # noqa: E731
+        on = None if stream is None else given
+        take = lambda tree: decoded(tree, self._buffer, after, self._given, on)  # noqa: E731
         name, given = _checked(body, method=str, set=list)
         for attribute, tree in given:
             self._set(attribute, take(tree))
@@ -1100,25 +1307,53 @@ class Task:
         self._arenas.reverse()
         arena = self._arenas[0]
         arena.clear()
+        if arena.device is not None:
+            arena.device.clear(stream)
         arena.is_whole = name == "state_dict"
         found = {"returned": returned, "buffers": self._buffers(), "resets": resets}
-        return dict(arena.encode(found), needed=arena.needed), arena.after
+        body = dict(arena.encode(found), needed=arena.needed)
+        if self._reader is not None:
+            self._reader.finish()
+        if arena.device is not None:
+            body["needed_there"] = arena.device.needed
+        return body, arena.after
 
     def _given(self, x):
         """An array of the client as the task has them: new memory."""
-        clock = next(iter(self._buffers().values()))
-        if not hasattr(clock, "detach"):
-            return x.copy()
-        return sys.modules["torch"].from_numpy(x.copy()).to(clock.device)
+        clock = self._clock()
+        if is_tensor(clock):
+            return sys.modules["torch"].from_numpy(x.copy()).to(clock.device)
+        return self._reader.upload(x, device_array(clock).stream) if self._reader else x.copy()
+
+    def _given_there(self, stream, typestr, shape, at):
+        """An array of the client in the device's memory, as the task has them: new memory."""
+        cuda, clock = cuda_module(), self._clock()
+        view = self._link.memory.view(typestr, shape, at, stream)
+        if is_tensor(clock):
+            torch = sys.modules["torch"]
+            dtype = torch.from_numpy(np.empty(0, typestr)).dtype
+            found = torch.empty(view.shape, dtype=dtype, device=clock.device)
+            target = found.data_ptr()
+        else:
+            found = self._reader.empty(typestr, view.shape, stream)
+            target = found.pointer
+        cuda.copy_on(self._link.device, stream, target, view)
+        return found
 
     def _set(self, name, value):
         """Write a buffer that the client has changed."""
         if name not in BUFFERS:
             raise Refused("the attribute {} does not cross".format(name))
+        buffer = getattr(self.env, name)
         if name == "episode_length_buf":  # a property in some, which rsl_rl allows to assign
             setattr(self.env, name, value)
+        elif on_device(buffer) and not is_tensor(buffer):
+            own, given = device_array(buffer), device_array(value)
+            if (own.typestr, own.shape) != (given.typestr, given.shape):
+                raise Refused("the buffer {} has other numbers".format(name))
+            cuda_module().copy_on(self._device(), own.stream, own.pointer, given)
         else:
-            getattr(self.env, name)[...] = value
+            buffer[...] = value
 
     def _seed(self, seed):
         """Seed the task, if it can be, or the generators of this process, which are its own."""
@@ -1140,7 +1375,7 @@ class Task:
         was_own = getattr(owner, "__dict__", {}).get("reset_idx")
 
         def listen(env_ids, *args, **kwargs):
-            clock = array_of(next(iter(self._buffers().values())))
+            clock = array_of(self._clock())
             ids = array_of(env_ids)
             resets.append([ids.copy(), clock[ids].copy()])
             return own(env_ids, *args, **kwargs)
@@ -1156,6 +1391,13 @@ class Task:
 
     def close(self):
         """Close what is hosted."""
+        link, self._link = self._link, None
+        if link is not None:
+            link.memory.close()
+            link.disconnect()
+            link.close()
+        if self._reader is not None:
+            self._reader.unpin()
         getattr(self.env, "close", lambda: None)()
 
 
@@ -1374,6 +1616,8 @@ def serve(channel):
                     is_task = isinstance(host, Task)
                     host.attach(buffer if is_task else Memory(buffer, layout, host))
                     channel.send(DONE)
+                elif kind == LEND and isinstance(host, Task):
+                    channel.send(DONE, host.borrow(body))
                 elif kind == RESET:
                     seed, options = _checked(body, seed=(int, type(None)), options=dict)
                     if channel.carries:

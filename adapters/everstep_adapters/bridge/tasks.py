@@ -17,12 +17,15 @@ import torch
 
 from everstep.errors import AdapterError, EnvError
 
-from . import server
+from . import cuda, server
 from .connection import Connection, shared_memory, versions_of
 from .specs import space_from
 
 #: Bytes of the first memory; it grows with what is sent.
 _FIRST = 3 * 2**20
+
+#: Hand-off of a task's tensors, for `describe`.
+_BY_HOST = "observations copied to shared memory, actions back"
 
 #: What reading a message of another form than it must have raises.
 _MALFORMED = (KeyError, IndexError, AttributeError, TypeError, ValueError, OverflowError)
@@ -32,27 +35,44 @@ class RemoteTask:
     """The members of a task that a server hosts.
 
     Tensors of floating-point numbers and of uint8 are views of shared memory, which the answer
-    after the next one overwrites; others are copies, because they may be used as indices.
+    after the next one overwrites; others are copies, because they may be used as indices. Where
+    the task's tensors are on a GPU that this process sees, that is memory of the GPU, whose uses
+    follow each other in the order of the current streams (`cuda`): the host waits for none. Where
+    it cannot be shared, a warning says why, once.
     Buffers that are changed here are written to the task's before its next call.
 
     Args:
         connection: Connection to its server, which is closed with the task.
         found: What the server says of it.
         after: Bytes that came after that.
+        device: Device of what the tensors are for: those for a CPU go through its memory.
 
     Raises:
         AdapterError: If the server describes no task.
 
     """
 
-    #: Device of its tensors, wherever the task has them.
+    #: Device of its tensors: of this process, wherever the task has them.
     device = rl_device = "cpu"
+
+    #: How its tensors come here, in words.
+    hand_off = _BY_HOST
+
+    #: Memory of a device that the server shares; None where there is none.
+    _link: None | cuda.Link = None
 
     #: Whether its calls of `reset_idx` are told to a function that replaces it.
     _is_replaying = False
 
-    def __init__(self, connection: Connection, found: dict[str, Any], after: bytes) -> None:
-        self._connection, self._sent = connection, server.Arena()
+    def __init__(
+        self,
+        connection: Connection,
+        found: dict[str, Any],
+        after: bytes,
+        device: torch.device,
+    ) -> None:
+        self._connection = connection
+        self._sent: Any = server.Arena()
         self._buffer: Any = b""
         self._buffers: dict[str, torch.Tensor] = {}
         self._known: dict[str, tuple[int, int]] = {}
@@ -73,17 +93,24 @@ class RemoteTask:
             raise AdapterError(f"The server described no task ({error}).") from None
         self._versions = versions_of(found)
         self._grow(_FIRST)
+        if device.type == "cuda" and found.get("device") is not None:
+            self._share(found["device"])
 
     @classmethod
     def of(
-        cls, connection: Connection, found: dict[str, Any], after: bytes, num_envs: int
+        cls,
+        connection: Connection,
+        found: dict[str, Any],
+        after: bytes,
+        num_envs: int,
+        device: torch.device,
     ) -> "RemoteTask":
         """A task of a class with the name that it has there; see the class."""
         name = found.get("task")
         if not isinstance(name, str) or not name.isidentifier() or found["num_envs"] != num_envs:
             raise AdapterError(f"The server described no task of {num_envs} rows ({name!r}).")
         kind: type[RemoteTask] = type(name, (cls,), {})
-        return kind(connection, found, after)
+        return kind(connection, found, after, device)
 
     def __getattr__(self, name: str) -> Any:
         """A method or a buffer of the task."""
@@ -117,34 +144,48 @@ class RemoteTask:
         if self._sent.needed * server.Task.PARTS > len(self._buffer):
             self._grow(4 * self._sent.needed)
             body, after = self._encode(method, arguments, changed)
-        found, after = self._connection.split(self._connection.ask(server.CALL, body, data=after))
+        found, after = self._connection.split(self._ask(body, after))
         try:
-            needed = int(found.pop("needed"))
-            answer = self._decoded(found, after)
+            needed, needed_there = int(found.pop("needed")), int(found.pop("needed_there", 0))
+            answer = self._decoded(found, after, copies=method == "state_dict")
             returned, buffers = answer["returned"], answer["buffers"]
             self._replay(answer["resets"])
             self._take_buffers(buffers)
-        except (
-            KeyError,
-            IndexError,
-            AttributeError,
-            TypeError,
-            ValueError,
-            OverflowError,
-        ) as error:
-            self._connection.close()
+        except _MALFORMED as error:
+            self.close()
             raise EnvError(
                 f"The server of {type(self).__name__} sent no result of `{method}` ({error})."
             ) from None
         if needed * server.Task.PARTS > len(self._buffer):
             self._grow(2 * server.Task.PARTS * min(needed, server.LARGEST))
+        if self._link is not None:
+            needed_there = max(needed_there, self._sent.device.needed)
+            if needed_there * server.Task.PARTS > self._link.memory.size:
+                self._lend(2 * server.Task.PARTS * min(needed_there, server.LARGEST))
         return returned
+
+    def _ask(self, body: dict[str, Any], after: bytes) -> bytes:
+        """The answer to a call. Its arrays follow what this side has put into its stream."""
+        if self._link is None:
+            return self._connection.ask(server.CALL, body, data=after)
+        self._link.record(self._stream)
+        answer = self._connection.ask(server.CALL, body, data=after)
+        self._link.wait(self._stream)
+        return answer
+
+    @property
+    def _stream(self) -> int:
+        """PyTorch's current stream of the device of the link."""
+        return torch.cuda.current_stream(self.device).cuda_stream or cuda.DEFAULT_STREAM
 
     def _encode(
         self, method: str, arguments: Sequence[Any], changed: Sequence[str]
     ) -> tuple[dict[str, Any], bytes]:
         sent = self._sent
         sent.clear()
+        if self._link is not None:
+            self._link.wait(self._stream)  # also after an answer that was an error
+            sent.device.clear(self._stream)
         body = {
             "method": method,
             "args": [sent.encode(x) for x in arguments],
@@ -154,15 +195,39 @@ class RemoteTask:
         }
         return body, sent.after
 
-    def _decoded(self, tree: Any, after: bytes) -> Any:
-        return server.decoded(tree, self._buffer, after, _tensor)
+    def _decoded(self, tree: Any, after: bytes, *, copies: bool = False) -> Any:
+        there = None if self._link is None else self._tensor_there
+
+        def leaf(array: "np.ndarray[Any, Any]") -> torch.Tensor:
+            return _tensor(array) if there is None else _tensor(array).to(self.device)
+
+        def copied(function: Any) -> Any:
+            return lambda *array: function(*array).clone()
+
+        if copies:  # a state lives longer than the next answers
+            return server.decoded(tree, self._buffer, after, copied(leaf), there and copied(there))
+        return server.decoded(tree, self._buffer, after, leaf, there)
+
+    def _tensor_there(self, typestr: str, shape: Sequence[int], at: int) -> torch.Tensor:
+        """The tensor of an array in shared memory of the device."""
+        assert self._link is not None
+        is_bool = typestr == "|b1"  # PyTorch trusts that one is 0 or 1
+        view = self._link.memory.view("|u1" if is_bool else typestr, shape, at, self._stream)
+        tensor = torch.as_tensor(view, device=self.device)
+        if is_bool:
+            return tensor != 0
+        return tensor if typestr[1] == "f" or typestr == "|u1" else tensor.clone()
 
     def _replay(self, resets: Sequence[Any]) -> None:
         """Tell whoever has replaced `reset_idx` of the task's own calls of it."""
         self._is_replaying = True
         try:
+            clock = next(iter(self._buffers.values()))
             for ids, clocks in resets:
-                next(iter(self._buffers.values()))[ids] = clocks
+                if ids.numel() and not -1 < int(ids.min()) <= int(ids.max()) < self.num_envs:
+                    raise IndexError("rows that are none")
+                ids, clocks = ids.to(clock.device), clocks.to(clock.device)
+                clock[ids] = clocks
                 self.reset_idx(ids)
         finally:
             self._is_replaying = False
@@ -172,7 +237,7 @@ class RemoteTask:
             if name not in server.BUFFERS or value.shape != (self.num_envs,):
                 raise ValueError(f"the buffer {name}")
             own = self._buffers.get(name)
-            if own is None or own.dtype != value.dtype:
+            if own is None or own.dtype != value.dtype or own.device != value.device:
                 self._buffers[name] = own = value.clone()
             else:
                 own.copy_(value)
@@ -188,14 +253,69 @@ class RemoteTask:
             self._connection.ask(server.MAP, {"bytes": size, "layout": {}}, descriptor=descriptor)
         finally:
             os.close(descriptor)
+        part = self._sent.device
         self._sent = server.Arena(self._buffer, 0, size // server.Task.PARTS // 64 * 64)
+        self._sent.device = part
+
+    def _share(self, found: Any) -> None:
+        """Let tensors cross in the memory of the task's GPU, if this process sees it."""
+        reason = str(found.get("refused") or "")
+        if not reason:
+            try:
+                self._gpu = cuda.Device.of_uuid(str(found.get("uuid")))
+                reason = self._lend(_FIRST)
+            except cuda.DriverError as error:
+                reason = str(error)
+        if not reason:
+            self.device = self.rl_device = f"cuda:{self._gpu.ordinal}"
+            self._buffers = {name: x.to(self.device) for name, x in self._buffers.items()}
+            self._known = {name: (id(x), x._version) for name, x in self._buffers.items()}
+            self.hand_off = f"observations and actions stay on {self.device}, shared by the driver"
+            return
+        self.hand_off = f"{_BY_HOST}: memory of the GPU cannot be shared ({reason})"
+        warnings.warn(
+            f"Tensors of {type(self).__name__} on a GPU go through the host's memory in each "
+            f"vector step, because memory of the GPU cannot be shared: {reason}.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+    def _lend(self, size: int) -> str:
+        """Lend the server memory of the device; why it does not take it, empty if it does."""
+        size = -(-size // (server.Task.PARTS * cuda.ALIGNMENT)) * server.Task.PARTS * cuda.ALIGNMENT
+        try:
+            memory = cuda.Memory.lend(self._gpu, size)
+            link = cuda.Link(self._gpu, memory) if self._link is None else self._link
+        except cuda.DriverError as error:
+            return str(error)
+        body = {"bytes": size, "memory": memory.handle.hex(), "event": link.handle.hex()}
+        # The server may use both until it has ended, or has taken others.
+        before, self._connection.lent = self._connection.lent, (memory, link)
+        answer = self._connection.parse(self._connection.ask(server.LEND, body))
+        if "refused" in answer:
+            self._connection.lent = before
+            return str(answer["refused"])
+        if self._link is None:
+            try:
+                link.connect(bytes.fromhex(answer["event"]))
+            except _MALFORMED as error:
+                raise AdapterError(f"The server described no event ({error}).") from None
+        link.memory, self._link = memory, link
+        self._sent.device = cuda.Part(link, 0, server.Task.PARTS)
+        return ""
 
     def __str__(self) -> str:
         return f"{type(self).__name__} in {self._connection.python} ({self._versions})"
 
     def close(self) -> None:
         """End the server."""
+        link, self._link = self._link, None
+        if link is not None:
+            link.disconnect()
         self._connection.close()
+        if link is not None:
+            link.close()
+            self._connection.lent = self._sent.device = None
 
 
 def _tensor(array: "np.ndarray[Any, Any]") -> torch.Tensor:
