@@ -65,7 +65,7 @@ class Driver:
         self._library.standin_use(*place, ctypes.c_int(writes))
 
     def faults(self) -> list[str]:
-        """What was wrong; it is forgotten."""
+        """Faults since the last call."""
         count = self._library.standin_faults()
         found = [self._library.standin_fault(i).decode() for i in range(count)]
         self._library.standin_forgive()

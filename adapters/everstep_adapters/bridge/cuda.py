@@ -48,7 +48,7 @@ class DriverError(Exception):
 
 
 class _Handle(ctypes.Structure):
-    """What another process opens memory or an event with; passed by value."""
+    """Bytes with which another process opens memory or an event; passed by value."""
 
     _fields_ = [("reserved", ctypes.c_ubyte * 64)]
 
@@ -401,7 +401,7 @@ class Link:
 
     @property
     def handle(self):
-        """What the other process opens this side's event with."""
+        """Bytes with which the other process opens this side's event."""
         handle = _Handle()
         self.device.call("cuIpcGetEventHandle", ctypes.byref(handle), self._own)
         return bytes(handle)
