@@ -8,7 +8,7 @@ processes. They import this module, so it imports little.
 
 import copy
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,9 +27,24 @@ def copied(value: Any) -> Any:
         return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
     if hasattr(value, "detach") and hasattr(value, "clone"):
         return value.detach().clone()
+    if isinstance(value, str | bytes | int | float | np.generic) or value is None:
+        return value
+    if isinstance(value, Sequence) and not isinstance(value, memoryview):  # such as a deque
+        return [copied(item) for item in value]
     # Arrays of other libraries; JAX's cannot be written to, and a copy of them costs little.
-    is_array = hasattr(value, "__array__") and not isinstance(value, np.generic)
-    return copy.deepcopy(value) if is_array else value
+    if hasattr(value, "__array__"):
+        return copy.deepcopy(value)
+    is_array = hasattr(value, "__array_interface__") or _is_buffer(value)
+    return np.array(value) if is_array else value
+
+
+def _is_buffer(value: Any) -> bool:
+    """Whether NumPy reads the memory of an object, as of Python's own arrays."""
+    try:
+        memoryview(value)
+    except TypeError:
+        return False
+    return True
 
 
 class KeptEnds:

@@ -134,6 +134,9 @@ def _array_mismatches(
     except ValueError:  # of lists of different lengths
         yield f"`{name}` must be an array of shape {shape}; got {_kind(value)} of different lengths"
         return
+    except (RuntimeError, TypeError) as error:  # of tensors
+        yield f"`{name}` must be an array of shape {shape}; got {_kind(value)}: {error}"
+        return
     if array.dtype.kind in "OUSV":
         yield f"`{name}` must be an array of shape {shape}; got {_kind(value)}"
     elif array.shape != shape:

@@ -124,9 +124,9 @@ class GymnasiumEnv(Env):
         self.autoreset_mode = mode
         self._seed: int | None = None
         self._calls = workers.make_calls(env, step_timeout)
-        singles.check_workers(env)
         self._clock = endings.EpisodeClock(self.num_envs, max_episode_steps, random_phase)
         self._endings = endings.make_endings(env, self._calls, self.autoreset_mode, self._clock)
+        singles.check_calls(env)
         self.episode_keys = self._endings.episode_keys
 
         space = specs.single_space(env, "action_space")

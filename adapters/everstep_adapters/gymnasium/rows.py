@@ -12,16 +12,11 @@ from tensordict import TensorDict
 from everstep.data import DataKeys
 from everstep.errors import EnvError
 
+from ..common.first_calls import VECTOR_REWARDS
 from ..common.handoff import BufferEntry, TransferBuffer, to_numpy
 from ..common.returned import check_range
 from ..common.rounding import RoundingWatch
 from .specs import Part, where
-
-#: Advice on environments whose rewards are vectors.
-VECTOR_REWARDS = (
-    "Rewards are one number each env step: weigh the entries of a vector in a wrapper, such as "
-    "`mo_gymnasium.wrappers.LinearReward(env, weight=…)`, around each environment."
-)
 
 BoolArray = npt.NDArray[np.bool_]
 
@@ -94,7 +89,9 @@ def check_shape(shape: Sequence[int], expected: Sequence[int], name: str) -> Non
 
     """
     if tuple(shape) != tuple(expected):
-        advice = f" {VECTOR_REWARDS}" if name == DataKeys.REWARDS and len(shape) == 2 else ""
+        advice = ""
+        if name == DataKeys.REWARDS and len(shape) == 2:
+            advice = f" {VECTOR_REWARDS}" if shape[1] > 1 else " Return `rewards[:, 0]`."
         raise EnvError(
             f"`{name}` must have shape {tuple(expected)}, as the environment's spaces say; "
             f"got {tuple(shape)}.{advice}"

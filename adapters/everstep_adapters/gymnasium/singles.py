@@ -9,15 +9,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from gymnasium import Env
 from gymnasium.vector import AsyncVectorEnv
 
 from everstep.errors import AdapterError, EnvError
 
+from ..common.first_calls import VECTOR_REWARDS, check_first_calls
 from ..common.independence import MemoryCheck, check_independent, layers
 from ..common.kept_ends import InWorker
 from ..common.returned import LOOKS, WAY_OUT, check_range, check_returned, mismatches
 from .modes import AnyVectorEnv
-from .rows import VECTOR_REWARDS, pick
+from .rows import pick
 from .specs import Part, single_space, where
 
 #: Packages whose wrappers leave a vector of rewards one, but for this wrapper.
@@ -49,11 +51,15 @@ def check_rewards(env: AnyVectorEnv) -> None:
                 return
 
 
-def check_workers(env: AnyVectorEnv) -> None:
-    """Let the processes of an `AsyncVectorEnv` check what their environments return."""
+def check_calls(env: AnyVectorEnv) -> None:
+    """Check the first calls of single environments, and all that those in processes return."""
     base: Any = env.unwrapped
     if isinstance(base, AsyncVectorEnv) and not base.closed:
-        base.call("has_wrapper_attr", InWorker(check_returned))
+        for check in (check_returned, check_first_calls):
+            base.call("has_wrapper_attr", InWorker(check))
+    for single in getattr(base, "envs", ()):
+        if isinstance(single, Env):
+            check_first_calls(single)
 
 
 class Singles:

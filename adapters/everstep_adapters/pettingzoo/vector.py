@@ -11,6 +11,8 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array,
 from everstep.env.formats import check_held
 from everstep.errors import EnvError
 
+from ..common.first_calls import check_reward, to_flag
+
 
 class AgentsVectorEnv(VectorEnv[Any, Any, Any]):
     """Agents of several parallel environments as rows, ordered environment by environment.
@@ -85,7 +87,8 @@ class AgentsVectorEnv(VectorEnv[Any, Any, Any]):
         sent = {x: actions[row_of[x]] if x in row_of else self._sample(i, x) for x in acting}
         self._seen[i], earned, *kinds, own_infos = env.step(sent)
         for agent in acting:
-            over = [bool(kind.get(agent, False)) for kind in kinds]
+            flags_by_name = zip(kinds, ("terminations", "truncations"), strict=True)
+            over = [to_flag(x.get(agent, False), f"{y}[{agent!r}]") for x, y in flags_by_name]
             if any(over):
                 ended.add(agent)
             elif agent not in env.agents:
@@ -94,6 +97,7 @@ class AgentsVectorEnv(VectorEnv[Any, Any, Any]):
                     "truncated. Set its flag in the environment."
                 )
             if (row := row_of.get(agent)) is not None:
+                check_reward(earned[agent], f"rewards[{agent!r}]")
                 self.valid[row], rewards[row], flags[:, row] = True, earned[agent], over
                 if info := own_infos.get(agent):
                     infos.update(self._add_info(infos, info, row))
