@@ -4,8 +4,8 @@ from typing import Any
 
 from gymnasium.vector import SyncVectorEnv
 
+from ..common.first_calls import VECTOR_REWARDS
 from ..common.returned import WAY_OUT, mismatches
-from .rows import VECTOR_REWARDS
 
 #: How an environment with gym's interface becomes one of Gymnasium.
 FROM_GYM = (

@@ -18,7 +18,7 @@ from ..common.handoff import as_array, as_tensor, overlaps
 from ..common.rounding import RoundingWatch
 from ..common.specs import compose_spec
 from .actions import Actions
-from .final_observations import final_key, is_one_a_row, keep_final
+from .final_observations import as_returned, final_key, is_one_a_row, keep_final
 from .modes import AnyVectorEnv, pending_survives_reset
 from .rows import check_shape, pick
 from .specs import Part, where
@@ -186,7 +186,8 @@ class TensorRows:
         available, final = self._final(obs, infos, done)
         if self._overwrites is not None:
             flat = available.view(-1)
-            unsure, _ = self._overwrites.look(obs, final, flat, self._paths, observation, infos)
+            returned = as_returned(self._paths, observation, infos)
+            unsure, _ = self._overwrites.look(obs, final, flat, *returned)
             available = available & ~unsure.view(-1, 1)
         rows[DataKeys.FIRST] = done
         leaves = same_step(done, *flags, obs, final, available)

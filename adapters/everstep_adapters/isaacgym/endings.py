@@ -12,6 +12,7 @@ from everstep.env.specs import Leaves
 from everstep.errors import AdapterError, EnvError
 
 from ..common.endings import FLAGS, align, external, next_step, same_step
+from ..common.overwrites import OverwriteCheck
 from .source import Outcome, Task, Tree, with_states
 from .specs import Observations
 from .time_outs import TimeOuts
@@ -164,6 +165,7 @@ class SameStep(Endings):
     ) -> None:
         super().__init__(task, time_outs, observations)
         self._final_key = final_key
+        self._overwrites = OverwriteCheck(task.env, task.name)
         self.episode_keys = FLAGS
         self.final_obs = "lost; `on_missing_final` decides"
         if final_key is not None:
@@ -179,9 +181,11 @@ class SameStep(Endings):
         obs = self._observations.leaves(outcome.obs)
         row[DataKeys.OBS] = self._observations.pack(obs)
         if self._final_key is not None:
-            final = self._final(outcome.extras.get(self._final_key), obs)
+            final = outcome.extras.get(self._final_key)
             flags = row[DataKeys.TERMINATED], row[DataKeys.TRUNCATED]
-            leaves = same_step(outcome.done, *flags, obs, final)
+            leaves = self._final(final, obs)
+            is_there = None if leaves is None else self._kept(final, leaves, obs, outcome)
+            leaves = same_step(outcome.done, *flags, obs, leaves, is_there)
             row[DataKeys.FINAL_OBS] = self._observations.pack(leaves)
         return row
 
@@ -200,6 +204,26 @@ class SameStep(Endings):
                 "no NaN to mark that they are lost. Return them in every vector step, or never."
             )
         return None
+
+    def _kept(self, final: Tree, leaves: Leaves, obs: Leaves, outcome: Outcome) -> torch.Tensor:
+        """Rows bool `[N, 1]` that ended and whose final observation the reset has not overwritten.
+
+        Waits for the device only if they lie in memory that the task writes to.
+
+        Raises:
+            EnvError: If one was overwritten, or may be and cannot be marked as lost.
+
+        """
+        own, ends = self._observations.own_leaves, outcome.done.flatten()
+        names = [f"extras[{self._final_key!r}]{name}" for name in self._observations.names]
+        found = [[leaf] for leaf in own(final)]
+        self._overwrites.infos = outcome.extras
+        look = self._overwrites.look
+        unsure, _ = look(obs, leaves, ends, names, own(outcome.obs), found)
+        if not any(leaf.is_floating_point() for leaf in leaves) and bool(unsure.any()):
+            raise self._overwrites.doubt(unsure.nonzero().flatten().tolist())
+        is_lost: torch.Tensor = unsure.view(-1, 1)
+        return outcome.done & ~is_lost
 
 
 def reset_same_step(task: Task) -> Tree:

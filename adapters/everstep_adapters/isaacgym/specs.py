@@ -62,7 +62,18 @@ class Observations:
 
     def leaves(self, obs: Tree) -> Leaves:
         """The tensors of observations `[N, …]`; see `read`."""
+        leaves = (on_device(leaf, self._device) for leaf in self.own_leaves(obs))
+        return tuple(x.unsqueeze(-1) if x.ndim == 1 else x for x in leaves)
+
+    def own_leaves(self, obs: Tree) -> Leaves:
+        """The tensors of observations as the task returned them."""
         return tuple(self._leaf(obs, path) for path in self._paths)
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the tensors in errors, such as `['states']`; of one tensor an empty one."""
+        paths = [()] if self._is_plain else self._paths
+        return ["".join(f"[{key!r}]" for key in path) for path in paths]
 
     def pack(self, leaves: Leaves) -> torch.Tensor | TensorDict:
         """Observations of these tensors."""
@@ -71,14 +82,13 @@ class Observations:
     def _leaf(self, obs: Tree, path: Path) -> torch.Tensor:
         is_leaf = self._is_plain and isinstance(obs, torch.Tensor)
         try:
-            leaf = obs if is_leaf else reduce(getitem, path, obs)
+            leaf: torch.Tensor = obs if is_leaf else reduce(getitem, path, obs)
         except (KeyError, IndexError, TypeError):
             raise EnvError(
                 f"{self._name} returned observations without {'.'.join(path)}, which its first "
                 "ones had. Return the same entries in every vector step."
             ) from None
-        leaf = on_device(leaf, self._device)
-        return leaf.unsqueeze(-1) if leaf.ndim == 1 else leaf
+        return leaf
 
 
 def _paths(obs: Tree, path: Path = ()) -> list[Path]:

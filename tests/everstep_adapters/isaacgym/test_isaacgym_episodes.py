@@ -24,6 +24,7 @@ from tests.everstep_adapters.isaacgym.isaacgym_tasks import (
     LabEnv,
     LazyAfter,
     LeggedTask,
+    Overwriting,
     Row,
     RslEnv,
     Script,
@@ -324,6 +325,46 @@ def test_a_final_observation_that_is_not_there_this_time_is_nan_where_it_is_need
         lost = (row["truncated"] & ~row["terminated"]).expand(-1, 4)
         assert torch.equal(row["final_obs"].isnan(), lost)
     assert lost.tolist() == [[True] * 4, [False] * 4]
+
+
+@pytest.mark.parametrize(
+    ("alias", "dtype"),
+    [(True, torch.float32), (False, torch.float32), (True, torch.int32)],
+    ids=["the buffer", "a copy of it", "integers"],
+)
+def test_final_observations_that_the_reset_overwrites_are_lost_or_refused(
+    alias: bool, dtype: torch.dtype
+) -> None:
+    """Observations may be the buffer itself or a copy; integers cannot be marked as lost."""
+    task = Overwriting([[NEVER], [NEVER]], LONGEST, alias=alias)
+    task.obs_buf = task.obs_buf.to(dtype)
+    env = IsaacGymEnv(task)
+    assert env.observation_spec.dtype is dtype
+
+    def run() -> None:
+        for action in some_actions(5 * LIMIT, 2):
+            row = env.step(action.unsqueeze(-1))
+            assert bool(row["final_obs"][row["truncated"].flatten()].isnan().all())
+
+    with pytest.raises(
+        EnvError, match=r"Overwriting (writes|may have over).*final observ.* a copy"
+    ):
+        run()
+
+
+def test_final_observations_in_a_buffer_of_their_own_are_the_tasks() -> None:
+    class Copying(AtOnce):
+        final_buf = torch.zeros(2, 4)
+
+        def compute_reward(self) -> None:
+            super().compute_reward()
+            self.extras["final_obs"] = self.final_buf.copy_(self.world.observe())
+
+    env = IsaacGymEnv(Copying([[NEVER], [NEVER]], LONGEST))
+    _, rows = play(env, some_actions(3 * LIMIT, 2))
+    ends = [row["final_obs"][:, 2] for row in rows if row["truncated"].all()]
+    assert [x.tolist() for x in ends] == [[LIMIT, LIMIT]] * len(ends)
+    assert len(ends) >= 2
 
 
 def test_a_key_of_final_observations_needs_the_right_style() -> None:
