@@ -124,7 +124,7 @@ def test_spaces_that_a_reset_changes_are_named(what: str, kind: str) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_an_environment_that_resets_itself_where_it_is_truncated_is_named(mode: str) -> None:
-    """What it returns is the next episode's, whose value is not that of the one that ended."""
+    """The observation is the next episode's, whose value is not that of the one that ended."""
     with pytest.raises(EnvError, match=r"resets itself in the env step that truncates an episode"):
         played(batch(lambda: TimeLimit(Counting("itself"), 9), mode=mode))
 

@@ -346,9 +346,7 @@ def test_final_observations_that_the_reset_overwrites_are_lost_or_refused(
             row = env.step(action.unsqueeze(-1))
             assert bool(row["final_obs"][row["truncated"].flatten()].isnan().all())
 
-    with pytest.raises(
-        EnvError, match=r"Overwriting (writes|may have over).*final observ.* a copy"
-    ):
+    with pytest.raises(EnvError, match=r"Overwriting (writes|may have).*final observ.* a copy"):
         run()
 
 
