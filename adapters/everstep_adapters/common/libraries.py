@@ -117,7 +117,7 @@ def _option_advice(text: str) -> str:
     if unexpected := re.search(r"unexpected keyword argument '(\w+)'", text):
         unknown = unknown_name("option", unexpected[1], _OPTIONS)
         return f"{text.partition(': ')[2].removesuffix('.')}. `{unexpected[1]}`: {unknown}"
-    if missing := re.search(r"(\w+)\.__init__\(\) missing .*?: (.*)", text):
+    if missing := re.search(r"(\w+)\.__init__\(\) missing [^:]*: ((?:'\w+'[, and]*)+)", text):
         names = re.findall(r"'(\w+)'", missing[2])
         options = ", ".join(f"'{name}': …" for name in names)
         return (

@@ -1,10 +1,17 @@
 """Vector environments as `GymnasiumEnv.make` makes them."""
 
 import difflib
+import importlib
+import inspect
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
+import gymnasium
 from gymnasium import make_vec, registry
+from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
 from everstep.errors import AdapterError
@@ -46,8 +53,37 @@ def make_vector(
     options, made_with = _split_options(adapter, kwargs)
     with creating(adapter.family, getattr(name, "__name__", str(name))):
         if isinstance(name, str):
-            return make_vec(name, num_envs=num_envs, **made_with), options
+            source = _source(name, made_with.get("vectorization_mode"))
+            return make_vec(source, num_envs=num_envs, **made_with), options
         return _make_copies(name, num_envs, **made_with), options
+
+
+def _source(name: str, mode: Any) -> str | EnvSpec:
+    """A registered environment for `make_vec`, with the arguments that it is registered with.
+
+    `make_vec` takes those that have the name of an argument of its own, or of `make`, such as
+    `max_episode_steps`, for that; `make` gives them to the constructor, and so does the result.
+    """
+    module, _, id = name.rpartition(":")
+    if module:
+        with suppress(ImportError):  # which `make_vec` explains
+            importlib.import_module(module)
+    spec = registry.get(id)
+    if spec is None or "vector_entry_point" in (mode, getattr(mode, "value", None)):
+        return name
+    if mode is None and spec.vector_entry_point is not None:
+        return name
+    taken = {*inspect.signature(gymnasium.make).parameters, *inspect.signature(make_vec).parameters}
+    own = {key: value for key, value in spec.kwargs.items() if key in taken}
+    if not own:
+        return name
+    entry = spec.entry_point
+    creator: Any = load_env_creator(entry) if isinstance(entry, str) else entry
+    bound: Any = partial(creator, **own)
+    if hasattr(creator, "metadata"):
+        bound.metadata = creator.metadata  # `make` reads the render modes there
+    rest = {key: value for key, value in spec.kwargs.items() if key not in own}
+    return replace(spec, entry_point=bound, kwargs=rest)
 
 
 def _make_copies(

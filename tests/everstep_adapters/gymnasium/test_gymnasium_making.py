@@ -263,3 +263,52 @@ def test_own_workers_are_spawned_unless_the_process_chose(monkeypatch: Any) -> N
     assert start_method() == {"context": "spawn"}
     monkeypatch.setattr(multiprocessing, "get_start_method", lambda allow_none: "fork")
     assert start_method() == {}
+
+
+class Own(gymnasium.Env[Any, Any]):
+    """Arguments that have the names of those of `make` and `make_vec`, and are seen."""
+
+    observation_space = spaces.Box(0, 99, (3,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(
+        self, max_episode_steps: int, num_envs: int = 1, wrappers: int = 0, size: int = 0
+    ) -> None:
+        self.seen = np.array([max_episode_steps, num_envs + wrappers, size], np.float32)
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.left = int(self.seen[0])
+        return self.seen.copy(), {}
+
+    def step(self, action: Any) -> Any:
+        self.left -= 1
+        return self.seen.copy(), 1.0, self.left == 0, False, {}
+
+
+@pytest.mark.parametrize("mode", [None, "sync", "async"])
+def test_registered_arguments_reach_the_constructor(
+    mode: None | str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with `gymnasium.make`; `make_vec` takes them for its own."""
+    given = {"max_episode_steps": 3, "num_envs": 7, "wrappers": 5, "size": 2}
+    spec = gymnasium.envs.registration.EnvSpec("Own-v0", entry_point=Own, kwargs=given)
+    monkeypatch.setitem(gymnasium.registry, "Own-v0", spec)
+    for options, size in (({}, 2), ({"size": 9}, 9)):
+        single, _ = gymnasium.make("Own-v0", **options).reset()
+        with everstep.make("Own-v0", 2, vectorization_mode=mode, **options) as env:
+            assert env.reset().tolist() == [[3, 12, size]] * 2 == [single.tolist()] * 2
+            for t in range(3):
+                row = env.step(torch.zeros(2, 1, dtype=torch.int64))
+                assert row["terminated"].tolist() == [[t == 2]] * 2
+                assert not row["truncated"].any()
+    assert spec.kwargs == given
+
+
+def test_arguments_that_are_registered_are_not_said_to_be_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spec = gymnasium.envs.registration.EnvSpec("Own-v0", entry_point=Own, kwargs={"size": 3})
+    monkeypatch.setitem(gymnasium.registry, "Own-v0", spec)
+    with pytest.raises(AdapterError, match=r"are missing: max_episode_steps\. Give"):
+        everstep.make("Own-v0", 2)
