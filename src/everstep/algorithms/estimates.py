@@ -10,7 +10,6 @@ from ..bonuses import Stream, write_reward
 from ..core.advantages import (
     bootstrap_values,
     deviation,
-    gae,
     largest_of,
     moments_of,
     reversed_discounted_returns,
@@ -20,6 +19,7 @@ from ..core.advantages import (
     variance,
 )
 from ..core.episodes import reward_statistics
+from ..core.fused import gae
 from ..core.graphs import is_static
 from ..core.hyperparameters import Resolved
 from ..core.normalizers import RunningMoments
