@@ -162,6 +162,8 @@ class Rollout:
         #: rollout, in which nested ones are looked for.
         self.unread: set[str] = set()
         self._is_first = True
+        #: Whether final observations lay in the memory of observations then.
+        self._shares_final = False
         self._outcomes, self._expected = self._outcome_rows()
 
     def _outcome_rows(self) -> tuple[list[list[torch.Tensor]], list[_Expected]]:
@@ -283,6 +285,8 @@ class Rollout:
             raise self._missing(outcome, error) from None
         if len(found) != self._num_keys or self._is_first:
             self._find_unread(found)
+            final = leaves[len(leaves) - len(self.final_obs) :]
+            self._shares_final |= self._is_first and any(map(_is_one, leaves, final))
             self._is_first &= t < self.horizon - 1
         has_graph = False
         for x, expected in zip(leaves, self._expected, strict=True):
@@ -294,11 +298,33 @@ class Rollout:
             ):
                 expected.check(x)
             has_graph |= x.requires_grad
+        if self._shares_final:
+            self._check_final(t, leaves, found)
         rows = self._outcomes[t]
         if self.device.type == "cuda":  # older PyTorch assumes the first row's dtype for all
             leaves = [x.to(row.dtype) for x, row in zip(leaves, rows, strict=True)]
         torch._foreach_copy_(rows, leaves)  # one call instead of one a tensor
         return has_graph
+
+    def _check_final(self, t: int, leaves: list[torch.Tensor], found: dict[str, Any]) -> None:
+        """Check final observations that lie in the memory of `obs`.
+
+        Raises:
+            EnvError: If a row was truncated and opens the next episode, so that one is lost.
+
+        """
+        if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            return
+        ends = found[DataKeys.TRUNCATED] & ~found[DataKeys.TERMINATED] & found[DataKeys.FIRST]
+        rows, final = ends.flatten(), leaves[len(leaves) - len(self.final_obs) :]
+        names = self._names[DataKeys.FINAL_OBS]
+        for name, x, y, before in zip(names, leaves, final, self._obs[t], strict=False):
+            if _is_one(x, y) and bool((x[rows] != before[rows]).any()):
+                raise EnvError(
+                    f"`{name}` lies in the memory of `obs`, which holds the next episode's where "
+                    "one was truncated, so the observation that ended it is lost. Return a copy "
+                    "that is made before the reset: `obs.clone()`."
+                )
 
     def _find_unread(self, found: dict[str, Any]) -> None:
         """Add the names in an outcome that training does not read to `unread`.
@@ -522,6 +548,12 @@ def _describe_outside(name: str, limit: Limit, x: torch.Tensor, offset: int) -> 
 def _when(t: int, offset: int) -> str:
     """The time of row `t` of storage whose first `offset` rows are of the reset."""
     return f"env step {t - offset} of the rollout" if t >= offset else "the reset"
+
+
+def _is_one(x: Any, y: Any) -> bool:
+    """Whether two leaves are one memory."""
+    are_tensors = isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor)
+    return are_tensors and x.numel() > 0 and x.data_ptr() == y.data_ptr()
 
 
 def _rows(leaves: Leaves) -> Rows:
