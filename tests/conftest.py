@@ -108,7 +108,7 @@ def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip tests marked `gpu` where there is none, and say so; those of minutes are slow, too."""
     for item in items:
-        if any(map(item.get_closest_marker, ("learning", "long", "exhaustive"))):
+        if any(map(item.get_closest_marker, ("learning", "long", "exhaustive", "projects"))):
             item.add_marker(pytest.mark.slow)
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))

@@ -144,7 +144,7 @@ def shown(space: gymnasium.Space[Any]) -> str:
 def error_text(error: Exception) -> str:
     cause = error.__cause__ if isinstance(error, EverstepError) and error.__cause__ else error
     plain = re.sub(r"\x1b\[\d+m|,? for more information https?://\S+", "", str(cause))
-    return re.sub(r"\s+", " ", plain).strip()
+    return re.sub(r"\s+", " ", plain).strip() or type(cause).__name__
 
 
 def refusal(name: str) -> str:
@@ -152,7 +152,7 @@ def refusal(name: str) -> str:
     try:
         made(name, Way("sync", {"vectorization_mode": "sync"}), 1).close()
     except Exception as error:
-        return error_text(error) or type(error).__name__
+        return error_text(error)
     return ""
 
 
