@@ -425,6 +425,8 @@ class Hyperparameters:
                 idle[name] = f"`{schedule}` replaces it"
             if not is_points and getattr(self, kind) == "interp":
                 idle[kind] = f"`{schedule}` has no points to interpolate"
+        if {"lr_pi", "lr_v"} <= (self.optimizer_config or {}).keys() and not self.bonuses:
+            idle["lr"] = "`lr_pi` and `lr_v` of `optimizer_config` replace it"
         if not self.enable_amp:
             idle["amp_dtype"] = "`enable_amp` is off"
         if not self.normalize_observations:
