@@ -525,11 +525,11 @@ def _scalar(machine: Machine, func: Any, args: Any, kwargs: dict[str, Any]) -> A
 
 
 def _foreach_copy(machine: Machine, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """One kernel on one device, and copies one by one otherwise."""
+    """One kernel for tensors of one device and dtype that lie alike, and copies one by one else."""
     targets, sources = args[:2]
-    if len({type(x) for x in (*targets, *sources)} & {CudaTensor}) == 1 and all(
-        isinstance(x, CudaTensor) for x in (*targets, *sources)
-    ):
+    alike = [x.stride() == y.stride() for x, y in zip(targets, sources, strict=True)]
+    kinds = {(type(x), x.dtype) for x in (*targets, *sources)}
+    if len(kinds) == 1 and all(alike) and isinstance(targets[0], CudaTensor):
         return _on_device(machine, func, args, kwargs)
     for target, source in zip(targets, sources, strict=True):
         _copy(machine, torch.ops.aten.copy_.default, (target, source), kwargs)

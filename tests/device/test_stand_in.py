@@ -19,6 +19,7 @@ from everstep.core.advantages import gae
 from everstep.core.episodes import EpisodeTracker
 from everstep.core.graphs._base import watching
 from tests.device.machine import Counts, DeviceFault, Machine
+from tests.device.trainings import CASES
 
 SOURCE = Path(__file__).read_text().splitlines()
 
@@ -583,3 +584,15 @@ def test_advantages_are_one_launch(
     assert launches <= machine.counts.launches < launches + 10
     expected = gae(*(x.cpu() for x in rows), done.cpu(), gamma=0.99, gae_lambda=0.95)
     torch.testing.assert_close(found.cpu(), expected)
+
+
+def test_rows_are_one_launch_a_dtype(machine: Machine) -> None:
+    algorithm = CASES["episodes"].build()
+    algorithm.collect()
+    row = algorithm.env.step(torch.zeros(4, 1, dtype=torch.int64, device="cuda"))
+    sample = [x.clone() for x in (algorithm.rollout.actions[0][0], *ones(2, 4, 1))]
+    machine.counts = Counts()
+    algorithm.rollout.write_outcome(0, row)
+    assert machine.counts.launches == 2  # real numbers, and flags
+    algorithm.rollout.write_sample(0, (sample[0],), *sample[1:])
+    assert machine.counts.launches == 4  # choices, and real numbers

@@ -356,6 +356,14 @@ DEVICE = [
         f"{_EVERSTEP}::test_rollouts_are_evaluated[True-Stepped]",
         told="numbers",
     ),
+    fault(
+        "a rollout's rows of several dtypes are copied together",
+        ROLLOUT,
+        "groups.setdefault(row.dtype, ([], []))",
+        "groups.setdefault(rows[0].dtype, ([], []))",
+        "tests/device/test_stand_in.py::test_rows_are_one_launch_a_dtype",
+        told="numbers",
+    ),
     # ---- random numbers ----
     fault(
         "noise of choices is drawn on the host",

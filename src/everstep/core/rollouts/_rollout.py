@@ -249,9 +249,7 @@ class Rollout:
         self, t: int, actions: Leaves, logp: torch.Tensor, values: torch.Tensor
     ) -> None:
         """Write actions, log-probabilities and values of vector step `t`."""
-        self.write_actions(t, actions)
-        self._logp[t].copy_(logp)
-        self._values[t].copy_(values)
+        _copy([*self._actions[t], self._logp[t], self._values[t]], [*actions, logp, values])
 
     def write_actions(self, t: int, actions: Leaves) -> None:
         """Write the actions of vector step `t`, as they were sampled."""
@@ -300,10 +298,7 @@ class Rollout:
             has_graph |= x.requires_grad
         if self._shares_final:
             self._check_final(t, leaves, found)
-        rows = self._outcomes[t]
-        if self.device.type == "cuda":  # older PyTorch assumes the first row's dtype for all
-            leaves = [x.to(row.dtype) for x, row in zip(leaves, rows, strict=True)]
-        torch._foreach_copy_(rows, leaves)  # one call instead of one a tensor
+        _copy(self._outcomes[t], leaves)
         return has_graph
 
     def _check_final(self, t: int, leaves: list[torch.Tensor], found: dict[str, Any]) -> None:
@@ -520,6 +515,27 @@ class Rollout:
             tensors[key] = getattr(self, key).transpose(0, 1)
         tensors[DataKeys.REVERSED_DISCOUNTED_RETURNS] = self.reversed_returns.transpose(0, 1)
         return TensorDict(tensors, batch_size=batch, device=self.device)
+
+
+_Tensors = list[torch.Tensor] | tuple[torch.Tensor, ...]
+
+
+def _copy(rows: _Tensors, leaves: _Tensors) -> None:
+    """Copy leaves to rows, in one call instead of one a tensor.
+
+    On a GPU that is one a dtype: several dtypes are a launch for each tensor, and older PyTorch
+    assumes the first one's for all.
+    """
+    if not rows[0].is_cuda:
+        torch._foreach_copy_(rows, leaves)
+        return
+    groups: dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+    for row, leaf in zip(rows, leaves, strict=True):
+        targets, sources = groups.setdefault(row.dtype, ([], []))
+        targets.append(row)
+        sources.append(leaf.to(row.dtype))
+    for targets, sources in groups.values():
+        torch._foreach_copy_(targets, sources)
 
 
 def episode_keys_of(env: Env) -> frozenset[str]:
