@@ -1,4 +1,4 @@
-"""float64 observations that float32 cannot tell apart."""
+"""float64 observations and rewards that float32 cannot tell apart."""
 
 import logging
 from typing import Any
@@ -84,8 +84,8 @@ class RoundingWatch:
         low, high, step = (x.flatten()[i] for x in (least, most, gap))
         element = f"element {i} of " if least.size > 1 else ""
         _log.warning(
-            "Differences in `%s` are lost: %sits numbers were between %r and %r, and %s, which the "
-            "policy sees, has steps of %g there. Subtract an offset in the environment or a "
+            "Differences in `%s` are lost: %sits numbers were between %r and %r, and %s, which is "
+            "trained on, has steps of %g there. Subtract an offset in the environment or a "
             "wrapper, or set `torch.set_default_dtype(torch.float64)` before it is made.",
             self._name,
             element,

@@ -169,9 +169,14 @@ class Row:
     first: BoolArray
     valid: BoolArray
 
+    #: Looks at the first rewards; None where they are not rounded.
+    watch: None | RoundingWatch = None
+
     def read(self, batch: Any, rewards: Any, terminated: Any, truncated: Any) -> None:
         """Read what a vector step returned, but for its infos."""
         self.read_obs(batch)
+        if self.watch is not None and self.watch.left:
+            self._look(rewards)
         if (  # what nearly all return; one test costs less than three
             type(rewards) is type(terminated) is type(truncated) is np.ndarray
             and rewards.shape == terminated.shape == truncated.shape == self.rewards.shape
@@ -185,6 +190,16 @@ class Row:
         copy_into(self.rewards, rewards, DataKeys.REWARDS)
         copy_into(self.terminated, terminated, DataKeys.TERMINATED)
         copy_into(self.truncated, truncated, DataKeys.TRUNCATED)
+
+    def _look(self, rewards: Any) -> None:
+        """Look at rewards of float64, but for those of resets, which are 0."""
+        values = to_numpy(rewards)
+        if (
+            self.watch is not None
+            and values.dtype == np.float64
+            and (is_earned := values != 0).any()
+        ):
+            self.watch.look(values[is_earned])
 
     def read_obs(self, batch: Any) -> None:
         """Read the observations that are acted on next."""
@@ -254,8 +269,10 @@ class RowMemory:
             )
             for part, entry in zip(parts, others, strict=False)
         ]
+        dtype = entries[(DataKeys.REWARDS,)].arrays[0].dtype
+        earned = RoundingWatch.of(DataKeys.REWARDS, np.float64, dtype)
         sides = range(len(shared.arrays))
-        self._rows = [_make_row(parts, entries, side, watches) for side in sides]
+        self._rows = [_make_row(parts, entries, side, watches, earned) for side in sides]
 
     def writable(self) -> Row:
         """The row to write next, when it may be written to."""
@@ -273,6 +290,7 @@ def _make_row(
     entries: dict[tuple[str, ...], BufferEntry],
     side: int,
     watches: Sequence[None | RoundingWatch],
+    earned: None | RoundingWatch,
 ) -> Row:
     def leaf(name: str, part: Part, watch: None | RoundingWatch = None) -> Leaf:
         key = (name, *part.key)
@@ -289,6 +307,7 @@ def _make_row(
     return Row(
         obs=[leaf(DataKeys.OBS, *each) for each in zip(parts, watches, strict=True)],
         final=[leaf(DataKeys.FINAL_OBS, part) for part in final],
+        watch=earned,
         **columns,
     )
 

@@ -100,3 +100,34 @@ def test_tensors_are_looked_at(caplog: pytest.LogCaptureFixture) -> None:
         algorithm.collect()
     [record] = caplog.records
     assert "`obs` are lost: element 0 of its numbers were between" in record.getMessage()
+
+
+class Paid(Far):
+    """Rewards that differ by little beside what they are."""
+
+    def step(self, action: Any) -> Any:
+        observation, _, *others = super().step(action)
+        return {**observation, "place": np.zeros(2)}, float(observation["place"][1]), *others
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        observation, info = super().reset(seed=seed)
+        return {**observation, "place": np.zeros(2)}, info
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+@pytest.mark.parametrize(("centre", "width", "warns"), [(1e9, 9.0, 1), (1.0, 1e-13, 0), (1, 1, 0)])
+def test_rewards_whose_differences_float32_does_not_have_are_named_once(
+    centre: float, width: float, warns: int, mode: AutoresetMode, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The row of a reset, whose reward is 0, hides nothing."""
+    make = partial(gymnasium.wrappers.TimeLimit, max_episode_steps=9)
+    vector = gymnasium.vector.SyncVectorEnv(
+        [lambda: make(Paid(centre, width))] * 2, autoreset_mode=mode
+    )
+    env = GymnasiumEnv(vector)
+    env.reset()
+    for _ in range(160):
+        env.step(torch.zeros(2, 1, dtype=torch.int64))
+    texts = [record.getMessage() for record in caplog.records]
+    assert len(texts) == warns
+    assert all("Differences in `rewards` are lost: its numbers were between 99" in x for x in texts)
