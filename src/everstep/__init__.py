@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from ._version import __version__ as __version__
@@ -65,6 +66,8 @@ __all__ = [
 if not TYPE_CHECKING:  # checkers would take every name for an export
 
     def __getattr__(name: str) -> Any:
+        if name not in _MODULES and find_spec(f"{__name__}.{name}") is not None:
+            return importlib.import_module(f"{__name__}.{name}")  # as `torch.nn`
         if name not in _MODULES:
             from .core.synonyms import CLASSES
 

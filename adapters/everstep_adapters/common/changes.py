@@ -11,6 +11,8 @@ from typing import Any
 
 from everstep.errors import CheckpointError
 
+from .hooks import unhooked
+
 
 class Changes:
     """A state that fits, to be set as a whole."""
@@ -32,14 +34,25 @@ class Changes:
         before = []
         try:
             for owner, state in self._own:
-                before.append((owner, copy.deepcopy(owner.state_dict())))
-                owner.load_state_dict(state)
+                before.append((owner, copy.deepcopy(own_state(owner))))
+                _load(owner, state)
         except BaseException:
             for owner, state in before:
-                owner.load_state_dict(state)
+                _load(owner, state)
             raise
         for assignment in self._assignments:
             assignment()
+
+
+def own_state(owner: Any) -> Any:
+    """The result of an object's `state_dict`, which may be all of its attributes."""
+    with unhooked(owner):
+        return owner.state_dict()
+
+
+def _load(owner: Any, state: Any) -> None:
+    with unhooked(owner):
+        owner.load_state_dict(state)
 
 
 @contextmanager

@@ -13,6 +13,8 @@ import numpy as np
 
 from everstep.errors import EnvError
 
+from .hooks import Hook
+
 #: Env steps whose rewards are looked at.
 LOOKS = 8
 
@@ -63,6 +65,25 @@ def _described(value: Any) -> str:
     return f"a {kind} of shape {tuple(shape)}" if shape else f"{value!r} ({kind})"
 
 
+class Intercepted(Hook):
+    """A method whose calls go to another one, which gets it as its first argument.
+
+    Args:
+        owner: Owner of the method.
+        name: Name of the method.
+        to: The other one.
+
+    """
+
+    def __init__(self, owner: Any, name: str, to: Callable[..., Any]) -> None:
+        super().__init__(owner, name)
+        self._to = to
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The result of the other one."""
+        return self._to(self.original, *args, **kwargs)
+
+
 class FirstCalls:
     """Checks of `reset` and `step` of a single environment, which end with its first episode.
 
@@ -77,26 +98,10 @@ class FirstCalls:
         self._left, self._is_stepping = LOOKS, False
         #: What the environment's own reset returned while it was stepped.
         self._nested: Any = None
-        self._methods: list[tuple[Any, str, Any, Any]] = []
+        self._hooks = [Intercepted(env, "step", self._step)]
         if self._base is not env:
-            self._replace(self._base, "reset", self._reset_within)
-        self._replace(env, "reset", self._reset)
-        self._replace(env, "step", self._step)
-
-    def _replace(self, owner: Any, name: str, method: Callable[..., Any]) -> None:
-        original, held = getattr(owner, name), vars(owner).get(name)
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            return method(original, *args, **kwargs)
-
-        setattr(owner, name, call)
-        self._methods.append((owner, name, call, held))
-
-    def _finish(self) -> None:
-        """Put the environment's own methods back, unless others have replaced them since."""
-        for owner, name, call, held in self._methods:
-            if vars(owner).get(name) is call:
-                delattr(owner, name) if held is None else setattr(owner, name, held)
+            self._hooks.append(Intercepted(self._base, "reset", self._reset_within))
+        self._hooks.append(Intercepted(env, "reset", self._reset))
 
     def _reset_within(self, reset: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         returned = reset(*args, **kwargs)
@@ -130,7 +135,8 @@ class FirstCalls:
         if truncated and not terminated and self._nested is not None:
             self._check_end(observation)
         if terminated or truncated:
-            self._finish()
+            for hook in self._hooks:
+                hook.remove()
         return returned
 
     def _check_end(self, observation: Any) -> None:

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from .hooks import Hook
+
 
 def copied(value: Any) -> Any:
     """A copy of nested arrays and tensors; other objects, such as numbers, are the same ones."""
@@ -47,20 +49,12 @@ def _is_buffer(value: Any) -> bool:
     return True
 
 
-class KeptEnds:
-    """`step` of a single environment; where an episode ends, it returns copies.
-
-    Args:
-        step: The environment's own.
-
-    """
-
-    def __init__(self, step: Callable[[Any], Any]) -> None:
-        self._step = step
+class KeptEnds(Hook):
+    """`step` of a single environment; where an episode ends, it returns copies."""
 
     def __call__(self, action: Any) -> Any:
         """The result of `step`."""
-        returned = self._step(action)
+        returned = self.original(action)
         if len(returned) == 5 and (returned[2] or returned[3]):
             observation, *others, info = returned
             return (copied(observation), *others, copied(info))
@@ -70,7 +64,7 @@ class KeptEnds:
 def keep_ends(env: Any) -> None:
     """Let the `step` of a single environment return copies where an episode ends."""
     if not isinstance(env.step, KeptEnds):
-        env.step = KeptEnds(env.step)
+        KeptEnds(env, "step")
 
 
 class InWorker:

@@ -5,7 +5,7 @@ lacks are dropped, and an `AsyncVectorEnv` broadcasts and casts whatever comes, 
 They import this module, so it imports little.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,8 @@ import numpy.typing as npt
 from gymnasium import spaces
 
 from everstep.errors import EnvError
+
+from .hooks import Hook
 
 #: Observations of a nested space that are looked at, from the first reset on.
 LOOKS = 8
@@ -59,21 +61,23 @@ class Returned:
             raise EnvError(f"{found}. {WAY_OUT}")
 
 
-class Checked:
+class Checked(Hook):
     """`reset` or `step` of a single environment; an observation that is none of its space raises.
 
     Args:
-        call: The environment's own.
+        env: The environment.
+        name: Name of the method.
         returned: Check of its observations.
 
     """
 
-    def __init__(self, call: Callable[..., Any], returned: Returned) -> None:
-        self._call, self._returned = call, returned
+    def __init__(self, env: Any, name: str, returned: Returned) -> None:
+        super().__init__(env, name)
+        self._returned = returned
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The result of the call."""
-        result = self._call(*args, **kwargs)
+        result = self.original(*args, **kwargs)
         if isinstance(result, tuple) and len(result) in (2, 5):  # else its caller fails
             self._returned.check(result[0])
         return result
@@ -83,7 +87,8 @@ def check_returned(env: Any) -> None:
     """Let `reset` and `step` of a single environment check the observations that they return."""
     if not isinstance(env.reset, Checked):
         returned = Returned(env.observation_space)
-        env.reset, env.step = Checked(env.reset, returned), Checked(env.step, returned)
+        for name in ("reset", "step"):
+            Checked(env, name, returned)
 
 
 def mismatches(

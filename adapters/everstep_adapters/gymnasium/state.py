@@ -16,7 +16,7 @@ import numpy as np
 
 from everstep.errors import CheckpointError
 
-from ..common.changes import Changes, fitting
+from ..common.changes import Changes, fitting, own_state
 from .endings import EpisodeClock
 from .modes import AnyVectorEnv
 from .rows import BoolArray
@@ -151,7 +151,7 @@ def _has_own(layer: Any) -> bool:
 
 def _read_layer(layer: Any) -> None | dict[str, Any]:
     if _has_own(layer):
-        return {"own": layer.state_dict()}
+        return {"own": own_state(layer)}
     names = ATTRIBUTES.get(_name(layer))
     is_mujoco = _is_mujoco(layer)
     if names is None and not is_mujoco:

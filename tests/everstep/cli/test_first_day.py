@@ -955,6 +955,12 @@ def test_other_libraries_words_that_mean_the_same_are_taken() -> None:
     assert stats["rewards/mean"] == 3.0
 
 
+def test_modules_are_attributes_without_an_import() -> None:
+    code = "import everstep; print(everstep.adapters.GymnasiumEnv.family, everstep.config.__name__)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["Gymnasium", "everstep.config"]
+
+
 def test_names_of_other_libraries_classes_are_answered() -> None:
     with pytest.raises(AttributeError, match=r"'PPO': here everstep.Trainer\('CartPole-v1'"):
         everstep.PPO  # noqa: B018

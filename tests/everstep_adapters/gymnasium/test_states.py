@@ -1,5 +1,7 @@
 """States of Gymnasium environments: rows after one is set are those that followed it."""
 
+import copy
+import pickle
 import tempfile
 from typing import Any
 
@@ -7,13 +9,15 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from gymnasium.envs.classic_control import CartPoleEnv
-from gymnasium.vector import SyncVectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import TransformReward
 
 import everstep
 from everstep.core.checkpoints import load_file, save_file
 from everstep.errors import CheckpointError
+from everstep_adapters import GymnasiumEnv
 from everstep_adapters.gymnasium import values
 from everstep_adapters.gymnasium.state import read, write
 
@@ -182,3 +186,72 @@ def test_a_file_sets_only_the_attributes_that_are_listed() -> None:
     state["layers"][-1]["attributes"]["gravity"] = 0.0
     write(env, state)
     assert env.unwrapped.gravity == 9.8  # type: ignore[attr-defined]
+
+
+class Whole(gymnasium.Env[Any, Any]):
+    """Its state is all that it has; it refuses others' attributes."""
+
+    observation_space = spaces.Box(0, 99, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self) -> None:
+        self.t = 0
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        assert name in ("t", "_np_random", "_np_random_seed"), name
+        super().__setattr__(name, value)
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.t = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.t += 1
+        return np.full(1, self.t, np.float32), 1.0, self.t == 20, False, {}
+
+    def state_dict(self) -> Any:
+        return {name: x for name, x in vars(self).items() if name != "_np_random"}
+
+    def load_state_dict(self, state: Any) -> None:
+        vars(self).clear()
+        vars(self).update(state)
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+@pytest.mark.parametrize("is_wrapped", [False, True])
+def test_a_state_of_all_attributes_is_what_the_environment_made(
+    mode: AutoresetMode, is_wrapped: bool
+) -> None:
+    """Checks of the first episode leave no trace in it, nor in copies, and outlast its loading."""
+
+    def make() -> Any:
+        return gymnasium.wrappers.TimeLimit(Whole(), 30) if is_wrapped else Whole()
+
+    vector = SyncVectorEnv([make] * 2, autoreset_mode=mode)
+    with GymnasiumEnv(vector) as env:
+        env.reset()
+        actions = torch.zeros(2, 1, dtype=torch.int64)
+        env.step(actions)
+        state = env.state_dict()
+        assert state is not None
+        assert [row["layers"][-1]["own"]["t"] for row in state["env"]["rows"]] == [1, 1]
+        assert all(
+            {*row["layers"][-1]["own"]} <= {"t", "_np_random_seed"} for row in state["env"]["rows"]
+        )
+        hooks = [{*vars(single)} for single in vector.envs]
+        copied = copy.deepcopy(vector.envs[0])
+        copied.step(0)
+        copied.reset()
+        pickle.loads(pickle.dumps(vector.envs[0])).reset()
+        assert vector.envs[0].unwrapped.t == 1
+        for _ in range(5):
+            env.step(actions)
+        env.load_state_dict(state)
+        assert [{*vars(single)} for single in vector.envs] == hooks
+        assert env.step(actions)["obs"].tolist() == [[2.0]] * 2
+        for _ in range(18):
+            row = env.step(actions)
+        assert row["terminated"].all()
+        last = row["obs"] if mode == AutoresetMode.NEXT_STEP else row["final_obs"]
+        assert last.tolist() == [[20.0]] * 2
