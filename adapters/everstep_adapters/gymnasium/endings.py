@@ -12,7 +12,7 @@ from everstep.errors import AdapterError, EnvError
 
 from ..common.calls import VectorCalls
 from ..common.endings import FLAGS
-from .final_observations import check_no_final, keep_final, read_final
+from .final_observations import WrapperCheck, check_no_final, keep_final, read_final
 from .modes import AnyVectorEnv, pending_survives_reset, resets_single_rows
 from .rows import BoolArray, Row
 from .values import decode_generator, decode_like, encode, encode_generator
@@ -228,6 +228,7 @@ class SameStepEndings(Endings):
     def __init__(self, env: AnyVectorEnv, calls: VectorCalls, clock: EpisodeClock) -> None:
         super().__init__(env, calls, clock)
         self._overwrites = keep_final(env)
+        self._wrappers = WrapperCheck.of(env)
 
     def end(self, row: Row, observation: Any, infos: dict[str, Any]) -> None:
         """See `Endings.end`."""
@@ -236,6 +237,8 @@ class SameStepEndings(Endings):
         # `count_nonzero` takes a third of the time of `any`.
         if self._overwrites is not None or np.count_nonzero(row.first):
             read_final(row, infos, row.first, observation, self._overwrites)
+        if self._wrappers is not None:
+            self._wrappers.look(row, observation, infos)
         if self._clock.is_limited:
             self._expire(row)
 

@@ -11,7 +11,8 @@ from gymnasium.vector import AsyncVectorEnv
 from everstep.errors import AdapterError, EnvError
 
 from ..common.handoff import to_numpy
-from ..common.kept_ends import InWorker, keep_ends
+from ..common.independence import layers
+from ..common.kept_ends import InWorker, copied, keep_ends
 from ..common.overwrites import OverwriteCheck
 from .modes import AnyVectorEnv
 from .rows import BoolArray, Leaf, Row, pick
@@ -180,3 +181,81 @@ def keep_final(env: AnyVectorEnv) -> None | OverwriteCheck:
     return (
         None if singles else OverwriteCheck(env, instead=", or use the mode NEXT_STEP or DISABLED")
     )
+
+
+class WrapperCheck:
+    """Look for wrappers of a batch that change its observations, and not the final ones.
+
+    A wrapper is an error where it has changed every number of the observations other than 0, and
+    none of the final ones. One that changes some, such as those beyond a limit, may be right.
+
+    Args:
+        env: Vector environment in wrappers, which resets itself in the same env step.
+
+    """
+
+    #: Vector steps whose observations are looked at, beside those that end episodes.
+    looks = 8
+
+    def __init__(self, env: AnyVectorEnv) -> None:
+        self._env, self._left = env, self.looks
+        #: Observations and final ones before the wrappers; None where they are not looked at.
+        self._inner: None | tuple[Any, Any] = None
+        #: Of each leaf, whether numbers of observations were changed: all, none, or some.
+        self._changed: dict[int, set[bool]] = {}
+        base: Any = env.unwrapped
+        step = base.step
+
+        def keep(*args: Any) -> Any:
+            returned = step(*args)
+            key = final_key(returned[-1])
+            self._inner = None
+            if key is not None or self._left:  # copies: a wrapper may change them in place
+                self._inner = copied(returned[0]), copied(returned[-1].get(key))
+            return returned
+
+        base.step = keep
+
+    @classmethod
+    def of(cls, env: AnyVectorEnv) -> "None | WrapperCheck":
+        """A check where there are wrappers of the user's own; else None."""
+        found = [x for x in layers(env) if x is not env.unwrapped]
+        is_own = any(not type(x).__module__.startswith("gymnasium.") for x in found)
+        return cls(env) if is_own else None
+
+    def look(self, row: Row, observation: Any, infos: dict[str, Any]) -> None:
+        """Look at what the wrappers made of a vector step.
+
+        Raises:
+            EnvError: If final observations are none of the observations that policies see.
+
+        """
+        if self._inner is None:
+            return
+        self._left = max(0, self._left - 1)
+        observed, final = self._inner
+        try:
+            for i, leaf in enumerate(row.obs):
+                pair = pick(observation, leaf.path, "obs"), pick(observed, leaf.path, "obs")
+                self._changed[i] = self._changed.get(i, set()) | _changed(*pair)
+            paths = [leaf.path for leaf in row.obs]
+            names, _, outer = as_returned(paths, observation, infos)
+            inner = as_returned(paths, observed, {FINAL_KEYS[0]: final})[2]
+        except EnvError:  # of another structure
+            return
+        for i, rows in enumerate(zip(outer, inner, strict=False)):
+            kinds = [_changed(x, y) for x, y in zip(*rows, strict=False)]
+            if self._changed[i] == {True} and set().union(*kinds) == {False}:
+                raise EnvError(
+                    f"A wrapper of {self._env} changes its observations, and not the final ones in "
+                    f"its infos, `{names[i]}`, whose values would be of other observations. Wrap "
+                    "each environment in place of the batch, or use the mode NEXT_STEP or DISABLED."
+                )
+
+
+def _changed(outer: Any, inner: Any) -> set[bool]:
+    """Whether numbers other than 0 differ: of all, of none, of some, or nothing to compare."""
+    one, other = to_numpy(outer), to_numpy(inner)
+    if one.shape != other.shape or one.dtype.kind == "O":
+        return set()
+    return set((one != other)[other != 0].tolist())

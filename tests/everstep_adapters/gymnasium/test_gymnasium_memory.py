@@ -10,7 +10,13 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import (
+    AsyncVectorEnv,
+    AutoresetMode,
+    SyncVectorEnv,
+    VectorEnv,
+    VectorWrapper,
+)
 from gymnasium.wrappers import TimeLimit, TransformObservation
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
 
@@ -446,3 +452,61 @@ def test_a_function_that_makes_one_environment_is_refused_by_make() -> None:
     env = Sharing("nothing")
     with pytest.raises(AdapterError, match=r"Rows 0 and 1 .* have one environment"):
         everstep.make(lambda: env, 4)
+
+
+# Wrappers of a batch that resets in the same step.
+
+
+class Changing(VectorWrapper):
+    """Observations times `factor`, of final ones too if they are `final`, and within a limit."""
+
+    def __init__(self, env: Any, factor: float = 1.0, final: str = "", limit: float = 9.0) -> None:
+        super().__init__(env)
+        self.factor, self.final, self.limit = factor, final, limit
+
+    def _changed(self, value: Any) -> Any:
+        return np.clip(value * self.factor, -self.limit, self.limit)
+
+    def reset(self, **options: Any) -> Any:
+        observation, infos = self.env.reset(**options)
+        return self._changed(observation), infos
+
+    def step(self, actions: Any) -> Any:
+        observation, *others, infos = self.env.step(actions)
+        if self.final and "final_obs" in infos:
+            final = [x if x is None else self._changed(x) for x in infos["final_obs"]]
+            if self.final == "in place":
+                for x, y in zip(infos["final_obs"], final, strict=True):
+                    x[:] = y
+            else:
+                infos = infos | {"final_obs": final}
+        return self._changed(observation), *others, infos
+
+
+@pytest.mark.parametrize("kind", ["sync", "async, shared"])
+@pytest.mark.parametrize("factor", [0.5, -2.0])
+def test_wrappers_that_change_only_observations_are_refused(factor: float, kind: str) -> None:
+    """The value of a truncated episode would be that of an observation which nobody sees."""
+    env = GymnasiumEnv(Changing(vectorized(kind, "SAME_STEP", [partial(Reusing, "")] * 2), factor))
+    with pytest.raises(EnvError, match=r"wrapper of .* changes its observ.*final.*Wrap each"):
+        play(env, 4)
+    env.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "ends"),
+    [
+        ({"factor": 0.5, "final": "new"}, 1.5),
+        ({"factor": 0.5, "final": "in place"}, 1.5),
+        ({"limit": 2.5, "final": "new"}, 2.5),
+        ({"limit": 3.5}, 3),
+    ],
+    ids=str,
+)
+def test_wrappers_that_change_final_observations_too_or_nothing_are_not(
+    options: Any, ends: float
+) -> None:
+    inner = vectorized("sync", "SAME_STEP", [partial(Reusing, "")] * 2)
+    rows = play(GymnasiumEnv(Changing(inner, **options)), 6)
+    found = [row["final_obs"].tolist() for row in rows if row["truncated"].any()]
+    assert found == [[[ends, ends]] * 2] * 2
