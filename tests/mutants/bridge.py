@@ -106,7 +106,7 @@ BRIDGE = [
         "cuda",
         "            device.synchronize()\n            device.call(",
         "            device.call(",
-        *_END,
+        *_GROWS,
     ),
     fault(
         "memory is not kept by the tensors that show it",
@@ -141,13 +141,6 @@ BRIDGE = [
         "server",
         "            self._reader.finish()\n        if arena.device",
         "            pass\n        if arena.device",
-        *_HOST,
-    ),
-    fault(
-        "the host's memory stays registered",
-        "server",
-        "        self.unpin()\n        address",
-        "        address",
         *_HOST,
     ),
     fault(

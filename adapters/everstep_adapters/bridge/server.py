@@ -21,6 +21,7 @@ they declare.
 
 import array
 import base64
+import contextlib
 import hmac
 import importlib
 import importlib.util
@@ -141,6 +142,11 @@ class Channel:
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
+
+    def drop(self):
+        """Close file descriptors that came and were not asked for."""
+        while self.received:
+            os.close(self.received.pop())
 
     def _take(self, size):
         """Bytes of that number; None if the other end is closed."""
@@ -301,9 +307,11 @@ class Host:
         limit: What ends episodes by a clock, in words.
         warning: What a reset was asked for and has no effect; None for nothing.
         has_state: Whether `state` and `restore` work.
+        takes: Kinds of messages that it takes now.
 
     """
 
+    takes = frozenset((MAP,))
     has_state = False
 
     mode = "SAME_STEP"
@@ -317,6 +325,7 @@ class Host:
     def attach(self, memory):
         """Take the arrays of the shared memory."""
         self.memory = memory
+        self.takes = frozenset((MAP, RESET, STEP, RENDER, STATE, RESTORE))
 
     def write_row(self, i, observation, leaves):
         """Write one row's observation."""
@@ -451,11 +460,14 @@ class SingleEnvs(Host):
 
     def restore(self, state):
         """See `Host.restore`."""
-        if len(state["rows"]) != self.num_envs or len(state["elapsed"]) != self.num_envs:
-            raise Refused("the state is of {} rows".format(len(state["rows"])))
-        for env, row in zip(self.envs, state["rows"]):
+        rows, elapsed = _checked(state, rows=list, elapsed=list)
+        if len(rows) != self.num_envs or len(elapsed) != self.num_envs:
+            raise Refused("the state is of {} rows".format(len(rows)))
+        if not all(isinstance(x, int) for x in elapsed):
+            raise Refused("the state has the env steps {:.200}".format(repr(elapsed)))
+        for env, row in zip(self.envs, rows):
             _restore(env, row)
-        self._elapsed = list(state["elapsed"])
+        self._elapsed = elapsed
 
     def _action(self, i):
         leaves = self.memory.actions
@@ -469,6 +481,8 @@ class SingleEnvs(Host):
     def render(self):
         """A frame of the first row."""
         env = self.envs[0]
+        if not hasattr(env, "render"):
+            return super(SingleEnvs, self).render()
         if _takes(env, "render", "mode") and self.render_mode is None:
             return env.render(mode="rgb_array")
         return env.render()
@@ -516,10 +530,11 @@ def _state_of(env):
 
 def _restore(env, state):
     layers, inner = _layers_of(env)
-    if len(layers) != len(state["layers"]):
-        raise Refused("the state is of {} wrappers".format(len(state["layers"])))
-    inner.load_state_dict(state["own"])
-    for layer, counts in zip(layers, state["layers"]):
+    found, own = _checked(state, layers=list, own=dict)
+    if len(layers) != len(found) or not all(isinstance(counts, dict) for counts in found):
+        raise Refused("the state is of {} wrappers".format(len(found)))
+    inner.load_state_dict(own)
+    for layer, counts in zip(layers, found):
         for name in set(counts) & set(_WRAPPERS[type(layer).__name__]):
             setattr(layer, name, counts[name])
 
@@ -710,10 +725,11 @@ class Gym3Env(Host):
 
     def restore(self, state):
         """See `Host.restore`."""
-        if len(state["rows"]) != self.num_envs:
-            raise Refused("the state is of {} rows".format(len(state["rows"])))
-        self.env.callmethod("set_state", [x.tobytes() for x in state["rows"]])
-        self._is_new = state["is_new"]
+        (rows,) = _checked(state, rows=list)
+        if len(rows) != self.num_envs or not all(isinstance(x, np.ndarray) for x in rows):
+            raise Refused("the state is of {} rows".format(len(rows)))
+        self.env.callmethod("set_state", [x.tobytes() for x in rows])
+        self._is_new = bool(state.get("is_new"))
 
     def _remake(self, *seed):
         self.close()
@@ -924,6 +940,12 @@ class Arena:
         return [x.typestr, list(x.shape), at]
 
 
+#: Dtypes that cross, as NumPy writes them.
+_DTYPES = frozenset(
+    np.dtype(x).str for x in ["?", "b", "h", "i", "q", "B", "H", "I", "Q", "e", "f", "d"]
+)
+
+
 def decoded(tree, buffer, after, leaf, on_device=None, depth=0):
     """The value of `Arena.encode`'s JSON.
 
@@ -955,13 +977,13 @@ def decoded(tree, buffer, after, leaf, on_device=None, depth=0):
     if kind != "a" and (kind != "g" or on_device is None):
         raise ValueError("not a value")
     name, shape, at = value
+    if name not in _DTYPES:
+        raise ValueError("an array of {!r}".format(name))
     dtype, count = np.dtype(name), 1
     for size in shape:
         count *= int(size)
         if size < 0 or count * max(dtype.itemsize, 1) > LARGEST:
             raise ValueError("an array of the shape {}".format(shape))
-    if dtype.kind not in "biuf":
-        raise ValueError("an array of {}".format(dtype))
     if kind == "g":
         return on_device(dtype.str, shape, at)
     where, at = (buffer, at) if at >= 0 else (after, -1 - at)
@@ -1093,6 +1115,21 @@ def is_task(env):
     return _of_rows(env, "progress_buf", "reset_buf") or _of_rows(env, "episode_length_buf")
 
 
+def _called(function, *arguments, **kwargs):
+    """The result of a function or a method of what is hosted.
+
+    Raises:
+        Refused: If it does not take these arguments.
+
+    """
+    try:
+        return function(*arguments, **kwargs)
+    except TypeError as error:
+        if error.__traceback__.tb_next is None:  # it was not entered
+            raise Refused(str(error)) from None
+        raise
+
+
 #: Buffers of one number a row, which cross with each answer.
 BUFFERS = (
     "progress_buf",
@@ -1160,6 +1197,9 @@ class Task:
     #: One answer's arrays are still read while the next one is written.
     PARTS = 3
 
+    #: Kinds of messages that it takes.
+    takes = frozenset((MAP, CALL, LEND))
+
     def __init__(self, env):
         self.env, self.num_envs = env, int(env.num_envs)
         self._link = self._reader = None
@@ -1168,7 +1208,7 @@ class Task:
         if on_device(self._clock()):
             try:
                 self._reader = DeviceReader(self._device())
-            except (AttributeError, cuda_error()) as error:
+            except cuda_error() as error:
                 self._refusal = str(error)
         self.attach(b"")
 
@@ -1278,28 +1318,32 @@ class Task:
         given = lambda *array: self._given_there(stream, *array)  # noqa: E731
         on = None if stream is None else given
         take = lambda tree: decoded(tree, self._buffer, after, self._given, on)  # noqa: E731
-        name, given = _checked(body, method=str, set=list)
-        for attribute, tree in given:
-            self._set(attribute, take(tree))
-        arguments = [take(x) for x in body["args"]]
+        name, given, trees, more = _checked(body, method=str, set=list, args=list, extras=list)
+        with _reading():
+            given = [(str(attribute), take(tree)) for attribute, tree in given]
+            arguments = [take(x) for x in trees]
+            names = EXTRAS + tuple(map(str, more))
+        for attribute, value in given:
+            self._set(attribute, value)
         resets = []
         if name == "seed":
+            if not (len(arguments) == 1 and isinstance(arguments[0], int)):
+                raise Refused("a seed must be a number")
             returned = self._seed(*arguments)
         elif name == "get":
-            (attribute,) = arguments
-            if attribute not in ("obs_buf", "states_buf"):
-                raise Refused("the attribute {} does not cross".format(attribute))
-            returned = getattr(self.env, attribute)
-        elif name in METHODS:
+            if arguments not in (["obs_buf"], ["states_buf"]):
+                raise Refused("the attribute {:.200} does not cross".format(repr(arguments)))
+            returned = getattr(self.env, arguments[0], None)
+        elif name in METHODS and callable(getattr(self.env, name, None)):
+            method = getattr(self.env, name)
             if name == "zero_actions" or not body.get("listen"):
-                returned = getattr(self.env, name)(*arguments)
+                returned = _called(method, *arguments)
             else:
-                returned = self._listening(getattr(self.env, name), arguments, resets)
+                returned = self._listening(method, arguments, resets)
         else:
-            raise Refused("the method {} does not cross".format(name))
+            raise Refused("the method {:.200} does not cross".format(name))
         if name == "step":
             if isinstance(returned, (list, tuple)) and returned and hasattr(returned[-1], "keys"):
-                names = EXTRAS + tuple(body.get("extras", ()))
                 extras = returned[-1]
                 returned = (*returned[:-1], {x: extras[x] for x in names if x in extras})
         elif not _crosses(returned):
@@ -1344,7 +1388,9 @@ class Task:
         """Write a buffer that the client has changed."""
         if name not in BUFFERS:
             raise Refused("the attribute {} does not cross".format(name))
-        buffer = getattr(self.env, name)
+        buffer = self._buffers().get(name)
+        if tuple(np.shape(value)) != (self.num_envs,) or buffer is None:
+            raise Refused("the buffer {} is none of {} numbers".format(name, self.num_envs))
         if name == "episode_length_buf":  # a property in some, which rsl_rl allows to assign
             setattr(self.env, name, value)
         elif on_device(buffer) and not is_tensor(buffer):
@@ -1371,7 +1417,7 @@ class Task:
         is_set = "reset_idx" in getattr(self.env, "__dict__", {})
         owner = self.env if is_set else getattr(own, "__self__", None)
         if owner is None:
-            return method(*arguments)
+            return _called(method, *arguments)
         was_own = getattr(owner, "__dict__", {}).get("reset_idx")
 
         def listen(env_ids, *args, **kwargs):
@@ -1382,7 +1428,7 @@ class Task:
 
         owner.reset_idx = listen
         try:
-            return method(*arguments)
+            return _called(method, *arguments)
         finally:
             if was_own is None:
                 del owner.reset_idx
@@ -1449,11 +1495,11 @@ def host_of(entry, kwargs, num_envs):
         takes_number = "num_envs" in inspect.signature(function).parameters
     except (TypeError, ValueError):
         takes_number = False
-    first = function(num_envs=num_envs, **kwargs) if takes_number else function(**kwargs)
+    given = dict(kwargs, num_envs=num_envs) if takes_number else kwargs
+    first = _called(function, **given)
     if is_task(first):
         host = Task(first)
     elif hasattr(first, "observe") and hasattr(first, "act"):
-        given = dict(kwargs, num_envs=num_envs) if takes_number else kwargs
         made = [first]
         host = Gym3Env(lambda: made.pop() if made else function(**given), takes_seed=False)
     elif hasattr(first, "num_envs") and hasattr(first, "step"):
@@ -1576,6 +1622,10 @@ def take(arrays, data):
 # ---- the process ------------------------------------------------------------------------------
 
 
+#: Kinds of the first message.
+_FIRST = frozenset((OPEN,))
+
+
 def serve(channel):
     """Answer messages until the other end is closed; whether it said so before."""
     host = None
@@ -1589,6 +1639,8 @@ def serve(channel):
             if kind is None or kind == CLOSE:
                 return kind == CLOSE
             try:
+                if kind not in (_FIRST if host is None else host.takes):
+                    raise Refused("a message of the kind {} is not due".format(kind))
                 if kind == STEP:
                     if channel.carries:
                         take(host.memory.actions.values(), _split(payload)[1])
@@ -1598,14 +1650,16 @@ def serve(channel):
                     continue
                 if kind == RESTORE:
                     tree, after = _split(payload)
-                    host.restore(decoded(tree, b"", after, np.copy))
+                    with _reading():
+                        state = decoded(tree, b"", after, np.copy)
+                    host.restore(state)
                     channel.send(DONE)
                     continue
                 if kind == CALL:
                     channel.send(DONE, *host.call(payload))
                     continue
                 body, after = _split(payload) if channel.carries else (_parsed(payload), b"")
-                if kind == OPEN and host is None:
+                if kind == OPEN:
                     host = host_of(*_checked(body, entry=str, kwargs=dict, num_envs=int))
                     is_task = isinstance(host, Task)
                     found, after = host.introduction() if is_task else (_introduction(host), b"")
@@ -1614,9 +1668,11 @@ def serve(channel):
                     size, layout = _checked(body, bytes=int, layout=dict)
                     buffer = channel.map(size)
                     is_task = isinstance(host, Task)
-                    host.attach(buffer if is_task else Memory(buffer, layout, host))
+                    with _reading():
+                        memory = buffer if is_task else Memory(buffer, layout, host)
+                    host.attach(memory)
                     channel.send(DONE)
-                elif kind == LEND and isinstance(host, Task):
+                elif kind == LEND:
                     channel.send(DONE, host.borrow(body))
                 elif kind == RESET:
                     seed, options = _checked(body, seed=(int, type(None)), options=dict)
@@ -1635,38 +1691,61 @@ def serve(channel):
                 elif kind == RENDER:
                     frame = np.ascontiguousarray(host.render(), dtype=np.uint8)
                     channel.send(DONE, {"shape": list(frame.shape)}, frame.tobytes())
-                else:
-                    raise Refused(f"a message of the kind {kind} is not of this bridge")
             except Exception as error:
                 channel.send(FAILED, _failure(error))
     except (BrokenPipeError, ConnectionResetError):  # nobody reads the answer
         return False
     finally:
+        channel.drop()
         if host is not None:
             host.close()
 
 
+#: Errors that reading a message of another form raises.
+_MALFORMED = (LookupError, AttributeError, TypeError, ValueError, ArithmeticError)
+_MALFORMED += (RecursionError, struct.error)
+
+
+@contextlib.contextmanager
+def _reading():
+    """A context in which a message is read, whose form may be another one.
+
+    Raises:
+        Refused: If it is.
+
+    """
+    try:
+        yield
+    except _MALFORMED as error:
+        text = "{}: {}".format(type(error).__name__, error)[:200]
+        raise Refused("a message is not of the form of this bridge ({})".format(text)) from None
+
+
 def _split(payload):
     """The JSON object of a message that begins with its size, and the bytes after it."""
-    (size,) = struct.unpack_from("<I", payload)
+    with _reading():
+        (size,) = struct.unpack_from("<I", payload)
     return _parsed(payload[4 : 4 + size]), payload[4 + size :]
 
 
 def _parsed(payload):
     """The JSON object of a message; an empty one if it has none."""
-    body = json.loads(payload.decode()) if payload else {}
+    with _reading():
+        body = json.loads(payload.decode()) if payload else {}
     if not isinstance(body, dict):
         raise Refused("a message has JSON that is no object")
     return body
 
 
 def _checked(body, **kinds):
-    """Entries of a message, which must be of these types; integers are 0 or more.
+    """Entries of a message or a state, which must be of these types; integers are 0 or more.
 
     Raises:
         Refused: If one is missing or of another type.
 
     """
+    if not isinstance(body, dict):
+        raise Refused("{:.200} is no mapping of {}".format(repr(body), ", ".join(kinds)))
     for name, kind in kinds.items():
         value = body.get(name, ())
         if not isinstance(value, kind) or isinstance(value, bool):

@@ -215,6 +215,28 @@ class OldVector:
         pass
 
 
+def stable_baselines(num_envs, id="CartPole-v1"):
+    """The old `DummyVecEnv` itself; only its algorithms and TensorBoard need TensorFlow."""
+    import importlib.util
+    import types
+
+    import gym
+
+    folder = os.path.dirname(importlib.util.find_spec("stable_baselines").origin)
+    for name, path in (
+        ("stable_baselines", folder),
+        ("stable_baselines.common", folder + "/common"),
+    ):
+        package = types.ModuleType(name)
+        package.__path__ = [path]
+        sys.modules[name] = package
+    package = sys.modules["stable_baselines"]
+    package.logger = sys.modules["stable_baselines.logger"] = types.ModuleType("logger")
+    from stable_baselines.common.vec_env import DummyVecEnv
+
+    return DummyVecEnv([lambda: gym.make(id)] * num_envs)
+
+
 _SAME = []
 
 

@@ -3,9 +3,11 @@
 The tests marked `exhaustive` draw as often as the page says: 200 servers and 50 clients.
 """
 
+import gc
 import json
 import os
 import pickle
+import resource
 import signal
 import socket
 import subprocess
@@ -13,6 +15,7 @@ import sys
 import threading
 import time
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +23,7 @@ import numpy as np
 import pytest
 import torch
 
-from everstep.errors import AdapterError, EnvError
+from everstep.errors import AdapterError, CheckpointError, EnvError
 from everstep_adapters.bridge import BridgeEnv, client, server
 
 TOYS = "tests.everstep_adapters.bridge.bridge_toys"
@@ -381,6 +384,11 @@ TALK: list[tuple[int, Any]] = [
 
 def serve(messages: list[bytes]) -> list[int]:
     """Kinds of a server's answers, which must be well-formed."""
+    return [kind for kind, _ in answers_to(messages)]
+
+
+def answers_to(messages: list[bytes]) -> list[tuple[int, bytes]]:
+    """Kinds and payloads of a server's answers, which must be well-formed."""
     own, other = socket.socketpair()
     descriptor = os.memfd_create("test")
     os.write(descriptor, b"\0" * 448 + b"\1" * 64)  # all rows are reset
@@ -399,12 +407,148 @@ def serve(messages: list[bytes]) -> list[int]:
             break
         answers += part
     own.close()
-    kinds = []
+    found = []
     while answers:
         magic, protocol, kind, size = server._HEADER.unpack_from(answers)
         assert (magic, protocol) == (b"EVST", server.PROTOCOL)
         payload, answers = answers[16 : 16 + size], answers[16 + size :]
         assert len(payload) == size
         assert not payload or kind == server.DONE or json.loads(payload)["message"]
-        kinds.append(kind)
-    return kinds
+        found.append((kind, payload))
+    return found
+
+
+# ---- calls and states ---------------------------------------------------------------------------
+
+
+def split(body: Any, after: bytes = b"") -> bytes:
+    text = json.dumps(body).encode()
+    return len(text).to_bytes(4, "little") + text + after
+
+
+def call(method: str, *arguments: Any, **changes: Any) -> bytes:
+    arena = server.Arena()
+    trees = [arena.encode(x) for x in arguments]
+    given = [[name, arena.encode(x)] for name, x in changes.items()]
+    body = {"method": method, "args": trees, "set": given, "listen": True, "extras": ["x"]}
+    return message(server.CALL, split(body, arena.after))
+
+
+def state(tree: Any) -> bytes:
+    arena = server.Arena()
+    arena.is_whole = True
+    body = arena.encode(tree)
+    return message(server.RESTORE, split(body, arena.after))
+
+
+def opening(entry: str, **kwargs: Any) -> bytes:
+    body = {"entry": entry, "kwargs": kwargs, "num_envs": 2}
+    return message(server.OPEN, json.dumps(body).encode())
+
+
+TASK = opening(
+    "tests.everstep_adapters.bridge.numpy_tasks:vec_task", style="A", scripts=[[3], [2, 4]]
+)
+STATE = {"state": np.zeros(2, np.float32), "t": 2}
+STATE["random"] = list(np.random.RandomState(0).get_state())
+TALKS = {
+    "call": [
+        TASK,
+        message(server.MAP, json.dumps({"bytes": 512, "layout": {}}).encode()),
+        call("step", np.zeros((2, 1)), reset_buf=np.ones(2, np.int64)),
+        call("reset_idx", np.array([1])),
+        call("seed", 3),
+        call("get", "obs_buf"),
+        call("compute_observations"),
+    ],
+    "state": [
+        opening(f"{TOYS}:Stateful"),
+        message(server.MAP, json.dumps({"bytes": 512, "layout": PLACES}).encode()),
+        message(server.RESET, json.dumps({"seed": 3, "options": {}}).encode()),
+        message(server.STATE),
+        state({"rows": [{"layers": [], "own": STATE}] * 2, "elapsed": [1, 2]}),
+        message(server.STEP),
+    ],
+}
+
+#: Bytes by which a test's process may grow.
+GROWTH = 2**28
+
+
+@pytest.fixture
+def bounded() -> Iterator[None]:
+    """Memory is bounded, and nothing is left: no file is open that was not."""
+    files, before = len(os.listdir("/proc/self/fd")), _resident()
+    yield
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) <= files
+    assert _resident() - before < GROWTH
+
+
+def _resident() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+@mutations
+@pytest.mark.usefixtures("without_pickle", "bounded")
+@pytest.mark.parametrize("talk", ["call", "state"])
+def test_mutated_calls_and_states_to_a_server(number: int, talk: str) -> None:
+    """Each gets an answer of the protocol; what is malformed is refused, without a traceback."""
+    random, refused, messages = np.random.default_rng(2), 0, TALKS[talk]
+    good = [server.DONE] * len(messages)
+    assert serve(messages) == good
+    for _ in range(number):
+        answers = answers_to(mutated(messages, random))
+        for kind, payload in answers:
+            assert kind in (server.DONE, server.FAILED)
+            if kind == server.FAILED:
+                assert_not_ours(json.loads(payload))
+        refused += [kind for kind, _ in answers] != good
+    assert refused > number / 3
+
+
+def assert_not_ours(failure: dict[str, Any]) -> None:
+    """It is a refusal, or an error that was raised by what is hosted."""
+    files = [x for x in failure["traceback"].splitlines() if x.startswith("  File ")]
+    assert failure["refused"] or "server.py" not in files[-1], failure["traceback"]
+
+
+@mutations
+@pytest.mark.usefixtures("without_pickle", "bounded")
+@pytest.mark.parametrize("talk", ["call", "state"])
+def test_mutated_results_of_calls_and_states(number: int, talk: str) -> None:
+    """Each is refused by an error of ours, or is an answer that a server may give."""
+    random, refused = np.random.default_rng(3), 0
+    answers = [message(kind, payload) for kind, payload in answers_to(TALKS[talk])]
+    assert _hear(answers, talk) == 0
+    for _ in range(number):
+        refused += _hear(mutated(answers, random), talk)
+    assert refused > number / 3
+
+
+def _hear(answers: list[bytes], talk: str) -> int:
+    """Whether an answer to a talk is refused."""
+    own, other = socket.socketpair()
+    other.sendall(b"".join(answers))
+    other.shutdown(socket.SHUT_WR)
+    try:
+        env: Any = client.opened([client.Connection(own, "python", 5.0)], "x:y", 2)
+        if talk == "call":
+            env.step(torch.zeros(2, 1))
+            env.reset_idx(torch.tensor([1]))
+            env.seed(3)
+            assert len(env.obs_buf) >= 0
+            env.compute_observations()
+            return 0
+        env.reset()
+        if not hasattr(env, "state_dict"):  # it says that it has none
+            return 1
+        found = env.state_dict()
+        env.load_state_dict(found)
+        env.step(np.zeros(2, np.int64))
+        return 0
+    except (AdapterError, EnvError, CheckpointError):
+        return 1
+    finally:
+        own.close()
+        other.close()

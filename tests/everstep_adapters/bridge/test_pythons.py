@@ -4,6 +4,7 @@
 """
 
 import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ def python(name: str) -> str:
     ("name", "entry"),
     [
         ("py36", "gym:CartPole-v1"),  # gym 0.17
+        ("py37", f"{TOYS}:stable_baselines"),
         ("py38", "gym:CartPole-v1"),  # gym 0.21
         ("py38", "gym:Pendulum-v1"),
         ("py38", "procgen:coinrun"),
@@ -90,6 +92,47 @@ def test_a_newer_gymnasium_is_as_in_process() -> None:
             action = own.action_spec.rand(torch.Size([3]))
             assert_equal(env.step(action), own.step(action))
     own.close()
+
+
+#: Steps the environment where it is, and keeps what it returns.
+ALONE = """
+import sys
+import numpy as np
+from tests.everstep_adapters.bridge.bridge_toys import stable_baselines
+env = stable_baselines(3)
+env.seed(5)
+obs, rows = [env.reset()], []
+for t in range(200):
+    found, rewards, done, infos = env.step(np.array([t % 2, t // 2 % 2, t % 3 % 2]))
+    late = [bool(x.get("TimeLimit.truncated")) for x in infos]
+    final = [x.get("terminal_observation", found[i]) for i, x in enumerate(infos)]
+    obs.append(found)
+    rows.append(np.stack([rewards, done & ~np.array(late), done & late]))
+    rows[-1] = np.concatenate([rows[-1].T, np.stack(final)], 1)
+np.savez(sys.argv[1], obs=np.stack(obs), rows=np.stack(rows))
+"""
+
+
+def test_stable_baselines_vec_env_is_as_in_its_own_process(tmp_path: Path) -> None:
+    interpreter = python("py37")
+    file = tmp_path / "rows.npz"
+    subprocess.run([interpreter, "-W", "ignore", "-c", ALONE, str(file)], check=True, cwd=ROOT)
+    own = np.load(file)
+    with BridgeEnv.make(f"{TOYS}:stable_baselines", 3, python=interpreter) as env:
+        assert "DummyVecEnv" in env.describe()["environment"]
+        env.seed(5)
+        assert np.array_equal(env.reset().numpy(), own["obs"][0])
+        ends = 0
+        for t in range(200):
+            row: Any = env.step(torch.tensor([[t % 2], [t // 2 % 2], [t % 3 % 2]]))
+            flags = torch.cat([row["rewards"], row["terminated"], row["truncated"]], 1)
+            final = row["final_obs"]
+            assert np.array_equal(row["obs"].numpy(), own["obs"][t + 1])
+            assert np.array_equal(flags.numpy(), own["rows"][t][:, :3])
+            ended = (row["terminated"] | row["truncated"]).flatten().numpy()
+            assert np.array_equal(final.numpy()[ended], own["rows"][t][ended][:, 3:])
+            ends += int(ended.sum())
+        assert ends > 10
 
 
 def test_procgens_seed_decides_its_levels() -> None:
