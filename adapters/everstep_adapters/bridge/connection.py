@@ -51,6 +51,9 @@ class Connection:
     #: Whether an answer is still to come.
     _is_due = False
 
+    #: Seconds for which the next message is looked for before the process sleeps.
+    _spins = server.SPINNING
+
     #: Whether the server is on another machine: messages carry the rows, as no memory is shared.
     carries = False
 
@@ -200,7 +203,10 @@ class Connection:
         """Kind and payload of the server's next message."""
         limit = self.timeout if timeout is None else timeout
         end = None if limit is None else time.monotonic() + limit
+        begun = time.perf_counter()
         head = self._take(server._HEADER.size, end)
+        is_soon = time.perf_counter() - begun < server.SPINNING
+        self._spins = server.SPINNING if is_soon else 0.0
         magic, protocol, kind, size = server._HEADER.unpack(head)
         if magic != server._MAGIC or kind not in (server.DONE, server.FAILED):
             self.fail(f"answered what is no message of this bridge ({head[:16]!r})")
@@ -228,7 +234,7 @@ class Connection:
     def _take(self, size: int, end: None | float) -> bytes:
         parts: list[bytes] = []
         left = size
-        spinning = time.perf_counter() + server.SPINNING
+        spinning = time.perf_counter() + self._spins
         while left:
             if not parts and time.perf_counter() < spinning:
                 try:

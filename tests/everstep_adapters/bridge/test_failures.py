@@ -193,10 +193,13 @@ def test_an_interrupted_answer_is_not_the_next_ones() -> None:
     env = BridgeEnv.make(f"{TOYS}:Old", 1, python=sys.executable, kwargs={"hangs_at": 1})
     env.reset()
     main = threading.main_thread().ident
+    # A shell lets the programs in its background ignore it.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     interrupt = threading.Timer(0.3, lambda: signal.pthread_kill(main, signal.SIGINT))  # type: ignore[arg-type]
     interrupt.start()
     with pytest.raises(KeyboardInterrupt):
         env.step(torch.zeros(1, 1, dtype=torch.int64))
+    signal.signal(signal.SIGINT, before)
     with pytest.raises(EnvError, match="ended"):
         env.reset()
     env.close()
