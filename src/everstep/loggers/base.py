@@ -1,6 +1,7 @@
 """The logger protocol, a group of loggers that cannot fail, and the directory of a run."""
 
 import contextlib
+import errno
 import logging
 import math
 import os
@@ -245,6 +246,17 @@ def array_of(values: Any) -> npt.NDArray[Any]:
     if hasattr(values, "detach"):
         values = values.detach().float().cpu().numpy()
     return np.array(values, np.float32).ravel()
+
+
+def impossible_path(directory: str | os.PathLike[str]) -> str:
+    """Why no file system has such a directory, such as a name that is too long; else empty."""
+    try:
+        os.lstat(Path(directory, ".metrics.jsonl.lock"))  # the longest name in it
+    except ValueError as error:  # of a zero byte
+        return str(error)
+    except OSError as error:
+        return os.strerror(error.errno) if error.errno == errno.ENAMETOOLONG else ""
+    return ""
 
 
 def writing_problem(directory: str | os.PathLike[str]) -> str:

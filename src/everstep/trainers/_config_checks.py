@@ -30,7 +30,7 @@ from ..env.plugins import maker_of
 from ..env.registry import EXPECTED, check_callable, factory, is_made, takes_sizes
 from ..errors import AdapterError, ConfigError
 from ..loggers import check_logger
-from ..loggers.base import writing_problem
+from ..loggers.base import impossible_path, writing_problem
 from ..objectives import ActorCritic
 from ..schedulers import FUNCTIONS
 from ._checkpointing import Interval
@@ -405,7 +405,10 @@ def run_dir_problems(run_dir: Any) -> Iterator[Problem]:
     if not isinstance(run_dir, str | Path):
         return
     path = Path(run_dir)
-    if (path / "metrics.jsonl").exists():
+    if problem := impossible_path(path):
+        message = f"{str(run_dir)[:99]!r} cannot be a directory: {problem}"
+        yield Problem(("run_dir",), message)
+    elif (path / "metrics.jsonl").exists():
         yield Problem(("run_dir",), f"{run_dir} holds a run already; name another directory")
     elif path.exists() and not path.is_dir():
         yield Problem(("run_dir",), f"{run_dir} is not a directory")

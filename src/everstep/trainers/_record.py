@@ -20,7 +20,7 @@ from ..core.plain_files import check_directory
 from ..core.ranks import current_reducer
 from ..data import REFLECTED
 from ..errors import ConfigError
-from ..loggers.base import writing_problem
+from ..loggers.base import impossible_path, writing_problem
 from ..schedulers import FUNCTIONS, functions_described
 from ._checkpointing import checkpoints_of
 
@@ -59,6 +59,10 @@ def check_run_dir(run_dir: Any, *, resume: bool) -> None:
 
 def _check_run_dir(run_dir: Any, *, resume: bool) -> None:
     path = None if run_dir in (None, "auto") else Path(run_dir)
+    if path is not None and (problem := impossible_path(path)):
+        raise ConfigError(
+            f"`run_dir`: {str(path)[:99]!r} cannot be a directory: {problem}. Name another path."
+        )
     if resume and (path is None or not checkpoints_of(path)):
         raise ConfigError(
             "`resume` continues the run in `run_dir`, from the newest checkpoint in it; "

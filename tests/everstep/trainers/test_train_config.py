@@ -144,6 +144,12 @@ BAD_LINES = [
     ("experiment_name: 7", "experiment_name: expected non-empty str or null; got 7"),
     ("run_dir: ''", "run_dir: expected non-empty str or Path or null; got ''"),
     ("run_dir: train.yaml", "run_dir: train.yaml is not a directory"),
+    ('run_dir: "a\\0b"', "run_dir: 'a\\x00b' cannot be a directory: embedded null byte"),
+    (f"run_dir: {'x' * 300}", f"run_dir: '{'x' * 99}' cannot be a directory: File name too long"),
+    (
+        f"run_dir: {'d/' * 3000}",
+        f"run_dir: '{'d/' * 49}d' cannot be a directory: File name too long",
+    ),
     ("seq_len: 8", "seq_len: is for recurrent policies: set `recurrent`, or leave it out"),
     ("recurrent: 1", "recurrent: expected bool; got 1"),
     # mappings and lists
@@ -724,3 +730,10 @@ def test_the_record_of_a_program_that_evaluates_by_itself_can_be_read(tmp_path):
         assert trainer.eval()["eval/episodes/count"] == 1
     with pytest.raises(ConfigError, match=r"best=.*: there are no evaluations"):
         TrainConfig.from_file(tmp_path / "config.yaml", ["best=eval/returns/mean"])
+
+
+@pytest.mark.parametrize("path", ["a\0b", "x" * 300])
+@pytest.mark.parametrize("resume", [False, True])
+def test_directories_that_cannot_be_are_named_in_python_too(path: str, resume: bool) -> None:
+    with pytest.raises(ConfigError, match=r"`run_dir`: .* cannot be a directory: .*Name another"):
+        everstep.Trainer(everstep.DiscreteDummyEnv, run_dir=path, resume=resume)
