@@ -12,6 +12,7 @@ import torch
 import everstep
 from everstep import AlgorithmConfig, DiscreteDummyEnv, Trainer
 from everstep.bonuses import RandomNetworkDistillation
+from everstep.errors import EnvError
 from everstep.trainers._resuming import resume
 from tests.device.machine import Machine
 from tests.device.trainings import CASES, HORIZON, Case
@@ -121,6 +122,21 @@ def test_what_acts_is_recorded_anew_where_weights_have_moved(machine: Machine, e
         stats = [{k: x for k, x in y.items() if not k.startswith("profiling/")} for y in stats]
         found.append((algorithm, stats))
     check_same(*found)
+
+
+class Sharing(Walk):
+    """Returns final observations in the memory of those that open the next episodes."""
+
+    def step(self, action: Any) -> Any:
+        row = super().step(action)
+        return row.set("final_obs", row["obs"])
+
+
+def test_final_observations_are_looked_at_where_the_host_may_wait(machine: Machine) -> None:
+    with pytest.raises(EnvError, match="`final_obs` lies in the memory of `obs`"):
+        Case(Sharing).build().collect()
+    algorithm, _ = trained(Case(Sharing, {"cuda_graphs": True}), "cuda", 3)
+    assert algorithm.recorder.collection.replays == 1
 
 
 class Drawing(Walk):

@@ -174,8 +174,8 @@ DEVICE = [
     fault(
         "an environment's tensors go through the host",
         ROLLOUT,
-        "leaves = [x.to(row.dtype) for",
-        "leaves = [x.cpu().to(row) for",
+        "sources.append(leaf.to(row.dtype))",
+        "sources.append(leaf.cpu().to(row))",
         "episodes",
     ),
     # ---- streams and graphs ----

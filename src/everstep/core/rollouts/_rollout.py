@@ -16,6 +16,7 @@ from ...env import Env
 from ...env.limits import Limit, Limits
 from ...env.specs import EMPTY, Leaves, Structure
 from ...errors import ConfigError, EnvError, NonFiniteError
+from ..graphs import is_static
 
 #: Observation or action rows, prebuilt: indexing costs more than copying a small row.
 Rows = list[Leaves]
@@ -296,7 +297,10 @@ class Rollout:
             ):
                 expected.check(x)
             has_graph |= x.requires_grad
-        if self._shares_final:
+        # It waits for a device: in the first rollout alone there, and not in recorded work.
+        if self._shares_final and (
+            self.device.type != "cuda" or (self._is_first and not is_static())
+        ):
             self._check_final(t, leaves, found)
         _copy(self._outcomes[t], leaves)
         return has_graph
@@ -308,8 +312,6 @@ class Rollout:
             EnvError: If a row was truncated and opens the next episode, so that one is lost.
 
         """
-        if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            return
         ends = found[DataKeys.TRUNCATED] & ~found[DataKeys.TERMINATED] & found[DataKeys.FIRST]
         rows, final = ends.flatten(), leaves[len(leaves) - len(self.final_obs) :]
         names = self._names[DataKeys.FINAL_OBS]
