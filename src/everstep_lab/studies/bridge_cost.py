@@ -2,6 +2,7 @@
 
     OMP_NUM_THREADS=1 python -m everstep_lab.studies.bridge_cost CartPole-v1
     OMP_NUM_THREADS=1 python -m everstep_lab.studies.bridge_cost procgen --python old/bin/python
+    OMP_NUM_THREADS=1 python -m everstep_lab.studies.bridge_cost all --python old/bin/python
 
 CartPole-v1: 64 rows of this Python's Gymnasium, in a loop (the environment's own time), through
 the bridge in one process and in two, in an `AsyncVectorEnv`, and, if it is installed, in
@@ -9,14 +10,18 @@ stable-baselines3's `SubprocVecEnv`. Procgen: 64 rows of coinrun through the bri
 environment itself takes is timed by a program that the other Python runs.
 
 Blocks of vector steps alternate. Prints the time of the block that a tenth of all beat, which tells
-what the code costs, and the median, in microseconds an env step.
+what the code costs, and the median, in microseconds an env step; the processor time of this process
+and of all that it has started, which other work of the machine changes less; and the median of what
+each block took beyond the environment's own block beside it, and of the ratio of their throughputs.
 """
 
 import argparse
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -100,18 +105,43 @@ def procgen(python: str) -> dict[str, Callable[[], float]]:
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("env", choices=["CartPole-v1", "procgen"])
+    parser.add_argument("env", choices=["CartPole-v1", "procgen", "all"])
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("--blocks", type=int, default=60)
     arguments = parser.parse_args()
-    sides = cartpole() if arguments.env == "CartPole-v1" else procgen(arguments.python)
-    times: dict[str, list[float]] = {name: [] for name in sides}
-    for _ in range(arguments.blocks):
-        for name, side in sides.items():
-            times[name].append(side())
-    print("µs an env step: best tenth, median")
-    for name, found in times.items():
-        print(f"{name:24}{np.quantile(found, 0.1):8.1f}{np.median(found):8.1f}")
+    if arguments.env != "procgen":
+        report("CartPole-v1", cartpole(), arguments.blocks)
+    if arguments.env != "CartPole-v1":
+        report("coinrun", procgen(arguments.python), arguments.blocks)
+
+
+def report(name: str, sides: dict[str, Callable[[], float]], blocks: int) -> None:
+    """Time the sides of an environment, and print their table; the first is its own time."""
+    times: dict[str, list[float]] = {side: [] for side in sides}
+    used = dict.fromkeys(sides, 0.0)
+    for _ in range(blocks):
+        for side, run in sides.items():
+            before = processor_time()
+            times[side].append(run())
+            used[side] += processor_time() - before
+    print(f"{name}, µs an env step: best tenth, median, processor; beyond its own; throughput")
+    own, *_ = (np.array(found) for found in times.values())
+    for side, found in times.items():
+        processor = used[side] / blocks / BLOCK / ROWS * 1e6
+        row = f"{side:24}{np.quantile(found, 0.1):8.1f}{np.median(found):8.1f}{processor:8.1f}"
+        print(f"{row}{np.median(found - own):8.1f}{np.median(own / found):8.2f}")
+
+
+def processor_time() -> float:
+    """Seconds that this process, and all that it has started, have computed."""
+    total, waiting = 0.0, [os.getpid()]
+    while waiting:
+        pid = waiting.pop()
+        stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        total += int(stat[11]) + int(stat[12])
+        for children in Path(f"/proc/{pid}/task").glob("*/children"):
+            waiting += map(int, children.read_text().split())
+    return total / os.sysconf("SC_CLK_TCK")
 
 
 if __name__ == "__main__":
