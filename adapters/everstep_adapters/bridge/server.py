@@ -443,14 +443,16 @@ class SingleEnvs(Host):
                 obs, reward, terminated, truncated, info = returned
             else:
                 obs, reward, done, info = returned
-                truncated = bool(done) and bool(info.get("TimeLimit.truncated", False))
+                done = _flags(done, "done")
+                truncated = done and bool(info.get("TimeLimit.truncated", False))
                 terminated = done and not truncated
             if self._limits[i] is not None:
                 self._elapsed[i] += 1
                 truncated = bool(truncated) or self._elapsed[i] >= self._limits[i].steps
             memory.rewards[i] = reward
-            memory.terminated[i], memory.truncated[i] = bool(terminated), bool(truncated)
-            ended = bool(terminated) or bool(truncated)
+            terminated, truncated = _flags(terminated, "terminated"), _flags(truncated, "truncated")
+            memory.terminated[i], memory.truncated[i] = terminated, truncated
+            ended = terminated or truncated
             memory.has_final[i] = ended
             if info:
                 infos = _add_info(infos, i, info, self.num_envs)
@@ -631,12 +633,12 @@ class OldVectorEnv(Host):
             obs, rewards, terminated, truncated, infos = returned
         else:
             obs, rewards, done, infos = returned
-            done = np.asarray(done, dtype=bool)
+            done = _flags(done, "done", self.num_envs)
             truncated = done & _each(infos, "TimeLimit.truncated", self.num_envs)
             terminated = done & ~truncated
         memory.rewards[...] = np.asarray(rewards, dtype=np.float64).reshape(self.num_envs)
-        memory.terminated[...] = np.asarray(terminated, dtype=bool)
-        memory.truncated[...] = np.asarray(truncated, dtype=bool)
+        memory.terminated[...] = _flags(terminated, "terminated", self.num_envs)
+        memory.truncated[...] = _flags(truncated, "truncated", self.num_envs)
         ended = memory.terminated | memory.truncated
         self.write_rows(self._batch(obs), memory.obs)
         memory.has_final[...] = False
@@ -786,6 +788,18 @@ def _is_pair(returned, env):
     return type(env.observation_space).__name__ != "Tuple" or not env.observation_space.contains(
         returned
     )
+
+
+def _flags(value, name, count=None):
+    """Flags of `count` rows, or a single one; None and texts are neither true nor false."""
+    if count is None and (value is True or value is False):
+        return value
+    flags = np.asarray(value)
+    is_number = flags.dtype.kind in "biuf" and flags.size == (count or 1)
+    if not is_number or not ((flags == 0) | (flags == 1)).all():
+        raise ValueError("`{}` must be True or False; got {:.200}".format(name, repr(value)))
+    flags = flags.astype(bool).reshape(-1)
+    return flags if count else bool(flags[0])
 
 
 def _each(infos, name, num_envs):

@@ -300,3 +300,11 @@ class Shrinks(Old):
                 refused = 1
         self.state[0] = refused
         return (obs, *rest)
+
+
+def without_flags():
+    """An environment whose `terminated` is None."""
+    inner = picture((2,))
+    step = inner.step
+    inner.step = lambda action: (*step(action)[:2], None, False, {})
+    return inner

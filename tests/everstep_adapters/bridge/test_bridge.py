@@ -479,3 +479,17 @@ def test_bounds_of_arrays_cross_as_bytes() -> None:
 
     assert space_from(server.space_of(box)) == box
     assert struct.calcsize("<4sHHQ") == server._HEADER.size
+
+
+def test_flags_that_are_neither_true_nor_false_are_named() -> None:
+    flags: Any = server._flags  # type: ignore[attr-defined]
+    for value in (True, np.bool_(True), 1, 1.0, [True], np.ones(1)):
+        assert flags(value, "done") is True
+    assert flags([0, True, np.bool_(False)], "done", 3).tolist() == [False, True, False]
+    for value, count in ((None, None), ("False", None), (0.3, None), ([], None), ([True], 3)):
+        with pytest.raises(ValueError, match="`done` must be True or False; got "):
+            flags(value, "done", count)
+    with bridge(f"{TOYS}:without_flags", 1) as env:
+        env.reset()
+        with pytest.raises(EnvError, match="`terminated` must be True or False; got None"):
+            env.step(torch.zeros(1, 1, dtype=torch.int64))
