@@ -26,6 +26,7 @@ from everstep.core.files import append_line, replacing, write_file
 from everstep.errors import ConfigError
 from everstep.loggers import JsonlLogger, read_metrics, writer_of
 from everstep_lab.reproduction import Results
+from tests.tracing import traced
 
 #: What writes a file by itself, beside `open`, `replace` and `rename`.
 WRITERS = frozenset({"write_text", "write_bytes", "savez", "savefig", "tofile", "symlink_to"})
@@ -100,13 +101,7 @@ class Interrupting:
     def __init__(self, module: Any, count: int, raised: type[BaseException]) -> None:
         self.file, self.left, self.raised = module.__file__, count, raised
 
-    def __enter__(self) -> None:
-        sys.settrace(self.trace)
-
-    def __exit__(self, *error: object) -> None:
-        sys.settrace(None)
-
-    def trace(self, frame: FrameType, event: str, argument: Any) -> Any:
+    def __call__(self, frame: FrameType, event: str, argument: Any) -> Any:
         if frame.f_code.co_filename != self.file:
             return None
         if event == "line":
@@ -114,7 +109,7 @@ class Interrupting:
             if self.left == 0:
                 sys.settrace(None)
                 raise self.raised
-        return self.trace
+        return self
 
 
 #: A file whose opening is interrupted is closed by the garbage collector, which Python reports.
@@ -130,7 +125,7 @@ def test_an_interrupt_anywhere_leaves_the_old_file_or_the_new_one(
     for count in range(1, 40):
         path.write_text("old")
         try:
-            with Interrupting(files, count, raised):
+            with traced(Interrupting(files, count, raised)):
                 write_file(path, "new" * 1000)
         except raised:
             outcomes.append(path.read_text())
@@ -283,7 +278,7 @@ def test_an_interrupt_between_write_and_the_next_line_writes_it_once(tmp_path: P
         logger.log_metrics({"x": 0}, step=0)
         kept = [0]
         try:
-            with Interrupting(jsonl, count, KeyboardInterrupt):
+            with traced(Interrupting(jsonl, count, KeyboardInterrupt)):
                 logger.log_metrics({"x": 1}, step=1)
         except KeyboardInterrupt:
             kept = [0] if logger.size == path.stat().st_size == 0 else kept
@@ -312,7 +307,7 @@ def test_a_retried_result_never_costs_another(tmp_path: Path, limit: int) -> Non
     for seed in range(5):
         Results(path).add(row(seed, error="no"))
     try:
-        with Interrupting(files, limit, KeyboardInterrupt):
+        with traced(Interrupting(files, limit, KeyboardInterrupt)):
             Results(path).add(row(2, training=1.0))
     except KeyboardInterrupt:
         pass

@@ -6,7 +6,7 @@ import math
 import random
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 from pathlib import Path
 from types import FrameType
@@ -25,6 +25,7 @@ from everstep.core.interrupts import closing
 from everstep.errors import CheckpointError, ConfigError
 from everstep.loggers import read_metrics
 from everstep.trainers._checkpointing import checkpoints_of
+from tests.tracing import traced
 
 SMALL: dict[str, Any] = {"num_envs": 2, "horizon": 4, "model_config": {"hiddens": [4]}}
 SMALL |= {"track": False, "progress": False}
@@ -318,16 +319,6 @@ class Signalling:
                 sys.settrace(None)
                 signal.raise_signal(signal.SIGINT)
         return self
-
-
-@contextlib.contextmanager
-def traced(trace: Signalling) -> Iterator[None]:
-    """Context in which a signal is sent at a line."""
-    sys.settrace(trace)
-    try:
-        yield
-    finally:
-        sys.settrace(None)
 
 
 @pytest.mark.slow

@@ -7,7 +7,6 @@ import re
 import resource
 import shutil
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,6 +24,7 @@ from everstep.trainers import _signals
 from everstep.trainers._checkpointing import Interval, checkpoints_of
 from everstep.trainers._resuming import CHANGEABLE, resume
 from everstep.trainers.config import _NAMES
+from tests.tracing import traced
 
 from . import exactness
 from .kills import end_often
@@ -273,13 +273,11 @@ def interrupted_at(line: int, call: Callable[[], None]) -> bool:
                 raise KeyboardInterrupt
         return trace
 
-    sys.settrace(trace)
     try:
-        call()
+        with traced(trace):
+            call()
     except KeyboardInterrupt:
         return True
-    finally:
-        sys.settrace(None)
     return False
 
 
