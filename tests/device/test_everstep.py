@@ -218,7 +218,8 @@ def test_a_training_goes_on_between_devices(machine: Machine) -> None:
 def test_states_go_to_the_device(machine: Machine) -> None:
     here, _ = trained(Case(Walk, {}, True), "cpu", 1)
     there = Case(Walk, {}, True).build()
-    there.load_state_dict(copy.deepcopy(here.state_dict()))
+    there._load(copy.deepcopy(here.state_dict()), continues=True)
+    assert there.states
     assert all(x.is_cuda for x in there.states)
 
 
