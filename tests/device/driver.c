@@ -290,9 +290,11 @@ static int is_running(int pid) {
   snprintf(path, 64, "/proc/%d/stat", pid);
   FILE *stat = fopen(path, "r");
   if (!stat) return 0;
-  if (fscanf(stat, "%*d (%*[^)]) %c", &state) != 1) state = 'X';
+  unsigned flags = 0;
+  if (fscanf(stat, "%*d (%*[^)]) %c %*d %*d %*d %*d %*d %u", &state, &flags) != 2) state = 'X';
   fclose(stat);
-  return state != 'Z' && state != 'X';
+  const unsigned exiting = 4;  // PF_EXITING of Linux: its files are closed before it is a zombie
+  return state != 'Z' && state != 'X' && !(flags & exiting);
 }
 int cuMemFree_v2(uint64_t pointer) {
   IN_CONTEXT;
