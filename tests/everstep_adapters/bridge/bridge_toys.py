@@ -308,3 +308,25 @@ def without_flags():
     step = inner.step
     inner.step = lambda action: (*step(action)[:2], None, False, {})
     return inner
+
+
+def isaacgym_project(num_envs, project, name, module, config, longest):
+    """A task of IsaacGymEnvs, or of legged_gym (no module), over the stand-in simulator."""
+    from pathlib import Path
+
+    from tests.everstep_adapters.isaacgym import isaacgym_stand_in as stand_in
+
+    context = stand_in.loaded(Path(project))
+    context.__enter__()
+    _OPEN.append(context)
+    stand_in.set_seed(0)
+    if module is None:
+        task = stand_in.legged(Path(project), name, num_envs)
+    else:
+        task = stand_in.vec_task(Path(project), module, name, config, num_envs)
+    task.max_episode_length = longest
+    return task
+
+
+#: Contexts that stay open while a server runs.
+_OPEN = []

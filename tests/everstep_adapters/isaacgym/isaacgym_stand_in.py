@@ -10,6 +10,7 @@ import functools
 import importlib
 import importlib.machinery
 import math
+import random
 import re
 import sys
 import types
@@ -597,6 +598,13 @@ def where(condition: torch.Tensor, *values: Any, where: Any = torch.where) -> to
     """`torch.where`, whose condition may be of integers, as in the PyTorch of DeXtreme's time."""
     chosen: torch.Tensor = where(condition.bool(), *values)
     return chosen
+
+
+def set_seed(seed: int) -> None:
+    """Seed all generators that tasks draw from."""
+    torch.manual_seed(seed)
+    np.random.seed(seed)
+    random.seed(seed)
 
 
 def config(path: Path) -> Any:

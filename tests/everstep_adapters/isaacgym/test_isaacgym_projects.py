@@ -11,7 +11,6 @@ Their source is not on a registry; clone it, and name the clones:
 import contextlib
 import io
 import os
-import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,6 +24,7 @@ import torchrl.envs  # noqa: F401  before the stand-in: it looks for `isaacgym`
 import everstep
 from everstep.errors import AdapterError
 from tests.everstep_adapters.isaacgym import isaacgym_stand_in as stand_in
+from tests.everstep_adapters.isaacgym.isaacgym_stand_in import set_seed
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
@@ -116,12 +116,6 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Any
     with stand_in.loaded(*roots.values()):
         yield make
     os.chdir(before)
-
-
-def set_seed(seed: int) -> None:
-    torch.manual_seed(seed)
-    np.random.seed(seed)
-    random.seed(seed)
 
 
 # ---- rows by hand -----------------------------------------------------------------------------
