@@ -93,7 +93,7 @@ class FirstCalls:
     """
 
     def __init__(self, env: Any) -> None:
-        self._env, self._base = env, env.unwrapped
+        self._env, self._base = env, getattr(env, "unwrapped", env)
         self._spaces = {name: getattr(env, name) for name in ("observation_space", "action_space")}
         self._left, self._is_stepping = LOOKS, False
         #: What the environment's own reset returned while it was stepped.

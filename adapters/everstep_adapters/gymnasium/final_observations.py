@@ -11,6 +11,7 @@ from gymnasium.vector import AsyncVectorEnv
 from everstep.errors import AdapterError, EnvError
 
 from ..common.handoff import to_numpy
+from ..common.hooks import Hook
 from ..common.independence import layers
 from ..common.kept_ends import InWorker, copied, keep_ends
 from ..common.overwrites import OverwriteCheck
@@ -183,6 +184,27 @@ def keep_final(env: AnyVectorEnv) -> None | OverwriteCheck:
     )
 
 
+class Unwrapped(Hook):
+    """`step` of a batch in wrappers, which keeps copies of what they may change in place."""
+
+    #: Observations and final ones of the last vector step; None if they are not looked at.
+    inner: None | tuple[Any, Any] = None
+
+    #: Vector steps that are still looked at, and such that end episodes.
+    steps = ends = 8
+
+    def __call__(self, *args: Any) -> Any:
+        """The result of `step`."""
+        returned = self.original(*args)
+        key = final_key(returned[-1])
+        is_looked_at = self.steps or key is not None
+        self.inner = (copied(returned[0]), copied(returned[-1].get(key))) if is_looked_at else None
+        self.steps, self.ends = max(0, self.steps - 1), self.ends - (key is not None)
+        if not self.ends:
+            self.remove()
+        return returned
+
+
 class WrapperCheck:
     """Look for wrappers of a batch that change its observations, and not the final ones.
 
@@ -194,27 +216,10 @@ class WrapperCheck:
 
     """
 
-    #: Vector steps whose observations are looked at, beside those that end episodes.
-    looks = 8
-
     def __init__(self, env: AnyVectorEnv) -> None:
-        self._env, self._left = env, self.looks
-        #: Observations and final ones before the wrappers; None where they are not looked at.
-        self._inner: None | tuple[Any, Any] = None
+        self._env, self._unwrapped = env, Unwrapped(env.unwrapped, "step")
         #: Of each leaf, whether numbers of observations were changed: all, none, or some.
         self._changed: dict[int, set[bool]] = {}
-        base: Any = env.unwrapped
-        step = base.step
-
-        def keep(*args: Any) -> Any:
-            returned = step(*args)
-            key = final_key(returned[-1])
-            self._inner = None
-            if key is not None or self._left:  # copies: a wrapper may change them in place
-                self._inner = copied(returned[0]), copied(returned[-1].get(key))
-            return returned
-
-        base.step = keep
 
     @classmethod
     def of(cls, env: AnyVectorEnv) -> "None | WrapperCheck":
@@ -230,10 +235,9 @@ class WrapperCheck:
             EnvError: If final observations are none of the observations that policies see.
 
         """
-        if self._inner is None:
+        if self._unwrapped.inner is None:
             return
-        self._left = max(0, self._left - 1)
-        observed, final = self._inner
+        (observed, final), self._unwrapped.inner = self._unwrapped.inner, None
         try:
             for i, leaf in enumerate(row.obs):
                 pair = pick(observation, leaf.path, "obs"), pick(observed, leaf.path, "obs")

@@ -510,3 +510,18 @@ def test_wrappers_that_change_final_observations_too_or_nothing_are_not(
     rows = play(GymnasiumEnv(Changing(inner, **options)), 6)
     found = [row["final_obs"].tolist() for row in rows if row["truncated"].any()]
     assert found == [[[ends, ends]] * 2] * 2
+
+
+def test_wrappers_are_looked_at_for_some_ends_and_leave_no_trace() -> None:
+    """Copies of each batch that ends an episode would cost as long as the training lasts."""
+    inner = vectorized("sync", "SAME_STEP", [partial(Reusing, "")] * 2)
+    names = {*vars(inner)}
+    env = GymnasiumEnv(Changing(inner, factor=0.5, final="new"))
+    assert {*vars(inner)} - names == {"step"}
+    copied = copy.deepcopy(inner)
+    play(env, 3 * 8)
+    assert {*vars(inner)} == names
+    before = [single.unwrapped.t for single in inner.envs]
+    copied.reset()
+    copied.step(np.zeros(2, np.int64))
+    assert [single.unwrapped.t for single in inner.envs] == before
