@@ -71,7 +71,8 @@ class Noise(Env):
         if self.episode_keys:
             ended = torch.full_like(rewards, self.t % 10 == 0, dtype=torch.bool)
             no = torch.zeros_like(ended)
-            found |= {"terminated": no, "truncated": ended, "first": ended, "final_obs": obs}
+            found |= {"terminated": no, "truncated": ended, "first": ended}
+            found["final_obs"] = self.reset()  # of the episode that ended, in memory of its own
         return TensorDict(found, [self.num_envs])
 
 
