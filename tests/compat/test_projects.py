@@ -9,6 +9,7 @@ python -m pytest -m projects tests/compat
 import importlib
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -105,8 +106,11 @@ def make(
 
 @pytest.mark.parametrize("mode", ["NEXT_STEP", "SAME_STEP"])
 @pytest.mark.parametrize("project", PROJECTS, ids=[x.id for x in PROJECTS])
-def test_it_obeys_the_rules_and_trains(project: Project, mode: str) -> None:
+def test_it_obeys_the_rules_and_trains(
+    project: Project, mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     imported(project.module)
+    monkeypatch.chdir(tmp_path)  # some write files where they are
     results = run_checks(
         partial(make, project, mode),
         num_envs_choices=(2,),
