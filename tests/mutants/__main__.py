@@ -83,7 +83,8 @@ def outcome(fault: Fault, tree: Path, limit: float, texts: None | Path) -> str:
         "PYTHONDONTWRITEBYTECODE": "1",
         "OMP_NUM_THREADS": "1",
     }
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *fault.tests]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
+    command += ["-m", "not long and not learning", *fault.tests]
     try:
         done = subprocess.run(
             [*command, "--tb=short"], cwd=tree, env=env, capture_output=True, timeout=limit

@@ -53,7 +53,18 @@ def test_odd_inputs_neither_leave_memory_nor_what_is_defined(
     tests = [f"tests/everstep/core/fast/test_{name}.py" for name in ("kernel", "recurrent")]
     run = subprocess.run(
         [
-            *(sys.executable, "-m", "pytest", "-qxs", "-p", "no:cacheprovider", "-k", chosen),
+            *(
+                sys.executable,
+                "-m",
+                "pytest",
+                "-qxs",
+                "-p",
+                "no:cacheprovider",
+                "-m",
+                "",
+                "-k",
+                chosen,
+            ),
             *("-o", f"pythonpath={tmp_path} . adapters", *tests),
         ],
         cwd=ROOT,
