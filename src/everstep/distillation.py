@@ -10,7 +10,7 @@ import copy
 import os
 from collections.abc import Mapping
 from pathlib import Path as FilePath
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -20,7 +20,7 @@ from .core.validation import signature_of, unknown_name
 from .distributions import Distribution, Normal
 from .env.specs import Leaves, described, leaf_specs, options, spec_to_dict
 from .errors import CheckpointError, ConfigError
-from .objectives import ActorCritic
+from .objectives import CLIPPING, ActorCritic
 from .policies import Follower, PolicyCore, load_policy
 
 #: What a distribution is made of, by the features that a model may return.
@@ -52,6 +52,10 @@ class Distillation:
     #: See `ActorCritic`.
     default_num_sgd_iters = 4
     episodic_num_sgd_iters = 4
+    ignores: ClassVar[Mapping[str, str]] = {
+        **CLIPPING,
+        "normalize_advantages": "the objective has no advantages",
+    }
 
     def __init__(
         self,

@@ -5,9 +5,9 @@ and returns its terms as scalars; `"total"` is minimised, the rest is reported.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol, cast
+from typing import Any, ClassVar, Protocol, cast
 
 import torch
 
@@ -25,6 +25,12 @@ from .errors import ConfigError
 
 #: Optimizer steps an entropy that has no weight is measured once in.
 ENTROPY_EVERY = 8
+
+#: What only a probability ratio uses, and why other objectives do not.
+CLIPPING = dict.fromkeys(
+    ("clip_param", "clip_param_schedule", "dual_clip_param"),
+    "the objective does not clip probability ratios",
+)
 
 #: Terms that are monitors, of the policy that collected.
 MONITORS = ("kl_div", "clip_fraction")
@@ -78,6 +84,9 @@ class ActorCritic(ABC):
 
     #: See `Objective`.
     sums_rows = True
+
+    #: Hyperparameters that change nothing with this objective, and why.
+    ignores: ClassVar[Mapping[str, str]] = {}
 
     #: Whether to compute an entropy that has no weight. It is left out of most optimizer steps: on
     #: small networks it takes 2 % of their time.
@@ -208,6 +217,7 @@ class A2C(ActorCritic):
 
     default_num_sgd_iters = 1
     episodic_num_sgd_iters = 1
+    ignores = CLIPPING
 
     def gain(self, logp: torch.Tensor, minibatch: Minibatch) -> torch.Tensor:
         """A·log π, `[B, 1]`."""

@@ -184,7 +184,16 @@ class Mirror:
         lead = leaves[0].shape[: leaves[0].ndim - len(self._observation.shapes[0])]
         shapes = self._observation.shapes
         flat = [x.reshape(-1, *shape) for x, shape in zip(leaves, shapes, strict=True)]
-        mirrored = self._observation.flatten(self._function(self._observation.nest(flat)))
+        found = self._function(self._observation.nest(flat))
+        try:
+            mirrored = self._observation.flatten(found)
+        except (AssertionError, AttributeError, KeyError, TypeError) as error:
+            name = getattr(self._function, "__name__", repr(self._function))
+            form = type(self._observation.nest(flat)).__name__
+            raise ConfigError(
+                f"`symmetry.observation`: {name} must return observations of the form that it "
+                f"gets, {form}; got {type(found).__name__}."
+            ) from error
         return tuple(x.reshape(*lead, *shape) for x, shape in zip(mirrored, shapes, strict=True))
 
     def actions(self, actions: Any) -> Any:
@@ -285,17 +294,26 @@ class Mirror:
 
     def _try(self, spec: TensorSpec, device: torch.device) -> None:
         """Raise if the function of observations is not its own inverse, on drawn ones."""
-        drawn = random_values(spec, [_TRIED])
+        with torch.random.fork_rng(devices=[]):  # actions are drawn as with a table
+            drawn = random_values(spec, [_TRIED])
         leaves = tuple(x.to(device) for x in self._observation.flatten(drawn))
         name = getattr(self._function, "__name__", repr(self._function))
+        given = tuple(x.clone() for x in leaves)
+        form = f"It gets observations [B, …] of {described(spec)}, and returns mirrored ones."
         try:
-            once = self.obs(tuple(x.clone() for x in leaves))
+            once = tuple(x.clone() for x in self.obs(given))
             twice = self.obs(tuple(x.clone() for x in once))
+        except ConfigError:
+            raise
         except Exception as error:
             raise ConfigError(
-                f"`symmetry.observation`: {name} raised {type(error).__name__}: {error}. It gets "
-                f"observations [B, …] of {described(spec)}, and returns mirrored ones."
+                f"`symmetry.observation`: {name} raised {type(error).__name__}: {error}. {form}"
             ) from error
+        if not all(map(torch.equal, given, leaves)):
+            raise ConfigError(
+                f"`symmetry.observation`: {name} writes into the observations that it gets, from "
+                "which the policy learns, too. Return new ones: `-obs` rather than `obs.neg_()`."
+            )
         for path, before, x, after in zip(
             self._observation.paths, leaves, once, twice, strict=True
         ):
@@ -632,7 +650,8 @@ def _tabled(given: Any, spec: TensorSpec) -> Any:
     size = spec.shape.numel()
     unit = torch.eye(size, dtype=spec.dtype).reshape(size, *spec.shape)
     matrix = mirrored(unit).reshape(size, size).T  # mirrored = matrix · action
-    drawn = random_values(spec, [_TRIED])
+    with torch.random.fork_rng(devices=[]):
+        drawn = random_values(spec, [_TRIED])
     expected = (drawn.reshape(_TRIED, -1) @ matrix.T).reshape(drawn.shape)
     source = matrix.abs().argmax(1)
     signs = matrix.gather(1, source[:, None]).squeeze(1)

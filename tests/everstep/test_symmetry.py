@@ -16,6 +16,7 @@ from torchrl.data import (
     Unbounded,
 )
 
+import everstep
 from everstep import (
     AlgorithmConfig,
     RecurrentAlgorithmConfig,
@@ -456,6 +457,50 @@ def test_what_is_no_reflection_is_refused(
     config = AlgorithmConfig(**SMALL, symmetry={"observation": seen, "action": done})
     with pytest.raises(ConfigError, match=message):
         config.build(source)
+
+
+def overwrites(obs: torch.Tensor) -> torch.Tensor:
+    """A mirror that writes into its argument, which training reads, too."""
+    return obs.neg_()
+
+
+def returns_none(obs: torch.Tensor) -> None:
+    """No mirror."""
+
+
+def shifts_in_place(obs: torch.Tensor) -> torch.Tensor:
+    """Its own inverse; the argument is left half mirrored."""
+    new = obs.flip(-1)
+    obs[..., 0] = 0.0
+    return new
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (overwrites, "overwrites writes into the observations"),
+        (shifts_in_place, "shifts_in_place writes into the observations"),
+        (returns_none, "returns_none must return observations of the form .*Tensor; got NoneType"),
+        (lambda obs: {"a": obs}, "must return observations of the form .*Tensor; got dict"),
+    ],
+)
+def test_functions_that_spoil_or_lose_observations_are_refused(function: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        AlgorithmConfig(**SMALL, symmetry={"observation": function, "action": SWAP}).build(legs())
+
+
+def test_a_function_and_its_table_train_alike() -> None:
+    found = []
+    for mirror in ([-1, -1, -1, -1], lambda obs: -obs):
+        env = everstep.make("CartPole-v1", 4, horizon=8)
+        symmetry = {"observation": mirror, "action": [1, 0], "mirror_coeff": 0.5}
+        algorithm = AlgorithmConfig(horizon=8, seed=0, symmetry=symmetry).build(env)
+        for _ in range(2):
+            algorithm.collect()
+            algorithm.step()
+        found.append(algorithm.get_weights())
+    for name, x in found[0].items():
+        assert torch.equal(x, found[1][name]), name
 
 
 @pytest.mark.parametrize(

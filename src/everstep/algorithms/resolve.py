@@ -23,7 +23,7 @@ from ..env.images import is_image, measured_leaves
 from ..env.registry import EnvSource, is_made, resolve
 from ..env.specs import leaf_specs
 from ..errors import ConfigError, EnvError
-from ..objectives import A2C, find_objective
+from ..objectives import find_objective
 
 _log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ def build_env(source: EnvSource, config: C) -> tuple[Env, C]:
         _check_rollout(env, config)
         resolved_config = _resolve_defaults(config, env)
     given = replace(config, normalize_observations=resolved_config.normalize_observations)
-    for text in given.without_effect(has_ratio=find_objective(config.objective) is not A2C):
+    for text in given.without_effect(getattr(find_objective(config.objective), "ignores", {})):
         _log.warning("%s", text)
     return env, resolved_config
 

@@ -1,7 +1,7 @@
 """Hyperparameters of training; their annotations are the rules that `validate` checks."""
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import FrozenInstanceError, dataclass, field, fields
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -407,17 +407,14 @@ class Hyperparameters:
         problems += device_problems(self.device, needs_graphs=self.cuda_graphs is True)
         return problems + self._optimizer_problems()
 
-    def without_effect(self, *, has_ratio: bool = True) -> list[str]:
+    def without_effect(self, ignored: Mapping[str, str]) -> list[str]:
         """Fields that were set and change nothing beside the others, one message each.
 
         Args:
-            has_ratio: Whether the objective has a probability ratio that can be clipped.
+            ignored: Fields that the objective does not use, and why.
 
         """
-        idle: dict[str, str] = {}
-        if not has_ratio:
-            names = ("clip_param", "clip_param_schedule", "dual_clip_param")
-            idle = dict.fromkeys(names, "the objective does not clip probability ratios")
+        idle = {**ignored}
         for name in ("lr", "entropy_coeff", "clip_param"):
             schedule, kind = f"{name}_schedule", f"{name}_schedule_kind"
             is_points = isinstance(getattr(self, schedule), list | tuple)

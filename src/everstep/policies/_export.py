@@ -54,10 +54,10 @@ def export(
     if format not in WRITERS:
         formats = ", ".join(get_args(ExportFormat))
         raise ValueError(f"`format` must be one of {formats}; got {format!r}.")
-    check_path(path)
     path = Path(path)
     if path.exists():
         raise FileExistsError(f"{path} exists already: export to another place, or remove it.")
+    check_path(path)
     step = Step(_portable(policy))
     # A fixed seed for the observations that are compared; the caller's generators are restored.
     with torch.random.fork_rng(devices=[]):

@@ -46,14 +46,19 @@ def save(policy: PolicyCore[Any], path: str | os.PathLike[str]) -> None:
 
 
 def check_path(path: str | os.PathLike[str]) -> None:
-    """Check that a path is one of this system.
+    """Check that a file may be at a path of this system.
 
     Raises:
-        ConfigError: If it is not.
+        ConfigError: If the path is another system's, or a directory is there.
 
     """
     if problem := foreign_path(path):
         raise ConfigError(f"`path`: {os.fspath(path)}: {problem}.")
+    if Path(path).is_dir():
+        raise ConfigError(
+            f"`path`: {os.fspath(path)} is a directory; name a file, such as "
+            f"{Path(path, 'policy.everstep')}."
+        )
 
 
 def state_of(policy: PolicyCore[Any]) -> dict[str, Any]:
@@ -289,7 +294,10 @@ def read(path: str | os.PathLike[str], kind: None | str = None) -> dict[str, Any
     if problem := _env_problem(state.get("env")):  # not in older files
         raise CheckpointError(f"{path}: {problem}")
     if kind is not None and state["kind"] != kind:
-        raise CheckpointError(f"{path} holds a {state['kind']}; it was loaded as a {kind}.")
+        raise CheckpointError(
+            f"{path} holds a {state['kind']}; it was loaded as a {kind}. "
+            "`everstep.policies.load_policy` reads any policy."
+        )
     return state
 
 

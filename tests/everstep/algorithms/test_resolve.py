@@ -16,6 +16,7 @@ from everstep import (
     wrap,
 )
 from everstep.algorithms.resolve import build_env
+from everstep.distillation import Distillation
 from everstep.errors import ConfigError
 from tests.toys import RecordedEnv
 
@@ -290,6 +291,15 @@ IDLE: dict[str, dict[str, Any]] = {
     "amp_dtype": {"amp_dtype": "float16"},
     "clip_observations": {"clip_observations": 3.0, "normalize_observations": False},
 }
+
+
+def test_what_distillation_leaves_out_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    policy = AlgorithmConfig(num_envs=4, horizon=4).build(DiscreteDummyEnv).policy
+    given: dict[str, Any] = {"clip_param": 0.1, "normalize_advantages": "minibatch"}
+    config = AlgorithmConfig(num_envs=4, horizon=4, objective=Distillation(policy), **given)
+    config.build(DiscreteDummyEnv)
+    named = [record.getMessage().split()[0].strip("`") for record in caplog.records]
+    assert sorted(named) == sorted(given)
 
 
 @pytest.mark.parametrize("name", IDLE)

@@ -11,7 +11,7 @@ from everstep import DiscreteDummyEnv, Policy, RecurrentPolicy, RecurrentTrainer
 from everstep.__main__ import main
 from everstep.core.checkpoints import load_file, save_file
 from everstep.env import Env
-from everstep.errors import CheckpointError
+from everstep.errors import CheckpointError, ConfigError
 from everstep.policies import env_of, load_policy
 
 SMALL: dict[str, Any] = {"num_envs": 4, "horizon": 8, "seed": 1, "track": False, "progress": False}
@@ -48,6 +48,19 @@ def test_a_file_and_the_directory_of_a_run_are_read_alike(here: Path, trainer_cl
     one, other = load_file(here / "x.everstep"), load_file(here / "y.everstep")
     assert one["env"] == other["env"]
     assert json.dumps(one["observation_spec"]) == json.dumps(other["observation_spec"])
+
+
+def test_a_directory_is_no_place_for_a_file(here: Path) -> None:
+    (here / "pictures").mkdir()
+    (here / "pictures" / "one").write_text("x")
+    (here / "run.everstep").mkdir()
+    policy = Trainer(DiscreteDummyEnv, run_dir=None, **SMALL).algorithm.policy
+    for place in ("pictures", "run.everstep", Path("pictures")):
+        with pytest.raises(
+            ConfigError, match=r"is a directory; name a file, such as .*/policy\.ev"
+        ):
+            policy.save(place)
+    assert [path.name for path in (here / "pictures").iterdir()] == ["one"]
 
 
 def test_a_directory_without_a_policy_is_named(here: Path) -> None:
