@@ -34,6 +34,14 @@ def native(*, finals: int = 1) -> tuple[Row, Row]:
     return Row(1 + finals, 0, 1, EPISODES), Row(1, 0, 1, UPDATE)
 
 
+def with_numbers(rows: tuple[Row, Row], *, rollout: int = 0, update: int = 0) -> tuple[Row, Row]:
+    """Rows of a training with so many more statistics."""
+    return tuple(  # type: ignore[return-value]
+        row._replace(bytes=row.bytes + 8 * n)
+        for row, n in zip(rows, (rollout, update), strict=True)
+    )
+
+
 def of_host(row: int, action: int, *, bounded: bool = True) -> tuple[Row, Row]:
     """An environment of the host: a wait for the actions, and a copy each way a vector step.
 
@@ -72,6 +80,16 @@ BUDGET: dict[str, tuple[Row, Row]] = {
     "AMSGrad, graphs": ONE_GRAPH,
     "accumulated gradients": native(),
     "bfloat16": native(),
+    "RND": with_numbers(native(), rollout=1, update=1),
+    "symmetry": with_numbers(native(), update=1),
+    "symmetry, graphs": with_numbers(ONE_GRAPH, update=1),
+    "symmetry, LSTM": with_numbers(native(finals=1 + HORIZON), update=1),
+    "distillation": native(),
+    "distillation, graphs": ONE_GRAPH,
+    "distillation, LSTM": native(finals=1 + HORIZON),
+    "gSDE": (Row(1, 0, 1, ROLLOUT), Row(1, 0, 1, UPDATE)),
+    "squashed": (Row(1, 0, 1, ROLLOUT), Row(1, 0, 1, UPDATE)),
+    "asymmetric critic": native(),
     "Gymnasium, next step": of_host(192, 32),
     "Gymnasium, same step": of_host(256, 32),
     "Gymnasium, disabled": of_host(256, 32),
@@ -83,6 +101,15 @@ BUDGET: dict[str, tuple[Row, Row]] = {
     "tensor vector, same step": native(),
     # TorchRL asks in `step` and `reset` whether anything is done: 19 times, not 8.
     "TorchRL": (Row(21, 0, 20, EPISODES + 19), Row(1, 0, 1, UPDATE)),
+    "EnvPool": of_host(192, 32),
+    "dm_control": of_host(320, 32, bounded=False),
+    "PettingZoo": of_host(256, 32),
+    # Each policy asks for its own truncated rows, and for its own numbers.
+    "PettingZoo, a policy each": (
+        Row(4 + HORIZON, HORIZON, 2 + HORIZON, HORIZON * 288 + 2 * (EPISODES + 8)),
+        Row(2, 0, 2, 2 * UPDATE),
+    ),
+    "bridge": of_host(256, 32),
     "TorchRL of the host": of_host(384, 32, bounded=False),
     # The actions carry the order to JAX's stream: neither library waits for the other.
     "JAX": native(),
@@ -143,6 +170,8 @@ def test_training_waits_and_copies_as_the_table_says(machine: Machine, name: str
     assert rows == BUDGET[name], places
     if is_recorded:
         assert algorithm.recorder.update.replays == 2
+    if hasattr(algorithm.env, "close"):
+        algorithm.env.close()
 
 
 @pytest.mark.gpu(real=True)

@@ -1,5 +1,6 @@
 """Trainings on the stand-in: environments of every family, whose tensors are on the device."""
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +23,8 @@ from everstep import (
     DiscreteDummyEnv,
     RecurrentAlgorithmConfig,
 )
+from everstep.distillation import Distillation
+from everstep.distributions import SquashedNormal
 from everstep.env import Env
 from everstep.models import RecurrentModel
 from everstep_adapters.export import to_gymnasium, to_sb3, to_torchrl
@@ -198,6 +201,41 @@ def gymnasium(name: str, mode: str) -> Any:
     return made(make)
 
 
+def agents() -> Any:
+    """Two environments of PettingZoo's interface, with two agents each."""
+    pytest.importorskip("pettingzoo")
+    from tests.everstep_adapters.pettingzoo.pettingzoo_toys import Team
+
+    ends = {"one_0": (3, "terminated"), "other_0": (5, "truncated")}
+    return everstep.wrap([Team(ends) for _ in range(NUM_ENVS // 2)], device="cuda")
+
+
+def control(num_envs: int, horizon: Any = None, *, device: Any = "cpu") -> Any:
+    """Environments with dm_control's interface, on the host."""
+    pytest.importorskip("dm_env")
+    from everstep.adapters import DMControlEnv
+    from tests.everstep_adapters.dm_control.test_dm_control import Count
+
+    return DMControlEnv.make(Count, num_envs, horizon=horizon, device=device)
+
+
+def pool(num_envs: int, horizon: Any = None, *, device: Any = "cpu") -> Any:
+    """CartPole of EnvPool."""
+    pytest.importorskip("envpool")
+    return everstep.make("envpool:CartPole-v1", num_envs, horizon=horizon, device=device)
+
+
+def bridged(num_envs: int, horizon: Any = None, *, device: Any = "cpu") -> Any:
+    """CartPole in another process."""
+    return everstep.make(
+        "bridge:gymnasium:CartPole-v1",
+        num_envs,
+        horizon=horizon,
+        device=device,
+        python=sys.executable,
+    )
+
+
 @dataclass(frozen=True)
 class Case:
     """A training: its environment, and its hyperparameters."""
@@ -205,6 +243,8 @@ class Case:
     env: Any
     options: dict[str, Any] = field(default_factory=dict)
     recurrent: bool = False
+    #: Whether the policy follows a teacher, one with a memory.
+    distils: bool = False
 
     def build(self, device: str = "cuda") -> Any:
         """The algorithm."""
@@ -214,10 +254,15 @@ class Case:
         small |= {"device": device, "model_config": model, "num_sgd_iters": 2}
         if self.recurrent:
             small["seq_len"] = 4
+        if self.distils:
+            small["objective"] = Distillation(Case(Walk, recurrent=True).build(device).policy)
         return cls(**{**small, **self.options}).build(self.env)
 
 
 GRAPHS = {"cuda_graphs": True}
+
+#: Through the centre; each push becomes the opposite one.
+MIRRORED = {"symmetry": {"observation": [-1, -1], "action": [2, 3, 0, 1], "mirror_coeff": 0.5}}
 
 CASES: dict[str, Case] = {
     "discrete": Case(DiscreteDummyEnv),
@@ -253,6 +298,16 @@ CASES: dict[str, Case] = {
     "AMSGrad, graphs": Case(Walk, {"optimizer_config": {"lr": 1e-3, "amsgrad": True}, **GRAPHS}),
     "accumulated gradients": Case(Walk, {"accumulate_grads": True, "sgd_minibatch_size": 16}),
     "bfloat16": Case(Walk, {"enable_amp": True}),
+    "RND": Case(Walk, {"bonuses": [{"rnd": {}}]}),
+    "symmetry": Case(Walk, MIRRORED),
+    "symmetry, graphs": Case(Walk, {**MIRRORED, **GRAPHS}),
+    "symmetry, LSTM": Case(Walk, MIRRORED, recurrent=True),
+    "distillation": Case(Walk, distils=True),
+    "distillation, graphs": Case(Walk, GRAPHS, distils=True),
+    "distillation, LSTM": Case(Walk, recurrent=True, distils=True),
+    "gSDE": Case(ContinuousDummyEnv, {"model_config": {"hiddens": (8,), "use_sde": True}}),
+    "squashed": Case(ContinuousDummyEnv, {"distribution_cls": SquashedNormal}),
+    "asymmetric critic": Case(Choosing, {"model_config": {"hiddens": (8,), "critic_obs": ["x"]}}),
     "Gymnasium, next step": Case(gymnasium("CartPole-v1", "NEXT_STEP")),
     "Gymnasium, same step": Case(gymnasium("CartPole-v1", "SAME_STEP")),
     "Gymnasium, disabled": Case(gymnasium("CartPole-v1", "DISABLED")),
@@ -263,6 +318,11 @@ CASES: dict[str, Case] = {
     "tensor vector, next step": Case(made(lambda: everstep.wrap(TensorVector("NEXT_STEP")))),
     "tensor vector, same step": Case(made(lambda: everstep.wrap(TensorVector("SAME_STEP")))),
     "TorchRL": Case(made(lambda: everstep.wrap(InPlace("cuda:0"), device="cuda"))),
+    "EnvPool": Case(pool),
+    "dm_control": Case(control),
+    "PettingZoo": Case(made(agents)),
+    "PettingZoo, a policy each": Case(made(agents), {"policies": "agent"}),
+    "bridge": Case(bridged),
     "TorchRL of the host": Case(made(lambda: everstep.wrap(InPlace("cpu"), device="cuda"))),
     "JAX": Case(counters),
     "JAX, graphs": Case(counters, GRAPHS),

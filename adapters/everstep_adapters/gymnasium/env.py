@@ -89,6 +89,9 @@ class GymnasiumEnv(Env):
     #: Effect of `seed` in `describe`.
     seeding: ClassVar[str] = "the next reset; row i gets seed + i"
 
+    #: Episode keys that a subclass writes in `_end`, beside those of the mode.
+    own_episode_keys: ClassVar[frozenset[str]] = frozenset()
+
     #: When the wrapped environment resets itself.
     autoreset_mode: "AutoresetMode"
 
@@ -127,7 +130,7 @@ class GymnasiumEnv(Env):
         self._clock = endings.EpisodeClock(self.num_envs, max_episode_steps, random_phase)
         self._endings = endings.make_endings(env, self._calls, self.autoreset_mode, self._clock)
         singles.check_calls(env)
-        self.episode_keys = self._endings.episode_keys
+        self.episode_keys = self._endings.episode_keys | self.own_episode_keys
 
         space = specs.single_space(env, "action_space")
         self._actions = actions.make_actions(space, self.num_envs, on_device, action_bounds)
@@ -356,11 +359,15 @@ class GymnasiumEnv(Env):
             return rows
         row = self._memory.writable()
         row.read(observation, rewards, terminated, truncated)
-        self._endings.end(row, observation, infos)
+        self._end(row, observation, infos)
         if infos:
             valid = row.valid if self._has_valid else None
             self._metrics.add(infos, valid, row.terminated, row.truncated)
         return self._memory.publish()
+
+    def _end(self, row: Any, observation: Any, infos: dict[str, Any]) -> None:
+        """Write the ends of episodes into a row."""
+        self._endings.end(row, observation, infos)
 
     def metrics(self) -> dict[str, Any]:
         """Means since the last call of the numbers in the environment's infos, by name.

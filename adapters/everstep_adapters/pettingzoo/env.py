@@ -76,6 +76,8 @@ class PettingZooEnv(GymnasiumEnv):
     #: Effect of `seed` in `describe`.
     seeding: ClassVar[str] = "the next reset; environment i gets seed + i"
 
+    own_episode_keys: ClassVar[frozenset[str]] = frozenset({DataKeys.VALID})
+
     @inheriting_options(GymnasiumEnv)
     def __init__(
         self,
@@ -108,7 +110,6 @@ class PettingZooEnv(GymnasiumEnv):
         check_independent(envs, "`env`")
         self._vector = AgentsVectorEnv(envs, controlled(envs[0], agents))
         super().__init__(self._vector, horizon, device=device, **options)
-        self.episode_keys |= {DataKeys.VALID}
         self._everybody: None | AllAgents = None
         if all_agents:
             form = self.env_format
@@ -201,15 +202,16 @@ class PettingZooEnv(GymnasiumEnv):
         obs = super().reset(config=config)
         return obs if self._everybody is None else self._everybody.extended(obs, obs)
 
+    def _end(self, row: Any, observation: Any, infos: dict[str, Any]) -> None:
+        """Write the ends of agents' episodes, and who acted: agents join and leave meanwhile."""
+        super()._end(row, observation, infos)
+        row.first[...], row.valid[...] = self._vector.first, self._vector.valid
+
     def _rows(self, returned: tuple[Any, Any, Any, Any, dict[str, Any]]) -> TensorDict:
         """The row of a vector step; see the module."""
-        row = super()._rows(returned).copy()
-        for key, flags in (
-            (DataKeys.FIRST, self._vector.first),
-            (DataKeys.VALID, self._vector.valid),
-        ):
-            row.set(key, torch.from_numpy(flags.copy()).to(self.device).unsqueeze(-1))
+        row = super()._rows(returned)
         if self._everybody is not None:
+            row = row.copy()
             self._everybody.extend(row)
         return row
 
