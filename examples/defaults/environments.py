@@ -1,0 +1,296 @@
+"""Small Gymnasium environments that `tasks.py` has beside those of Gymnasium."""
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
+
+Step = tuple[Any, float, bool, bool, dict[str, Any]]
+
+
+def vector(size: int) -> Box:
+    """The space of `size` real numbers."""
+    return Box(-np.inf, np.inf, (size,), np.float32)
+
+
+class Small(gym.Env):
+    """An environment that counts its env steps; `start` and `move` are what differs."""
+
+    #: Env steps of an episode; 0: it never ends.
+    length = 0
+
+    def reset(self, *, seed: None | int = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.t = 0
+        self.start()
+        return self.look(), {}
+
+    def step(self, action: Any) -> Step:
+        reward, is_over = self.move(action)
+        self.t += 1
+        return self.look(), float(reward), is_over, 0 < self.length <= self.t, {}
+
+    def start(self) -> None:
+        """Draw the first state of an episode."""
+
+    def look(self) -> Any:
+        """What is observed."""
+        raise NotImplementedError
+
+    def move(self, action: Any) -> tuple[float, bool]:
+        """Reward of an action, and whether the episode has come to its end."""
+        raise NotImplementedError
+
+
+# ---- the choosing set -------------------------------------------------------------------------
+
+
+class PointToHold(Small):
+    """A point on a line, pushed by noise, is to be held at 0. Nothing ever ends."""
+
+    observation_space, action_space = vector(2), Box(-1.0, 1.0, (1,), np.float32)
+
+    def start(self) -> None:
+        self.position, self.velocity = self.np_random.uniform(-1, 1), 0.0
+
+    def look(self) -> Any:
+        return np.array([self.position, self.velocity], np.float32)
+
+    def move(self, action: Any) -> tuple[float, bool]:
+        force = float(np.clip(action[0], -1, 1)) + self.np_random.normal(0, 0.1)
+        self.velocity = 0.95 * self.velocity + 0.1 * force
+        self.position = float(np.clip(self.position + 0.1 * self.velocity, -5, 5))
+        return -abs(self.position), False
+
+
+class DictGoal(Small):
+    """A point in the plane is moved to a goal; both are entries of a `Dict`."""
+
+    length = 50
+    observation_space = Dict({"position": vector(2), "goal": vector(2)})
+    action_space = Box(-1.0, 1.0, (2,), np.float32)
+
+    def start(self) -> None:
+        self.position, self.goal = self.np_random.uniform(-2, 2, (2, 2))
+
+    def look(self) -> Any:
+        return {"position": np.float32(self.position), "goal": np.float32(self.goal)}
+
+    def move(self, action: Any) -> tuple[float, bool]:
+        self.position = self.position + 0.1 * np.clip(action, -1, 1)
+        return -float(np.linalg.norm(self.position - self.goal)), False
+
+
+class Bits(Small):
+    """Ten bits are observed and are to be repeated; the reward is the share that is right."""
+
+    length = 10
+    observation_space, action_space = MultiBinary(10), MultiBinary(10)
+
+    def look(self) -> Any:
+        self.bits = self.np_random.integers(0, 2, 10, dtype=np.int8)
+        return self.bits
+
+    def move(self, action: Any) -> tuple[float, bool]:
+        return float(np.mean(np.asarray(action) == self.bits)), False
+
+
+class TwoChoices(Small):
+    """One env step: two choices of four, each right for one of four contexts."""
+
+    length = 1
+    observation_space, action_space = Discrete(4), MultiDiscrete([4, 4])
+
+    def look(self) -> Any:
+        self.context = int(self.np_random.integers(4))
+        return self.context
+
+    def move(self, action: Any) -> tuple[float, bool]:
+        right = np.asarray(action) == [self.context, 3 - self.context]
+        return float(np.mean(right)), True
+
+
+class Bandit(Small):
+    """One env step: which of five fixed directions a drawn vector is closest to."""
+
+    length = 1
+    observation_space, action_space = vector(3), Discrete(5)
+    directions = np.random.default_rng(0).normal(size=(5, 3))
+
+    def look(self) -> Any:
+        self.context = self.np_random.normal(size=3)
+        return np.float32(self.context)
+
+    def move(self, action: Any) -> tuple[float, bool]:
+        values = self.directions @ self.context
+        return float(values[int(action)] - values.max()), True
+
+
+class TMaze(Small):
+    """A corridor whose first cell shows which way to turn at its end, ten cells later."""
+
+    length, cells = 40, 10
+    observation_space, action_space = vector(3), Discrete(3)
+
+    def start(self) -> None:
+        self.cell, self.side = 0, int(self.np_random.integers(2))
+
+    def look(self) -> Any:
+        cue = (2 * self.side - 1) * (self.cell == 0)
+        return np.array([cue, self.cell == self.cells, 1], np.float32)
+
+    def move(self, action: Any) -> tuple[float, bool]:
+        if self.cell == self.cells:
+            return (1.0 if int(action) == self.side else -0.1), int(action) < 2
+        is_ahead = int(action) == 2
+        self.cell += is_ahead
+        return -0.01 if is_ahead else -0.1, False
+
+
+# ---- the held-out set -------------------------------------------------------------------------
+
+
+class Tracking(Small):
+    """A cart of three pushes follows a target that wanders on a circle. Nothing ever ends."""
+
+    observation_space, action_space = vector(4), Discrete(3)
+
+    def start(self) -> None:
+        self.place, self.speed = self.np_random.uniform(-1, 1), 0.0
+        self.phase = self.np_random.uniform(0, 2 * np.pi)
+
+    def look(self) -> Any:
+        target = np.sin(self.phase), np.cos(self.phase)
+        return np.array([self.place, self.speed, *target], np.float32)
+
+    def move(self, action: Any) -> tuple[float, bool]:
+        self.phase += 0.03 + self.np_random.normal(0, 0.02)
+        self.speed = 0.9 * self.speed + 0.03 * (int(action) - 1)
+        self.place = float(np.clip(self.place + self.speed, -3, 3))
+        return -((self.place - np.sin(self.phase)) ** 2), False
+
+
+class Corridor(Small):
+    """A corridor of 16 cells with one reward, at its end; a random walk seldom gets there."""
+
+    length, cells = 60, 16
+    observation_space, action_space = Discrete(16), Discrete(2)
+
+    def start(self) -> None:
+        self.cell = 0
+
+    def look(self) -> Any:
+        return self.cell
+
+    def move(self, action: Any) -> tuple[float, bool]:
+        self.cell = max(0, self.cell + (1 if int(action) else -1))
+        is_found = self.cell == self.cells - 1
+        return float(is_found), is_found
+
+
+class PictureAndPlace(Small):
+    """The target is seen in a picture, one's own place is a number; both are in a `Dict`."""
+
+    length, size = 20, 36
+    observation_space = Dict({"picture": Box(0, 255, (36, 36, 1), np.uint8), "place": vector(1)})
+    action_space = Discrete(3)
+
+    def start(self) -> None:
+        self.place, self.target = self.np_random.integers(0, 9, 2)
+
+    def look(self) -> Any:
+        picture = np.zeros((self.size, self.size, 1), np.uint8)
+        picture[14:22, 4 * self.target : 4 * self.target + 4] = 255
+        return {"picture": picture, "place": np.array([self.place / 4 - 1], np.float32)}
+
+    def move(self, action: Any) -> tuple[float, bool]:
+        self.place = np.clip(self.place + int(action) - 1, 0, 8)
+        return -abs(float(self.place - self.target)) / 8, False
+
+
+class ManyChoices(Small):
+    """Five choices of 16 at once: each is to be the number observed for it."""
+
+    length = 10
+    observation_space, action_space = vector(5), MultiDiscrete([16] * 5)
+
+    def look(self) -> Any:
+        self.numbers = self.np_random.integers(0, 16, 5)
+        return np.float32(self.numbers)
+
+    def move(self, action: Any) -> tuple[float, bool]:
+        return -float(np.mean(np.abs(np.asarray(action) - self.numbers))) / 15, False
+
+
+class Switches(Small):
+    """Eight switches turn lamps over, each its own lamp and the next one; all are to be lit."""
+
+    length = 16
+    observation_space, action_space = MultiBinary(8), MultiBinary(8)
+
+    def start(self) -> None:
+        switches = self.np_random.integers(0, 2, 8)
+        self.lamps = 1 - (switches ^ np.roll(switches, 1))
+
+    def look(self) -> Any:
+        return self.lamps.astype(np.int8)
+
+    def move(self, action: Any) -> tuple[float, bool]:
+        pressed = np.asarray(action).astype(int)
+        self.lamps = self.lamps ^ pressed ^ np.roll(pressed, 1)
+        return float(np.mean(self.lamps)), False
+
+
+class Catch(Small):
+    """A ball falls through ten rows and is to be caught, seen in 40x40 pixels."""
+
+    observation_space, action_space = Box(0, 255, (40, 40, 1), np.uint8), Discrete(3)
+
+    def start(self) -> None:
+        self.ball, self.paddle = int(self.np_random.integers(10)), 5
+
+    def look(self) -> Any:
+        cells = np.zeros((10, 10), np.uint8)
+        cells[self.t, self.ball] = cells[9, self.paddle] = 255
+        return np.kron(cells, np.ones((4, 4), np.uint8))[..., None]
+
+    def move(self, action: Any) -> tuple[float, bool]:
+        self.paddle = int(np.clip(self.paddle + int(action) - 1, 0, 9))
+        is_down = self.t == 8
+        return (1.0 if self.ball == self.paddle else -1.0) * is_down, is_down
+
+
+class RecallTheFirst(Small):
+    """One of four cues is shown first and asked for after seven env steps of noise."""
+
+    length = 8
+    observation_space, action_space = vector(6), Discrete(4)
+
+    def start(self) -> None:
+        self.cue = int(self.np_random.integers(4))
+
+    def look(self) -> Any:
+        seen = np.zeros(6, np.float32)
+        seen[self.cue] = self.t == 0
+        seen[4:] = self.t == 7, self.np_random.normal()
+        return seen
+
+    def move(self, action: Any) -> tuple[float, bool]:
+        return float(self.t == 7 and int(action) == self.cue), self.t == 7
+
+
+class OneThrow(Small):
+    """One env step: a throw at a target that is seen, with an angle and a strength."""
+
+    length = 1
+    observation_space, action_space = vector(2), Box(-1.0, 1.0, (2,), np.float32)
+
+    def look(self) -> Any:
+        self.target = self.np_random.uniform(-1, 1, 2)
+        return np.float32(10 * self.target)
+
+    def move(self, action: Any) -> tuple[float, bool]:
+        angle, strength = np.clip(action, -1, 1)
+        lands = (strength + 1) * np.array([np.sin(angle * np.pi), np.cos(angle * np.pi)])
+        return -float(np.linalg.norm(lands - self.target)), True

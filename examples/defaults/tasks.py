@@ -1,0 +1,186 @@
+"""The tasks of `compare.py` in three sets, and how one environment of a task is made.
+
+`known` are those that the defaults were first chosen on, `choosing` further ones to choose on, and
+`held-out` has tasks of the same kinds to judge the choice by: nothing is chosen by its results.
+"""
+
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+
+
+class Task(NamedTuple):
+    """A task, and the env steps that it is trained for."""
+
+    #: Id of a Gymnasium environment, `envpool:` and one of EnvPool, `torch:` and a class here, or
+    #: `small:` and a class of `environments.py`.
+    env: str
+    env_steps: int
+    #: Whether the policy needs a recurrent state.
+    recurrent: bool = False
+    #: MiniGrid: `"flat"` for the symbols of the view as a vector, `"pixels"` for its picture.
+    view: None | str = None
+    #: Arguments of `gym.make`.
+    options: None | dict[str, Any] = None
+    #: What rewards are multiplied with in training; scores are in the environment's own units.
+    reward_scale: float = 1.0
+    #: Episodes of an evaluation: more where chance decides them.
+    episodes: int = 20
+    #: Env steps of an evaluation's episode, if it never ends.
+    cut: None | int = None
+
+
+_KNOWN = {
+    "CartPole-v1": Task("CartPole-v1", 50_000),
+    "Acrobot-v1": Task("Acrobot-v1", 150_000),
+    "Pendulum-v1": Task("Pendulum-v1", 200_000),
+    "MountainCarContinuous-v0": Task("MountainCarContinuous-v0", 300_000),
+    "LunarLander-v3": Task("LunarLander-v3", 500_000),
+    "HalfCheetah-v4": Task("envpool:HalfCheetah-v4", 1_000_000),
+    "Hopper-v4": Task("envpool:Hopper-v4", 1_000_000),
+    "Walker2d-v4": Task("envpool:Walker2d-v4", 1_000_000),
+    "MiniGrid-Empty-5x5-v0": Task("MiniGrid-Empty-5x5-v0", 200_000, view="flat"),
+    "MiniGrid-DoorKey-5x5-v0": Task("MiniGrid-DoorKey-5x5-v0", 200_000, view="flat"),
+    "MiniGrid-Empty-5x5-v0 in pixels": Task("MiniGrid-Empty-5x5-v0", 50_000, view="pixels"),
+    "Pendulum-v1 in PyTorch": Task("torch:TorchPendulum", 200_000),
+    "CartPole-v1 without velocities": Task("hidden:CartPole-v1", 100_000, recurrent=True),
+}
+
+_CHOOSING = {
+    "FrozenLake-v1 8x8, not slippery": Task(
+        "FrozenLake-v1", 50_000, options={"map_name": "8x8", "is_slippery": False}
+    ),
+    "point to be held, never-ending": Task("small:PointToHold", 30_000, cut=200),
+    "Pendulum-v1, rewards × 1e-3": Task("Pendulum-v1", 50_000, reward_scale=1e-3),
+    "Pendulum-v1, rewards × 1e4": Task("Pendulum-v1", 50_000, reward_scale=1e4),
+    "CliffWalking-v1": Task("CliffWalking-v1", 30_000, options={"max_episode_steps": 200}),
+    "Taxi-v4": Task("Taxi-v4", 60_000),
+    "goal in a Dict": Task("small:DictGoal", 30_000),
+    "bits to repeat (MultiBinary)": Task("small:Bits", 20_000),
+    "two choices (MultiDiscrete), one step": Task("small:TwoChoices", 20_000),
+    "bandit with a context, one step": Task("small:Bandit", 20_000, episodes=200),
+    "T-maze of length 10": Task("small:TMaze", 40_000, recurrent=True),
+    "InvertedPendulum-v5": Task("InvertedPendulum-v5", 30_000),
+    "CartPole-v1 of 2,000 env steps": Task(
+        "CartPole-v1", 40_000, options={"max_episode_steps": 2_000}
+    ),
+}
+
+_HELD_OUT = {
+    "FrozenLake-v1 4x4, slippery": Task("FrozenLake-v1", 30_000, episodes=200),
+    "target to be tracked, never-ending": Task("small:Tracking", 20_000, cut=300),
+    "Acrobot-v1, rewards × 1e3": Task("Acrobot-v1", 40_000, reward_scale=1e3),
+    "CartPole-v1, rewards × 1e-2": Task("CartPole-v1", 20_000, reward_scale=1e-2),
+    "Blackjack-v1": Task("flat:Blackjack-v1", 20_000, episodes=2_000),
+    "corridor with one reward": Task("small:Corridor", 20_000),
+    "picture and place in a Dict": Task("small:PictureAndPlace", 10_000),
+    "five choices of 16 (MultiDiscrete)": Task("small:ManyChoices", 20_000),
+    "switches and lamps (MultiBinary)": Task("small:Switches", 20_000),
+    "catch in 40x40 pixels": Task("small:Catch", 20_000),
+    "first cue to recall": Task("small:RecallTheFirst", 16_000, recurrent=True, episodes=100),
+    "throw at a target, one step": Task("small:OneThrow", 20_000, episodes=200),
+    "Swimmer-v5": Task("Swimmer-v5", 30_000),
+    "Reacher-v5": Task("Reacher-v5", 30_000, episodes=50),
+}
+
+SETS: dict[str, dict[str, Task]] = {
+    "known": _KNOWN,
+    "choosing": _CHOOSING,
+    "held-out": _HELD_OUT,
+}
+
+TASKS: dict[str, Task] = {name: task for tasks in SETS.values() for name, task in tasks.items()}
+
+
+# ---- environments -----------------------------------------------------------------------------
+
+
+class OneOfAPool(gym.Env):
+    """One environment of EnvPool as a Gymnasium environment."""
+
+    def __init__(self, name: str) -> None:
+        import envpool
+
+        self.pool = envpool.make_gymnasium(name, num_envs=1)
+        self.observation_space = gym.spaces.Box(
+            -np.inf, np.inf, self.pool.observation_space.shape, np.float64
+        )
+        self.action_space = self.pool.action_space
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        return self.pool.reset()[0][0], {}
+
+    def step(self, action: Any) -> Any:
+        obs, reward, terminated, truncated, _ = self.pool.step(np.asarray(action)[None])
+        return obs[0], float(reward[0]), bool(terminated[0]), bool(truncated[0]), {}
+
+
+def torch_env(task: Task) -> Any:
+    """The class of an environment in PyTorch."""
+    from torchrl.data import Bounded
+
+    from examples.adapter_training.tasks import Native, PendulumDynamics
+
+    class TorchPendulum(Native):
+        """Pendulum-v1, all rows in one tensor."""
+
+        def __init__(self, num_envs: int, /, horizon: None | int = None, **kwargs: Any) -> None:
+            spec = Bounded(-2.0, 2.0, [1])
+            super().__init__(PendulumDynamics, spec, num_envs, horizon, **kwargs)
+
+    return {"TorchPendulum": TorchPendulum}[task.env.removeprefix("torch:")]
+
+
+class OneRow(gym.Env):
+    """An environment in PyTorch with one row as a Gymnasium environment."""
+
+    def __init__(self, env: Any) -> None:
+        self.env = env
+        shape, space = env.observation_spec.shape, env.action_spec.space
+        self.observation_space = gym.spaces.Box(-np.inf, np.inf, tuple(shape), np.float32)
+        self.action_space = gym.spaces.Box(space.low.numpy(), space.high.numpy())
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        import torch
+
+        if seed is not None:
+            torch.manual_seed(seed)
+        return self.env.reset()[0].numpy(), {}
+
+    def step(self, action: Any) -> Any:
+        import torch
+
+        done = self.env.step(torch.as_tensor(action)[None])
+        reward, ends = float(done["rewards"]), (bool(done["terminated"]), bool(done["truncated"]))
+        return done["final_obs"][0].numpy(), reward, *ends, {}
+
+
+def make_env(task: Task) -> gym.Env:
+    """One environment of a task."""
+    kind, _, name = task.env.rpartition(":")
+    if kind == "envpool":
+        return OneOfAPool(name)
+    if kind == "torch":
+        return OneRow(torch_env(task)(1))
+    if kind == "small":
+        from examples.defaults import environments
+
+        return getattr(environments, name)()
+    env = gym.make(name, **(task.options or {}))
+    if task.view:
+        from minigrid.wrappers import ImgObsWrapper, RGBImgPartialObsWrapper
+
+        if task.view == "pixels":
+            return ImgObsWrapper(RGBImgPartialObsWrapper(env))
+        return gym.wrappers.FlattenObservation(ImgObsWrapper(env))
+    if kind == "hidden":  # positions without their velocities
+        space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+        see = lambda x: np.asarray(x[::2], np.float32)  # noqa: E731
+        env = gym.wrappers.TransformObservation(env, see, space)
+    if kind == "flat":  # a tuple of choices as one vector of them
+        counts = gym.spaces.MultiDiscrete([space.n for space in env.observation_space])
+        env = gym.wrappers.TransformObservation(env, np.array, counts)
+    if task.reward_scale != 1:
+        env = gym.wrappers.TransformReward(env, lambda reward: reward * task.reward_scale)
+    return env
