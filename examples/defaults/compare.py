@@ -29,7 +29,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from examples.defaults.tasks import SETS, TASKS, Task, make_env, torch_env
+from examples.defaults.tasks import KINDS, SETS, TASKS, Task, make_env, torch_env
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = Path(__file__).with_name("results.jsonl")
@@ -63,7 +63,7 @@ def everstep(task: Task, seed: int, *changes: str) -> Callable[..., Any]:
     source: Any = task.env
     if task.env.startswith("torch:"):
         source = torch_env(task)
-    elif not task.env.startswith("envpool:") and task != Task(task.env, task.env_steps):
+    elif task.env.partition(":")[0] in KINDS or task[2:] != Task("", 0)[2:]:
         source = lambda: make_env(task)  # noqa: E731
     trainer_cls = everstep.RecurrentTrainer if task.recurrent else everstep.Trainer
     options = {key: yaml.safe_load(value) for key, _, value in (x.partition("=") for x in changes)}

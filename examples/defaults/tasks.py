@@ -10,11 +10,15 @@ import gymnasium as gym
 import numpy as np
 
 
+#: Kinds of environments of our own: classes of `environments.py`; ids whose velocities are hidden,
+#: or whose tuples are made vectors. (`envpool:` has ids of EnvPool, `torch:` a class here.)
+KINDS = ("small", "hidden", "flat")
+
+
 class Task(NamedTuple):
     """A task, and the env steps that it is trained for."""
 
-    #: Id of a Gymnasium environment, `envpool:` and one of EnvPool, `torch:` and a class here, or
-    #: `small:` and a class of `environments.py`.
+    #: Id of a Gymnasium environment, or `KIND:` and a name; see `KINDS`.
     env: str
     env_steps: int
     #: Whether the policy needs a recurrent state.
