@@ -1,14 +1,15 @@
 """Train tasks with nothing but environment, budget and seed, beside stable-baselines3's defaults.
 
-    python examples/defaults/compare.py --peer-python venvs/sb3/bin/python --seeds 5
-    python examples/defaults/compare.py --sets choosing held-out
-    python examples/defaults/compare.py --sets known choosing held-out --report
+    python -m examples.defaults.compare --peer-python venvs/sb3/bin/python --seeds 5
+    python -m examples.defaults.compare --sets choosing held-out
+    python -m examples.defaults.compare --sets known choosing held-out --report
 
 Every training is a process of its own with one thread, and a line of `results.jsonl`; a training
 that has its line is not run again. Both sides step the same Gymnasium environments for the same
 number of env steps, and then play 20 complete episodes in one environment with the deterministic
-policy. Seconds are the processor's, for making environments and policy and for training: on a
-machine that does nothing else, those of a clock.
+policy (more where chance decides, and a part of one that never ends). Seconds are the processor's,
+for making environments and policy and for training: on a machine that does nothing else, those of
+a clock.
 
 `tasks.py` has the tasks in three sets; `--only` chooses some by name. `--set KEY=VALUE` trains
 Everstep with other values than its defaults; its lines of `results.jsonl` have them in the name of
@@ -153,6 +154,11 @@ def rounded(x: float) -> str:
     return format(x, form).replace("-", "−")
 
 
+def mean_of(returns: list[float]) -> str:
+    """The interquartile mean in bold; empty without returns."""
+    return f"**{rounded(interquartile_mean(returns))}**" if returns else ""
+
+
 def report(tasks: str = "known", *, seeds: bool = False) -> str:
     """A set's table in Markdown: means and the ratio of times, or each seed and the times."""
     columns = ["seconds of both"] if seeds else ["time, theirs ÷ ours", "env steps"]
@@ -162,15 +168,14 @@ def report(tasks: str = "known", *, seeds: bool = False) -> str:
         cells, times = [], []
         for side in SIDES:
             own = [line for line in found() if (line["side"], line["task"]) == (side, name)]
-            if own:
-                returns = [line["return"] for line in own]
-                mean = f"**{rounded(interquartile_mean(returns))}**"
-                cells.append(", ".join(map(rounded, returns)) if seeds else mean)
-                times.append(float(np.median([line["seconds"] for line in own])))
-        if len(cells) == len(SIDES):
-            ratio = [f"{times[1] / times[0]:.1f}", f"{task.env_steps:,}"]
-            cells += [f"{times[0]:.0f}, {times[1]:.0f}"] if seeds else ratio
-            lines.append(f"| {name} | {' | '.join(cells)} |")
+            returns = [line["return"] for line in sorted(own, key=lambda line: line["seed"])]
+            each = ", ".join(map(rounded, returns)) if seeds else mean_of(returns)
+            cells.append(each or "–")
+            times.append(float(np.median([line["seconds"] for line in own] or [np.nan])))
+        ratio = [f"{times[1] / times[0]:.1f}", f"{task.env_steps:,}"]
+        last = [f"{times[0]:.0f}, {times[1]:.0f}"] if seeds else ratio
+        if cells != ["–", "–"]:
+            lines.append(f"| {name} | {' | '.join(cells + last).replace('nan', '–')} |")
     return "\n".join(lines)
 
 

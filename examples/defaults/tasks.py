@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 import numpy as np
 
-
 #: Kinds of environments of our own: classes of `environments.py`; ids whose velocities are hidden,
 #: or whose tuples are made vectors. (`envpool:` has ids of EnvPool, `torch:` a class here.)
 KINDS = ("small", "hidden", "flat")

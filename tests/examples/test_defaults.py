@@ -1,0 +1,45 @@
+"""Tests of the tasks that defaults are chosen and judged by."""
+
+import numpy as np
+import pytest
+from examples.defaults.tasks import SETS, TASKS, make_env
+
+SMALL = [name for name, task in TASKS.items() if task.env.startswith("small:")]
+
+
+def test_no_task_is_in_two_sets() -> None:
+    names = [name for tasks in SETS.values() for name in tasks]
+    made = [(task.env, str(task.options)) for task in SETS["choosing"].values()]
+    assert len(names) == len(TASKS)
+    assert not {(task.env, str(task.options)) for task in SETS["held-out"].values()} & {*made}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_small_environments_keep_to_their_spaces_and_lengths(name: str) -> None:
+    task, env = TASKS[name], make_env(TASKS[name])
+    env.action_space.seed(0)
+    assert env.observation_space.contains(env.reset(seed=0)[0])
+    lengths, steps = [], 0
+    for _ in range(300):
+        obs, _, terminated, truncated, _ = env.step(env.action_space.sample())
+        assert env.observation_space.contains(obs)
+        steps += 1
+        if terminated or truncated:
+            lengths.append(steps)
+            steps = 0
+            env.reset()
+    assert bool(lengths) is (task.cut is None)
+    assert not lengths or max(lengths) <= env.unwrapped.length or env.unwrapped.length == 0
+
+
+def test_a_seed_draws_the_same_episode_again() -> None:
+    for name in SMALL:
+        first, second = (make_env(TASKS[name]) for _ in range(2))
+        first.action_space.seed(1)
+        seen = [first.reset(seed=3)[0], second.reset(seed=3)[0]]
+        action = first.action_space.sample()
+        for env in (first, second):
+            seen.append(env.step(action)[0])
+        for a, b in (seen[:2], seen[2:]):
+            pairs = zip(*(x.values() if isinstance(x, dict) else [x] for x in (a, b)), strict=True)
+            assert all(np.array_equal(x, y) for x, y in pairs), name
