@@ -35,7 +35,7 @@ class Small(gym.Env):
         """Draw the first state of an episode."""
 
     def look(self) -> Any:
-        """What is observed."""
+        """Observation of the state."""
         raise NotImplementedError
 
     def move(self, action: Any) -> tuple[float, bool]:
