@@ -8,6 +8,7 @@ from tensordict import TensorDict
 
 from everstep.data import DataKeys, Device
 from everstep.env import Env
+from everstep.env.agents import AgentSpec
 from everstep.env.formats import EnvFormat
 from everstep.errors import AdapterError
 
@@ -132,6 +133,7 @@ class GymnasiumEnv(Env):
         singles.check_calls(env)
         self.episode_keys = self._endings.episode_keys | self.own_episode_keys
 
+        self._action_bounds = action_bounds
         space = specs.single_space(env, "action_space")
         self._actions = actions.make_actions(space, self.num_envs, on_device, action_bounds)
         self.action_spec = self._actions.spec
@@ -364,6 +366,17 @@ class GymnasiumEnv(Env):
             valid = row.valid if self._has_valid else None
             self._metrics.add(infos, valid, row.terminated, row.truncated)
         return self._memory.publish()
+
+    def _specs_of(self, observation_space: Any, action_space: Any) -> AgentSpec:
+        """Specs of rows with spaces of their own."""
+        from .actions import make_actions
+        from .specs import observation_parts
+
+        device = torch.device(self.device)
+        parts = observation_parts(observation_space, device)
+        actions = make_actions(action_space, 1, device, self._action_bounds)
+        form = EnvFormat(tuple(x.form for x in parts), (actions.form,))
+        return AgentSpec(compose_spec({x.key: x.spec for x in parts}, device), actions.spec, form)
 
     def _end(self, row: Any, observation: Any, infos: dict[str, Any]) -> None:
         """Write the ends of episodes into a row."""

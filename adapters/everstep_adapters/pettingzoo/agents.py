@@ -3,6 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+from gymnasium.spaces import Box, Discrete
+
 from everstep.env.agents import group_name
 from everstep.errors import AdapterError
 
@@ -15,7 +18,7 @@ def controlled(env: Any, wanted: None | str | Sequence[str]) -> list[str]:
         wanted: Names, or the name that comes before the numbers of a group; None for all.
 
     Raises:
-        AdapterError: If there are no such agents, or those that there are have different spaces.
+        AdapterError: If there are no such agents.
 
     """
     possible = list(getattr(env, "possible_agents", ()))
@@ -35,18 +38,43 @@ def controlled(env: Any, wanted: None | str | Sequence[str]) -> list[str]:
             f"`agents` are names or a group of {env}, which has {_groups(possible)}; got "
             f"{wanted!r}."
         )
-    for space in ("observation_space", "action_space"):
-        first = getattr(env, space)(chosen[0])
-        other = next((x for x in chosen if getattr(env, space)(x) != first), None)
-        if other is not None:
-            raise AdapterError(
-                f"The agents of {env} share a policy, so their spaces must be equal; "
-                f"`{space}({chosen[0]!r})` is {first} and `{space}({other!r})` is "
-                f"{getattr(env, space)(other)}. Choose a group of {_groups(possible)} with "
-                f"`agents={group_name(chosen[0])!r}`: the others act at random. Or make the spaces "
-                "equal, as SuperSuit's `pad_observations_v0` and `pad_action_space_v0` do."
-            )
     return chosen
+
+
+def joint_space(env: Any, kind: str, agents: Sequence[str]) -> Any:
+    """The space of a row: that of all agents, or one as wide as the widest of theirs.
+
+    Vectors of numbers are as long as the longest, with 0 where an agent has fewer, and choices have
+    as many options as those of the agent with the most.
+
+    Args:
+        env: A parallel environment of PettingZoo.
+        kind: `"observation_space"` or `"action_space"`.
+        agents: Names of the agents.
+
+    Raises:
+        AdapterError: If spaces of the agents' kinds cannot be made as wide.
+
+    """
+    each = [getattr(env, kind)(agent) for agent in agents]
+    if all(space == each[0] for space in each):
+        return each[0]
+    if all(isinstance(x, Discrete) and int(x.start) == 0 for x in each):
+        return Discrete(max(int(x.n) for x in each))
+    vectors = all(isinstance(x, Box) and len(x.shape) == 1 for x in each)
+    if vectors and len({x.dtype for x in each}) == 1:
+        bounds = np.zeros((2, len(each), max(x.shape[0] for x in each)), each[0].dtype)
+        for i, space in enumerate(each):
+            bounds[:, i, : space.shape[0]] = space.low, space.high
+        return Box(bounds[0].min(0), bounds[1].max(0), dtype=each[0].dtype.type)
+    other = next(i for i, space in enumerate(each) if space != each[0])
+    raise AdapterError(
+        f"The agents of {env} have spaces that no row can hold: `{kind}({agents[0]!r})` is "
+        f"{each[0]} and `{kind}({agents[other]!r})` is {each[other]}. Vectors of one dtype, or "
+        f"choices from 0, may differ in size. Choose a group of {_groups(agents)} with "
+        f"`agents={group_name(agents[0])!r}`: the others act at random. Or make the spaces equal "
+        "in a wrapper."
+    )
 
 
 def _groups(agents: Sequence[str]) -> str:

@@ -12,7 +12,7 @@ from tensordict import TensorDict
 
 from everstep.core.names import check_module
 from everstep.data import DataKeys, Device
-from everstep.env.agents import AllAgents
+from everstep.env.agents import AgentSpec, AllAgents
 from everstep.errors import AdapterError, ConfigError
 
 from ..common.autoreset import parse_mode
@@ -49,8 +49,8 @@ class PettingZooEnv(GymnasiumEnv):
         horizon: Expected vector steps between resets.
         device: Device of actions and results.
         agents: Agents that the policy controls: names, or the part of their names before the
-            number, such as `"adversary"`; None for all, whose spaces must be equal. The others act
-            at random.
+            number, such as `"adversary"`; None for all. The others act at random. If their spaces
+            differ, `policies` of the training must be `"group"`, `"agent"`, or groups.
         all_agents: Whether the observation has a leaf `all_agents` too, with the observations of
             the environment's rows one after the other: for values that see what all agents see.
         autoreset_mode: None or SAME_STEP.
@@ -110,12 +110,31 @@ class PettingZooEnv(GymnasiumEnv):
         check_independent(envs, "`env`")
         self._vector = AgentsVectorEnv(envs, controlled(envs[0], agents))
         super().__init__(self._vector, horizon, device=device, **options)
+        #: Specs of each agent, if they differ; see `everstep.env.Env`.
+        self.agent_specs: None | dict[str, AgentSpec] = None
+        if (spaces := self._vector.own_spaces) is not None:
+            self.agent_specs = {agent: self._specs_of(*pair) for agent, pair in spaces.items()}
+            if options.get("action_bounds") == "rescale":
+                self._check_equal_bounds()
         self._everybody: None | AllAgents = None
         if all_agents:
             form = self.env_format
             self._everybody = AllAgents(self.observation_spec, form, len(self._vector.agents))
             self.observation_spec = self._everybody.spec
             self.env_format = self._everybody.env_format
+            for agent, own in (self.agent_specs or {}).items():
+                self.agent_specs[agent] = self._everybody.around(own)  # type: ignore[index]
+
+    def _check_equal_bounds(self) -> None:
+        """Raise if one map from [-1, 1] to the bounds of actions is not every agent's."""
+        joint: Any = self._vector.single_action_space
+        for agent, (_, space) in (self._vector.own_spaces or {}).items():
+            count = space.shape[0]
+            if (space.low != joint.low[:count]).any() or (space.high != joint.high[:count]).any():
+                raise AdapterError(
+                    "`action_bounds='rescale'` needs agents whose actions have equal bounds; those "
+                    f"of {agent} are {space}, and those of all {joint}. Use 'clip'."
+                )
 
     @classmethod
     def matches(cls, env: Any, /) -> bool:

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
@@ -12,6 +13,7 @@ from everstep.env.formats import check_held
 from everstep.errors import EnvError
 
 from ..common.first_calls import check_reward, to_flag
+from .agents import joint_space
 
 
 class AgentsVectorEnv(VectorEnv[Any, Any, Any]):
@@ -37,8 +39,12 @@ class AgentsVectorEnv(VectorEnv[Any, Any, Any]):
     def __init__(self, envs: Sequence[Any], agents: Sequence[str]) -> None:
         self.envs, self.agents = list(envs), list(agents)
         self.num_envs = len(self.envs) * len(self.agents)
-        self.single_observation_space = self.envs[0].observation_space(agents[0])
-        self.single_action_space = self.envs[0].action_space(agents[0])
+        kinds = "observation_space", "action_space"
+        joint = [joint_space(self.envs[0], kind, self.agents) for kind in kinds]
+        self.single_observation_space, self.single_action_space = joint
+        own = {x: tuple(getattr(self.envs[0], kind)(x) for kind in kinds) for x in self.agents}
+        #: Observation and action space of each agent, if they differ: rows are padded then.
+        self.own_spaces = None if all(list(x) == joint for x in own.values()) else own
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self.render_mode = getattr(self.envs[0], "render_mode", None)
@@ -84,7 +90,10 @@ class AgentsVectorEnv(VectorEnv[Any, Any, Any]):
         env, ended, start = self.envs[i], self._ended[i], i * len(self.agents)
         row_of = {agent: start + k for k, agent in enumerate(self.agents)}
         acting = [agent for agent in env.agents if agent not in ended]
-        sent = {x: actions[row_of[x]] if x in row_of else self._sample(i, x) for x in acting}
+        sent = {
+            x: self._action(x, actions[row_of[x]]) if x in row_of else self._sample(i, x)
+            for x in acting
+        }
         self._seen[i], earned, *kinds, own_infos = env.step(sent)
         for agent in acting:
             flags_by_name = zip(kinds, ("terminations", "truncations"), strict=True)
@@ -103,7 +112,7 @@ class AgentsVectorEnv(VectorEnv[Any, Any, Any]):
                     infos.update(self._add_info(infos, info, row))
         for agent, row in row_of.items():
             if agent in self._seen[i]:
-                self._rows[row] = self._seen[i][agent]
+                self._rows[row] = self._observation(agent, self._seen[i][agent])
             self.first[row] = agent in env.agents and agent not in (*acting, *ended)
         return set(env.agents) <= ended
 
@@ -112,7 +121,38 @@ class AgentsVectorEnv(VectorEnv[Any, Any, Any]):
         returned = self.envs[i].reset(**options)
         self._seen[i] = returned[0] if isinstance(returned, tuple) else returned
         self._ended[i] = set()
-        self._rows[self._slice(i)] = [self._seen[i].get(x, self._nothing) for x in self.agents]
+        self._rows[self._slice(i)] = [
+            self._observation(x, self._seen[i][x]) if x in self._seen[i] else self._nothing
+            for x in self.agents
+        ]
+
+    def _observation(self, agent: str, seen: Any) -> Any:
+        """An agent's observation as wide as a row."""
+        if self.own_spaces is None or not isinstance(self.single_observation_space, Box):
+            return seen
+        value, space = np.asarray(seen), self.own_spaces[agent][0]
+        if value.shape != space.shape:
+            raise EnvError(
+                f"`obs` of agent {agent!r} must have shape {space.shape}, as its "
+                f"`observation_space` says; got {value.shape}."
+            )
+        row = np.zeros(self.single_observation_space.shape, space.dtype)
+        row[: len(value)] = value
+        return row
+
+    def _action(self, agent: str, action: Any) -> Any:
+        """An agent's own action, of a row's."""
+        if self.own_spaces is None:
+            return action
+        space = self.own_spaces[agent][1]
+        if isinstance(space, Box):
+            return np.clip(action[: space.shape[0]], space.low, space.high)
+        if isinstance(space, Discrete) and action >= space.n:
+            raise EnvError(
+                f"The action of agent {agent!r} must be one of {space}; got {action}. Its policy "
+                "must have its own spaces: set `policies` to 'agent' or 'group'."
+            )
+        return action
 
     def _sample(self, i: int, agent: str) -> Any:
         """A random action of an agent that is not controlled, within its `action_mask`."""

@@ -14,10 +14,10 @@ from tensordict import TensorDict
 from ..core.hyperparameters import Hyperparameters
 from ..core.ranks import current_reducer, reduce_stats
 from ..core.restoring import Snapshot, loading
-from ..data import CollectStats, MemoryStats, StepStats
+from ..data import CollectStats, DataKeys, MemoryStats, StepStats
 from ..distillation import Distillation, make_objective_of
 from ..env import Env
-from ..env.agents import agents_of, groups_of
+from ..env.agents import AgentSpec, agents_of, groups_of, narrowed, spec_of, widened
 from ..env.calls import Settings, Switched, read_metrics
 from ..env.registry import EnvSource
 from ..env.specs import Leaves, Structure
@@ -46,10 +46,13 @@ class GroupEnv(Env):
     Args:
         everybody: The environment, which all groups share.
         columns: Indices of the group's agents in the list of one environment's agents.
+        own: The group's specs, if they are not the environment's.
 
     """
 
-    def __init__(self, everybody: "Everybody", columns: list[int]) -> None:
+    def __init__(
+        self, everybody: "Everybody", columns: list[int], own: None | AgentSpec = None
+    ) -> None:
         env, agents = everybody.env, everybody.agents
         count = env.num_envs // len(agents)
         super().__init__(count * len(columns), env.horizon, device=env.device)
@@ -59,6 +62,11 @@ class GroupEnv(Env):
         self.episode_keys = env.episode_keys
         if hasattr(env, "env_format"):
             self.env_format = env.env_format
+        #: How to read the group's observations from wider rows; None if they are the rows.
+        self._own: None | Structure = None
+        if own is not None:
+            self.observation_spec, self.action_spec, self.env_format = own
+            self._own = Structure.of(own.observation_spec)
         every = torch.arange(env.num_envs, device=env.device).view(count, len(agents))
         #: The group's rows; a slice, which copies nothing, where they are evenly spaced.
         self.rows: Any = every[:, columns].flatten()
@@ -69,12 +77,23 @@ class GroupEnv(Env):
 
     def reset(self, *, config: None | dict[str, Any] = None) -> torch.Tensor | TensorDict:
         """The group's observations after a reset of the environment, `[num_envs, …]`."""
-        return cast(torch.Tensor, self.everybody.reset(config)[self.rows])
+        return self._seen(self.everybody.reset(config)[self.rows])
 
     def step(self, action: Any) -> TensorDict:
         """The group's rows of the last vector step of the environment."""
-        outcome = self.everybody.outcome
-        return cast(TensorDict, {key: x[self.rows] for key, x in outcome.items()})
+        found = {key: x[self.rows] for key, x in self.everybody.outcome.items()}
+        for key in (DataKeys.OBS, DataKeys.FINAL_OBS) if self._own is not None else ():
+            if key in found:
+                found[key] = self._seen(found[key])
+        return cast(TensorDict, found)
+
+    def _seen(self, rows: Any) -> Any:
+        """Observations of the group, of its rows."""
+        if self._own is None:
+            return rows
+        return self._own.unflatten(
+            narrowed(self._own.flatten(rows), self._own.shapes), [self.num_envs]
+        )
 
 
 class Everybody:
@@ -87,6 +106,8 @@ class Everybody:
 
     def __init__(self, env: Env) -> None:
         self.env, self.agents = env, agents_of(env)
+        #: Whether rows are wider than what some agents observe or do.
+        self.pads = getattr(env, "agent_specs", None) is not None
         self._action = Structure.of(env.action_spec)
         #: What the last vector step returned.
         self.outcome: Any = None
@@ -112,10 +133,13 @@ class Everybody:
 
         """
         n = self.env.num_envs
-        joined = tuple(x.new_empty(n, *x.shape[1:]) for x in parts[0][1])
+        joined = tuple(
+            x.new_zeros(n, *shape) if self.pads else x.new_empty(n, *shape)
+            for x, shape in zip(parts[0][1], self._action.shapes, strict=True)
+        )
         for rows, leaves in parts:
             for x, leaf in zip(joined, leaves, strict=True):
-                x[rows] = leaf
+                x[rows] = widened(leaf, x.shape[-1]) if self.pads else leaf
         action = self._action.unflatten(joined, [n])
         start = time.perf_counter_ns()
         with switched:
@@ -218,10 +242,14 @@ class GroupedAlgorithm:
                 )
                 self._streams[name] = RandomStream(seed, device)
                 with self._streams[name], _naming(name):
-                    self.members[name] = kind(GroupEnv(self.everybody, columns), own)
+                    rows = GroupEnv(self.everybody, columns, spec_of(env, agents, name))
+                    self.members[name] = kind(rows, own)
         self._given = replace(config, num_envs=resolved.num_envs)
         policies = {name: x.policy for name, x in self.members.items()}
-        self.policy = GroupedPolicy(policies, groups, self.everybody.agents)
+        form = None
+        if self.everybody.pads:
+            form = AgentSpec(env.observation_spec, env.action_spec, env.env_format)
+        self.policy = GroupedPolicy(policies, groups, self.everybody.agents, form)
         self.reducer = self._first.reducer
         self._describe()
 

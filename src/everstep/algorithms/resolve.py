@@ -21,7 +21,7 @@ from ..core.rules import no_graphs_on
 from ..env import Env, EnvFactory
 from ..env.images import is_image, measured_leaves
 from ..env.registry import EnvSource, is_made, resolve
-from ..env.specs import leaf_specs
+from ..env.specs import described, leaf_specs
 from ..errors import ConfigError, EnvError
 from ..objectives import find_objective
 
@@ -61,12 +61,28 @@ def build_env(source: EnvSource, config: C) -> tuple[Env, C]:
         if is_made(resolved):
             env, config = _adopt(env, config)
         check_env(env)
+        if config.policies == "shared":
+            _check_agents(env)
         _check_rollout(env, config)
         resolved_config = _resolve_defaults(config, env)
     given = replace(config, normalize_observations=resolved_config.normalize_observations)
     for text in given.without_effect(getattr(find_objective(config.objective), "ignores", {})):
         _log.warning("%s", text)
     return env, resolved_config
+
+
+def _check_agents(env: Any) -> None:
+    """Raise if agents, which share a policy, observe or do different things."""
+    if (specs := getattr(env, "agent_specs", None)) is None:
+        return
+    (one, first), *others = specs.items()
+    name, other = next((x, y) for x, y in others if y[:2] != first[:2])
+    kinds = [f"{described(x[0])} and {described(x[1])}" for x in (first, other)]
+    raise ConfigError(
+        f"`policies`: agents have different spaces, and one policy cannot act for all: {one} has "
+        f"{kinds[0]}, {name} has {kinds[1]} (observations, then actions). Set `policies` to "
+        "'group' or 'agent', or choose agents with equal spaces, as by `env_kwargs.agents`."
+    )
 
 
 def _check_rollout(env: Env, config: Hyperparameters) -> None:

@@ -44,6 +44,9 @@ class Env(ABC):
       `rows` only. Exports use it for libraries without `valid`.
     * `rows_per_env` is the number of rows that belong together, such as those of agents. A factory
       rounds `num_envs` up to a multiple of it. `agents` are the names of these rows, in order.
+    * `agent_specs` are `everstep.env.agents.AgentSpec`s by the names of `agents`, if the agents'
+      observations or actions differ. Rows are then as wide as the widest of them: an agent's
+      numbers come first, and zeros after them.
 
     Args:
         num_envs: Number of parallel, independent environments.

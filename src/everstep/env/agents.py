@@ -1,13 +1,14 @@
 """Agents of environments in which each agent is a row: their names, groups, and what all observe.
 
 Row `i` of such an environment is that of agent `i % A` of environment `i // A`, where `A` is its
-`rows_per_env`. `agents` may name them.
+`rows_per_env`. `agents` may name them. Where their observations or actions differ, `agent_specs`
+has those of each, and rows are as wide as the widest: an agent's numbers come first, then zeros.
 """
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from tensordict import TensorDict
@@ -16,7 +17,7 @@ from torchrl.data import Composite, TensorSpec, Unbounded
 from ..data import DataKeys
 from ..errors import AdapterError, ConfigError
 from .formats import EnvFormat, ObservationFormat
-from .specs import Structure, is_choice, leaf_specs
+from .specs import Leaves, Structure, described, is_choice, leaf_specs
 
 #: Leaf of an observation with the observations of all agents, which default models show to the
 #: values alone.
@@ -30,6 +31,61 @@ _NAME = re.compile(r"[A-Za-z0-9_-]+")
 
 #: Names that would be mistaken for other statistics.
 _TAKEN = {"eval"}
+
+
+class AgentSpec(NamedTuple):
+    """Observations and actions of one agent, where those of an environment's agents differ."""
+
+    observation_spec: TensorSpec
+    action_spec: TensorSpec
+    env_format: EnvFormat
+
+
+def narrowed(leaves: Leaves, shapes: Sequence[Sequence[int]]) -> Leaves:
+    """Leaves `[N, *shape]` of agents' own shapes, of those of rows; nothing is copied.
+
+    Args:
+        leaves: Leaves of rows, `[N, …]`, which may be wider in their last dimension.
+        shapes: Shape of each leaf of the agents.
+
+    """
+    return tuple(
+        x if x.shape[1:] == torch.Size(shape) else x[..., : shape[-1]]
+        for x, shape in zip(leaves, shapes, strict=True)
+    )
+
+
+def widened(rows: torch.Tensor, width: int) -> torch.Tensor:
+    """Rows `[N, …]` with zeros after their last elements, up to `width` of them."""
+    missing = width - rows.shape[-1]
+    return torch.nn.functional.pad(rows, (0, missing)) if missing and rows.ndim > 1 else rows
+
+
+def spec_of(env: Any, agents: Sequence[str], name: str) -> None | AgentSpec:
+    """Specs of the agents that share a policy; None if they are the environment's.
+
+    Args:
+        env: Environment whose rows are agents.
+        agents: Names of the agents.
+        name: Name of the policy.
+
+    Raises:
+        ConfigError: If they differ.
+
+    """
+    specs: None | Mapping[str, AgentSpec] = getattr(env, "agent_specs", None)
+    if specs is None:
+        return None
+    first = specs[agents[0]]
+    for agent in agents[1:]:
+        pairs = zip(first[:2], specs[agent][:2], strict=True)
+        if wrong := next(((x, y) for x, y in pairs if x != y), None):
+            raise ConfigError(
+                f"`policies`: agents that share a policy must have equal spaces; those of "
+                f"{agents[0]} and {agent}, of the policy {name}, are {described(wrong[0])} and "
+                f"{described(wrong[1])}. Give them policies of their own: `policies='agent'`."
+            )
+    return first
 
 
 def agents_of(env: Any) -> list[str]:
@@ -127,6 +183,13 @@ class AllAgents:
             first = (replace(first[0], path=(OWN,)),)
         #: Format of the environment with that leaf.
         self.env_format = EnvFormat((*first, form), env_format.action)
+
+    def around(self, own: AgentSpec) -> AgentSpec:
+        """Specs of one agent with that leaf, where the agents' own differ."""
+        spec = Composite({OWN: own.observation_spec, ALL_AGENTS: self.spec[ALL_AGENTS]})
+        seen = replace(own.env_format.observation[0], path=(OWN,))
+        form = EnvFormat((seen, self.env_format.observation[-1]), own.env_format.action)
+        return AgentSpec(spec.to(self.spec.device), own.action_spec, form)
 
     def extended(
         self, obs: torch.Tensor | TensorDict, parts: torch.Tensor | TensorDict, is_there: Any = None

@@ -15,8 +15,9 @@ from typing_extensions import Self
 from ..core.rollouts import Minibatch
 from ..data import Device
 from ..distributions import Distribution
-from ..env.agents import agents_of
-from ..env.specs import Leaves
+from ..env.agents import AgentSpec, agents_of, narrowed, widened
+from ..env.formats import EnvFormat
+from ..env.specs import Leaves, Structure
 from ..errors import CheckpointError, ExportError
 from . import _saving
 from ._base import GenericPolicyBase
@@ -33,6 +34,7 @@ class GroupedPolicy(GenericPolicyBase[Any]):
         members: The policies, by name.
         groups: Names of the agents of each, by the policy's name.
         agents: Names of all agents, in the order of their rows.
+        form: Specs of a row, where those of the agents differ; see `everstep.env.agents`.
 
     """
 
@@ -41,6 +43,7 @@ class GroupedPolicy(GenericPolicyBase[Any]):
         members: Mapping[str, GenericPolicyBase[Any]],
         groups: Mapping[str, Sequence[str]],
         agents: Sequence[str],
+        form: None | AgentSpec = None,
     ) -> None:
         first = next(iter(members.values()))
         self.members, self.agents = dict(members), list(agents)
@@ -52,6 +55,10 @@ class GroupedPolicy(GenericPolicyBase[Any]):
         self.dtype, self.distribution_cls = first.dtype, first.distribution_cls
         self.env_format, self.observation_limits = first.env_format, first.observation_limits
         self._observation, self._action, self._spec = first._observation, first._action, first._spec
+        self._form = form
+        if form is not None:
+            self._spec, self.env_format = (form.observation_spec, form.action_spec), form.env_format
+            self._observation, self._action = map(Structure.of, self._spec)
         self._autocast = nullcontext()  # the members have their own
         self._rows = cache(self._find_rows)
         self._prepare()
@@ -124,18 +131,17 @@ class GroupedPolicy(GenericPolicyBase[Any]):
         """Actions of one vector step, each row's by the policy of its agent; see `PolicyCore`."""
         rows, order = self._rows(len(obs[0]))
         samples = [
-            self.members[name].act(
-                tuple(x[each] for x in obs),
+            member.act(
+                narrowed(tuple(x[each] for x in obs), member._observation.shapes),
                 tuple(x[each] for x in states),
                 deterministic=deterministic,
             )
-            for name, each in rows.items()
+            for member, each in ((self.members[name], each) for name, each in rows.items())
         ]
 
         def joined(part: Callable[[Sample], Leaves]) -> Leaves:
-            return tuple(
-                torch.cat(x)[order] for x in zip(*(part(sample) for sample in samples), strict=True)
-            )
+            leaves = zip(*(part(sample) for sample in samples), strict=True)
+            return tuple(_joined(x, order) for x in leaves)
 
         latents, actions, after = (
             joined(part) for part in (lambda x: x.latents, lambda x: x.actions, lambda x: x.states)
@@ -190,7 +196,7 @@ class GroupedPolicy(GenericPolicyBase[Any]):
         rows, order = self._rows(count)
         parts = [
             self.members[name].predict(
-                _taken(obs, each),
+                _taken(obs, each, self.members[name].env_format),
                 None if state is None else tuple(x[each.to(x.device)] for x in state),
                 None if starts is None else starts[each.cpu()],
                 deterministic,
@@ -235,6 +241,7 @@ class GroupedPolicy(GenericPolicyBase[Any]):
             "groups": self.groups,
             "members": {name: _saving.state_of(x) for name, x in self.members.items()},
             "env": _saving.made_for(self),
+            **({} if self._form is None else _saving.form_to_dict(self._form)),
         }
 
     @classmethod
@@ -259,7 +266,7 @@ class GroupedPolicy(GenericPolicyBase[Any]):
                 name: _saving.built(each, path, model_cls, distribution_cls, device)
                 for name, each in state["members"].items()
             }
-            policy = cls(members, state["groups"], state["agents"])
+            policy = cls(members, state["groups"], state["agents"], _saving.form_of(state))
         policy.made_for = state.get("env") or {}
         return policy
 
@@ -297,27 +304,36 @@ class GroupedPolicy(GenericPolicyBase[Any]):
         )
 
 
-def _taken(value: Any, rows: torch.Tensor) -> Any:
-    """Rows of a batch of (nested) observations."""
-    if isinstance(value, TensorDictBase | torch.Tensor):
-        return value[rows.to(value.device) if value.device is not None else rows]
-    if isinstance(value, Mapping):
-        return {key: _taken(x, rows) for key, x in value.items()}
+def _taken(value: Any, rows: torch.Tensor, form: EnvFormat, path: tuple[Any, ...] = ()) -> Any:
+    """Rows of a batch of (nested) observations, as wide as an agent's own."""
+    if isinstance(value, Mapping | TensorDictBase):
+        return {key: _taken(x, rows, form, (*path, key)) for key, x in value.items()}
     if isinstance(value, tuple):
-        return tuple(_taken(x, rows) for x in value)
-    return np.asarray(value)[rows.numpy(force=True)]
+        return tuple(_taken(x, rows, form, (*path, i)) for i, x in enumerate(value))
+    if isinstance(value, torch.Tensor):
+        found: Any = value[rows.to(value.device)]
+    else:
+        found = np.asarray(value)[rows.numpy(force=True)]
+    shape = next((x.shape for x in form.observation if x.path == path), ())
+    is_wider = bool(shape) and found.ndim == 1 + len(shape) and found.shape[-1] > shape[-1]
+    return found[..., : shape[-1]] if is_wider else found
 
 
 def _joined(parts: Sequence[Any], order: torch.Tensor) -> Any:
     """Rows of all policies in the environment's order, of (nested) actions of each."""
     first = parts[0]
-    if isinstance(first, TensorDictBase | torch.Tensor):
+    if isinstance(first, TensorDictBase):
         tensors: Any = parts
         return torch.cat(tensors)[order.to(first.device) if first.device is not None else order]
     if isinstance(first, dict):
         return {key: _joined([x[key] for x in parts], order) for key in first}
     if isinstance(first, tuple):
         return tuple(_joined([x[i] for x in parts], order) for i in range(len(first)))
+    width = max(x.shape[-1] for x in parts)
+    if isinstance(first, torch.Tensor):
+        return torch.cat([widened(x, width) for x in parts])[order.to(first.device)]
+    if first.ndim > 1 and any(x.shape[-1] != width for x in parts):
+        return _joined([torch.from_numpy(x) for x in parts], order).numpy()
     return np.concatenate(parts)[order.numpy(force=True)]
 
 

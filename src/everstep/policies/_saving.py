@@ -24,6 +24,7 @@ from ..core.normalizers import ObservationNormalizer
 from ..core.plain_files import path_within
 from ..data import Device
 from ..distributions import Distribution
+from ..env.agents import AgentSpec
 from ..env.formats import EnvFormat
 from ..env.specs import spec_from_dict, spec_to_dict
 from ..errors import CheckpointError, ConfigError, EverstepError
@@ -83,6 +84,28 @@ def state_of(policy: PolicyCore[Any]) -> dict[str, Any]:
         "weights": dict(policy.model.state_dict()),
         "normalizer": None if normalizer is None else normalizer.describe(),
     }
+
+
+def form_to_dict(form: AgentSpec) -> dict[str, Any]:
+    """Specs and format of rows, as a file has them."""
+    specs = {key: spec_to_dict(spec) for key, spec in zip(_SPECS, form[:2], strict=True)}
+    return {**specs, "env_format": form.env_format.describe()}
+
+
+def form_of(state: Mapping[str, Any]) -> None | AgentSpec:
+    """Specs and format that `form_to_dict` described; None if the file has none.
+
+    Raises:
+        CheckpointError: If they do not fit together.
+
+    """
+    if _SPECS[0] not in state:
+        return None
+    observation, action = (spec_from_dict(state[key]) for key in _SPECS)
+    form = EnvFormat.from_description(state["env_format"])
+    if not form.fits(observation, action):
+        raise CheckpointError("its `env_format` is of other specs.")
+    return AgentSpec(observation, action, form)
 
 
 def made_for(policy: PolicyCore[Any]) -> None | dict[str, Any]:

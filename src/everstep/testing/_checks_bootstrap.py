@@ -108,6 +108,9 @@ class _Recorded:
     does not read is left out: a warning would name this class.
     """
 
+    #: One model acts for all agents, with the player's actions.
+    agent_specs = None
+
     def __init__(self, player: Player, dtype: torch.dtype) -> None:
         self._player, self._dtype = player, dtype
         self.rows: list[Row] = []

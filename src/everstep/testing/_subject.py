@@ -1,7 +1,7 @@
 """The environment under test: how it is made, configured and acted on."""
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, cast
 
 import torch
 from tensordict import TensorDict
@@ -9,6 +9,7 @@ from torchrl.data import Binary, TensorSpec
 
 from ..data import DataKeys, Device
 from ..env import Env
+from ..env.agents import widened
 from ..env.specs import options, random_values
 
 
@@ -74,6 +75,12 @@ class Subject(ABC):
             t: Vector steps since the environment was made.
 
         """
+        if (specs := getattr(env, "agent_specs", None)) is not None:  # each agent's own
+            count, whole = env.num_envs // len(specs), env.action_spec.zero([env.num_envs])
+            for i, spec in enumerate(specs.values()):
+                own = random_values(spec.action_spec, [count])
+                whole[i :: len(specs)] = widened(own, whole.shape[-1])
+            return cast(torch.Tensor, whole)
         return random_actions(env.action_spec, obs, env.num_envs)
 
 

@@ -17,7 +17,7 @@ from everstep.algorithms import (
 )
 from everstep.bonuses import RandomNetworkDistillation
 from everstep.env import Env
-from everstep.env.agents import AllAgents
+from everstep.env.agents import AgentSpec, AllAgents, widened
 from everstep.env.formats import EnvFormat
 from everstep.errors import CheckpointError, ConfigError, DivergedError, EverstepError
 from everstep.evaluation import evaluate
@@ -79,6 +79,51 @@ class Rows(Env):
             x.set_state(noise)
 
 
+class Wide(Rows):
+    """The same, but its rows have room for two observations and two options more than agents have.
+
+    Args:
+        numbers: See `Rows`.
+        agents: See `Rows`.
+        pushes: Whether actions are four numbers, not a choice of four.
+
+    """
+
+    def __init__(self, numbers: list[int], agents: list[str], *, pushes: bool = False) -> None:
+        super().__init__(numbers, agents)
+        self.pushes, own = pushes, self.observation_spec
+        one = torch.Size([1])
+        self.observation_spec = Unbounded(5)
+        self.action_spec = Unbounded(6) if pushes else Categorical(6, shape=one)
+        action: Any = Unbounded(4) if pushes else Categorical(4, shape=one)
+        form = EnvFormat.of(own, action)
+        self.env_format = EnvFormat.of(self.observation_spec, self.action_spec)
+        self.agent_specs = {x: AgentSpec(own, action, form) for x in agents}
+
+    def reset(self, *, config: Any = None) -> torch.Tensor:
+        return widened(super().reset(config=config), 5)
+
+    def step(self, action: torch.Tensor) -> TensorDict:
+        if self.pushes:
+            assert not action[:, 4:].any()
+            action = action[:, :4].sum(-1, keepdim=True)
+        row = super().step(action)
+        for key in ("obs", "final_obs"):
+            row[key] = widened(row[key], 5)
+        return row
+
+
+class Pushed(Rows):
+    """Actions are four numbers."""
+
+    def __init__(self, numbers: list[int], agents: list[str]) -> None:
+        super().__init__(numbers, agents)
+        self.action_spec = Unbounded(4)
+
+    def step(self, action: torch.Tensor) -> TensorDict:
+        return super().step(action.sum(-1, keepdim=True))
+
+
 COUNT = 8  # environments
 
 
@@ -134,6 +179,56 @@ def test_policies_train_together_as_each_does_alone(kind: str, policies: Any) ->
                 if not key.startswith(("profiling/", "memory/")):
                     assert stats[f"{name}/{key}"] == value, key
         assert_equal(together.members[name], alone)
+
+
+@pytest.mark.parametrize("pushes", [False, True])
+@pytest.mark.parametrize("kind", ["feedforward", "recurrent"])
+def test_rows_that_are_wider_than_agents_train_as_those_that_are_not(
+    kind: str, pushes: bool, tmp_path: Path
+) -> None:
+    config, numbers = replace(CONFIGS[kind], policies=ENDS), [*range(COUNT * 3)]
+    plain_cls: Any = Pushed if pushes else Rows
+    plain: Any = config.build(plain_cls(numbers, AGENTS))
+    wide: Any = config.build(Wide(numbers, AGENTS, pushes=pushes))
+    for _ in range(2):
+        expected, found = ({**x.collect(), **x.step()} for x in (plain, wide))
+        for key, value in expected.items():
+            assert found[key] == value or key.startswith(("profiling/", "memory/")), key
+    for name in plain.members:
+        assert_equal(plain.members[name], wide.members[name])
+    wide.policy.save(tmp_path / "x.everstep")
+    again = GroupedPolicy.load(tmp_path / "x.everstep")
+    obs = torch.randn(6, 3)
+    own, _ = plain.policy.predict(obs)
+    for policy in (wide.policy, again):
+        for rows in (widened(obs, 5), widened(obs, 5).numpy()):
+            actions, _ = policy.predict(rows)
+            torch.testing.assert_close(torch.as_tensor(actions)[..., :4], own[..., :4])
+        scores = [
+            evaluate(x, env(numbers, AGENTS), episodes=24)
+            for x, env in (
+                (plain.policy, plain_cls),
+                (policy, lambda *each: Wide(*each, pushes=pushes)),
+            )
+        ]
+        assert scores[0] == scores[1]
+
+
+def test_agents_that_differ_have_policies_of_their_own() -> None:
+    env = Wide([*range(COUNT * 3)], AGENTS)
+    action = Categorical(3, shape=torch.Size([1]))
+    other = AgentSpec(Unbounded(2), action, EnvFormat.of(Unbounded(2), action))
+    env.agent_specs["blue_0"] = other
+    with pytest.raises(ConfigError, match="`policies`: agents have different spaces"):
+        CONFIGS["feedforward"].build(env)
+    with pytest.raises(ConfigError, match=r"those of red_0 and blue_0, of the policy ends, are "):
+        replace(CONFIGS["feedforward"], policies=ENDS).build(env)
+    together: Any = replace(CONFIGS["feedforward"], policies="group").build(env)
+    together.collect()
+    together.step()
+    shapes = {name: x.policy.observation_spec.shape for name, x in together.members.items()}
+    assert shapes == {"red": torch.Size([3]), "blue": torch.Size([2])}
+    assert int(together.members["blue"].rollout.actions[0].max()) == 2
 
 
 def test_the_first_policy_has_the_seed_of_the_training_and_others_have_others() -> None:

@@ -12,7 +12,7 @@ from gymnasium import spaces
 import everstep
 from everstep import Trainer
 from everstep.adapters import PettingZooEnv
-from everstep.errors import AdapterError, EnvError
+from everstep.errors import AdapterError, ConfigError, EnvError
 from everstep.testing import run_checks
 
 pytest.importorskip("pettingzoo")
@@ -78,9 +78,6 @@ def test_seeds_are_those_of_environments() -> None:
 
 
 def test_a_group_is_chosen_and_the_others_act_at_random() -> None:
-    unequal = Team(TEAM, wide=("b_0",))
-    with pytest.raises(AdapterError, match="a \\(2\\), b \\(1\\) with `agents='a'`"):
-        everstep.wrap(unequal)
     for agents, rows in (("a", 2), ("b", 1), (["a_1"], 1), ("a_0", 1)):
         assert everstep.wrap(Team(TEAM, wide=("b_0",)), agents=agents).num_envs == rows
     task = Team({"a_0": (50, T), "b_0": (50, T)})
@@ -95,6 +92,109 @@ def test_a_group_is_chosen_and_the_others_act_at_random() -> None:
     env.seed(0)
     play(env, 40)
     assert again.received == task.received
+
+
+class Uneven(Team):
+    """Agents have different actions, too: two options, or three; or one number, or two."""
+
+    numbers = False
+
+    def action_space(self, agent: str) -> Any:
+        size = 2 + (agent in self.wide)
+        if self.numbers:
+            return spaces.Box(-1.0, float(size), (size - 1,), np.float32)
+        return spaces.Discrete(size)
+
+    def step(self, actions: Any) -> Any:
+        for agent, action in actions.items():
+            assert self.action_space(agent).contains(np.asarray(action)), (agent, action)
+        return super().step({x: np.sum(action) for x, action in actions.items()})
+
+
+class UnevenNumbers(Uneven):
+    numbers = True
+
+
+@pytest.mark.parametrize("kind", [Uneven, UnevenNumbers])
+@pytest.mark.parametrize("all_agents", [False, True])
+def test_agents_of_different_spaces_have_their_own_in_rows_of_one_width(
+    kind: Any, all_agents: bool
+) -> None:
+    env: Any = PettingZooEnv([kind(TEAM, wide=("b_0",)) for _ in range(2)], all_agents=all_agents)
+    own = {x: y.observation_spec for x, y in env.agent_specs.items()}
+    if all_agents:
+        assert {x["all_agents"].shape.numel() for x in own.values()} == {15}
+        own = {name: x["observation"] for name, x in own.items()}
+    assert [own[x].shape.numel() for x in ("a_0", "a_1", "b_0")] == [3, 3, 5]
+    with pytest.raises(ConfigError, match="`policies`: agents have different spaces"):
+        Trainer(env, horizon=8, run_dir=None)
+    options: Any = {"horizon": 8, "run_dir": None, "progress": False, "seed": 0}
+    trainer = Trainer(env, policies="group", **options)
+    for _ in range(3):
+        trainer.step()
+    policy: Any = trainer.algorithm.policy
+    task = kind(TEAM, wide=("b_0",))
+    seen, _ = task.reset()
+    task.step(
+        policy.predict(seen)[0]
+        if not all_agents
+        else {x: task.action_space(x).sample() for x in seen}
+    )
+    assert everstep.evaluate(policy, env, episodes=6)["episodes/count"] == 6
+    rows: Any = env.reset()
+    rows = rows["observation"] if all_agents else rows
+    assert not rows[0, 3:].any()
+    assert rows[2, 0] == 2
+
+
+def test_an_uneven_environment_keeps_the_rules() -> None:
+    def make(num_envs: int, horizon: int, device: Any) -> Any:
+        source = lambda: Uneven(TEAM, wide=("b_0",))  # noqa: E731
+        return everstep.make(source, num_envs, horizon=horizon, device=device)
+
+    results = run_checks(make, deterministic_by_seed=False, resets_draw_new_states=False)
+    assert [x for x in results if x.status == "failed"] == []
+    assert {"bootstrap", "rows", "some_end"} <= {x.name for x in results if x.status == "passed"}
+
+
+def test_one_map_to_bounds_is_for_agents_of_equal_bounds() -> None:
+    with pytest.raises(AdapterError, match=r"equal bounds; those of a_0 are Box\(-1.0, 2.0, "):
+        everstep.wrap(UnevenNumbers(TEAM, wide=("b_0",)), action_bounds="rescale")
+
+    class Equal(UnevenNumbers):
+        def action_space(self, agent: str) -> Any:
+            return spaces.Box(-1.0, 3.0, (1 + (agent in self.wide),), np.float32)
+
+    env = everstep.wrap(Equal(TEAM, wide=("b_0",)), action_bounds="rescale")
+    env.reset()
+    env.step(torch.tensor([[0.5, 9.0], [-1.0, 9.0], [2.0, 0.0]]))
+    assert env.env.envs[0].received == [{"a_0": 2, "a_1": -1, "b_0": 4}]
+
+
+def test_agents_whose_spaces_no_row_can_hold_are_refused() -> None:
+    class Mixed(Team):
+        def action_space(self, agent: str) -> Any:
+            return spaces.Discrete(2) if agent == "b_0" else spaces.Box(-1, 1, (2,))
+
+    class Shifted(Team):
+        def action_space(self, agent: str) -> Any:
+            return spaces.Discrete(2, start=int(agent == "b_0"))
+
+    for kind, word in ((Mixed, "action_space"), (Shifted, "action_space")):
+        with pytest.raises(
+            AdapterError, match=rf"no row can hold: `{word}.* a \(2\), b \(1\) with"
+        ):
+            everstep.wrap(kind(TEAM))
+
+
+def test_an_agent_whose_observation_has_the_shape_of_another_is_named() -> None:
+    class Wrong(Team):
+        def seen(self, agent: str) -> Any:
+            return np.zeros(5, np.float32)
+
+    env = everstep.wrap(Wrong(TEAM, wide=("b_0",)))
+    with pytest.raises(EnvError, match=r"`obs` of agent 'a_0' must have shape \(3,\).*\(5,\)"):
+        env.reset()
 
 
 def test_others_have_different_random_actions_in_each_environment() -> None:
@@ -256,6 +356,8 @@ def test_rows_of_a_real_environment_are_supersuits() -> None:
         ("mpe2.simple_spread_v3", "{max_cycles: 9}"),
         ("mpe2.simple_tag_v3", "{max_cycles: 9, agents: adversary}"),
         ("sisl.pursuit_v5", "{max_cycles: 9}"),
+        ("mpe2.simple_tag_v3", "{max_cycles: 9, all_agents: true}\npolicies: group"),
+        ("mpe2.simple_speaker_listener_v4", "{max_cycles: 9}\npolicies: agent"),
         ("mpe2.simple_spread_v3", "{max_cycles: 9, all_agents: true}\npolicies: agent"),
     ],
 )
@@ -291,12 +393,13 @@ def test_the_program_of_the_page_trains_policies(
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_supersuit_makes_spaces_equal_as_the_error_says() -> None:
+def test_supersuit_makes_spaces_equal() -> None:
     supersuit = pytest.importorskip("supersuit")
     unequal = Team(TEAM, wide=("b_0",))
-    with pytest.raises(AdapterError, match="SuperSuit's `pad_observations_v0`"):
-        everstep.wrap(unequal)
-    assert everstep.wrap(supersuit.pad_observations_v0(unequal)).num_envs == 3
+    assert everstep.wrap(unequal).agent_specs is not None
+    equal: Any = everstep.wrap(supersuit.pad_observations_v0(unequal))
+    assert equal.agent_specs is None
+    Trainer(equal, horizon=8, run_dir=None).step()
 
 
 @pytest.mark.slow
