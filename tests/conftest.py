@@ -106,7 +106,20 @@ def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip tests marked `gpu` where there is none, and say so; those of minutes are slow, too."""
+    """Mark as slow tests of minutes, and all but a few cases of those marked `few`.
+
+    Tests marked `gpu` are skipped where there is none, and say so.
+    """
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("few"):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for same in cases.values():
+        (count,) = same[0].get_closest_marker("few").args  # type: ignore[union-attr]
+        chosen = {round(i * len(same) / count) for i in range(count)}
+        for i, item in enumerate(same):
+            if i not in chosen:
+                item.add_marker(pytest.mark.slow)
     for item in items:
         if any(map(item.get_closest_marker, ("learning", "long", "exhaustive", "projects"))):
             item.add_marker(pytest.mark.slow)

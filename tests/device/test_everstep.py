@@ -185,6 +185,7 @@ def test_what_is_recorded_later_may_lie_in_the_memory_of_what_was_before(machine
     assert all(work.refused is None for work in algorithm.recorder.graphs)
 
 
+@pytest.mark.slow
 def test_a_run_on_a_device_is_resumed_on_the_host(machine: Machine, tmp_path: Path) -> None:
     options = {"num_envs": 4, "horizon": 8, "seed": 0, "model_config": {"hiddens": (8,)}}
     quiet = {"track": False, "loggers": []}

@@ -249,6 +249,7 @@ def test_a_leaf_is_named_for_a_teacher_without_a_mapping() -> None:
     assert algorithm.step()["losses/policy"] < 0
 
 
+@pytest.mark.slow
 def test_a_file_names_the_teacher_and_the_run_goes_on(tmp_path: Path) -> None:
     first = RecurrentTrainer("CartPole-v1", **SMALL, run_dir=None)
     first.algorithm.policy.save(tmp_path / "teacher.everstep")

@@ -87,6 +87,7 @@ class Reinforce(ActorCritic):
         return logp * minibatch.returns
 
 
+@pytest.mark.slow
 def test_a_file_may_name_an_objective(tmp_path: Path) -> None:
     for name, cls in (("a2c", A2C), ("tests.everstep.test_objectives.Reinforce", Reinforce)):
         file = tmp_path / "train.yaml"

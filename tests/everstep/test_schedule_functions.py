@@ -201,6 +201,7 @@ def written(tmp_path: Path, **keys: Any) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_file_names_functions(tmp_path: Path, module: str) -> None:
     """Reading imports nothing; the record names them; a run goes on as if it never stopped."""
     keys = {"lr": f"{module}.falling", "clip_param_schedule": f"{module}.of_gradients", "seed": 1}

@@ -530,6 +530,7 @@ def mirrored_cart(obs: torch.Tensor) -> torch.Tensor:
     return -obs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("observation", ["[-1, -1, -1, -1]", f"{__name__}.mirrored_cart"])
 def test_a_file_has_it_and_the_run_goes_on(tmp_path: Path, observation: str) -> None:
     file = tmp_path / "train.yaml"

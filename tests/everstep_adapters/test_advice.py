@@ -327,6 +327,7 @@ ADVICE: dict[str, tuple[Callable[[], Any], str, Callable[[], Any]]] = {
 }
 
 
+@pytest.mark.few(8)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("case", ADVICE)
 def test_what_an_error_advises_works(case: str) -> None:

@@ -71,6 +71,7 @@ def test_the_bonus_sees_what_there_is_and_not_where() -> None:
     assert torch.pdist(found).min() > 1e-3
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("which", ["rnd", "whole", "ppo"])
 def test_it_trains(which: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from examples.doorkey import train

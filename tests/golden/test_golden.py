@@ -29,6 +29,7 @@ def same_draws() -> None:
         pytest.skip("other random numbers than those that the numbers were computed with")
 
 
+@pytest.mark.few(10)
 @pytest.mark.usefixtures("same_draws")
 @pytest.mark.parametrize("way", runs.WAYS)
 @pytest.mark.parametrize("name", runs.RUNS)
@@ -38,6 +39,7 @@ def test_a_training_computes_what_it_did(name: str, way: str) -> None:
     assert [*runs.differences(kept, runs.train(name, way == "tape"))] == []
 
 
+@pytest.mark.few(3)
 @pytest.mark.usefixtures("same_draws", "native")
 @pytest.mark.parametrize("name", NATIVE + RECURRENT)
 def test_the_native_way_computes_what_the_general_way_did(name: str) -> None:

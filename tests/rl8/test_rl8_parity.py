@@ -165,6 +165,7 @@ def replaying(base: type[Distribution], case: str) -> type[Distribution]:
     return Replaying
 
 
+@pytest.mark.few(3)
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("case", OPTIONS)
 def test_parameters_after_three_updates(case: str, monkeypatch: pytest.MonkeyPatch) -> None:

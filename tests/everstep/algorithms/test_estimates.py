@@ -220,6 +220,7 @@ def test_moments_do_not_depend_on_the_unit(exponent: int, float32: None) -> None
     torch.testing.assert_close(*found)
 
 
+@pytest.mark.slow
 def test_one_reward_after_many_zeros_is_bounded(float32: None) -> None:
     """It is 100 deviations: the first reward of a sparse task would move all weights."""
     flags = torch.zeros(9990, 1, 1, dtype=torch.bool)

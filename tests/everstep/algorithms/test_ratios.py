@@ -9,7 +9,6 @@ from torchrl.data import Categorical, Composite, Unbounded
 
 from everstep import AlgorithmConfig, RecurrentAlgorithmConfig
 from everstep.algorithms.recording import optimizer_steps
-from tests.cases import some
 from tests.everstep.core.fast.test_rollout import env_of
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -38,8 +37,10 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("kind", list(KINDS))
-@pytest.mark.parametrize("case", some(CASES, 4))
+@pytest.mark.few(4)
+@pytest.mark.parametrize("case", CASES)
 def test_the_first_minibatch_has_ratios_of_1(case: str, kind: str) -> None:
     env, options = CASES[case]
     config, others = KINDS[kind]

@@ -130,6 +130,7 @@ def make_of(kind: str) -> tuple[Any, dict[str, Any]]:
     return make, options
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("after", [1, 2])
 @pytest.mark.parametrize("kind", KINDS)
 def test_training_continues_to_the_bit(kind: str, after: int, tmp_path: Any) -> None:

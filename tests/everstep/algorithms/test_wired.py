@@ -129,6 +129,7 @@ def test_an_update_whose_iterator_is_held_ends_with_the_next_rollout() -> None:
     assert algorithm.state.env_steps == 32
 
 
+@pytest.mark.slow
 def test_an_update_ends_once_however_its_iterator_does() -> None:
     algorithm = built(sgd_minibatch_size=8)
     for end in ("exhausted", "closed", "dropped", "evaluated"):

@@ -48,6 +48,7 @@ def made(bonus: Any) -> Any:
     return AlgorithmConfig(**SMALL, bonuses=[bonus]).build(DiscreteDummyEnv)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("named", [NAME, Constant])
 def test_a_run_with_a_class_is_resumed_and_repeated(tmp_path: Path, named: Any) -> None:
     """Its name in `config.yaml` is the one that files have."""

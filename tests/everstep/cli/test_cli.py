@@ -236,6 +236,7 @@ def test_training_leaves_a_run_and_says_where(train, here):
     assert config["gamma"] == 0.95
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("config", "arguments", "steps"),
     [
@@ -318,6 +319,7 @@ algorithm_config:
 """
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("config", "resolved"),
     [
@@ -380,6 +382,7 @@ def in_store(here, query):
         store.close()
 
 
+@pytest.mark.slow
 def test_modules_in_the_current_directory_are_found(train, here):
     (here / "my_env.py").write_text(MY_ENV)
     before = list(sys.path)
@@ -585,6 +588,7 @@ def test_errors_of_the_command_line_are_blamed_on_it(everstep, here, arguments, 
     assert list(here.iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("env", ["my_gym.Walk", "gymnasium:my_gym:Walk-v0"])
 def test_an_environment_of_ones_own_module(everstep, here, env):
     (here / "my_gym.py").write_text(MY_GYM)
@@ -698,6 +702,7 @@ def my_run(train, here):
     return here / "my run"
 
 
+@pytest.mark.slow
 def test_an_evaluation_is_printed(evaluate, my_run):
     code, out, err = evaluate(my_run, "--episodes", "4", "--num-envs", "4")
     assert code == 0, err
@@ -710,6 +715,7 @@ def test_an_evaluation_is_printed(evaluate, my_run):
     ]
 
 
+@pytest.mark.slow
 def test_an_evaluation_for_machines(evaluate, my_run):
     code, out, err = evaluate(
         my_run, "--episodes", "4", "--num-envs", "2", "--json", "--stochastic", "--seed", "9"
@@ -733,6 +739,7 @@ def test_an_evaluation_for_machines(evaluate, my_run):
     }
 
 
+@pytest.mark.slow
 def test_evaluations_with_the_same_seed_agree(train, evaluate, here):
     code, _, err = train(CARTPOLE, "--max-steps", "1", "--run-dir", "run")
     assert code == 0, err
@@ -747,6 +754,7 @@ def test_evaluations_with_the_same_seed_agree(train, evaluate, here):
     assert json.loads(limited[1])["episodes/length_mean"] == 3.0
 
 
+@pytest.mark.slow
 def test_what_is_no_run_is_said(evaluate, my_run, here):
     assert evaluate("nowhere")[::2] == (
         2,
@@ -769,6 +777,7 @@ def test_what_is_no_run_is_said(evaluate, my_run, here):
     assert f"everstep eval '{my_run}' env_cls=gymnasium:CartPole-v1" in err
 
 
+@pytest.mark.slow
 def test_a_single_episode_has_no_interval(evaluate, my_run):
     assert "95 %" not in evaluate(my_run, "--episodes", "1")[1]
     result = json.loads(evaluate(my_run, "--episodes", "1", "--json")[1])
@@ -845,6 +854,7 @@ def test_the_doctor_finds_what_is_there(here, capsys):
     assert list(here.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_the_doctor_names_why_the_training_of_a_file_is_not_native(here, capsys):
     (here / "train.yaml").write_text(
         dump(TINY | {"model_config": {"activation_fn": "log_sigmoid"}})

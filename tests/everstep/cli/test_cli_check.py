@@ -119,6 +119,7 @@ def test_an_environment_by_its_path_says_what_can_be_seen_of_it(check: Check) ->
     assert "not applicable: the environment declares no `episode_keys`" in out
 
 
+@pytest.mark.slow
 def test_what_training_does_not_read_is_named(check: Check, caplog: Any) -> None:
     code, out, err = check(here(Talkative), *SMALL)
     [line] = [x for x in out.splitlines() if x.startswith("  not read ")]
@@ -139,6 +140,7 @@ def test_what_an_adapter_says_of_itself_is_printed(check: Check) -> None:
     assert lines["description"] == "✓"
 
 
+@pytest.mark.slow
 def test_an_adapter_that_is_mistaken_about_resets_is_told(
     check: Check, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,6 +195,7 @@ def test_json_holds_all_of_it(check: Check) -> None:
     assert "reason" in report["checks"]["seed"]
 
 
+@pytest.mark.slow
 def test_every_number_of_the_command_line_counts(
     check: Check, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -56,6 +56,7 @@ def test_a_run_goes_on_as_if_it_had_not_ended(everstep: Command) -> None:
     assert curve("halves") == curve("whole")
 
 
+@pytest.mark.slow
 def test_what_a_user_reads_of_a_run_that_went_on(everstep: Command) -> None:
     """Env steps and speed are of this training alone, and so is what stands beside a score."""
     keys = ("env_kwargs.max_episode_steps=6", "steps_per_eval=2", "eval_episodes=2")

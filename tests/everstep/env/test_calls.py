@@ -20,7 +20,6 @@ from everstep.errors import EnvError
 from everstep.evaluation import evaluate
 from everstep.testing import run_checks
 from everstep.testing._facts import inspect_env
-from tests.cases import some
 
 KEYS = frozenset({"terminated", "truncated", "first"})
 
@@ -204,7 +203,9 @@ def test_a_recorded_rollout_may_differentiate() -> None:
     assert len(recorded.env.seen) > calls
 
 
-@pytest.mark.parametrize("returns", some(["graph", "detached"], 1))
+@pytest.mark.slow
+@pytest.mark.few(1)
+@pytest.mark.parametrize("returns", ["graph", "detached"])
 def test_no_graph_is_kept_between_rollouts(returns: str) -> None:
     env = Dream(returns=returns)
     algorithm, _ = trained(env, horizons_per_env_reset=-1)
@@ -259,6 +260,7 @@ def everstep_composite(batch: Any) -> Any:
     return Composite(**leaves, shape=batch)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "make",
     [
@@ -317,6 +319,7 @@ class Nested(Ball):
 ONE = torch.zeros(4, 1)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("named", "extra", "opening", "since"),
     [
@@ -347,6 +350,7 @@ def test_what_nothing_reads_is_named_once_and_by_the_check(
     assert "metrics()" in facts["not read"]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("declared", "returned", "named"),
     [

@@ -112,6 +112,7 @@ def env_of(spec: Any, values: Any = None) -> Any:
 SMALL: dict[str, Any] = {"num_envs": 4, "horizon": 4}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("config", [AlgorithmConfig, RecurrentAlgorithmConfig])
 @pytest.mark.parametrize("nested", [False, True])
 def test_an_error_says_how_to_say_the_layout(config: Any, nested: bool) -> None:
@@ -203,6 +204,7 @@ def test_pixels_whose_bounds_differ_are_scaled_one_by_one() -> None:
 # ---- normalisation -----------------------------------------------------------------------------
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "spec",
     [

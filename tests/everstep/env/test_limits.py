@@ -70,6 +70,7 @@ def built(config: Any = AlgorithmConfig, **attributes: Any) -> Any:
     return config(num_envs=N, horizon=T, normalize_observations=False).build(kind)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("config", [AlgorithmConfig, RecurrentAlgorithmConfig])
 @pytest.mark.parametrize(
     ("leaf", "number", "allowed"),

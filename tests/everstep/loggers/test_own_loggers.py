@@ -36,6 +36,7 @@ NAME = f"{__name__}.Table"
 SMALL: dict[str, Any] = {"num_envs": 4, "horizon": 4, "progress": False, "track": False}
 
 
+@pytest.mark.slow
 def test_a_file_names_a_class_and_its_options(tmp_path: Path) -> None:
     """They are recorded, and made again when the run is resumed."""
     file, table, run = tmp_path / "train.yaml", tmp_path / "own.txt", str(tmp_path / "run")

@@ -27,7 +27,6 @@ from everstep.env import Env
 from everstep.env.specs import MAX_OPTIONS, options, spec_from_dict, spec_to_dict
 from everstep.errors import ConfigError
 from everstep.models import DefaultContinuousModel, Model, RecurrentModel
-from tests.cases import some
 
 OBSERVATIONS: dict[str, TensorSpec] = {
     "vector": Unbounded(4),
@@ -101,8 +100,10 @@ PAIRS = [(o, "discrete") for o in OBSERVATIONS] + [("vector", a) for a in ACTION
 PAIRS += [("mapping", a) for a in ("multi-discrete", "bounded", "multi-binary")]
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize("kind", ["feedforward", "recurrent"])
-@pytest.mark.parametrize(("observation", "action"), some(PAIRS, 19))
+@pytest.mark.few(19)
+@pytest.mark.parametrize(("observation", "action"), PAIRS)
 def test_every_spec_trains(observation: str, action: str, kind: str, tmp_path: Any) -> None:
     """Every parameter learns, and what is saved acts the same."""
     env_cls = type("Specs", (Random,), {"specs": (OBSERVATIONS[observation], ACTIONS[action])})
@@ -166,6 +167,7 @@ def test_squashed_actions_are_within_every_bound(action: str, config_cls: Any) -
         assert math.isfinite(stats["losses/total"])
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("cls", [Policy, RecurrentPolicy])
 @pytest.mark.parametrize("observation", OBSERVATIONS)
 def test_every_action_of_every_observation_reaches_every_parameter(

@@ -28,7 +28,6 @@ from everstep.errors import ConfigError
 from everstep.models import Model, RecurrentModel
 from everstep.views import ViewRequirement
 from everstep_adapters.gymnasium import GymnasiumEnv
-from tests.cases import some
 from tests.everstep.algorithms.test_bootstrap_oracle import SCRIPTS
 from tests.toys import (
     TERMINATED,
@@ -139,10 +138,12 @@ KINDS: dict[str, tuple[Callable[[], Any], Callable[[torch.Tensor], torch.Tensor]
 }
 
 
+@pytest.mark.few(9)
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("mode", list(AutoresetMode), ids=lambda mode: mode.name)
-@pytest.mark.parametrize("scripts", some(SCRIPTS.values(), 4), ids=SCRIPTS.keys())
+@pytest.mark.few(4)
+@pytest.mark.parametrize("scripts", SCRIPTS.values(), ids=SCRIPTS.keys())
 def test_advantages_equal_the_oracle(scripts: list[Script], mode: AutoresetMode, kind: str) -> None:
     """Episodes are remembered whole, over rollouts, and nothing beyond their ends.
 
@@ -334,6 +335,7 @@ def value_at(kind: str, env: int, first: int, t: int) -> float:
     return float(KINDS[kind][1](obs))
 
 
+@pytest.mark.few(3)
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("every", [1, 2, -1])

@@ -73,6 +73,7 @@ def test_a_directory_without_a_policy_is_named(here: Path) -> None:
         Policy.load("empty")
 
 
+@pytest.mark.slow
 def test_the_commands_play_a_file(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with Trainer("CartPole-v1", run_dir="run", **SMALL) as trainer:
         trainer.run(total_env_steps=32)
@@ -165,6 +166,7 @@ def test_files_of_before_load(here: Path) -> None:
     assert same_weights(Policy.load("older"), policy)
 
 
+@pytest.mark.slow
 def test_an_export_of_a_file_never_replaces_it(here: Path) -> None:
     """Whatever the file's name ends in, also in that of the format."""
     policy = Policy(DiscreteDummyEnv(1).observation_spec, DiscreteDummyEnv(1).action_spec)

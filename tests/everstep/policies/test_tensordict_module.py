@@ -122,6 +122,7 @@ KINDS = ["feedforward", "mapping", "squashed", "recurrent", "recurrent, mapping"
 WINDOWS = ["window", "window, mapping"]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("ends", ["same step", "next step"])
 @pytest.mark.parametrize("kind", [*KINDS, *WINDOWS])
 def test_rollouts_are_those_of_everstep(

@@ -62,6 +62,7 @@ def names_of(found: dict[str, CheckResult], status: str) -> set[str]:
 # The law: whoever is honest passes, and what cannot be seen is not passed.
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("cls", "unseen"),
     [
@@ -88,6 +89,7 @@ def test_environments_without_episodes_pass_what_applies_to_them(cls: Any) -> No
     }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "name", ["cartpole.CartPole", "mountain_car.MountainCar", "pendulum.Pendulum"]
 )
@@ -239,6 +241,7 @@ def test_actions_may_be_chosen() -> None:
         Suite().test_all_end()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("attribute", "value", "check"),
     [

@@ -76,6 +76,7 @@ GOOD: dict[str, tuple[Any, Any]] = {
 }
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", [*GOOD, "ä 1/%\n\ud800", ""])
 def test_numbers_of_all_kinds_are_recorded(tmp_path: Path, name: str) -> None:
     given, expected = GOOD.get(name, (1, 1))
@@ -107,6 +108,7 @@ BAD: dict[str, tuple[Callable[[Any], Any], str]] = {
 }
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("name", BAD)
 @pytest.mark.parametrize("hook", ["on_train_step", "on_evaluation"])
 def test_what_is_no_statistic_is_refused_by_name_of_the_callback(
@@ -214,6 +216,7 @@ FAILURES: dict[str, tuple[Callable[[int, int], bool], list[int], str]] = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", FAILURES)
 def test_a_logger_that_fails_gets_everything_in_order_or_it_is_counted(
     tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
@@ -276,6 +279,7 @@ class Raising(Callback):
             raise self.error
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("step", [1, 4])
 @pytest.mark.parametrize("error", [ValueError("mine"), KeyboardInterrupt()])
 def test_a_callback_that_raises_costs_no_line(
@@ -356,6 +360,7 @@ class Failing(Exception):
     """Raised by a part of a run's end."""
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("seed", range(16))
 def test_an_end_is_whole_in_each_order_of_failures(
     tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

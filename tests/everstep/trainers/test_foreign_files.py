@@ -135,6 +135,7 @@ def own(here: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     del sys.modules["my_own"]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "values",
     [

@@ -227,6 +227,7 @@ def run(seed: int, count: int, folder: Path) -> list[str]:
     return wrong
 
 
+@pytest.mark.slow
 def test_generated_files_are_refused_or_trained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,6 +21,7 @@ class Evaluations(Callback):
         self.steps.append(self.trainer.state["algorithm/steps"])
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("best", "updates", "expected"),
     [

@@ -94,6 +94,7 @@ def test_the_command_line_repeats_a_run_from_its_record(tmp_path: Path) -> None:
     assert curve(tmp_path / "a") == curve(tmp_path / "b")
 
 
+@pytest.mark.slow
 def test_seeds_are_drawn_only_where_a_run_is_recorded(tmp_path: Path) -> None:
     def seed(name: None | str) -> None | int:
         run_dir = None if name is None else tmp_path / name
@@ -360,6 +361,7 @@ def from_config(**arguments: Any) -> Trainer:
     return TrainConfig(env_cls=Roomy, **given).build(**own)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("make", [from_trainer, from_config])
 @pytest.mark.parametrize("value", [nested(31), nested(500), ENDLESS], ids=["31", "500", "endless"])
 @pytest.mark.parametrize("key", ["env_kwargs", "model_config", "record"])

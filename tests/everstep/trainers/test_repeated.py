@@ -29,6 +29,7 @@ def evaluations(trainer: Any, **options: Any) -> list[dict[str, float]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_evaluations_of_one_seed_are_the_same(deterministic: bool) -> None:
     def trained(**options: Any) -> list[dict[str, float]]:
@@ -41,6 +42,7 @@ def test_evaluations_of_one_seed_are_the_same(deterministic: bool) -> None:
     assert first != trained(seed=4)
 
 
+@pytest.mark.slow
 def test_the_trainer_of_a_file_evaluates_as_that_of_a_program() -> None:
     options = {k: x for k, x in SMALL.items() if k not in ("track", "progress")}
     config = TrainConfig("CartPole-v1", eval_episodes=4, total_env_steps=64, **options)
@@ -50,6 +52,7 @@ def test_the_trainer_of_a_file_evaluates_as_that_of_a_program() -> None:
     assert from_file == evaluations(program)
 
 
+@pytest.mark.slow
 def test_a_seed_that_was_drawn_repeats_evaluations(tmp_path: Path) -> None:
     def trained(run_dir: Path, **options: Any) -> Any:
         made = everstep.make("gymnasium:CartPole-v1", 2)
@@ -226,6 +229,7 @@ class Stops(everstep.callbacks.Callback):
             self.trainer.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["by hand", "changed"])
 def test_a_report_says_why_no_command_repeats_a_run(way: str, tmp_path: Path) -> None:
     class Changes(everstep.callbacks.Callback):
@@ -249,6 +253,7 @@ def test_a_report_says_why_no_command_repeats_a_run(way: str, tmp_path: Path) ->
     assert ("cannot be repeated by commands" in page) is (way == "by hand")
 
 
+@pytest.mark.slow
 def test_a_resumed_run_follows_the_schedule_that_it_had(tmp_path: Path) -> None:
     options = {**DUMMY, "run_dir": tmp_path}
     with Trainer(Steady, callbacks=[Stops()], **options) as one:

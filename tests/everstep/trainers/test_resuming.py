@@ -104,6 +104,7 @@ def test_lines_after_the_checkpoint_are_written_anew(tmp_path: Path) -> None:
     assert before.is_dir()
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
     tmp_path: Path, caplog: Any
 ) -> None:
@@ -227,6 +228,7 @@ def test_a_new_process_continues_bit_for_bit(algorithm: str, environment: str) -
 # ---- checkpoints ------------------------------------------------------------------------------
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("keep_last", "kept"), [(1, [4]), (3, [4, 3, 2]), (9, [4, 3, 2, 1])])
 def test_the_last_checkpoints_are_kept(tmp_path: Path, keep_last: int, kept: list[int]) -> None:
     trained(tmp_path, 4, checkpoint_every=1, keep_last=keep_last)
@@ -413,6 +415,7 @@ def test_the_best_policy_is_the_one_of_the_best_step(tmp_path: Path) -> None:
     assert (written["key"], written["value"], written["algorithm/steps"]) == ("mine", 3.0, 2)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("values", "step"),
     [
@@ -464,6 +467,7 @@ def sends(*numbers: int, at: int = 2) -> Any:
     return send
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("number", "code"),
     [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)],
@@ -548,6 +552,7 @@ def test_a_training_that_is_killed_at_random_moments_goes_on(number: signal.Sign
     end_often(number, 3, real=3)
 
 
+@pytest.mark.slow
 def test_a_class_may_be_named_by_another_path(tmp_path: Path) -> None:
     """It is recorded by its own; a package may export it from elsewhere."""
     Trainer(DiscreteDummyEnv, run_dir=tmp_path, checkpoint_every=1, **SMALL).run(total_env_steps=1)

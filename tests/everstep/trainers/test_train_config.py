@@ -581,6 +581,7 @@ def test_run_arguments_hold_fresh_conditions():
     assert first["eval_env_config"] is None
 
 
+@pytest.mark.slow
 def test_evaluations_have_an_environment_of_their_own_where_episodes_are_asked_for():
     shared = TrainConfig(DiscreteDummyEnv, num_envs=4, horizon=8, steps_per_eval=1)
     assert shared.build(run_dir=None).eval_env is None

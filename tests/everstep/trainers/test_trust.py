@@ -57,12 +57,14 @@ WORDS = {
 }
 
 
+@pytest.mark.slow
 def test_a_run_of_ones_own_needs_no_question(run_dir: Path) -> None:
     assert main(["eval", "run", *WORDS["eval"]]) == 0
     assert main(["resume", "run", *WORDS["resume"]]) == 0
     assert main(["eval", "run", *WORDS["eval"]]) == 0  # resuming writes the file anew
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", WORDS)
 def test_a_run_from_elsewhere_is_asked_for_once(
     run_dir: Path, command: str, capsys: pytest.CaptureFixture[str]
@@ -87,6 +89,7 @@ def test_a_run_from_elsewhere_is_asked_for_once(
     assert main(["eval", "downloaded", "--episodes", "1"]) == 2
 
 
+@pytest.mark.slow
 def test_a_run_cannot_vouch_for_itself(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing in the run's directory counts, and no other user's notes."""
     monkeypatch.setenv("XDG_STATE_HOME", str(Path("elsewhere").absolute()))
@@ -100,6 +103,7 @@ def test_what_the_user_names_needs_no_question(run_dir: Path) -> None:
     assert main(["eval", "downloaded", "--episodes", "1"]) == 2
 
 
+@pytest.mark.slow
 def test_python_asks_too(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(Path().absolute())
     everstep.Trainer.load("run", track=False).close()
@@ -112,6 +116,7 @@ def test_python_asks_too(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None
     everstep.Trainer.load("downloaded", track=False).close()
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(
     ("text", "names"),
     [

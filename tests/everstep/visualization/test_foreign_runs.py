@@ -23,7 +23,6 @@ from everstep.errors import CheckpointError, ConfigError, EverstepError
 from everstep.loggers import read_metrics
 from everstep.policies import Policy, policy_state
 from everstep.visualization import read_run, write_report
-from tests.cases import some
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="pipes and links")
 
@@ -83,7 +82,9 @@ READERS: dict[str, tuple[str, list[str]]] = {
 FOREIGN = [(x, how) for x in READERS for how in ("pipe", "zero", "elsewhere", "directory")]
 
 
-@pytest.mark.parametrize(("command", "how"), some(FOREIGN, 13))
+@pytest.mark.few(4)
+@pytest.mark.few(13)
+@pytest.mark.parametrize(("command", "how"), FOREIGN)
 def test_what_is_no_plain_file_of_the_run_is_refused(
     run_dir: Path,
     command: str,
@@ -310,6 +311,7 @@ def test_a_file_of_a_policy_has_a_small_document(tmp_path: Path) -> None:
         load_file(path)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "text",
     [

@@ -28,7 +28,6 @@ from everstep.errors import AdapterError, CheckpointError, EnvError
 from everstep.testing import run_checks
 from everstep_adapters.bridge import BridgeEnv, client, server
 from everstep_adapters.gymnasium import GymnasiumEnv
-from tests.cases import some
 from tests.everstep_adapters.bridge import bridge_toys
 
 TOYS = "tests.everstep_adapters.bridge.bridge_toys"
@@ -67,6 +66,7 @@ def assert_alike(bridged: Any, own: Any, steps: int = 60) -> None:
     assert bridged.metrics() == own.metrics()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("id", ["CartPole-v1", "Pendulum-v1", "MountainCar-v0"])
 def test_copies_are_as_in_process(id: str) -> None:
     own = GymnasiumEnv(
@@ -117,6 +117,7 @@ def test_every_space_crosses_and_memory_that_a_reset_overwrites_is_right() -> No
             obs = returned["obs"].clone()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("entry", ["gymnasium:CartPole-v1", f"{TOYS}:mixed", f"{TOYS}:OldVector"])
 def test_several_servers_share_the_rows(entry: str) -> None:
     """Seeds, resets, infos and final observations are those of one server."""
@@ -165,9 +166,11 @@ def test_old_vector_environments(terminal: bool) -> None:
         assert found.tolist() == [5, 5] if terminal else bool(found.isnan().all())
 
 
+@pytest.mark.slow
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "entry",
-    some([f"{TOYS}:mixed", "gymnasium:CartPole-v1", f"{TOYS}:Old", f"{TOYS}:OldVector"], 1),
+    [f"{TOYS}:mixed", "gymnasium:CartPole-v1", f"{TOYS}:Old", f"{TOYS}:OldVector"],
 )
 def test_it_obeys_the_protocol(entry: str) -> None:
     def make(num_envs: int, horizon: None | int = None, device: Any = "cpu") -> BridgeEnv:
@@ -187,6 +190,7 @@ def test_the_limit_of_the_adapter_resets_single_rows() -> None:
         assert not torch.equal(row["obs"], row["final_obs"])
 
 
+@pytest.mark.slow
 def test_it_trains_from_a_name(tmp_path: Path) -> None:
     factory = everstep.factory(
         "bridge:gymnasium:CartPole-v1", env_kwargs={"python": sys.executable}
@@ -216,6 +220,7 @@ def assert_continues(make: Any, spec_steps: int = 13) -> None:
             assert_equal(other.step(action), row)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("entry", ["Stateful", "limited"])
 @pytest.mark.parametrize("processes", [1, 2])
 def test_the_state_of_environments_that_offer_it_crosses(entry: str, processes: int) -> None:
@@ -332,6 +337,7 @@ def test_a_killed_server_is_an_error_although_a_fork_holds_its_socket() -> None:
             env.step(torch.zeros(1, 1, dtype=torch.int64))
 
 
+@pytest.mark.slow
 def test_nothing_is_left_when_the_environment_is_forgotten() -> None:
     env = BridgeEnv.make(f"{TOYS}:Old", 1, python=sys.executable)
     pid = env.env._connections[0].process.pid

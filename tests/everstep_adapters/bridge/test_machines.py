@@ -83,6 +83,7 @@ def actions(env: Any) -> torch.Tensor:
 # ---- rows -------------------------------------------------------------------------------------
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("processes", [1, 2])
 @pytest.mark.parametrize(
     ("entry", "options"),
@@ -146,6 +147,7 @@ def test_a_large_batch_crosses(listening: Listening) -> None:
         )
 
 
+@pytest.mark.slow
 def test_it_trains_from_a_name_and_goes_on(listening: Listening, tmp_path: Path) -> None:
     kwargs = {"server": listening.address, "key": str(listening.key)}
     options: dict[str, Any] = {"num_envs": 4, "horizon": 8, "track": False, "progress": False}

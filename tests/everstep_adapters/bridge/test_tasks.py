@@ -74,6 +74,7 @@ def test_rows_are_those_in_process_bit_for_bit(style: str, scripts: str, options
         assert_alike(env, own)
 
 
+@pytest.mark.few(3)
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("where", ["here", "py36", "py38"])
 @pytest.mark.parametrize("style", ["A", "B", "C", "D"])

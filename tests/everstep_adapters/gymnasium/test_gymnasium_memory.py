@@ -89,6 +89,7 @@ def vectorized(kind: str, mode: str, make: list[Callable[[], Any]]) -> VectorEnv
     return AsyncVectorEnv(make, shared_memory="shared" in kind, context="fork", **options)
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("reuses", REUSES)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", ["sync", "sync, copies", "async, shared", "async"])

@@ -198,6 +198,7 @@ def ordered(algorithm: Algorithm, drawn: Draw, leaves: list[torch.Tensor]) -> An
     return tuple(by_path[tuple(path)] for path in wanted) if paths != [()] else tuple(leaves)
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("seed", range(DRAWS))
 def test_a_drawn_environment_is_that_of_its_copies(seed: int) -> None:
     check(seed)

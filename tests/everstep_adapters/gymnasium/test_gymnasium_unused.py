@@ -78,6 +78,7 @@ def trained(
     return algorithm
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
     ("end", "options"),

@@ -93,6 +93,7 @@ MODES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.few(13)
 @pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::UserWarning:gymnasium")
 @pytest.mark.parametrize("mode", MODES)
@@ -138,6 +139,7 @@ FITTING: dict[str, tuple[Any, Any]] = {
 }
 
 
+@pytest.mark.few(6)
 @pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("case", FITTING)
@@ -164,6 +166,7 @@ def test_a_key_too_many_of_a_batch_is_named() -> None:
         everstep.wrap(Batch(), horizon=4).reset()
 
 
+@pytest.mark.slow
 def test_a_check_finds_keys_and_entries_that_the_space_lacks() -> None:
     for case in ("a key too many", "a tuple too long"):
         space, first, _, words = CASES[case]

@@ -505,6 +505,7 @@ def oracle(rows: list[Row], *, final_is_lost: bool) -> list[float]:
     return found
 
 
+@pytest.mark.few(7)
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("scripts", SCRIPTS.values(), ids=SCRIPTS.keys())
 @pytest.mark.parametrize("style", STYLES)

@@ -47,6 +47,7 @@ class Mjlab(Managed):
         return self.observations()
 
 
+@pytest.mark.few(9)
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("kind", [LabEnv, Managed, Mjlab])
 @pytest.mark.parametrize("final", [False, True])

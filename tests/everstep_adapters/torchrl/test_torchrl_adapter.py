@@ -119,6 +119,7 @@ def test_transforms_stay_and_change_no_row(name: str, inner: Any) -> None:
     check_stream(env, MIXED)
 
 
+@pytest.mark.few(3)
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("wrap", [serial, lambda: ScriptedEnv(MIXED)], ids=["serial", "batch"])
 @pytest.mark.parametrize("by_adapter", [True, False])
@@ -198,6 +199,7 @@ def check_advantages(algorithm: Any, scripts: list[Script], value_of: Any) -> No
             torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
+@pytest.mark.few(1)
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_advantages_equal_the_oracle(name: str) -> None:

@@ -23,6 +23,7 @@ def pendulum() -> Any:
     return SerialEnv(2, lambda: GymEnv("Pendulum-v1"))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("make", "reason"),
     [

@@ -232,6 +232,7 @@ def test_formats_of_actions_are_those_that_reach_the_environment(name: str) -> N
     assert form.to_numpy(choices.numpy()).tolist() == sent
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", ACTIONS)
 def test_default_policies_act_in_every_form(name: str) -> None:
     spec, options, *_ = ACTIONS[name]

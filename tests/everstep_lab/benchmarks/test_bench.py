@@ -151,6 +151,7 @@ def test_rows_before_an_error_are_kept(
     assert [cell["name"] for cell in json.loads(found.read_text())["cells"]] == ["4 × 8"]
 
 
+@pytest.mark.slow
 def test_time_to_a_threshold(case: Path, capsys: pytest.CaptureFixture[str]) -> None:
     solve = "solve.metric=reward solve.threshold=0.5 solve.max_env_steps=1000 solve.seeds=1"
     assert main(["bench", str(case), "--set", *solve.split()]) == 0
@@ -499,6 +500,7 @@ def test_documented_commands_can_be_given(page: str) -> None:
 # The environments.
 
 
+@pytest.mark.slow
 def test_the_compiled_cartpole_is_that_of_gymnasium() -> None:
     """A step from drawn states: what follows, which episodes end, and where they begin again."""
     pytest.importorskip("jax")

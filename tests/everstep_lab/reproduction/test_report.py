@@ -93,6 +93,7 @@ def cells(row: str) -> list[str]:
     return [cell.strip() for cell in row.strip("|").split("|")]
 
 
+@pytest.mark.slow
 def test_the_page_is_a_function_of_the_data(out: Path, tmp_path: Path) -> None:
     pages = []
     for name in ("a", "b"):
@@ -102,6 +103,7 @@ def test_the_page_is_a_function_of_the_data(out: Path, tmp_path: Path) -> None:
     assert pages[0] == pages[1]
 
 
+@pytest.mark.slow
 def test_text_around_the_marks_stays(out: Path) -> None:
     page = out / "mine.md"
     page.write_text(f"# Mine\n\nBefore.\n\n{BEGIN}\nold\n{END}\n\nAfter.\n")
@@ -141,6 +143,7 @@ def test_results_of_other_keys_are_left_out(out: Path) -> None:
     assert row.is_current
 
 
+@pytest.mark.slow
 def test_a_row_of_a_recipe_that_has_changed_says_so(out: Path) -> None:
     results = Results(out / "results.jsonl")
     old = read_recipe("classic/Pendulum-v1")
@@ -174,6 +177,7 @@ def test_no_results_and_strange_recipes_are_named(
     assert "mine/lake, whose recipe cannot be read: recipe:mine/lake" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_recipes_of_ones_own_are_found_by_the_results_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,6 +213,7 @@ def test_short_trainings_have_an_axis_in_seconds() -> None:
 # The page of this repository.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", [PAGE, DETAILS], ids=["results", "details"])
 def test_a_page_of_the_repository_is_made_of_its_data(source: Path, tmp_path: Path) -> None:
     """Regenerate: everstep reproduce --report docs/results.md --out docs/results, or the other."""
@@ -221,6 +226,7 @@ def test_a_page_of_the_repository_is_made_of_its_data(source: Path, tmp_path: Pa
     assert pictures == {path.name for path in source.with_suffix("").glob("*.svg")}
 
 
+@pytest.mark.slow
 def test_the_results_that_the_package_shows_are_those_of_the_data(tmp_path: Path) -> None:
     data = PAGE.with_suffix("") / "results.jsonl"
     lines = Results(data).lines
@@ -231,6 +237,7 @@ def test_the_results_that_the_package_shows_are_those_of_the_data(tmp_path: Path
     assert json.loads((tmp_path / "own.json").read_text()) == own_results()
 
 
+@pytest.mark.slow
 def test_a_page_without_marks_is_refused(out: Path, tmp_path: Path) -> None:
     from everstep_lab.reproduction._report import write_page
 

@@ -19,7 +19,6 @@ from everstep.distributions import SquashedNormal
 from everstep.errors import DivergedError
 from everstep.models import DefaultDiscreteModel
 from everstep.objectives import PPO
-from tests.cases import some
 from tests.everstep.core.fast.test_rollout import env_of
 from tests.toys import TERMINATED, TRUNCATED, Episode, scripted_vector_env
 
@@ -220,8 +219,10 @@ def train(env: Any, *, written_out: bool, **options: Any) -> tuple[Any, list[tor
     return algorithm, found
 
 
+@pytest.mark.few(6)
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("case", some(CASES, 22))
+@pytest.mark.few(22)
+@pytest.mark.parametrize("case", CASES)
 def test_updates_are_those_of_the_general_way(case: str) -> None:
     env, options = CASES[case]
     (_, expected), (_, found) = (train(env, written_out=w, **options) for w in (False, True))
@@ -252,6 +253,7 @@ def statistics_and_step(native: bool, logp: float, at: int, **options: Any) -> d
     return found | {"taken": float(state.get("step", 0.0))}
 
 
+@pytest.mark.few(3)
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("target_kl_div", [None, 1e9])
 @pytest.mark.parametrize("at", [0, 3])
@@ -268,6 +270,7 @@ def test_steps_are_skipped_and_refused_as_in_the_general_way(
         assert ("diverged" in found) is (left == 0)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("float64")
 def test_the_entropy_is_measured_in_every_eighth_step() -> None:
     """With a weight that changes nothing it is measured in each."""
@@ -314,6 +317,7 @@ def test_gradients_and_terms_are_those_of_autograd(case: str) -> None:
     assert max(g.abs().max() for g in found) > 1e-3
 
 
+@pytest.mark.few(1)
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize(
     ("activation", "is_fast"),

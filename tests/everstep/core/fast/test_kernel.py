@@ -16,7 +16,6 @@ from everstep.core.fast import LEVEL, learner, library
 from everstep.core.fast.library import LEVELS, RESULTS, Batch, Library, Loss, addresses
 from everstep.distributions import SquashedNormal
 from everstep.env.specs import options as options_of
-from tests.cases import some
 from tests.everstep.core.fast.test_rollout import env_of
 
 pytestmark = pytest.mark.usefixtures("native")
@@ -206,7 +205,8 @@ def check_gradients(seed: int, dtype: torch.dtype, widest: int, rows: int) -> to
     return found
 
 
-@pytest.mark.parametrize("seed", some(range(24), 12))
+@pytest.mark.few(12)
+@pytest.mark.parametrize("seed", range(24))
 def test_gradients_of_odd_sizes_are_those_of_autograd(seed: int, level: str) -> None:
     rng = random.Random(seed)
     widest = rng.choice([1, 3, 8, 17, 33, 70, 130])
@@ -258,6 +258,7 @@ def test_the_same_numbers_come_out_every_time(threads: int) -> None:
 # ---- rows -------------------------------------------------------------------------------------
 
 
+@pytest.mark.few(15)
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 3e38, 1e-42])
 @pytest.mark.parametrize("field", ["obs", "logp", "advantages", "returns", "values"])
 def test_one_strange_number_reaches_what_it_reaches_in_autograd(
