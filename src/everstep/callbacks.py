@@ -7,16 +7,23 @@ a callback raises ends the training.
 """
 
 import contextlib
+import logging
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from .core.entries import Entries
-from .core.validation import statistic
+from .core.validation import binds, signature_of, statistic
 from .errors import ConfigError
+
+_log = logging.getLogger(__name__)
 
 #: Methods of a callback.
 HOOKS = ("on_start", "on_train_step", "on_evaluation", "on_checkpoint", "on_end")
+
+#: Names of their arguments.
+_ARGUMENTS = dict(zip(HOOKS, ("trainer", "stats", "stats", "path", "status"), strict=True))
 
 #: Lists of callbacks.
 ENTRIES = Entries("callbacks", HOOKS, "a callback", "a subclass of `everstep.callbacks.Callback`")
@@ -87,16 +94,22 @@ class Callbacks:
     members: tuple[Any, ...]
 
     def __init__(self, callbacks: Sequence[Any] = ()) -> None:
+        #: Callbacks that were told that what they return has no effect.
+        self._told: set[int] = set()
         if not isinstance(callbacks, list | tuple):
             raise ConfigError(
                 f"`callbacks` must be a list of callbacks; got {type(callbacks).__name__}. Write "
                 "`callbacks=[…]`, of objects that subclass `everstep.callbacks.Callback`."
             )
         self.members = tuple(map(callback_from_config, callbacks))
+        for member in self.members:
+            _check_hooks(member)
 
     def call(self, hook: str, *arguments: Any) -> None:
-        """Call a method of every callback."""
+        """Call a method of every callback; those of `Callback` know the trainer from here on."""
         for member in self.members:
+            if hook == "on_start" and isinstance(member, Callback):
+                [member.trainer] = arguments  # its own `on_start` may not call `super()`
             getattr(member, hook)(*arguments)
 
     def add_statistics(self, hook: str, stats: dict[str, Any]) -> None:
@@ -117,7 +130,13 @@ class Callbacks:
         for member in self.members:
             offered = dict(stats)
             try:
-                getattr(member, hook)(offered)
+                if getattr(member, hook)(offered) is False and id(member) not in self._told:
+                    self._told.add(id(member))
+                    _log.warning(
+                        "%s.%s returned False, which ends nothing. Call `self.trainer.stop()`.",
+                        type(member).__qualname__,
+                        hook,
+                    )
             except BaseException:
                 _take(stats, offered)
                 raise
@@ -135,6 +154,31 @@ class Callbacks:
             for member, state in zip(self.members, states, strict=True):
                 if state is not None and hasattr(member, "load_state_dict"):
                     member.load_state_dict(state)
+
+
+def _check_hooks(member: Any) -> None:
+    """Check that a callback's methods can be called, and warn of those that nothing calls.
+
+    Raises:
+        ConfigError: If a hook does not take one argument.
+
+    """
+    name = type(member).__qualname__
+    for hook in HOOKS:
+        signature = signature_of(getattr(member, hook))
+        if not binds(signature, None):
+            raise ConfigError(
+                f"`callbacks`: {name}.{hook}{signature} must take one argument: "
+                f"`def {hook}(self, {_ARGUMENTS[hook]})`."
+            )
+    others = [x for x in dir(type(member)) if re.match("_?on_", x) and x not in HOOKS]
+    if idle := [x for x in others if isinstance(member, Callback)]:
+        _log.warning(
+            "%s.%s is not called: the methods of a callback are %s.",
+            name,
+            ", ".join(idle),
+            ", ".join(HOOKS),
+        )
 
 
 def _take(stats: dict[str, Any], offered: Mapping[Any, Any]) -> list[str]:

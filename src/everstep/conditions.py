@@ -11,10 +11,14 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Real
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, get_type_hints
 
+from .core.validation import binds, signature_of, unknown_name
 from .data import TrainStatKey, TrainStats
 from .errors import ConfigError
+
+#: Names of the statistics of a train step.
+_STATISTICS = tuple(get_type_hints(TrainStats))
 
 
 class Condition(Protocol):
@@ -360,6 +364,26 @@ def _hint(name: object, names: Sequence[str]) -> str:
     return f" (did you mean {near[0]}?)" if near else f" (known: {', '.join(sorted(names))})"
 
 
+def keys_of(condition: Any) -> list[str]:
+    """Names of the statistics that a condition, or those it joins, depend on, as far as known."""
+    if isinstance(condition, _Join):
+        return [key for joined in condition.conditions for key in keys_of(joined)]
+    return [condition.key] if isinstance(condition, _OnStatistic) else []
+
+
+def unknown_statistic(name: str, *, own: Sequence[str] = ()) -> str:
+    """Message for a name that no statistic of a train step has; empty if one may have it.
+
+    Args:
+        name: The name.
+        own: How names begin that the training may add.
+
+    """
+    if name in _STATISTICS or name.startswith(("env/", *own)):  # an environment has own metrics
+        return ""
+    return f"{name}: {unknown_name('statistic', name, _STATISTICS)}"
+
+
 def check_stopping(
     total_env_steps: Any, stop_conditions: Any, *, name: str = "total_env_steps"
 ) -> None:
@@ -381,9 +405,14 @@ def check_stopping(
         problems.append(
             f"`stop_conditions` expected a list, such as [{example}]; got {stop_conditions!r}."
         )
-    elif wrong := [condition for condition in stop_conditions if not callable(condition)]:
+    elif wrong := [x for x in stop_conditions if not callable(x) or isinstance(x, type)]:
         problems.append(
             f"`stop_conditions` expected conditions, such as {example}; got {wrong[0]!r}."
+        )
+    elif wrong := [x for x in stop_conditions if not binds(signature_of(x), {})]:
+        problems.append(
+            "`stop_conditions` expected functions of one argument, the statistics of a train step, "
+            f"such as `lambda stats: stats['env/steps'] > 1_000`; got {wrong[0]!r}."
         )
     if problems:
         raise ConfigError(problems)

@@ -6,7 +6,7 @@ import torch
 
 from .algorithms.resolve import check_env, device_problem
 from .core.rollouts import Rollout, episode_keys_of
-from .core.validation import explained
+from .core.validation import Count, PositiveInt, explained
 from .data import DataKeys
 from .env import Env
 from .env.calls import EnvCalls, read_metrics
@@ -16,7 +16,13 @@ from .errors import ConfigError, EnvError
 from .policies import GenericPolicyBase, model_mode
 
 
-@explained("Write `evaluate(policy, env, episodes={})`.")
+@explained(
+    "Write `evaluate(policy, env, episodes={})`.",
+    episodes=Count,
+    deterministic=bool,
+    env_config=None | dict[str, Any],
+    max_env_steps=PositiveInt,
+)
 def evaluate(
     policy: GenericPolicyBase[Any],
     env: Env,

@@ -92,7 +92,7 @@ def test_episodes_that_never_end_are_an_error() -> None:
         evaluate(policy_for(env), env, episodes=1, max_env_steps=50)
     with pytest.raises(EnvError, match="no `horizon`"):
         evaluate(policy_for(DiscreteDummyEnv(2)), DiscreteDummyEnv(2), episodes=1)
-    with pytest.raises(ValueError, match="at least 1"):
+    with pytest.raises(ValueError, match="int from 1"):
         evaluate(policy_for(env), env, episodes=0)
 
 

@@ -65,7 +65,9 @@ class Calls:
 
         """
         if isinstance(error, Exception) and not isinstance(error, EverstepError):
-            text = f"{self.name} failed in `{method}`: {error_text(error)}{hint}"
+            reason = error_text(error)
+            reason = reason.removesuffix(".") if hint else reason
+            text = f"{self.name} failed in `{method}`: {reason}{hint}"
             raise EnvError(text) from error
 
 

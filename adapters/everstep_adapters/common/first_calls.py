@@ -62,7 +62,8 @@ def _number(value: Any) -> Any:
 def _described(value: Any) -> str:
     shape = getattr(value, "shape", ())
     kind = type(value).__name__
-    return f"a {kind} of shape {tuple(shape)}" if shape else f"{value!r} ({kind})"
+    named = f"{value!r} ({kind})" if value is not None else "None"
+    return f"a {kind} of shape {tuple(shape)}" if shape else named
 
 
 class Intercepted(Hook):
@@ -127,10 +128,15 @@ class FirstCalls:
             self._is_stepping = False
         if not isinstance(returned, tuple) or len(returned) != 5:  # its caller fails
             return returned
-        observation, reward, *flags, _ = returned
+        observation, reward, *flags, info = returned
         if self._left:
             self._left -= 1
             check_reward(reward)
+            if not isinstance(info, dict):
+                raise EnvError(
+                    f"`info`, the last value of `step`, must be a dict; got {_described(info)}. "
+                    "Return `{}` where there is nothing to say."
+                )
         terminated, truncated = map(to_flag, flags, ("terminated", "truncated"))
         if truncated and not terminated and self._nested is not None:
             self._check_end(observation)

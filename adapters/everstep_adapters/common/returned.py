@@ -140,7 +140,8 @@ def _array_mismatches(
         yield f"`{name}` must be an array of shape {shape}; got {_kind(value)} of different lengths"
         return
     except (RuntimeError, TypeError) as error:  # of tensors
-        yield f"`{name}` must be an array of shape {shape}; got {_kind(value)}: {error}"
+        reason = str(error).rstrip(".")
+        yield f"`{name}` must be an array of shape {shape}; got {_kind(value)}: {reason}"
         return
     if array.dtype.kind in "OUSV":
         yield f"`{name}` must be an array of shape {shape}; got {_kind(value)}"

@@ -1,7 +1,9 @@
 """Reasons for errors inside vector environments: what one environment does otherwise."""
 
+from traceback import walk_tb
 from typing import Any
 
+from gymnasium import Env
 from gymnasium.vector import SyncVectorEnv
 
 from ..common.first_calls import VECTOR_REWARDS
@@ -23,6 +25,19 @@ _INTERFACE = (
 )
 
 
+def _is_of_environment(error: Exception) -> bool:
+    """Whether an environment or a wrapper raised it, before Gymnasium had what it returns."""
+    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+    return any(isinstance(frame.f_locals.get("self"), Env) for frame in frames)
+
+
+def returned_nothing(method: str, error: str) -> str:
+    """Message for a method of an environment that lacks its `return`; empty for other errors."""
+    if "cannot unpack non-iterable NoneType" not in error:
+        return ""
+    return f"`{method}` of an environment, or of a wrapper, returned None. {_INTERFACE}".rstrip()
+
+
 def explain(env: Any, error: Exception) -> str:
     """Difference of an environment from its spaces or Gymnasium's interface, as sentences.
 
@@ -38,6 +53,8 @@ def explain(env: Any, error: Exception) -> str:
         return f". {_INTERFACE}Add the parameters, and call `super().reset(seed=seed)`. {FROM_GYM}."
     if "values to unpack" in text:
         return f". {_INTERFACE}{FROM_GYM}."
+    if _is_of_environment(error):
+        return ""
     for i, obs in enumerate(env._env_obs if isinstance(env, SyncVectorEnv) else ()):
         for found in mismatches(env.single_observation_space, obs, "obs"):
             return f". Environment {i}: {found}. {WAY_OUT}"

@@ -107,9 +107,37 @@ def _make_copies(
         env = make_one(**kwargs)
         for wrapper in wrappers or ():
             env = wrapper(env)
+        check_spaces(env)
         return env
 
     return cast(AnyVectorEnv, vectorized([make] * num_envs, **(vector_kwargs or {})))
+
+
+def check_spaces(env: Any) -> None:
+    """Check that a single environment has its two spaces.
+
+    Raises:
+        AdapterError: Names the one that is missing, or is no space.
+
+    """
+    if not isinstance(env, gymnasium.Env):
+        return
+    for name, example in (
+        ("observation_space", "Box(-1.0, 1.0, (3,))"),
+        ("action_space", "Discrete(2)"),
+    ):
+        try:
+            value: Any = getattr(env, name)
+        except AttributeError as error:
+            value = str(error)
+        if isinstance(value, gymnasium.Space):
+            continue
+        is_wrapper = isinstance(env, gymnasium.Wrapper)
+        calls = "call `super().__init__(env)` first, or " if is_wrapper else ""
+        raise AdapterError(
+            f"`{name}` of {type(env).__name__} must be a space of Gymnasium; got {value!r}. In its "
+            f"constructor, {calls}set it, such as `self.{name} = gymnasium.spaces.{example}`."
+        )
 
 
 def _split_options(adapter: type, kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -18,7 +18,7 @@ from everstep.errors import AdapterError, EnvError
 
 from ..common.calls import GONE, VectorCalls, error_text
 from ..common.pools import PoolCalls, is_ale, is_envpool
-from .mismatches import explain
+from .mismatches import explain, returned_nothing
 from .modes import AnyVectorEnv, resets_single_rows
 from .rows import BoolArray
 
@@ -37,6 +37,8 @@ class MaskCalls(VectorCalls):
         return resets_single_rows(self._env)
 
     def _fail(self, method: str, error: BaseException, hint: str = "") -> None:
+        if message := returned_nothing(method, str(error)):
+            raise EnvError(f"{message} Add the missing `return`.") from error
         if isinstance(error, Exception):
             hint += explain(self._env.unwrapped, error)
         super()._fail(method, error, hint)
@@ -109,10 +111,10 @@ class WorkerCalls(MaskCalls):
         self.close()
         self._closed = f"was closed after `{name}` failed or was interrupted"
         if isinstance(error, Exception):
-            reason = self._reason(error, codes)
+            reason = self._reason(name, error, codes)
             raise EnvError(f"{self.name} failed in `{name}`: {reason}") from error
 
-    def _reason(self, error: Exception, codes: dict[int, int]) -> str:
+    def _reason(self, method: str, error: Exception, codes: dict[int, int]) -> str:
         if isinstance(error, BlockingIOError) and not self._errors.last:
             return (
                 f"a worker did not answer within {self._timeout} s, so all were ended. Pass a "
@@ -125,6 +127,8 @@ class WorkerCalls(MaskCalls):
                 "it was killed, often for want of memory: use fewer environments. Other codes are "
                 f"its own: find the cause {_HERE}."
             )
+        if message := returned_nothing(method, self._errors.last or str(error)):
+            return f"{message} Add the missing `return`, and make a new one."
         cause = self._errors.last or error_text(error)
         cause += explain(self._workers, Exception(cause))
         return f"{cause.removesuffix('.')}. All workers were ended; debug it {_HERE}."

@@ -22,10 +22,16 @@ _ABANDONED = 600.0
 
 
 def foreign_path(path: str | os.PathLike[str]) -> str:
-    """Why a path is one of another system, and would be one name here; empty if it is not."""
+    """Why a path is one of another system or of a shell; empty if it is not.
+
+    It would be one name here, and `~` a directory of that name.
+    """
     text = os.fspath(path)
     if os.name != "nt" and ("\\" in text or re.match("[A-Za-z]:/", text)):
         return "it is written as a path of Windows, and here would be one name; write it with /"
+    if text.startswith("~"):
+        home = os.path.expanduser(text)
+        return f"~ is a home for shells only; write {home}, or use `os.path.expanduser`"
     return ""
 
 

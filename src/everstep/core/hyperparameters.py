@@ -428,6 +428,8 @@ class Hyperparameters:
             idle["amp_dtype"] = "`enable_amp` is off"
         if not self.normalize_observations:
             idle["clip_observations"] = "observations are not normalised"
+        if self.test_every is None:
+            idle["num_test_episodes"] = "`test_every` is not set"
         if self.model is not None:
             idle["model_config"] = "`model` is made already"
         defaults = {field.name: field.default for field in fields(self)}

@@ -25,6 +25,8 @@ def device_problems(name: torch.device | str, *, needs_graphs: bool) -> list[str
         device = torch.device(name)
     except RuntimeError:
         return [f"`device` expected 'auto' or a device such as 'cpu' or 'cuda:0'; got {name!r}."]
+    if device.type == "cpu" and device.index:
+        return [f"`device` {device} is not available: a CPU is one device. Write 'cpu'."]
     if device.type == "meta":
         return ["`device` meta has no memory, so nothing can be trained there. Try 'cpu'."]
     if needs_graphs and device.type != "cuda":

@@ -8,15 +8,17 @@ import contextlib
 import difflib
 import inspect
 import itertools
+import os
 import textwrap
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass, make_dataclass
 from functools import cache, wraps
 from numbers import Integral, Real
 from typing import Annotated, Any, Literal, ParamSpec, TypeVar
 
+import numpy as np
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 from typing_extensions import NotRequired, TypedDict
@@ -33,6 +35,15 @@ _CLASSES = {
     "a subclass of Distribution or null": "everstep.distributions.Normal",
 }
 
+#: Descriptions of generic types, by their names.
+_KINDS = {
+    "dict": "a mapping",
+    "Mapping": "a mapping",
+    "Callable": "a callable",
+    "PathLike": "a path",
+    "Sequence": "a list",
+}
+
 #: Likeness from which on a name is suggested: less than this are names of other things.
 _ALIKE = 0.75
 
@@ -43,7 +54,8 @@ STRICT = ConfigDict(
 
 
 def _integral(value: Any) -> Any:
-    """`value`, a whole float as an int: `1e6` is a valid number of env steps."""
+    """`value`, a whole float as an int: `1e6` is a valid number of env steps. NumPy's are taken."""
+    value = value.item() if isinstance(value, np.integer) else value
     is_whole = isinstance(value, float) and value.is_integer() and abs(value) < 2**63
     return int(value) if is_whole else value
 
@@ -60,6 +72,9 @@ PositiveInt = Annotated[int, BeforeValidator(_integral), Field(gt=0)]
 #: Numbers of episodes and of files: what is larger is a slip, and would never end.
 Count = Annotated[PositiveInt, Field(le=10**6)]
 NonNegativeInt = Annotated[int, BeforeValidator(_integral), Field(ge=0)]
+#: Text that is not empty.
+Name = Annotated[str, Field(min_length=1)]
+FilePath = Name | os.PathLike[str]
 PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 
@@ -143,43 +158,56 @@ def unknown_name(kind: str, name: str, known: typing.Iterable[str]) -> str:
     return f"unknown {kind} (did you mean {synonym_of(nearest[0], known) or nearest[0]}?)"
 
 
-def explained(usual: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+def explained(usual: str, **rules: Any) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """A decorator of functions: a call that does not fit is a `ConfigError` with a way out.
 
     It takes the place of Python's `TypeError`.
 
     Args:
         usual: Sentence on how it is called, with `{}` for a value that has no place.
+        rules: Annotations that arguments must fit, as fields do; others are not looked at.
 
     """
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
         name, signature = function.__name__, inspect.signature(function)
+        checked = make_dataclass(name, [(x, rule, None) for x, rule in rules.items()])
         parameters = signature.parameters.values()
         known = [x.name for x in parameters if x.kind in (x.KEYWORD_ONLY, x.POSITIONAL_OR_KEYWORD)]
-        known = [x for x in known if x != "self"]
-        open_ended = any(x.kind is x.VAR_KEYWORD for x in parameters)
+        known = [x for x in known if x not in ("self", "cls")]
+        rest = next((x.name for x in parameters if x.kind is x.VAR_KEYWORD), "")
         places = [x for x in parameters if x.kind in (x.POSITIONAL_ONLY, x.POSITIONAL_OR_KEYWORD)]
 
         @wraps(function)
         def call(*values: P.args, **options: P.kwargs) -> T:
+            way = usual.replace("{}", "…")
             try:
-                signature.bind(*values, **options)
+                bound = signature.bind(*values, **options)
             except TypeError as error:
                 reason = str(error)
             else:
-                return function(*values, **options)
+                taken = [bound.arguments, bound.arguments.get(rest, {})]
+                given = {x: found[x] for found in taken for x in rules if x in found}
+                try:
+                    given = check_fields(checked, given)
+                except InvalidError as error:
+                    raise ConfigError(
+                        [f"`{name}`: `{x.path[0]}`: {x.message}. {way}" for x in error.problems]
+                    ) from None
+                for x, value in given.items():
+                    taken[x not in bound.arguments][x] = value
+                return function(*bound.args, **bound.kwargs)
             if more := values[len(places) :]:
                 rule = "takes keyword arguments only" if known else "takes no argument"
                 got, way = ", ".join(map(_shown, more)), usual.replace("{}", _shown(more[0]))
                 raise ConfigError(f"`{name}` {rule}; got {got}. {way}")
             unknown = [x for x in options if x not in known]
-            unknown = [x for x in unknown if synonym_of(x, known)] if open_ended else unknown
+            unknown = [x for x in unknown if synonym_of(x, known)] if rest else unknown
             if unknown:
                 raise ConfigError(
                     [f"`{name}`: `{x}`: {unknown_name('argument', x, known)}." for x in unknown]
                 )
-            raise ConfigError(f"`{name}`: {reason}. " + usual.replace("{}", "…"))
+            raise ConfigError(f"`{name}`: {reason}. {way}")
 
         return call
 
@@ -324,7 +352,7 @@ def describe(annotation: Any) -> str:
     if annotation is Any:
         return "anything"
     if origin is not None:
-        return {"dict": "a mapping", "Callable": "a callable"}.get(origin.__name__, str(origin))
+        return _KINDS.get(origin.__name__, str(origin))
     return str(getattr(annotation, "__name__", annotation))
 
 
@@ -347,6 +375,8 @@ def _bounded(kind: str, bounds: dict[str, float]) -> str:
         kind = f"non-empty {kind}"
     if len(bounds) == 2:
         (low, start), (high, end) = sorted(bounds.items())
+        if (kind, low, start, high) == ("int", "gt", 0, "le"):
+            return f"int from 1 to {end:,}"
         opening, closing = "(" if low == "gt" else "[", ")" if high == "lt" else "]"
         return f"{kind} in {opening}{start:g}, {end:g}{closing}"
     signs = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}

@@ -5,6 +5,7 @@ the concepts page of the documentation.
 """
 
 from abc import ABC, abstractmethod
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
 import torch
@@ -91,7 +92,7 @@ class Env(ABC):
         self, num_envs: int, /, horizon: None | int = None, *, device: Device = "cpu"
     ) -> None:
         name = type(self).__name__
-        check_sizes(name, num_envs, horizon)
+        num_envs, horizon = check_sizes(name, num_envs, horizon)
         max_horizon = getattr(self, "max_horizon", None)
         if horizon is not None and max_horizon is not None and horizon > max_horizon:
             raise ValueError(f"{name}: `horizon` must be at most {max_horizon}; got {horizon}.")
@@ -147,11 +148,17 @@ class Env(ABC):
         self.close()
 
 
-def check_sizes(name: str, num_envs: Any, horizon: Any) -> None:
-    """Raise a ValueError if `num_envs`, or `horizon` unless it is None, is no positive integer."""
+def check_sizes(name: str, num_envs: Any, horizon: Any) -> tuple[int, None | int]:
+    """`num_envs` and `horizon` as Python's integers; NumPy's are taken.
+
+    Raises:
+        ValueError: If `num_envs`, or `horizon` unless it is None, is no positive integer.
+
+    """
     for size, value in (("num_envs", num_envs), ("horizon", 1 if horizon is None else horizon)):
-        if not isinstance(value, int) or value < 1:
+        if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
             raise ValueError(f"{name}: `{size}` must be an integer of at least 1; got {value!r}.")
+    return int(num_envs), None if horizon is None else int(horizon)
 
 
 def is_asynchronous(env: Any) -> bool:

@@ -11,6 +11,7 @@ from typing_extensions import Unpack
 
 from ..core.memory import check_room
 from ..core.names import check_module, dotted_name
+from ..core.rules import device_problems
 from ..core.validation import binds, explained, signature_of
 from ..data import Device, MakeOptions, WrapOptions
 from ..errors import AdapterError, ConfigError
@@ -79,7 +80,10 @@ def make(
     device: Device = "cpu",
     **kwargs: Any,
 ) -> Env: ...
-@explained("Write `make('CartPole-v1', num_envs)`: the number of environments is needed.")
+@explained(
+    "Write `make('CartPole-v1', num_envs)`: the number of environments is needed.",
+    env_kwargs=None | dict[str, Any],
+)
 def make(
     source: str | Callable[..., Any],
     /,
@@ -102,7 +106,9 @@ def make(
         AdapterError: If there is no such environment, or the adapter cannot make it.
 
     """
-    check_sizes("`make`", num_envs, horizon)
+    num_envs, horizon = check_sizes("`make`", num_envs, horizon)
+    if problems := device_problems(device, needs_graphs=False):
+        raise ConfigError(problems)
     return _factory(source, kwargs)(num_envs, horizon, device=device)
 
 
@@ -184,12 +190,13 @@ def resolve(
         return bound
     check_callable(source, kwargs)
     made = source(**_own(source, kwargs))
-    adapter = adapter_of(made) or maker_of(made)
+    adapter = None if isinstance(made, type) else adapter_of(made) or maker_of(made)
     if adapter is not None and makes(adapter, made):
         getattr(made, "close", lambda: None)()  # functions of JAX have none
         return AdapterFactory(adapter, source, kwargs)
-    if not is_made(made):
-        raise AdapterError(f"{_name(source)}() must return an environment; got {made!r}.")
+    if not is_made(made) or isinstance(made, type):
+        way_out = f" Give {made.__name__} itself." if isinstance(made, type) else ""
+        raise AdapterError(f"{_name(source)}() must return an environment; got {made!r}.{way_out}")
     try:
         return resolve(made, device=device)
     except BaseException:

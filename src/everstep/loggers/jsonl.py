@@ -74,7 +74,7 @@ class JsonlLogger:
         """Size of the file in bytes with the lines that are still to be written, for `cut`."""
         if self._pending:
             return self._pending[-1].place + len(self._pending[-1].content)
-        return os.fstat(self._file.fileno()).st_size
+        return os.stat(self.path if self._file.closed else self._file.fileno()).st_size
 
     def cut(self, size: int, step: int) -> None:
         """Remove the lines of a run after the checkpoint that it goes on from.

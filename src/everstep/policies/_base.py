@@ -8,7 +8,7 @@ from torch import nn
 from torchrl.data import Composite
 from typing_extensions import Self
 
-from ..core.validation import explained
+from ..core.validation import FilePath, explained
 from ..data import Device, ExportFormat, Parity
 from ..distributions import Distribution
 from ..env.specs import Leaves
@@ -86,7 +86,7 @@ class GenericPolicyBase(PolicyCore[_Model], Generic[_Model]):
         """
         return predict(self, obs, state, episode_start, deterministic=deterministic)
 
-    @explained("Write `save('my_policy')`.")
+    @explained("Write `save('my_policy')`.", path=FilePath)
     def save(self, path: str | os.PathLike[str], /) -> Any:
         """Write the policy to one file, without pickle: weights, specs and how it was built.
 
@@ -105,6 +105,7 @@ class GenericPolicyBase(PolicyCore[_Model], Generic[_Model]):
 
         return python_model(self)
 
+    @explained("Write `export('my_program')`.", path=FilePath)
     def export(self, path: str | os.PathLike[str], /, *, format: ExportFormat = "mlflow") -> Parity:
         """Write one env step of the policy as a program that runs without Everstep.
 
@@ -138,6 +139,7 @@ class GenericPolicyBase(PolicyCore[_Model], Generic[_Model]):
         return export(self, path, format)
 
     @classmethod
+    @explained("Write `load('my_policy')`.", path=FilePath)
     def load(
         cls,
         path: str | os.PathLike[str],

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from typing_extensions import Self
 
 from ..callbacks import Callbacks
-from ..conditions import Condition, check_stopping
+from ..conditions import Condition, check_stopping, keys_of, unknown_statistic
 from ..config import dotted_name, plain
 from ..core.files import write_file
 from ..core.interrupts import call_all, uninterrupted
 from ..core.ranks import report, reported
 from ..core.synonyms import METHODS
-from ..core.validation import explained
+from ..core.validation import Count, PositiveInt, explained, statistic
 from ..data import EvalCollectStats, TrainStats
 from ..errors import ConfigError
 from ..loggers import (
@@ -35,6 +35,7 @@ from ..loggers import (
     open_trackers,
     own_loggers,
 )
+from ._config_checks import own_statistics
 from ._ending import end_of, schedule_end
 from ._evaluations import (
     NEEDS_EVAL_ENV,
@@ -67,6 +68,9 @@ if TYPE_CHECKING:  # they import TorchRL and TensorDict, which takes two seconds
     from ..env import Env
 
 _log = logging.getLogger(__name__)
+
+#: Rule of what is passed to resets.
+_CONFIG = None | dict[str, Any]
 
 _Algorithm = TypeVar("_Algorithm", bound="GenericAlgorithmBase[Any, Any, Any]")
 
@@ -126,6 +130,9 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
 
     #: Statistics of the last train step.
     _last: Mapping[str, Any] = MappingProxyType({})
+
+    #: Names of what was no statistic.
+    _refused: frozenset[Any] = frozenset()
 
     #: Whether the trainer is made: what the run was set up with stays from then on.
     _is_wired: bool = False
@@ -263,7 +270,12 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
     # ---- training -----------------------------------------------------------------------------
 
     @reported()
-    @explained("Write `run(total_env_steps={})`.")
+    @explained(
+        "Write `run(total_env_steps={})`.",
+        env_config=_CONFIG,
+        eval_env_config=_CONFIG,
+        steps_per_eval=None | PositiveInt,
+    )
     def run(
         self,
         *,
@@ -303,6 +315,7 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
                 `horizons_per_env_reset`, or `test_every` is set.
 
         """
+        self._check_open()
         given = {
             "env_config": env_config,
             "eval_env_config": eval_env_config,
@@ -331,6 +344,7 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
         keys = run_keys(arguments)
         if self._is_recorded:
             check_depth(keys)
+        self._name_idle(arguments.get("stop_conditions", ()), arguments.get("steps_per_eval"))
         if end := self._reach(arguments):
             self._say(
                 f"Already at {self.state['env/steps']:,} env steps ({end}): nothing is trained. To "
@@ -477,6 +491,19 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
             if self._files.history.stretches[-1]["by"] == "program":
                 self._write_record({})
 
+    def _name_idle(self, conditions: Sequence[Condition], every: None | int) -> None:
+        """Warn of a statistic of a condition or of `best` that this run never has."""
+        best, tests = str(self._record.get("best") or ""), self.algorithm.hparams.test_every
+        if best.startswith("eval/") and self.eval_env is None and not (every or tests):
+            self._say(
+                f"`best`: {best} is of evaluations, and this run makes none, so nothing is saved "
+                "to best/. Give the trainer an `eval_env`, or `run` the argument `steps_per_eval`."
+            )
+        own = own_statistics(dict(self.algorithm.hparams))
+        for key in () if self.callbacks.members else [x for c in conditions for x in keys_of(c)]:
+            if key not in self._last and (problem := unknown_statistic(key, own=own)):
+                self._say(f"`stop_conditions`: {problem}, so the condition is never met.")
+
     def _say(self, message: str) -> None:
         """Log a warning, of several processes once."""
         if not self.algorithm.reducer.rank:
@@ -500,6 +527,7 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
         self._evaluated = steps
 
     @reported()
+    @explained("Write `step()`; `run(total_env_steps={})` makes many.", env_config=_CONFIG)
     def step(self, *, env_config: None | dict[str, Any] = None) -> TrainStats:
         """Collect one rollout, update the policy with it, and return the statistics of both.
 
@@ -510,6 +538,7 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
             ConfigError: If the schedule of the learning rate or of `clip_param` has ended in 0.
 
         """
+        self._check_open()
         self._log_pending()
         if (end := schedule_end(self.algorithm)) is not None:
             raise ConfigError(
@@ -539,7 +568,12 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
     # ---- evaluation ---------------------------------------------------------------------------
 
     @reported()
-    @explained("Write `eval(episodes={})`.")
+    @explained(
+        "Write `eval(episodes={})`.",
+        env_config=_CONFIG,
+        deterministic=bool,
+        episodes=None | Count,
+    )
     def eval(
         self,
         *,
@@ -563,6 +597,7 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
                 `episodes` is given and there is no `eval_env`.
 
         """
+        self._check_open()
         self._log_pending()
         if (env := self.eval_env) is not None:
             result = self.algorithm.reducer.from_first(
@@ -598,11 +633,26 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
         before, self._logged_s = self._logged_s, threads + self._log_s
         return 1000 * (self._logged_s - before)
 
+    def _recordable(self, stats: Mapping[str, Any]) -> dict[str, Any]:
+        """The statistics without what is none, so that the others are recorded. It is named once.
+
+        Callbacks may have put it into `state`.
+        """
+        kept = {}
+        for name, value in stats.items():
+            try:
+                kept[name] = statistic(name, value)
+            except ValueError as error:
+                if name not in self._refused:
+                    self._say(f"{error}. It is not recorded.")
+                self._refused = self._refused | {name}
+        return kept
+
     def _log_pending(self) -> None:
         """Log statistics that have not been logged yet: once, also if what comes after raises."""
         start = time.perf_counter()
         with uninterrupted():
-            stats, self._pending = self._pending, {}
+            stats, self._pending = self._recordable(self._pending), {}
             if stats:
                 self.logger.put_metrics(stats, step=self.state["env/steps"])
                 if self._files is not None:
@@ -619,6 +669,7 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
         Environments stay open, `trainer.algorithm.env` and `trainer.eval_env`: close them when
         nothing steps them any more. Calling it again does nothing.
         """
+        self._is_closed = True
         writing = [] if self._files is None else [self._files.wait]
         call_all(self._log_pending, *writing, lambda: self.logger.close(status))
 

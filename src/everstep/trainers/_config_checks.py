@@ -5,13 +5,13 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 from torch import nn, optim
 
 from ..bonuses import Bonus
 from ..callbacks import ENTRIES
-from ..conditions import condition_from_config
+from ..conditions import condition_from_config, keys_of, unknown_statistic
 from ..config import KeyPath
 from ..core.hyperparameters import Hyperparameters
 from ..core.names import Kind, import_kind
@@ -23,7 +23,7 @@ from ..core.validation import (
     synonym_of,
     unknown_name,
 )
-from ..data import REFLECTED, TrainStats
+from ..data import REFLECTED
 from ..distributions import Distribution
 from ..env import Env
 from ..env.plugins import maker_of
@@ -104,9 +104,6 @@ _OPTION_NAMES = tuple(field.name for field in fields(RunOptions))
 
 #: Hyperparameters whose terms of the loss have statistics of their own names.
 _TERMS = ("bonuses", "objective", "policy_loss_addons", "symmetry")
-
-#: Names of the statistics of a train step.
-_STATISTICS = tuple(get_type_hints(TrainStats))
 
 
 def resolve_names(
@@ -343,37 +340,49 @@ def unused_problems(values: Mapping[str, Any], *, is_record: bool = False) -> It
     best = values.get("best")
     if isinstance(best, str) and best.startswith("eval/") and not evaluates:
         yield Problem(("best",), f"{way_out}. Got {best!r}")
-    elif isinstance(best, str) and not (
-        best in _STATISTICS
-        or best.startswith(("eval/", "env/", "losses/", "bonuses/"))
-        or values.get("callbacks")
-    ):
-        yield Problem(("best",), f"{best}: {unknown_name('statistic', best, _STATISTICS)}")
+    elif message := best_problem(best, values):
+        yield Problem(("best",), message)
 
 
-def stop_problems(stop: Any, hyperparameters: Mapping[str, Any]) -> Iterator[Problem]:
-    """Problems of the conditions in `stop` that are mappings."""
-    # Custom loss terms and bonuses have statistics of their own names.
-    more = any(hyperparameters.get(name) for name in _TERMS)
-    free = ("losses/", "bonuses/") if more else ()
+def best_problem(best: Any, values: Mapping[str, Any]) -> str:
+    """Why `best` names no statistic; empty if it may.
+
+    Args:
+        best: The name.
+        values: Hyperparameters, and `callbacks`, by key.
+
+    """
+    if not isinstance(best, str) or values.get("callbacks"):
+        return ""
+    return unknown_statistic(best, own=("eval/", *own_statistics(values)))
+
+
+def own_statistics(hyperparameters: Mapping[str, Any]) -> tuple[str, ...]:
+    """How the names of statistics begin that a training adds to those of `TrainStats`."""
+    if hyperparameters.get("policies") not in (None, "shared"):
+        return ("",)  # of each group
+    return ("losses/", "bonuses/") if any(hyperparameters.get(name) for name in _TERMS) else ()
+
+
+def stop_problems(stop: Any, values: Mapping[str, Any]) -> Iterator[Problem]:
+    """Problems of the conditions in `stop` that are mappings.
+
+    Args:
+        stop: The list.
+        values: Hyperparameters, and `callbacks`, by key.
+
+    """
     for i, entry in enumerate(stop if isinstance(stop, list) else []):
         if callable(entry):
             continue
         try:
-            keys = _keys_of(condition_from_config(entry))
+            keys = keys_of(condition_from_config(entry))
         except ConfigError as error:
             yield from (Problem(("stop", i), text.removesuffix(".")) for text in error.problems)
             continue
-        for key in keys:  # a condition on a statistic that does not exist would never be met
-            if key not in _STATISTICS and not key.startswith(free):
-                message = f"{key}: {unknown_name('statistic', key, _STATISTICS)}"
+        for key in () if values.get("callbacks") else keys:  # it would never be met
+            if message := unknown_statistic(key, own=own_statistics(values)):
                 yield Problem(("stop", i), message)
-
-
-def _keys_of(condition: Any) -> list[str]:
-    """Names of the statistics that a condition, or those it joins, depend on."""
-    joined = getattr(condition, "conditions", None)
-    return [condition.key] if joined is None else [k for c in joined for k in _keys_of(c)]
 
 
 def hyperparameter_problems(config: Hyperparameters, given: Mapping[str, Any]) -> list[Problem]:

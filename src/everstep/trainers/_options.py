@@ -1,12 +1,13 @@
 """`RunOptions`: keys of a training run, beside hyperparameters."""
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, SkipValidation
 
-from ..core.validation import STRICT, Count, PositiveInt
+from ..core.validation import STRICT, Count, FilePath, Name, PositiveInt
 from ..env.registry import EnvSource
 
 #: Keys of checkpoints, callbacks and loggers, which are arguments of trainers too.
@@ -52,10 +53,10 @@ class RunOptions:
     """Complete episodes per evaluation, in a separate environment. None: 100 if `env_cls` is a
     spec; else evaluations share the training environment."""
 
-    run_dir: Annotated[str, Field(min_length=1)] | Path | None = None
+    run_dir: Name | Path | None = None
     """Directory of the run's record. None: a new one under `runs/`."""
 
-    experiment_name: Annotated[str, Field(min_length=1)] | None = None
+    experiment_name: Name | None = None
     """MLflow experiment, and project of Weights & Biases. None: the environment's name."""
 
     checkpoint_every: PositiveInt | str | None = None
@@ -65,7 +66,7 @@ class RunOptions:
     keep_last: Count | None = None
     """Number of checkpoints to keep. None: 2."""
 
-    best: Annotated[str, Field(min_length=1)] | None = None
+    best: Name | None = None
     """Statistic, such as `eval/episodes/return_mean`, that saves the policy to `best/` whenever it
     is larger than before. None: no such policy."""
 
@@ -90,3 +91,26 @@ class RunOptions:
 
     algorithm_config: dict[str, Any] = field(default_factory=dict)
     """Hyperparameters: fields of `AlgorithmConfig`. In a file they may be top-level keys, too."""
+
+
+@dataclass(kw_only=True)
+class TrainerRules:
+    """What trainers' own arguments must be, as far as their types say it."""
+
+    run_dir: FilePath | None = "auto"
+    run_name: str | None = None
+    experiment_name: Name | None = None
+    track: bool = True
+    eval_episodes: Count = 100
+    record: Mapping[str, Any] | None = None
+    run_arguments: Mapping[str, Any] | None = None
+    resume: bool = False
+    checkpoint_every: PositiveInt | str = "1m"
+    keep_last: Count = 2
+    best: Name | None = None
+    progress: bool = True
+    env_kwargs: Mapping[str, Any] | None = None
+
+
+#: Their names.
+RULED = tuple(rule.name for rule in fields(TrainerRules))

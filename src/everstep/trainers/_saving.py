@@ -13,6 +13,7 @@ from ..core.ranks import reported
 from ..core.restoring import loading
 from ..core.validation import explained
 from ..data import TrainerState
+from ..errors import ConfigError
 from ..loggers import MlflowLogger, QueuedLogger
 from ._files import RunFiles
 from ._ranks import for_rank, own_part
@@ -70,8 +71,20 @@ class SavedTrainer(Generic[_Algorithm]):
     _log_s: float = 0.0
     _logged_s: float = 0.0
 
+    #: Whether `close` was called.
+    _is_closed: bool = False
+
     #: Whether a callback asked for the end of the training.
     _is_stopping: bool = False
+
+    def _check_open(self) -> None:
+        """Raise a ConfigError if the record of this trainer's run has ended."""
+        if self._is_closed and self._files is not None:
+            raise ConfigError(
+                f"This trainer was closed, and with it the record in {self.run_dir}. To go on with "
+                f"the run: `{type(self).__name__}.load({str(self.run_dir)!r})`; to play, "
+                "`everstep.evaluate(trainer.algorithm.policy, env)`."
+            )
 
     def stop(self) -> None:
         """End `run` after the present train step; for callbacks, and for other threads."""

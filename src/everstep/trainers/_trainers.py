@@ -8,10 +8,20 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from typing_extensions import Self
 
 from ..core.ranks import reported
-from ..core.validation import synonym_of, unknown_name
+from ..core.validation import (
+    FilePath,
+    InvalidError,
+    check_fields,
+    explained,
+    synonym_of,
+    unknown_name,
+)
 from ..errors import ConfigError
 from ._base import GenericTrainerBase
+from ._checkpointing import Interval
+from ._config_checks import best_problem
 from ._keywords import RecurrentTrainerKeywords, TrainerKeywords, with_keywords
+from ._options import RULED, TrainerRules
 from ._record import check_run_dir, choose_seed
 
 if TYPE_CHECKING:  # they import TorchRL and TensorDict, which takes two seconds
@@ -57,6 +67,7 @@ class Trainer(GenericTrainerBase["Algorithm"]):
             super().__init__(algorithm, **own)
 
     @classmethod
+    @explained("Write `load('runs/my_run')`.", run_dir=FilePath, trust=bool)
     def load(
         cls, run_dir: str | os.PathLike[str], /, *, trust: bool = False, **arguments: Any
     ) -> Self:
@@ -104,6 +115,7 @@ class RecurrentTrainer(GenericTrainerBase["RecurrentAlgorithm"]):
             super().__init__(algorithm, **own)
 
     @classmethod
+    @explained("Write `load('runs/my_run')`.", run_dir=FilePath, trust=bool)
     def load(
         cls, run_dir: str | os.PathLike[str], /, *, trust: bool = False, **arguments: Any
     ) -> Self:
@@ -137,7 +149,7 @@ def _build_algorithm(
     from ..env.registry import describe_env, is_made, resolve
 
     config_cls: Any = RecurrentAlgorithmConfig if recurrent else AlgorithmConfig
-    arguments = dict(arguments)
+    arguments, wrong = _checked(arguments)
     env_kwargs = arguments.pop("env_kwargs", None)
     own = {k: v for k, v in arguments.items() if k in TRAINER_ARGUMENTS}
     given = {k: v for k, v in arguments.items() if k not in TRAINER_ARGUMENTS}
@@ -148,8 +160,10 @@ def _build_algorithm(
         if "recurrent" in given:
             unknown = [_NOT_AN_ARGUMENT if x.startswith("`recurrent`") else x for x in unknown]
         config = config_cls(**{name: x for name, x in given.items() if name in known})
-        if unknown:
-            raise ConfigError([*unknown, *_problems(config)])
+        if problem := best_problem(own.get("best"), {**given, "callbacks": own.get("callbacks")}):
+            wrong.append(f"`best`: {problem}.")
+        if unknown or wrong:
+            raise ConfigError([*unknown, *wrong, *_problems(config)])
         if env_kwargs and is_made(source):
             raise ConfigError(
                 f"`env_kwargs`: the environment exists already; got {env_kwargs!r}. Give them to "
@@ -165,6 +179,8 @@ def _build_algorithm(
         if config.seed is None:
             config.seed = choose_seed(run_dir, resume=resume)
         return config.build(resolve(source, env_kwargs) if env_kwargs else source), own
+    if wrong:
+        raise ConfigError(wrong)
     given |= {} if env_kwargs is None else {"env_kwargs": env_kwargs}
     if given:
         raise ConfigError(f"The algorithm has a config already: drop {', '.join(sorted(given))}.")
@@ -175,6 +191,20 @@ def _build_algorithm(
             f"trainer {'a RecurrentAlgorithm' if recurrent else 'an Algorithm'}."
         )
     return source, own
+
+
+def _checked(arguments: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Arguments with those of trainers converted, and a message for each that breaks a rule."""
+    given = {k: v for k, v in arguments.items() if k in RULED}
+    try:
+        given, wrong = check_fields(TrainerRules, given), []
+    except InvalidError as error:
+        wrong = [f"`{problem.path[0]}`: {problem.message}." for problem in error.problems]
+    try:
+        Interval(given.get("checkpoint_every", "1m"))
+    except ConfigError as error:
+        wrong = [x for x in wrong if not x.startswith("`checkpoint_every`")] + [*error.problems]
+    return {**arguments, **given}, wrong
 
 
 def _unknown_argument(name: str, known: list[str]) -> str:

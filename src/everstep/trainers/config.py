@@ -19,7 +19,7 @@ from ..conditions import condition_from_config
 from ..config import Document, apply_overrides, dotted_name, load, plain
 from ..core.hyperparameters import RecurrentHyperparameters
 from ..core.ranks import reported
-from ..core.validation import Problem, unknown_name
+from ..core.validation import FilePath, Problem, explained, unknown_name
 from ..env import Env, EnvFactory
 from ..env.registry import EnvSource, SpecFactory, is_made, resolve
 from ..errors import AdapterError, ConfigError
@@ -125,6 +125,9 @@ class TrainConfig(RunOptions):
     # ---- files --------------------------------------------------------------------------------
 
     @classmethod
+    @explained(
+        "Write `from_file('train.yaml', ['gamma=0.99'])`.", path=FilePath, overrides=Sequence[str]
+    )
     def from_file(
         cls, path: str | os.PathLike[str], overrides: Sequence[str] = ()
     ) -> "TrainConfig":
@@ -374,7 +377,9 @@ def _check(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
     problems += more + most + [Problem((name,), misplaced) for name in recurrent_only]
     problems += checks.env_problems(options["env_cls"], options.get("env_kwargs") or {})
     problems += checks.eval_env_problems(options)
-    problems += checks.stop_problems(options.get("stop"), hyperparameters)
+    problems += checks.stop_problems(
+        options.get("stop"), {**hyperparameters, "callbacks": options.get("callbacks")}
+    )
     problems += checks.run_dir_problems(options.get("run_dir"))
     problems += checks.saving_problems(options)
     problems += checks.hyperparameter_problems(config_cls(**hyperparameters), given)

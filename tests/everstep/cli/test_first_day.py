@@ -393,6 +393,31 @@ class Sized(GymsReset):
         return np.zeros(3, np.float32), float(self.size), False, False, {}
 
 
+class NoActions(gym.Env[Any, Any]):  # type: ignore[misc]
+    def __init__(self) -> None:
+        self.observation_space = Gym.observation_space
+
+
+class Unwrapped(gym.Wrapper[Any, Any, Any, Any]):  # type: ignore[misc]
+    def __init__(self, env: Any) -> None:
+        self.env = env
+
+
+class NoArgument(Callback):
+    def on_train_step(self) -> None:  # type: ignore[override]
+        raise AssertionError
+
+
+class TwoArguments(Callback):
+    def on_end(self, status: str, trainer: Any) -> None:  # type: ignore[override]
+        raise AssertionError
+
+
+def changed(**members: Any) -> Any:
+    """A class of an environment with other members."""
+    return type("Changed", (Sized,), {"__init__": lambda self: None, "size": 1, **members})
+
+
 def trained(env: Any, **options: Any) -> Any:
     return Trainer(env, run_dir=None, **options).step()
 
@@ -413,6 +438,36 @@ def cartpoles() -> Env:
 def policy() -> Any:
     return Policy.load("run/policy")
 
+
+#: Names and values of a trainer's own arguments, and words of their errors.
+OWN_ARGUMENTS: list[tuple[Any, ...]] = [
+    ("run_dir", 3, "str or a path", "got 3"),
+    ("run_dir", "", "non-empty str", "got ''"),
+    ("run_dir", ["a"], "str or a path", "got ['a']"),
+    ("run_dir", "~/run", "~/run", "for shells only"),
+    ("run_name", 3, "str", "got 3"),
+    ("experiment_name", 3, "str", "got 3"),
+    ("track", "no", "bool", "got 'no'"),
+    ("progress", "bar", "bool", "got 'bar'"),
+    ("resume", "runs/x", "bool", "got 'runs/x'"),
+    ("keep_last", 0, "int from 1", "got 0"),
+    ("keep_last", None, "int from 1", "got None"),
+    ("best", True, "str", "got True"),
+    ("eval_episodes", "5", "int from 1", "got '5'"),
+    ("record", [1], "a mapping", "got [1]"),
+    ("env_kwargs", ["a"], "a mapping", "got ['a']"),
+    ("checkpoint_every", 0, "'30s'", "got 0"),
+    ("checkpoint_every", "5min", "'30s'", "got '5min'"),
+    ("checkpoint_every", False, "'30s'", "got False"),
+]
+
+#: The same of `run`.
+RUN_ARGUMENTS: list[tuple[Any, ...]] = [
+    ("steps_per_eval", "1", "`run`", "`steps_per_eval`", "int > 0", "got '1'"),
+    ("steps_per_eval", 1.5, "`steps_per_eval`", "int > 0", "got 1.5"),
+    ("env_config", "x", "`env_config`", "a mapping", "got 'x'"),
+    ("eval_env_config", [1], "`eval_env_config`", "a mapping", "got [1]"),
+]
 
 NAN = torch.tensor([[0.0, 0.0, 0.0], [float("nan")] * 3])
 
@@ -929,10 +984,205 @@ CALLS: dict[str, tuple[Callable[[], Any], type[Exception], tuple[str, ...]]] = {
         ConfigError,
         ("trained with", "float32 [4]", "float32 [6]"),
     ),
+    # ---- arguments of another type
+    **{
+        f"{name}={value!r} of a trainer": (
+            lambda arguments=arguments: Trainer(DiscreteDummyEnv, **{**SMALL, **arguments}),
+            ConfigError,
+            (f"`{name}`", *words),
+        )
+        for name, value, *words in OWN_ARGUMENTS
+        for arguments in [{name: value}]
+    },
+    **{
+        f"{name}={value!r} of `run`": (
+            lambda arguments=arguments: trainer().run(**{"total_env_steps": 8, **arguments}),
+            ConfigError,
+            (*words,),
+        )
+        for name, value, *words in RUN_ARGUMENTS
+        for arguments in [{name: value}]
+    },
+    "episodes in words": (
+        lambda: trainer().eval(episodes=untyped("3")),
+        ConfigError,
+        ("`eval`", "`episodes`", "int from 1 to 1,000,000", "got '3'"),
+    ),
+    "half an episode": (
+        lambda: everstep.evaluate(policy(), cartpoles(), episodes=untyped(2.5)),
+        ConfigError,
+        ("`evaluate`", "`episodes`", "int from 1", "got 2.5"),
+    ),
+    "evaluation with a word for a flag": (
+        lambda: everstep.evaluate(policy(), cartpoles(), deterministic=untyped("no")),
+        ConfigError,
+        ("`evaluate`", "`deterministic`", "bool", "got 'no'"),
+    ),
+    "a step with a number": (
+        lambda: untyped(trainer()).step(5),
+        ConfigError,
+        ("`step`", "got 5", "run(total_env_steps=5)"),
+    ),
+    "options that are a list": (
+        lambda: everstep.make("CartPole-v1", 2, env_kwargs=untyped([1])),
+        ConfigError,
+        ("`make`", "`env_kwargs`", "a mapping", "got [1]"),
+    ),
+    "a device that PyTorch does not know": (
+        lambda: everstep.make("CartPole-v1", 2, device="gpu"),
+        ConfigError,
+        ("`device`", "'cpu' or 'cuda:0'", "got 'gpu'"),
+    ),
+    "another CPU": (
+        lambda: trained(DiscreteDummyEnv, num_envs=2, horizon=4, device="cpu:1"),
+        ConfigError,
+        ("`device` cpu:1", "a CPU is one device", "'cpu'"),
+    ),
+    "another CPU of an environment": (
+        lambda: everstep.make("CartPole-v1", 2, device="cpu:3"),
+        ConfigError,
+        ("`device` cpu:3", "a CPU is one device", "'cpu'"),
+    ),
+    "True environments": (
+        lambda: everstep.make("CartPole-v1", True),
+        ValueError,
+        ("`num_envs`", "an integer of at least 1", "got True"),
+    ),
+    "a policy's name that is a number": (
+        lambda: policy().save(3),
+        ConfigError,
+        ("`save`", "`path`", "str or a path", "got 3"),
+    ),
+    "a policy's name that is empty": (
+        lambda: policy().save(""),
+        ConfigError,
+        ("`save`", "`path`", "non-empty str", "got ''"),
+    ),
+    "a policy's name that is a directory": (
+        lambda: policy().save("run"),
+        ConfigError,
+        ("`path`", "run is a directory", "Name a file"),
+    ),
+    "a home of a shell": (
+        lambda: policy().save("~/x"),
+        ConfigError,
+        ("`path`", "~/x", "for shells only", "os.path.expanduser"),
+    ),
+    "a policy without a name": (
+        lambda: untyped(Policy).load(),
+        ConfigError,
+        ("`load`", "'path'", "load('my_policy')"),
+    ),
+    "a policy of an environment": (
+        lambda: untyped(Policy).load("x", env=3),
+        ConfigError,
+        ("`load`", "`env`", "unknown argument"),
+    ),
+    "a run that is a number": (
+        lambda: Trainer.load(untyped(3)),
+        ConfigError,
+        ("`load`", "`run_dir`", "str or a path", "got 3"),
+    ),
+    "a file that is a mapping": (
+        lambda: TrainConfig.from_file(untyped({"env_cls": "x"})),
+        ConfigError,
+        ("`from_file`", "`path`", "str or a path", "got {"),
+    ),
+    "overrides that are a text": (
+        lambda: TrainConfig.from_file("ok.yaml", "gamma=0.9"),
+        ConfigError,
+        ("`from_file`", "`overrides`", "a list", "got 'gamma=0.9'", "['gamma=0.99']"),
+    ),
+    "overrides that are a mapping": (
+        lambda: TrainConfig.from_file("ok.yaml", untyped({"gamma": 0.9})),
+        ConfigError,
+        ("`from_file`", "`overrides`", "a list", "got {", "['gamma=0.99']"),
+    ),
+    # ---- callbacks and conditions
+    "a hook without an argument": (
+        lambda: Trainer(DiscreteDummyEnv, callbacks=[NoArgument()], **SMALL),
+        ConfigError,
+        ("`callbacks`", "NoArgument.on_train_step()", "one argument", "(self, stats)"),
+    ),
+    "a hook with another argument": (
+        lambda: Trainer(DiscreteDummyEnv, callbacks=[TwoArguments()], **SMALL),
+        ConfigError,
+        ("`callbacks`", "TwoArguments.on_end(", "one argument", "(self, status)"),
+    ),
+    "a condition's class": (
+        lambda: trainer().run(stop_conditions=[untyped(HitsUpperBound)]),
+        ConfigError,
+        ("`stop_conditions`", "HitsUpperBound('episodes/return_mean_100', 475)", "got <class"),
+    ),
+    "a condition without an argument": (
+        lambda: trainer().run(stop_conditions=[untyped(lambda: True)]),
+        ConfigError,
+        ("`stop_conditions`", "one argument", "lambda stats", "got <function"),
+    ),
+    "the best of what there is not": (
+        lambda: Trainer(DiscreteDummyEnv, best="return", **SMALL),
+        ConfigError,
+        ("`best`", "return", "unknown statistic", "episodes/return_mean_100"),
+    ),
+    # ---- environments of Gymnasium
+    "a step without a return": (
+        lambda: trained(changed(step=lambda self, action: None), num_envs=2, horizon=4),
+        EnvError,
+        ("`step`", "returned None", "five values", "missing `return`"),
+    ),
+    "a reset without a return": (
+        lambda: trained(
+            changed(reset=lambda self, seed=None, options=None: None), num_envs=2, horizon=4
+        ),
+        EnvError,
+        ("`reset`", "returned None", "an observation and a dict", "missing `return`"),
+    ),
+    "a step without a return in another process": (
+        lambda: trained(
+            everstep.make(changed(step=lambda self, action: None), 2, vectorization_mode="async"),
+            horizon=4,
+        ),
+        EnvError,
+        ("`step`", "returned None", "five values", "missing `return`"),
+    ),
+    "no infos": (
+        lambda: trained(
+            changed(step=lambda self, action: (np.zeros(3, np.float32), 0.0, False, False, None)),
+            num_envs=2,
+            horizon=4,
+        ),
+        EnvError,
+        ("`info`", "a dict", "got None", "Return `{}`"),
+    ),
+    "no action space": (
+        lambda: everstep.make(NoActions, 2),
+        AdapterError,
+        ("`action_space` of NoActions", "a space of Gymnasium", "self.action_space"),
+    ),
+    "a shape for a space": (
+        lambda: everstep.make(changed(observation_space=(3,)), 2),
+        AdapterError,
+        ("`observation_space`", "a space of Gymnasium", "got (3,)", "Box("),
+    ),
+    "a number for a space": (
+        lambda: everstep.make(changed(action_space=2), 2),
+        AdapterError,
+        ("`action_space`", "a space of Gymnasium", "got 2", "Discrete(2)"),
+    ),
+    "a wrapper without super().__init__": (
+        lambda: everstep.make(lambda: Unwrapped(GymsReset()), 2),
+        AdapterError,
+        ("`observation_space` of Unwrapped", "super().__init__(env)"),
+    ),
+    "a function that returns a class": (
+        lambda: everstep.make(lambda: GymsReset, 2),
+        AdapterError,
+        ("must return an environment", "got <class", "Give GymsReset itself"),
+    ),
     "no episodes": (
         lambda: everstep.evaluate(policy(), cartpoles(), episodes=0),
         ValueError,
-        ("`episodes`", "at least 1", "got 0"),
+        ("`evaluate`", "`episodes`", "int from 1", "got 0"),
     ),
 }
 
@@ -943,6 +1193,16 @@ def test_a_wrong_call_is_explained(mistake: str, here: Path) -> None:
     with pytest.raises(kind) as raised:
         call()
     check_words(str(raised.value), words)
+
+
+@pytest.mark.parametrize("method", ["reset", "step"])
+def test_an_error_of_an_environments_own_is_not_explained_by_its_observations(method: str) -> None:
+    def fails(self: Any, *arguments: Any, **options: Any) -> Any:
+        raise RuntimeError("boom")
+
+    with pytest.raises(EnvError) as raised:
+        trained(changed(**{method: fails}), num_envs=2, horizon=4)
+    assert str(raised.value).endswith(f" failed in `{method}`: RuntimeError: boom")
 
 
 def test_other_libraries_words_that_mean_the_same_are_taken() -> None:

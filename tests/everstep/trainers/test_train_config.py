@@ -126,7 +126,7 @@ BAD_LINES = [
     ("total_env_steps: 0", "total_env_steps: expected int > 0 or null; got 0"),
     ("total_env_steps: 1.5", "total_env_steps: expected int > 0 or null; got 1.5"),
     ("steps_per_eval: 0", "steps_per_eval: expected int > 0 or null; got 0"),
-    ("eval_episodes: many", "eval_episodes: expected int in (0, 1e+06] or null; got 'many'"),
+    ("eval_episodes: many", "eval_episodes: expected int from 1 to 1,000,000 or null; got 'many'"),
     # words
     ("shuffle_minibatches: 'false'", "shuffle_minibatches: expected bool; got 'false'"),
     ("shuffle_minibatches: no", "shuffle_minibatches: expected bool; got 'no'"),
