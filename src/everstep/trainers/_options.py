@@ -95,7 +95,7 @@ class RunOptions:
 
 @dataclass(kw_only=True)
 class TrainerRules:
-    """What trainers' own arguments must be, as far as their types say it."""
+    """Rules of trainers' own arguments, as far as their types say them."""
 
     run_dir: FilePath | None = "auto"
     run_name: str | None = None
