@@ -5,11 +5,12 @@ Exit codes: 0; 1 if training failed, or a check; 2 if the command line, a file o
 """
 
 import argparse
+import errno
 import os
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from ._version import __version__
@@ -19,26 +20,53 @@ from .errors import ConfigError, EverstepError
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command in `argv`, by default the process's arguments, and return its exit code."""
-    arguments = parse(argv)
+    _open_streams()
     try:
+        arguments = parse(argv)
         with modules_importable(getattr(arguments, "file", None)), _short_warnings():
-            return int(arguments.run(arguments))
+            code = int(arguments.run(arguments))
+            sys.stdout.flush()  # at the end of the process its error would be Python's
+            return code
     except ConfigError as error:
         print("\n".join(error.problems), file=sys.stderr)
         return 2
     except BrokenPipeError:  # the reader of our output has stopped, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard(sys.stdout)
         return 141
     except (EverstepError, OSError) as error:
+        try:
+            sys.stdout.flush()
+        except OSError:  # at the end of the process it would fail again
+            _discard(sys.stdout)
         refused = isinstance(error, OSError) and error.filename and error.strerror
-        print(f"everstep: {_refused(error) if refused else error}", file=sys.stderr)
+        is_full = isinstance(error, OSError) and error.errno == errno.ENOSPC
+        full = "No space left where output is written. Free some, or write it elsewhere."
+        text = _refused(error) if refused else full if is_full else error
+        print(f"everstep: {text}", file=sys.stderr)
         return 2
     except KeyboardInterrupt as interruption:
         code = int(getattr(interruption, "exit_code", 130))
         if code == 129:  # the terminal is gone, and flushing what it did not take would fail
-            for stream in (sys.stdout, sys.stderr):
-                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+            _discard(sys.stdout, sys.stderr)
         return code
+
+
+def _open_streams() -> None:
+    """Open the standard streams that are closed, to nothing: a file would take their place."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(descriptor)
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            stream = open(os.devnull, mode, encoding="utf-8")  # noqa: SIM115  for the process
+            setattr(sys, name, stream)
+
+
+def _discard(*streams: Any) -> None:
+    """Let what is still to be written to streams go nowhere."""
+    for stream in streams:
+        with suppress(OSError, ValueError):  # one of a test has no descriptor
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _refused(error: Any) -> str:
@@ -53,7 +81,8 @@ def _advice(arguments: argparse.Namespace, rest: Sequence[str]) -> str:
         return ""
     name, _, value = flags[0].removeprefix("--").partition("=")
     following = rest[rest.index(flags[0]) + 1 :] or arguments.overrides[-1:]
-    text = value or next((word for word in following if "=" not in word), "VALUE")
+    is_value = bool(following) and not following[0].startswith("-") and "=" not in following[0]
+    text = value or (following[0] if is_value else "VALUE")
     return f". Keys of the file are written without dashes: {name.replace('-', '_')}={text}"
 
 

@@ -43,8 +43,6 @@ _KEYS_OF_SEVERAL = {"kind", "agents", "groups", "members"}
 def save(policy: PolicyCore[Any], path: str | os.PathLike[str]) -> None:
     """Write `policy` to a file; see `Policy.save`."""
     check_path(path)
-    if os.path.isdir(path):
-        raise ConfigError(f"`path`: {os.fspath(path)} is a directory. Name a file in it.")
     save_file(Path(path), state_of(policy))
 
 

@@ -1061,7 +1061,7 @@ CALLS: dict[str, tuple[Callable[[], Any], type[Exception], tuple[str, ...]]] = {
     "a policy's name that is a directory": (
         lambda: policy().save("run"),
         ConfigError,
-        ("`path`", "run is a directory", "Name a file"),
+        ("`path`", "run is a directory", "name a file"),
     ),
     "a home of a shell": (
         lambda: policy().save("~/x"),

@@ -122,3 +122,32 @@ def test_commands_are_answered_and_leave_nothing(line: str, tmp_path: Path) -> N
     assert "exitcode" not in said
     assert [path.name for path in tmp_path.iterdir()] == ["zoo.yaml"]
     assert not [x for x in psutil.process_iter(["cwd"]) if x.info["cwd"] == str(tmp_path)]
+
+
+@pytest.mark.parametrize(
+    ("redirection", "code", "said"),
+    [
+        (">&-", 0, ""),
+        ("<&- >&- 2>&-", 0, ""),
+        (">/dev/full", 2, "everstep: No space left where output is written. Free some"),
+    ],
+)
+@pytest.mark.parametrize("command", ["init CartPole-v1", "doctor", "train DUMMY run_dir=run"])
+def test_streams_that_are_closed_or_full(
+    command: str, redirection: str, code: int, said: str, tmp_path: Path
+) -> None:
+    line = command.replace("DUMMY", "env_cls=everstep.env.DiscreteDummyEnv num_envs=2 horizon=4")
+    if command.startswith("train"):
+        line += " total_env_steps=16 --no-mlflow"
+    script = f"exec {sys.executable} -m everstep {line} {redirection}"
+    run = subprocess.run(
+        ["sh", "-c", script], cwd=tmp_path, env=environment(), capture_output=True, timeout=300
+    )
+    error = run.stderr.decode()
+    assert run.returncode == code, error
+    assert said in error
+    assert "Traceback" not in error
+    assert "ignored" not in error
+    if command.startswith("train") and code == 0:
+        record = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+        assert [json.loads(line)["env/steps"] for line in record] == [8, 16]
