@@ -25,7 +25,7 @@ FLOORS = [
     "schedulers core.checkpoints core.losses core.memory core.ranks core.restoring "
     "core.validation env.specs",
     "core.advantages core.graphs core.names core.rules env.formats env.images",
-    "core.entries core.fused",
+    "core.entries core.triton",
     "distributions loggers",
     "callbacks config nn core.episodes core.hyperparameters core.normalizers env env.agents "
     "env.limits",

@@ -674,7 +674,7 @@ DEVICE = [
     ),
     fault(
         "masks of the kernel of advantages are mistaken for each other",
-        "core/fused/__init__.py",
+        "core/triton/__init__.py",
         "torch.ops.everstep.gae(*tensors,",
         "torch.ops.everstep.gae(*tensors[:4], passed, known,",
         f"{_EVERSTEP}::test_a_device_computes_what_the_host_does[final observations masked]",
@@ -682,7 +682,7 @@ DEVICE = [
     ),
     fault(
         "a discount of the kernel of advantages is read",
-        "core/fused/__init__.py",
+        "core/triton/__init__.py",
         "number = 0.0 if isinstance(gamma, torch.Tensor) else gamma",
         "number = float(rewards.new_full((), float(gamma)))",
         "continuous",

@@ -19,12 +19,12 @@ from ..core.advantages import (
     variance,
 )
 from ..core.episodes import reward_statistics
-from ..core.fused import gae
 from ..core.graphs import is_static
 from ..core.hyperparameters import Resolved
 from ..core.normalizers import RunningMoments
 from ..core.ranks import Reducer
 from ..core.rollouts import Rollout
+from ..core.triton import gae
 from ..env.specs import Leaves
 from ..policies import GenericPolicyBase
 from .build import Parts, mixes_rows

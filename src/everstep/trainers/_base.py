@@ -35,7 +35,6 @@ from ..loggers import (
     open_trackers,
     own_loggers,
 )
-from ._config_checks import own_statistics
 from ._ending import end_of, schedule_end
 from ._evaluations import (
     NEEDS_EVAL_ENV,
@@ -493,6 +492,8 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
 
     def _name_idle(self, conditions: Sequence[Condition], every: None | int) -> None:
         """Warn of a statistic of a condition or of `best` that this run never has."""
+        from ._config_checks import own_statistics  # imports TorchRL
+
         best, tests = str(self._record.get("best") or ""), self.algorithm.hparams.test_every
         if best.startswith("eval/") and self.eval_env is None and not (every or tests):
             self._say(

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from everstep.core import fused
+from everstep.core import triton as ours
 from everstep.core.advantages import gae
-from tests.everstep.core.fused_runs import check, draws
+from tests.everstep.core.triton_runs import check, draws
 
 
 def test_the_interpreted_kernel_has_the_advantages_of_the_general_way() -> None:
     pytest.importorskip("triton")
-    command = [sys.executable, "-m", "tests.everstep.core.fused_runs"]
+    command = [sys.executable, "-m", "tests.everstep.core.triton_runs"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[3])
     assert done.returncode == 0, done.stderr[-2000:]
 
@@ -29,7 +29,7 @@ def test_the_kernel_compiles_without_a_gpu(capability: int, kind: str) -> None:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from everstep.core.fused import _kernel
+    from everstep.core.triton import _kernel
 
     names = _kernel.advantages.arg_names
     for streams, known, passed in ((0, 0, 0), (0, 1, 0), (2, 2, 1)):
@@ -58,23 +58,23 @@ def test_where_triton_fails_the_general_way_goes_on(
     def launch(*_: Any) -> None:
         raise RuntimeError("no compiler")
 
-    monkeypatch.setattr(fused, "_failures", [])
+    monkeypatch.setattr(ours, "_failures", [])
     broken = SimpleNamespace(launch=launch)
-    monkeypatch.setitem(sys.modules, "everstep.core.fused._kernel", broken)
-    monkeypatch.setattr(fused, "_kernel", broken, raising=False)
+    monkeypatch.setitem(sys.modules, "everstep.core.triton._kernel", broken)
+    monkeypatch.setattr(ours, "_kernel", broken, raising=False)
     arguments = next(draws(1))
     with caplog.at_level(logging.WARNING):
-        found = [fused._by_triton(*arguments) for _ in range(2)]
+        found = [ours._by_triton(*arguments) for _ in range(2)]
     (record,) = caplog.records
     assert "RuntimeError: no compiler" in record.getMessage()
     for x in found:
-        torch.testing.assert_close(x, fused._general(*arguments), equal_nan=True)
+        torch.testing.assert_close(x, ours._general(*arguments), equal_nan=True)
 
 
 def test_on_a_cpu_it_is_the_general_way() -> None:
     *tensors, known, passed, gammas, _, gae_lambda = next(draws(1))
     options = {"gamma": gammas, "gae_lambda": gae_lambda, "known": known, "passed": passed}
-    assert torch.equal(fused.gae(*tensors, **options), gae(*tensors, **options))
+    assert torch.equal(ours.gae(*tensors, **options), gae(*tensors, **options))
 
 
 @pytest.mark.gpu(real=True)
@@ -83,4 +83,4 @@ def test_on_a_gpu_it_has_the_advantages_of_the_general_way() -> None:
     check(60, "cuda")
     for arguments in draws(2, "cuda"):
         torch.ops.everstep.gae(*arguments)
-    assert not fused._failures
+    assert not ours._failures

@@ -1,6 +1,6 @@
 """Triton's kernel of advantages beside the general way, on inputs that are drawn.
 
-`python -m tests.everstep.core.fused_runs` runs it in Triton's interpreter on the CPU.
+`python -m tests.everstep.core.triton_runs` runs it in Triton's interpreter on the CPU.
 """
 
 import os
@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from everstep.core.fused import _general
+from everstep.core.triton import _general
 
 
 def draws(count: int, device: str = "cpu") -> Iterator[list[Any]]:
@@ -43,7 +43,7 @@ def draws(count: int, device: str = "cpu") -> Iterator[list[Any]]:
 
 def check(count: int, device: str = "cpu") -> None:
     """Compare the kernel with the general way."""
-    from everstep.core.fused import _kernel
+    from everstep.core.triton import _kernel
 
     for arguments in draws(count, device):
         found, expected = _kernel.launch(*arguments), _general(*arguments)
