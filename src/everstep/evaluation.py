@@ -192,7 +192,7 @@ class Player:
         with model_mode(policy.model, training=False):
             sample = policy.act(rollout.obs_at(0), self.states, deterministic=self.deterministic)
         self.calls.step(rollout, 0, sample.actions)
-        rollout.close_rows()
+        rollout.close_rows(bootstraps=False)
         row = rollout.valid[0], rollout.done[0], rollout.rewards[0, :, :1]
         finite = rollout.examine()["finite"].view(1, 1)
         columns = [x.to(rollout.rewards.dtype) for x in (*row, finite)]

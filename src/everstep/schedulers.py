@@ -128,12 +128,16 @@ class FunctionScheduler:
 
     """
 
-    #: Env steps from which the value is 0; None if it is not.
+    #: Env steps from which the value is 0, to a hundredth of the budget; None if it is not.
     end: None | int
 
     def __init__(self, name: str, function: Function, total: int, /) -> None:
         self.name, self.function, self.total = name, function, total
-        self.end = total if value_of(name, function, 0.0) == 0 else None
+        zeros = itertools.takewhile(lambda i: not value_of(name, function, i / 100), range(101))
+        last = max(zeros, default=None)  # hundredths that are left from which it is 0 for good
+        if last == 100:  # everywhere: as a constant 0, which somebody wants
+            last = 0
+        self.end = None if last is None else math.ceil(total * (100 - last) / 100)
 
     def step(self, count: int, /) -> float:
         """The value after `count` env steps."""

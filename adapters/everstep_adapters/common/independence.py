@@ -21,6 +21,9 @@ _INNER = ("env", "_env", "dm_env", "aec_env", "base_env", "par_env", "unwrapped"
 #: How methods begin that move a simulation on, and those that put it back.
 _MOVES, _RETURNS = ("step", "simulate", "advance", "act"), ("reset", "destroy", "reload")
 
+#: Entries of a list or mapping that are looked at: robots and cameras, not tables of data.
+_FEW = 64
+
 _WAY_OUT = (
     "would write into each other's episodes. Make each row's environment, with all that it "
     "simulates, in its own call: `SyncVectorEnv([make] * 8)` where `make` builds a new one, or "
@@ -55,8 +58,38 @@ def _parts(env: Any) -> Iterator[tuple[Any, Any]]:
     for layer in found:
         yield _named_environment, layer
     for layer in found:
-        for name, value in list(_attributes(layer).items()):
+        for name, value in _held(layer):
             yield (_named_generator if name.endswith("np_random") else _named_part), value
+            if not _is_of_library(value):
+                inner = _attributes(value).values()
+                yield from ((_named_part, x) for each in list(inner) for x in _inside(each))
+
+
+def _held(layer: Any) -> Iterator[tuple[str, Any]]:
+    """What a layer and its class have in attributes, and in lists and mappings among them."""
+    own: dict[str, Any] = {}
+    for kind in reversed(type(layer).__mro__):
+        if not _is_of_library(kind):
+            own |= vars(kind)
+            slots = own.pop("__slots__", ())
+            names = [slots] if isinstance(slots, str) else slots
+            own |= {name: getattr(layer, name) for name in names if hasattr(layer, name)}
+    for name, value in (own | _attributes(layer)).items():
+        yield from ((name, x) for x in _inside(value))
+
+
+def _inside(value: Any, depth: int = 2) -> Iterator[Any]:
+    """A value, and what is in it if it is a short list or mapping."""
+    yield value
+    if isinstance(value, dict | list | tuple) and len(value) <= _FEW and depth:
+        for inner in list(value.values() if isinstance(value, dict) else value):
+            yield from _inside(inner, depth - 1)
+
+
+def _is_of_library(value: Any) -> bool:
+    """Whether a class, or an object's class, is Python's or of a library of arrays and spaces."""
+    kind = value if isinstance(value, type) else type(value)
+    return kind.__module__.partition(".")[0] in ("builtins", "numpy", "gymnasium", "torch")
 
 
 def _named_environment(layer: Any) -> str:

@@ -251,7 +251,7 @@ def _maker(name: str) -> Callable[..., Any]:
         AdapterError: If there is no such module, or it makes no environments.
 
     """
-    for path in (name, f"pettingzoo.{name}"):
+    for path in _paths(name):
         try:
             check_module(path)
             module = import_module(path)
@@ -276,10 +276,16 @@ def _maker(name: str) -> Callable[..., Any]:
     )
 
 
+def _paths(name: str) -> list[str]:
+    """Modules that a name may mean: PettingZoo's own packages are not looked for elsewhere."""
+    own = f"pettingzoo.{name}"
+    return [own] if name.partition(".")[0] in _OWN else [name, own]
+
+
 def _near(name: str) -> list[str]:
     """Modules of the same package with similar names, such as other versions."""
     package, _, last = name.rpartition(".")
-    for path in (package, f"pettingzoo.{package}"):
+    for path in _paths(package):
         with suppress(ImportError, ValueError):
             known = [x.name for x in iter_modules(import_module(path).__path__)]
             near = difflib.get_close_matches(last, [x for x in known if "_v" in x])

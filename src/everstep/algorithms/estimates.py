@@ -267,7 +267,7 @@ def complete(
 ) -> tuple[dict[str, torch.Tensor], None | torch.Tensor]:
     """Fill in final values and intrinsic rewards; statistics of a rollout, and its reward scale."""
     rollout, config = parts.rollout, parts.config
-    rollout.close_rows()
+    rollout.close_rows(bootstraps=not evaluating)
     lost = value_final_obs(parts.policy, rollout, config.on_missing_final)
     means = {}
     if not evaluating:

@@ -1,7 +1,7 @@
 """Environments of other libraries, wrapped, or made from specs, classes and functions."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeAlias, cast, overload
@@ -170,9 +170,8 @@ def resolve(
     kwargs = kwargs or {}
     if isinstance(source, str):
         return SpecFactory(source, **kwargs)
-    if "env_kwargs" in kwargs and not (callable(source) and _own(source, {"env_kwargs": 0})):
-        kwargs = {**kwargs, **(kwargs["env_kwargs"] or {})}
-        del kwargs["env_kwargs"]
+    if not (callable(source) and _own(source, {"env_kwargs": 0})):
+        kwargs = _beside(kwargs)
     if is_made(source):
         is_ours = isinstance(source, Env) or not adapter_of(source)
         if is_ours and hasattr(source, "observation_spec"):  # those written for rl8, too
@@ -319,14 +318,13 @@ class SpecFactory(AdapterFactory):
 
     def __init__(self, spec: str, /, **kwargs: Any) -> None:
         prefix, name = _split(spec)
-        if module := re.match(r"(\w+)[.:]", name):  # the adapter imports it
+        if module := re.match(r"(.+)[.:]", name):  # the adapter may import it
             try:
-                check_module(module[1])
+                check_module(module[1].replace(":", "."))
             except ConfigError as error:
                 raise AdapterError(f"{spec!r}: {error}.") from None
         self.spec = f"{prefix}:{name}"
-        own = kwargs.pop("env_kwargs", None) or {}
-        super().__init__(load(prefix), name, {**own, **kwargs})
+        super().__init__(load(prefix), name, _beside(kwargs))
 
     def __repr__(self) -> str:
         options = "".join(f", {key}={value!r}" for key, value in self.kwargs.items())
@@ -344,6 +342,14 @@ def describe_env(source: Any) -> dict[str, Any]:
         return named and {**named, "env_kwargs": source.kwargs or None}
     name = getattr(source, "__qualname__", "<")
     return {} if "<" in name else {"env_cls": dotted_name(source)}  # `<lambda>`, `<locals>`
+
+
+def _beside(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Options with those under `env_kwargs` beside them."""
+    own = kwargs.get("env_kwargs") or {}
+    if not isinstance(own, Mapping):
+        raise AdapterError(f"`env_kwargs` must be a mapping of names to values; got {own!r}.")
+    return {**own, **{key: value for key, value in kwargs.items() if key != "env_kwargs"}}
 
 
 def copy_defaults(source: object, target: object) -> None:

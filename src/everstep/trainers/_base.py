@@ -345,11 +345,10 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
             check_depth(keys)
         self._name_idle(arguments.get("stop_conditions", ()), arguments.get("steps_per_eval"))
         if end := self._reach(arguments):
-            self._say(
-                f"Already at {self.state['env/steps']:,} env steps ({end}): nothing is trained. To "
-                "train further: `run(additional_env_steps=…)`, a larger `total_env_steps`, or "
-                "`everstep resume RUN_DIR --additional-steps N`."
-            )
+            now = self.state["env/steps"]
+            is_within = now < (arguments.get("total_env_steps") or now)  # a schedule is in the way
+            further = _OTHER_SCHEDULE if is_within else _MORE_STEPS
+            self._say(f"Already at {now:,} env steps ({end}): nothing is trained. {further}")
             return cast(TrainStats, {**self.state, **self._last})
         self._record |= keys
         self._note_stretch("run")
@@ -692,6 +691,18 @@ _WIRED = {
     "logger": "pass `loggers=[…]` when the trainer is made",
     "run_dir": "pass `run_dir=…` when the trainer is made",
 }
+
+_MORE_STEPS = (
+    "To train further: `run(additional_env_steps=…)`, a larger `total_env_steps`, or "
+    "`everstep resume RUN_DIR --additional-steps N`."
+)
+
+_OTHER_SCHEDULE = (
+    "To train further, change the schedule: "
+    "`algorithm.update_algorithm_parameter('lr_schedule', None)` (or 'clip_param_schedule'), or "
+    "`everstep resume RUN_DIR lr_schedule=null`; of a function of the budget, a larger budget is "
+    "enough."
+)
 
 _NO_BUDGET = (
     "`run` must know when to stop: give it `total_env_steps=100_000`, or a condition, such as "

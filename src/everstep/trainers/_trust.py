@@ -9,14 +9,15 @@ no note.
 
 import contextlib
 import hashlib
+import importlib.util
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from ..config import Document, KeyPath, read
 from ..core.files import write_file
+from ..core.names import origin_of
 from ..core.plain_files import open_plain, read_plain
 from ..env.plugins import own_adapters
 from ..errors import ConfigError
@@ -93,15 +94,28 @@ def _programs(values: dict[str, Any]) -> Iterator[tuple[KeyPath, str]]:
     """Programs that the environment starts, and machines to which it connects."""
     spec = values.get("env_cls")
     adapter: Any = own_adapters(spec.partition(":")[0]) if isinstance(spec, str) else ()
-    for key in ("env_kwargs", "eval_env_kwargs"):
-        own = values.get(key)
+    for path, own in _env_options(values):
         for option in getattr(adapter[0], "programs", ()) if adapter else ():
-            if isinstance(own, dict) and own.get(option) is not None:
-                yield (key, option), str(own[option])
+            if own.get(option) is not None:
+                yield (*path, option), str(own[option])
+
+
+def _env_options(values: dict[str, Any]) -> Iterator[tuple[KeyPath, dict[str, Any]]]:
+    """Options of the environment, and where they stand: also under an inner `env_kwargs`."""
+    for key in ("env_kwargs", "eval_env_kwargs"):
+        path: KeyPath = (key,)
+        own = values.get(key)
+        while isinstance(own, dict):
+            yield path, own
+            path, own = (*path, "env_kwargs"), own.get("env_kwargs")
 
 
 def _names(values: dict[str, Any]) -> Iterator[tuple[KeyPath, str]]:
     """Every name of code in a configuration, and where a tracker is sent to."""
+    for path, own in _env_options(values):
+        for i, wrapper, _ in _entries(own.get("wrappers")):
+            if "." in wrapper or ":" in wrapper:
+                yield (*path, "wrappers", i), wrapper.replace(":", ".")
     inner = values.get("algorithm_config")
     for key, value in (*values.items(), *(inner.items() if isinstance(inner, dict) else ())):
         if isinstance(value, str) and (key.endswith("_cls") or key == "objective"):
@@ -110,10 +124,6 @@ def _names(values: dict[str, Any]) -> Iterator[tuple[KeyPath, str]]:
         elif isinstance(value, str) and key in FUNCTIONS:
             if is_dotted(value):
                 yield (key,), value
-        elif key in ("env_kwargs", "eval_env_kwargs") and isinstance(value, dict):
-            for i, name, _ in _entries(value.get("wrappers")):
-                if "." in name or ":" in name:
-                    yield (key, "wrappers", i), name.replace(":", ".")
         elif key == "symmetry" and isinstance(value, dict):
             for part, name in value.items():
                 if isinstance(name, str) and is_dotted(name):
@@ -143,8 +153,11 @@ def _entries(value: Any) -> Iterator[tuple[int, str, dict[str, Any]]]:
 
 
 def _is_known(name: str) -> bool:
+    """Whether a name is of a library that needs no question, and not of a file with its name."""
     root = name.partition(".")[0]
-    return root in _KNOWN or any(root in getattr(x, "libraries", ()) for x in own_adapters())
+    if root not in _KNOWN and not any(root in getattr(x, "libraries", ()) for x in own_adapters()):
+        return False
+    return origin_of(root) != "own" or importlib.util.find_spec(root) is None
 
 
 def _module_of_spec(spec: str) -> str:
@@ -153,7 +166,7 @@ def _module_of_spec(spec: str) -> str:
     adapter: Any = own_adapters(prefix)
     if adapter and hasattr(adapter[0], "module_of"):
         return str(adapter[0].module_of(name))
-    return name.replace(":", ".") if re.match(r"\w+[.:]", name) and ":" in name else ""
+    return name.replace(":", ".") if ":" in name else ""
 
 
 def _note_of(run_dir: Path, content: bytes) -> Path:

@@ -94,7 +94,8 @@ DUMMY: dict[str, Any] = {
 
 def dummy(**options: Any) -> tuple[Any, list[tuple[int, float]]]:
     rates = Rates()
-    trainer = Trainer(Steady, callbacks=[rates], **{"run_dir": None, **DUMMY, **options})
+    defaults = {key: x for key, x in DUMMY.items() if "lr" not in options or "lr" not in key}
+    trainer = Trainer(Steady, callbacks=[rates], **{"run_dir": None, **defaults, **options})
     return trainer, rates.found
 
 
@@ -112,6 +113,32 @@ def test_a_budget_that_is_reached_trains_nothing(caplog: pytest.LogCaptureFixtur
     assert len(lines) == 3
     assert "Already at 24 env steps (total_env_steps: 20): nothing is trained." in lines[0]
     assert "`run(additional_env_steps=…)`" in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "steps"),
+    [
+        ({"lr_schedule": [(0, 1e-3), (12, 0.0)]}, [8, 16]),
+        ({"clip_param_schedule": [(0, 0.2), (12, 0.0)]}, [8, 16]),
+        ({"lr": lambda left: max(0.0, 1e-3 * (left - 0.5))}, [8, 16, 24]),
+        ({"clip_param": lambda left: 0.2 * (left > 0.75)}, [8, 16]),
+    ],
+)
+def test_a_schedule_that_has_ended_in_0_within_the_budget_is_the_end(
+    caplog: pytest.LogCaptureFixture, schedule: dict[str, Any], steps: list[int]
+) -> None:
+    trainer, found = dummy(**schedule)
+    trainer.run(total_env_steps=40)
+    assert [step for step, _ in found] == steps
+    trainer.run(additional_env_steps=4)
+    assert len(found) == len(steps)
+    line = caplog.records[-1].getMessage()
+    assert "nothing is trained. To train further, change the schedule" in line
+    assert "additional" not in line
+    if "lr_schedule" in schedule:
+        trainer.algorithm.update_algorithm_parameter("lr_schedule", None)
+        trainer.run(additional_env_steps=4)
+        assert len(found) == len(steps) + 1
 
 
 def test_more_env_steps_let_linear_schedules_end_later(caplog: pytest.LogCaptureFixture) -> None:

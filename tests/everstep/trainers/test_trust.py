@@ -2,6 +2,7 @@
 
 import shutil
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import everstep
 from everstep.__main__ import main
 from everstep.config import load
-from everstep.errors import ConfigError
+from everstep.errors import AdapterError, ConfigError
 from everstep.trainers._trust import foreign_names
 
 OWN = """
@@ -145,6 +146,11 @@ def test_python_asks_too(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None
         ("env_cls: gymnasium:A-v0\nenv_kwargs: {python: 3, key: k}", []),
         ("env_kwargs: {wrappers: [TimeLimit, gymnasium.wrappers.TimeLimit]}", []),
         ("env_kwargs: {wrappers: [{'other:A': {a: 1}}]}", ["other.A"]),
+        ("env_cls: gymnasium:other-one:Lake-v0", ["other-one.Lake-v0"]),
+        ("env_cls: torchrl:other one:Lake-v0", ["other one.Lake-v0"]),
+        ("env_kwargs: {env_kwargs: {wrappers: [other.A]}}", ["other.A"]),
+        ("eval_env_kwargs: {env_kwargs: {env_kwargs: {wrappers: [other.A]}}}", ["other.A"]),
+        ("env_cls: bridge:gym:A-v0\nenv_kwargs: {env_kwargs: {python: p}}", ["p"]),
         ("callbacks: [other.A, {other.B: {a: 1}}]", ["other.A", "other.B"]),
         ("loggers: [mlflow]", []),
         ("loggers: [other.A, {other.B: {a: 1}}]", ["other.A", "other.B"]),
@@ -158,3 +164,47 @@ def test_the_names_of_others(tmp_path: Path, text: str, names: list[str]) -> Non
     file = tmp_path / "config.yaml"
     file.write_text(text)
     assert [name for _, name in foreign_names(load(file))] == names
+
+
+@pytest.mark.skipif(find_spec("isaacgymenvs") is not None, reason="the library is installed")
+@pytest.mark.parametrize(
+    "text",
+    ["env_cls: gymnasium:isaacgymenvs:A-v0", "env_kwargs: {wrappers: [isaacgymenvs.A]}"],
+)
+def test_a_file_with_the_name_of_a_library_is_code_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(text)
+    assert foreign_names(load(file)) == []  # nothing to import
+    (tmp_path / "isaacgymenvs.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert [name for _, name in foreign_names(load(file))] != []
+
+
+@pytest.mark.parametrize("name", ["sisl.none_v4", "classic.none"])
+def test_packages_of_pettingzoo_are_not_looked_for_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    pytest.importorskip("pettingzoo")
+    own = tmp_path / name.partition(".")[0]
+    own.mkdir()
+    (own / "__init__.py").write_text("raise SystemExit('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(AdapterError, match="There is no module"):
+        everstep.make(f"pettingzoo:{name}", 1)
+
+
+@pytest.mark.parametrize("key", ["env_kwargs", "eval_env_kwargs"])
+@pytest.mark.parametrize("inner", ["[1]", "text", "3"])
+def test_inner_options_that_are_no_mapping_are_named(tmp_path: Path, key: str, inner: str) -> None:
+    file = tmp_path / "train.yaml"
+    file.write_text(f"env_cls: CartPole-v1\n{key}: {{env_kwargs: {inner}}}\n")
+    with pytest.raises(ConfigError, match="must be a mapping of names to values"):
+        everstep.TrainConfig.from_file(file)
+
+
+@pytest.mark.parametrize("spec", ["gymnasium:pip.__main__:A-v0", "torchrl:pip.__main__.A"])
+def test_programs_of_a_library_are_not_imported(spec: str) -> None:
+    with pytest.raises(AdapterError, match="two underscores"):
+        everstep.factory(spec)

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -384,7 +385,12 @@ class Sharing(gymnasium.Env[Any, int]):
     def __init__(self, shares: str) -> None:
         self.observation_space = spaces.Box(-np.inf, np.inf, (2,), dtype=np.float32)
         self.action_space = spaces.Discrete(2)
-        self.simulator = SIMULATOR if shares == "a simulator" else Simulator()
+        self.simulator: Any = SIMULATOR if shares == "a simulator" else Simulator()
+        #: Where else a simulator may be.
+        self.parts: Any = {"robots": [SIMULATOR]} if shares == "a part of a mapping" else {}
+        self.config = SimpleNamespace()
+        if shares == "a simulator in an object":
+            self.config.simulator = SIMULATOR
         self.shares = shares
         if shares == "an array":
             self.state = MEMORY
@@ -410,6 +416,18 @@ class Sharing(gymnasium.Env[Any, int]):
         return self.state.copy()
 
 
+class OfClass(Sharing):
+    world = SIMULATOR
+
+
+class Slotted(Sharing):
+    __slots__ = ("world",)
+
+    def __init__(self, shares: str) -> None:
+        super().__init__(shares)
+        self.world = SIMULATOR
+
+
 def with_own_state(env: Any) -> Any:
     env.simulator, env.state = Simulator(), np.zeros(2, np.float32)
     return env
@@ -424,7 +442,8 @@ def one_twice(shares: str) -> list[Callable[[], Any]]:
     if shares == "a generator":
         env.reset(seed=0)
         return [lambda: with_own_state(copy.copy(env))] * 2
-    return [partial(Sharing, shares)] * 2
+    kind = {"a simulator of the class": OfClass, "a simulator in a slot": Slotted}
+    return [partial(kind.get(shares, Sharing), shares)] * 2
 
 
 @pytest.mark.parametrize(
@@ -433,6 +452,10 @@ def one_twice(shares: str) -> list[Callable[[], Any]]:
         ("the environment", "one environment, Sharing"),
         ("the environment in wrappers", "one environment, Sharing"),
         ("a simulator", "one simulation, Simulator"),
+        ("a part of a mapping", "one simulation, Simulator"),
+        ("a simulator in an object", "one simulation, Simulator"),
+        ("a simulator of the class", "one simulation, Simulator"),
+        ("a simulator in a slot", "one simulation, Simulator"),
         ("a generator", "one generator of random numbers"),
         ("an array", "write into one array, `Sharing.state`"),
         ("an array of the class", "write into one array"),

@@ -13,6 +13,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorWrapper
 from everstep.algorithms import Algorithm, RecurrentAlgorithm
 from everstep.core.hyperparameters import Hyperparameters, RecurrentHyperparameters
 from everstep.errors import NonFiniteError
+from everstep.evaluation import evaluate
 from everstep_adapters import GymnasiumEnv
 from tests.everstep_adapters.gymnasium.gymnasium_toys import MODES
 
@@ -107,3 +108,22 @@ def test_numbers_that_nothing_uses_may_be_anything(
 def test_the_observation_that_is_bootstrapped_from_must_be_finite() -> None:
     with pytest.raises(NonFiniteError, match="`obs` of environment 0 is not finite at env step 4"):
         trained("NEXT_STEP", np.nan, kind="truncated")
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", ["terminated", "truncated", "both"])
+@pytest.mark.parametrize("recurrent", [False, True])
+def test_evaluations_use_no_last_observation(mode: str, kind: str, recurrent: bool) -> None:
+    policy = trained(mode, 0.0, recurrent=recurrent).policy
+    make = partial(Crashing, np.nan, kind, 5, False, False)
+    inner: Any = SyncVectorEnv([make] * 2, autoreset_mode=AutoresetMode[mode])
+    found = evaluate(policy, GymnasiumEnv(inner, horizon=HORIZON), episodes=4)
+    assert (found["episodes/return_mean"], found["episodes/count"]) == (5.0, 4)
+
+
+def test_an_evaluation_in_the_training_environment_uses_none() -> None:
+    make = partial(Crashing, np.nan, "truncated", 5, False, False)
+    inner: Any = SyncVectorEnv([make] * 2, autoreset_mode=AutoresetMode.NEXT_STEP)
+    algorithm = Algorithm(GymnasiumEnv(inner, horizon=HORIZON), Hyperparameters())
+    with algorithm.evaluating():
+        assert algorithm.collect()["episodes/return_mean"] == 5.0

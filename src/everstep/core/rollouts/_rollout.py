@@ -374,25 +374,35 @@ class Rollout:
         """Rows that end an episode, bool `[T, N, 1]`."""
         return self.terminated | self.truncated
 
-    def close_rows(self) -> None:
-        """Set rewards and done flags of invalid rows to 0."""
+    def close_rows(self, *, bootstraps: bool = True) -> None:
+        """Set rewards and done flags of invalid rows to 0.
+
+        Args:
+            bootstraps: Whether values of truncated episodes' last observations are needed; in
+                evaluations they are not.
+
+        """
         if DataKeys.VALID in self.episode_keys:
             invalid = ~self.valid
             self.rewards[:-1].masked_fill_(invalid, 0.0)
             self.terminated.masked_fill_(invalid, False)
             self.truncated.masked_fill_(invalid, False)
-            self._close_unused_obs()
+            self._close_unused_obs(self.terminated if bootstraps else self.done)
 
-    def _close_unused_obs(self) -> None:
+    def _close_unused_obs(self, ended: torch.Tensor) -> None:
         """Set NaN and infinity to 0 in unused observations, and in what was computed from them.
 
         An environment that resets in the next env step returns an episode's last observation as
         `obs`. If the episode was terminated, the action in it is ignored, and its value is not
         needed. Environments that reset at once return it as `final_obs`, which may hold
         anything then.
+
+        Args:
+            ended: Rows that end an episode whose last observation is not valued, bool `[T, N, 1]`.
+
         """
         invalid = ~self.valid
-        unused = torch.cat([invalid[:1], (self.terminated | invalid) & ~self.first])
+        unused = torch.cat([invalid[:1], (ended | invalid) & ~self.first])
         for x in (*self.obs, *self.actions, self.values, self.logp):
             if x.is_floating_point():
                 rows = unused.view(*unused.shape[:2], *(1,) * (x.ndim - 2))
