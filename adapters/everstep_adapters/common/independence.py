@@ -66,7 +66,7 @@ def _parts(env: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def _held(layer: Any) -> Iterator[tuple[str, Any]]:
-    """What a layer and its class have in attributes, and in lists and mappings among them."""
+    """Attributes of a layer and its class, and entries of lists and mappings among them."""
     own: dict[str, Any] = {}
     for kind in reversed(type(layer).__mro__):
         if not _is_of_library(kind):

@@ -87,7 +87,8 @@ def load_state(
         seed, was_reset = state["seed"], state["was_reset"]
         if not (seed is None or isinstance(seed, int)) or not isinstance(was_reset, bool):
             raise CheckpointError(f"`seed` and `was_reset` are {seed!r} and {was_reset!r}")
-        changes = changes_to(env, state["env"])
+        # One that was never reset is reset before its next step, whatever it holds now.
+        changes = changes_to(env, state["env"]) if was_reset else Changes()
         changes.assign(clock.checked(state["clock"]))
         if pending is not None:
             waiting = decode_like(pending, state["pending"], "pending")

@@ -21,7 +21,7 @@ from ..core.advantages import (
 from ..core.episodes import reward_statistics
 from ..core.graphs import is_static
 from ..core.hyperparameters import Resolved
-from ..core.normalizers import RunningMoments
+from ..core.normalizers import EPSILON, MOST_OF_SIZE, RunningMoments
 from ..core.ranks import Reducer
 from ..core.rollouts import Rollout
 from ..core.triton import gae
@@ -226,7 +226,7 @@ def _scaled(rollout: Rollout, config: Resolved, scale: None | torch.Tensor) -> t
         return rewards
     scaled = rewards[..., :1]
     if scale is not None:
-        scaled = scaled / (scale + 1e-8)
+        scaled = scaled / (scale + (scale * MOST_OF_SIZE).clamp(max=EPSILON))
     if config.reward_scale != 1:
         scaled = scaled * config.reward_scale
     if config.clip_rewards is not None:

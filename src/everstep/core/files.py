@@ -20,6 +20,9 @@ from typing import IO
 #: Seconds after which an unfinished file is taken for one of a process that was killed.
 _ABANDONED = 600.0
 
+#: Bytes of a line that is read: those of Everstep's files have some thousand.
+MAX_LINE = 2**20
+
 
 def foreign_path(path: str | os.PathLike[str]) -> str:
     """Why a path is one of another system or of a shell; empty if it is not.
@@ -159,23 +162,33 @@ def drop_torn_line(file: IO[bytes], is_whole: Callable[[bytes], bool]) -> bytes:
     """Repair the end of a file of lines, and return its last line.
 
     What follows the last end of a line is removed, unless it `is_whole` but for that end.
+
+    Raises:
+        OSError: If it is longer than any line, so that this is another file, or a damaged one.
+
     """
     size = file.seek(0, os.SEEK_END)
     end = _line_end(file, size)
+    if end < 0:
+        reason = f"has no end of a line in its last {MAX_LINE:,} bytes; cut them off"
+        raise OSError(errno.EFBIG, reason, str(file.name))
     file.seek(end)
     torn = file.read(size - end)
     if torn and is_whole(torn):
         write_at(file, size, b"\n", Path(str(file.name)))
         return torn
     os.ftruncate(file.fileno(), end)
-    start = _line_end(file, end - 1)
+    start = max(_line_end(file, end - 1), end - MAX_LINE)
     file.seek(start)
     return file.read(end - start)
 
 
 def _line_end(file: IO[bytes], end: int) -> int:
-    """Position after the last end of a line before `end`; 0 if there is none."""
+    """Position after the last end of a line before `end`; 0 if there is none, -1 if it is far."""
+    least = end - MAX_LINE
     while end > 0:
+        if end < least:
+            return -1
         start = max(0, end - 65536)
         file.seek(start)
         found = file.read(end - start).rfind(b"\n")

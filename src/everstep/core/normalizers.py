@@ -23,8 +23,9 @@ from .ranks import Moments, Reducer
 #: Rows are summed in pieces: of at least so many elements, and in at most so many pieces.
 PIECE, MAX_PIECES = 2**16, 32
 
-#: Added to variances before the square root.
-EPSILON = 1e-8
+#: Added to variances before the square root, but not more than a part of the mean square: numbers
+#: of any size are scaled, and a constant's rounding errors are not.
+EPSILON, MOST_OF_SIZE = 1e-8, 1e-2
 
 
 class RunningMoments(nn.Module):
@@ -111,7 +112,8 @@ class RunningMoments(nn.Module):
     @property
     def std(self) -> torch.Tensor:
         """Population standard deviation, `shape`, float64; small where elements do not vary."""
-        return (self.var + EPSILON).sqrt()
+        size = (self.var + self.mean.square()) * MOST_OF_SIZE
+        return (self.var + torch.where(self.var > 0, size.clamp(max=EPSILON), EPSILON)).sqrt()
 
 
 def update_moments(each: nn.ModuleDict, leaves: Leaves, mask: torch.Tensor) -> None:

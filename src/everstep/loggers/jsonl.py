@@ -5,6 +5,7 @@ epoch, then the statistics. JSON has no NaN and no infinities, so they are the s
 `"Infinity"` and `"-Infinity"`, which `float()`, pandas and JavaScript's `Number()` understand.
 """
 
+import contextlib
 import json
 import logging
 import math
@@ -14,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from ..core.files import drop_torn_line, open_lines, write_at, write_file
+from ..core.files import MAX_LINE, drop_torn_line, open_lines, write_at, write_file
 from ..core.plain_files import open_plain
 from ..core.validation import statistic
 from ..errors import EverstepError
@@ -24,8 +25,8 @@ from .lock import WriteLock
 
 _log = logging.getLogger(__name__)
 
-#: Bytes of a line and of a file that are read; a line of Everstep's has some thousand.
-_MAX_LINE, _MAX_FILE = 2**20, 2**32
+#: Bytes of a file that are read.
+_MAX_FILE = 2**32
 
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
@@ -62,8 +63,10 @@ class JsonlLogger:
         self._pending: deque[_Line] = deque()
         self._lock = WriteLock(self.path)
         try:
-            self._file = open_lines(self.path)
-            last = drop_torn_line(self._file, _is_record)
+            with contextlib.ExitStack() as on_error:
+                self._file = on_error.enter_context(open_lines(self.path))
+                last = drop_torn_line(self._file, _is_record)
+                on_error.pop_all()
         except BaseException:
             self._lock.release()
             raise
@@ -84,17 +87,22 @@ class JsonlLogger:
             step: Env steps at the checkpoint; later lines are removed if the file was changed.
 
         """
-        content = self.path.read_bytes()
-        kept = content[:size]
-        if len(content) < size or not (kept.endswith(b"\n") or not kept):
-            lines = [x for x in content.splitlines(keepends=True) if _is_record(x)]
-            kept = b"".join(x for x in lines if json.loads(x).get("step", 0) <= step)
-        if content.startswith(kept):
-            os.ftruncate(self._file.fileno(), len(kept))
-        else:
-            write_file(self.path, kept)
-            self._file.close()
-            self._file = open_lines(self.path)
+        if self._ends_line(size):
+            os.ftruncate(self._file.fileno(), size)
+            return
+        with open_plain(self.path, limit=_MAX_FILE) as file:
+            records = [(x, json.loads(x).get("step", 0)) for x in _lines(file) if _is_record(x)]
+        kept = [x for x, at in records if isinstance(at, int | float) and at <= step]
+        write_file(self.path, b"".join(kept))
+        self._file.close()
+        self._file = open_lines(self.path)
+
+    def _ends_line(self, size: int) -> bool:
+        """Whether a line ends at a size of the file."""
+        if not 0 < size <= os.fstat(self._file.fileno()).st_size:
+            return size == 0
+        self._file.seek(size - 1)
+        return self._file.read(1) == b"\n"
 
     def sync(self) -> None:
         """Write all lines and flush the file to the disk; does nothing after `close`.
@@ -202,10 +210,10 @@ def read_metrics(
 
 def _lines(file: IO[bytes]) -> Iterator[bytes]:
     """Lines of a file; of one that is too long, its beginning."""
-    while line := file.readline(_MAX_LINE):
+    while line := file.readline(MAX_LINE):
         rest = line
-        while len(rest) == _MAX_LINE and not rest.endswith(b"\n"):
-            rest = file.readline(_MAX_LINE)
+        while len(rest) == MAX_LINE and not rest.endswith(b"\n"):
+            rest = file.readline(MAX_LINE)
         yield line if rest is line else line[:80] + b"\n"
 
 

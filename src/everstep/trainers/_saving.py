@@ -13,7 +13,7 @@ from ..core.ranks import reported
 from ..core.restoring import loading
 from ..core.validation import explained
 from ..data import TrainerState
-from ..errors import ConfigError
+from ..errors import CheckpointError, ConfigError
 from ..loggers import MlflowLogger, QueuedLogger
 from ._files import RunFiles
 from ._ranks import for_rank, own_part
@@ -225,6 +225,7 @@ class SavedTrainer(Generic[_Algorithm]):
     def _continue(self) -> dict[str, None | str]:
         """Continue from the newest checkpoint of the run; the ids of its trackers' runs."""
         path, state = self._read()
+        _check_run_keys(path, state)
         self.load_state_dict(state)
         if not self.algorithm.continues:
             _log.warning(
@@ -241,6 +242,29 @@ class SavedTrainer(Generic[_Algorithm]):
         if self._files is not None:
             path = self._files.save_in_background(self.state, state, self.algorithm.policy)
             self._called.call("on_checkpoint", path)
+
+
+def _check_run_keys(path: Path, state: Any) -> None:
+    """Check what a checkpoint of a run has beside the trainer's state.
+
+    Raises:
+        CheckpointError: Names the key that no run has written.
+
+    """
+
+    def is_id(value: Any) -> bool:
+        return value is None or isinstance(value, str)
+
+    ids, best = state.get("trackers", {}), state.get("best") or {}
+    is_best = isinstance(best, dict) and isinstance(best.get("value", 0.0), int | float)
+    rules = {
+        "metrics_size": type(state.get("metrics_size", 0)) is int,
+        "best": is_best,
+        "mlflow_run_id": is_id(state.get("mlflow_run_id")),
+        "trackers": isinstance(ids, dict) and all(map(is_id, (*ids, *ids.values()))),
+    }
+    if wrong := [key for key, is_kept in rules.items() if not is_kept]:
+        raise CheckpointError(f"{path}: its `{wrong[0]}` is not what a run writes.")
 
 
 _NO_DIRECTORY = "This trainer has no `run_dir`: name the checkpoint's directory."

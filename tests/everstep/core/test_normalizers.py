@@ -39,6 +39,56 @@ def test_a_row_that_is_left_out_is_as_if_it_had_never_been() -> None:
     torch.testing.assert_close(some.var, whole.var, rtol=rounding, atol=0)
 
 
+@pytest.mark.parametrize("power", [-110, -66, -20, -10, 10, 66, 110])
+@pytest.mark.parametrize("offset", [0.0, 3.0])
+def test_numbers_of_any_size_are_scaled(power: int, offset: float) -> None:
+    x = (offset + torch.randn(1000, 2)) * 2.0**power
+    normalizer = ObservationNormalizer(Unbounded(2))
+    normalizer.update((x,), torch.ones(len(x), dtype=torch.bool))
+    (scaled,) = normalizer((x,))
+    # An element has a part of its mean square added to its variance.
+    assert scaled.std(0).min() > (0.99 if not offset else 0.94)
+    torch.testing.assert_close(scaled.mean(0), torch.zeros(2), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("value", [0.0, 1e-30, 1e-5, 0.1])
+def test_rounding_errors_of_a_constant_are_not_scaled_up(value: float) -> None:
+    x = torch.full((999, 1), value)
+    x[0] = x[0] * (1 + torch.finfo(x.dtype).eps)
+    normalizer = ObservationNormalizer(Unbounded(1))
+    normalizer.update((x,), torch.ones(len(x), dtype=torch.bool))
+    assert float(normalizer((x,))[0].abs().max()) < 1e-2
+
+
+@pytest.mark.parametrize("normalized", ["running", True])
+@pytest.mark.parametrize("power", [-90, -40, 40, 90])
+def test_rewards_of_any_size_are_one_training(normalized: Any, power: int) -> None:
+    def scaled(power: int) -> torch.Tensor:
+        torch.manual_seed(0)
+        env = Rewarded(2.0**power)
+        trainer = Trainer(
+            env, run_dir=None, progress=False, horizon=16, seed=0, normalize_rewards=normalized
+        )
+        trainer.step()
+        return torch.cat([x.flatten() for x in trainer.algorithm.policy.model.parameters()])
+
+    # 1e-8 is added to a deviation of 1, and a hundredth to a small one.
+    torch.testing.assert_close(scaled(power), scaled(0), rtol=0, atol=2e-4)
+
+
+class Rewarded(ConstantEnv):
+    """Rewards are random numbers times a factor."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__(4)
+        self.factor = factor
+
+    def step(self, action: Any) -> TensorDict:
+        outcome = super().step(action)
+        outcome["rewards"] = torch.randn(4, 1) * self.factor
+        return outcome
+
+
 def test_nothing_seen_leaves_numbers_as_they_are() -> None:
     moments = RunningMoments(2)
     moments.update(torch.full((4, 2), torch.inf), torch.zeros(4, dtype=torch.bool))

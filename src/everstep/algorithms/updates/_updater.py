@@ -1,6 +1,8 @@
 """The optimizer's side of an update: flat gradients, clipping, skipped steps."""
 
+import contextlib
 import inspect
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -223,8 +225,24 @@ class Updater:
         indices = [i for group in loaded for i in group["params"]]
         if strange := [i for i in state["state"] if type(i) is not int or i not in indices]:
             raise CheckpointError(f"The optimizer's state of {strange[0]!r} is of no parameter.")
+        for group, options in zip(own, loaded, strict=True):
+            for key in group.keys() & options.keys() - _IMPLEMENTATIONS - {"params"}:
+                if _kind_of(options[key]) != _kind_of(group[key]):
+                    raise CheckpointError(
+                        f"The checkpoint's optimizer has {key}={options[key]!r}; {name} needs a "
+                        f"value such as {group[key]!r}."
+                    )
+        ranks = {x.ndim for x in self._parameters}
+        kept = {rank: _state_after_a_step(self.optimizer, rank) for rank in ranks}
         for p, i in zip(self._parameters, indices, strict=True):
-            for key, x in state["state"].get(i, {}).items():
+            found, needed = state["state"].get(i, {}), kept[p.ndim]
+            for key in needed if found else ():  # a factor may have the parameter's shape by chance
+                if key not in found or not _kind_of(found[key], p).startswith(needed[key]):
+                    raise CheckpointError(
+                        f"The checkpoint's `{key}` of parameter {i} has another shape or type "
+                        f"than {name}'s: {needed[key]}, {list(p.shape)}, is needed."
+                    )
+            for key, x in found.items() if not needed else ():
                 if isinstance(x, torch.Tensor) and x.ndim and x.shape != p.shape:
                     raise CheckpointError(
                         f"The checkpoint's `{key}` of parameter {i} has shape {list(x.shape)}; the "
@@ -371,3 +389,29 @@ def _fused(
     # Older PyTorch has no fused Adagrad on a GPU.
     fits &= not (optimizer_cls is optim.Adagrad and parameters[0].device.type == "cuda")
     return config | {"fused": True} if has_fused and fits and not chosen else config
+
+
+def _kind_of(value: Any, parameter: None | torch.Tensor = None) -> str:
+    """Kind of an option, or of what an optimizer keeps of a parameter."""
+    if isinstance(value, torch.Tensor) and parameter is not None and value.shape == parameter.shape:
+        return "a tensor of the parameter's shape"
+    if isinstance(value, torch.Tensor) and value.ndim:
+        return "a tensor"
+    if value is None or isinstance(value, bool):
+        return "a flag"
+    if isinstance(value, list | tuple):
+        return f"({', '.join(map(_kind_of, value))})"
+    number = value.item() if isinstance(value, torch.Tensor) else value
+    is_finite = isinstance(number, int | float) and math.isfinite(number)
+    return "a finite number" if is_finite else type(value).__name__
+
+
+def _state_after_a_step(optimizer: optim.Optimizer, ndim: int) -> dict[str, str]:
+    """Kinds of what an optimizer keeps of a parameter, by name; {} where it cannot be tried."""
+    x = nn.Parameter(torch.zeros((2, 3, 4, 5, 6)[:ndim]))
+    with contextlib.suppress(Exception):  # a class of the user's own may take other arguments
+        trial = type(optimizer)([x], **optimizer.defaults)
+        x.grad = torch.zeros_like(x)
+        trial.step()
+        return {key: _kind_of(y, x) for key, y in trial.state[x].items() if y is not None}
+    return {}
