@@ -76,7 +76,7 @@ def test_values_that_no_run_has_written_are_named(trained: Path, tmp_path: Path,
 
 @pytest.mark.parametrize("name", ["Adafactor", "Adagrad", "NAdam", "Rprop"])
 def test_optimizers_of_any_kind_go_on(name: str) -> None:
-    """What an optimizer keeps may have other shapes than the parameter."""
+    """An optimizer may keep tensors of other shapes than the parameter."""
     options = {"run_dir": None, "progress": False, "optimizer_cls": getattr(torch.optim, name)}
     first, second = (Trainer("CartPole-v1", **SMALL, **options) for _ in range(2))
     first.run(total_env_steps=16)
