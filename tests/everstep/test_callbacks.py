@@ -159,6 +159,67 @@ def test_statistics_of_callbacks_end_a_training_from_a_file(tmp_path: Path) -> N
         assert trainer.run()["env/steps"] == 16
 
 
+def test_a_run_whose_program_has_statistics_of_its_own_is_resumed(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    condition: Any = HitsUpperBound("mine", 100)  # type: ignore[arg-type]
+    with Trainer(
+        DiscreteDummyEnv, callbacks=[Adds()], best="mine", run_dir=run_dir, track=False, **OPTIONS
+    ) as trainer:
+        trainer.run(total_env_steps=40, stop_conditions=[condition])
+    with Trainer.load(run_dir, track=False, progress=False, total_env_steps=80) as trainer:
+        assert trainer.run()["env/steps"] == 80
+
+
+@pytest.mark.parametrize("existed", [False, True])
+@pytest.mark.parametrize("run_dir", ["run", "auto"])
+def test_a_trainer_that_cannot_be_made_leaves_nothing(
+    run_dir: str, existed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Any, *arguments: Any) -> None:
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.chdir(tmp_path)
+    if existed:
+        (tmp_path / "run").mkdir()
+        (tmp_path / "run" / "notes.txt").write_text("mine")
+    before = sorted(tmp_path.rglob("*"))
+    with monkeypatch.context() as patched:
+        patched.setattr("everstep.trainers._base.write_file", full)
+        with pytest.raises(OSError, match="No space left"):
+            Trainer(DiscreteDummyEnv, run_dir=run_dir, track=False, **OPTIONS)
+    assert [x for x in sorted(tmp_path.rglob("*")) if x.name != "runs"] == before
+    with Trainer(DiscreteDummyEnv, run_dir=run_dir, track=False, **OPTIONS) as trainer:
+        trainer.run(total_env_steps=8)
+
+
+class UnspeakableError(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+class Fails:
+    """A logger whose error cannot be shown."""
+
+    def log_params(self, params: Any) -> None:
+        raise UnspeakableError
+
+    log_metrics: Any = log_params
+    close: Any = log_params
+
+
+def test_a_logger_whose_error_has_no_text_ends_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run_dir = tmp_path / "run"
+    fails: Any = Fails()
+    with Trainer(
+        DiscreteDummyEnv, loggers=[fails], run_dir=run_dir, track=False, **OPTIONS
+    ) as trainer:
+        trainer.run(total_env_steps=24)
+    assert len((run_dir / "metrics.jsonl").read_text().splitlines()) == 3
+    assert any("Fails failed: UnspeakableError: " in x for x in caplog.messages)
+
+
 def test_a_best_policy_of_evaluations_that_are_not_made_is_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

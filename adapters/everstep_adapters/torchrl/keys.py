@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -10,11 +11,13 @@ import torch
 from torchrl.data import TensorSpec
 
 from everstep.data import DataKeys
+from everstep.env.formats import numpy_dtype
 from everstep.errors import AdapterError, EverstepError
 
 from ..common.calls import error_text
 from ..common.independence import check_independent
 from ..common.libraries import is_loaded_instance
+from ..common.rounding import RoundingWatch
 from .calls import layers_of, name_of
 from .specs import Key, Layout, Leaf, NestedKey, as_key, join_keys, leaves_of, make_leaf, write_key
 
@@ -147,7 +150,8 @@ def find_reward(
             f"A reward is one number a row; `{join_keys([key])}` has {list(leaf.feature)}. Add "
             f"them up in a transform{example}."
         )
-    return leaf
+    dtypes = (numpy_dtype(x.dtype) for x in (rewards[key], leaf.spec))
+    return replace(leaf, watch=RoundingWatch.of("rewards", *dtypes))
 
 
 def _pick(kind: str, keys: list[Key], chosen: None | NestedKey, group: Key) -> Key:

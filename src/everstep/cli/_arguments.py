@@ -118,6 +118,12 @@ def flag_overrides(arguments: argparse.Namespace, keys: dict[str, str]) -> list[
 
     """
     flags = {key: getattr(arguments, flag) for flag, key in keys.items()}
+    assigned = {x.partition("=")[0].strip() for x in arguments.overrides}
+    for flag, key in keys.items():
+        if flags[key] is not None and key in assigned:
+            raise ConfigError(
+                f"command line: {key}: given by --{flag.replace('_', '-')}, too. Drop one of them."
+            )
     given = [f"{key}={json.dumps(flag)}" for key, flag in flags.items() if flag is not None]
     return [*arguments.overrides, *given]
 

@@ -40,6 +40,12 @@ _ATTEMPTS, _SYSTEM_ATTEMPTS = 3, 30
 _LAST_ATTEMPTS, _LAST_PAUSE = 6, 0.15
 
 
+_GOES_ON = (
+    " Training continues. Failed calls are repeated in order; a warning at the end says if any "
+    "were lost."
+)
+
+
 class Logger(Protocol):
     """Receives the parameters and statistics of one run, in order.
 
@@ -202,19 +208,14 @@ class _Member:
             try:
                 self._logger.close(status)
             except Exception as error:
-                self._warn(error)
+                self._warn(error, rest="")
 
-    def _warn(self, error: Exception) -> None:
+    def _warn(self, error: Exception, rest: str = _GOES_ON) -> None:
         """Log the first failure; others are counted."""
         is_first, self._error = self._error is None, error
         self._failures += 1
         if is_first:
-            _log.warning(
-                "%s failed: %s. Training continues. Failed calls are repeated in order; a warning "
-                "at the end says if any were lost.",
-                self._name,
-                _text(error),
-            )
+            _log.warning("%s failed: %s.%s", self._name, _text(error), rest)
 
     def _report(self) -> None:
         missing = self._missing + len(self._waiting)
@@ -238,7 +239,10 @@ class _Member:
 
 
 def _text(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
+    text = ""
+    with contextlib.suppress(Exception):  # of a class whose own `__str__` fails
+        text = str(error).rstrip(".")
+    return f"{type(error).__name__}: {text}"
 
 
 def array_of(values: Any) -> npt.NDArray[Any]:

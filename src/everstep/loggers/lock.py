@@ -44,7 +44,7 @@ class WriteLock:
     def __init__(self, path: Path) -> None:
         from filelock import Timeout
 
-        self._file = _lock_file(path)
+        self._file = lock_file(path)
         self._lock: Any = _file_lock(self._file)
         try:
             self._lock.acquire(timeout=_PATIENCE)
@@ -84,7 +84,7 @@ def writer_of(path: str | os.PathLike[str]) -> None | int:
     """
     from filelock import Timeout
 
-    file = _lock_file(Path(path))
+    file = lock_file(Path(path))
     if not file.exists():
         return 0
     lock = _file_lock(file)
@@ -99,7 +99,8 @@ def writer_of(path: str | os.PathLike[str]) -> None | int:
     return 0
 
 
-def _lock_file(path: Path) -> Path:
+def lock_file(path: Path) -> Path:
+    """The file that is locked for a file."""
     return path.with_name(f".{path.name}.lock")
 
 
@@ -118,7 +119,7 @@ def _holder(file: Path) -> dict[str, Any]:
 
 
 def _message(path: Path) -> str:
-    holder = _holder(_lock_file(path))
+    holder = _holder(lock_file(path))
     pid, host = holder.get("pid"), holder.get("host")
     if (pid, host) == (os.getpid(), socket.gethostname()):
         return (

@@ -4,6 +4,7 @@ import contextlib
 import logging
 import math
 import os
+import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import FrozenInstanceError
@@ -35,6 +36,7 @@ from ..loggers import (
     open_trackers,
     own_loggers,
 )
+from ..loggers.lock import lock_file
 from ._ending import end_of, schedule_end
 from ._evaluations import (
     NEEDS_EVAL_ENV,
@@ -190,30 +192,56 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
         if run_dir is not None:
             # Before a directory is made.
             check_depth(config_values(algorithm, self._record) | run_keys(self.run_arguments))
+        existed = run_dir not in (None, "auto") and os.path.lexists(run_dir)
         if run_dir == "auto":
             run_dir = algorithm.reducer.from_first(lambda: create_run_dir(RUNS, name))
         self.run_dir = None if run_dir is None else Path(run_dir)
-        with algorithm.reducer.together():
-            if self.run_dir is not None and is_first:
-                self._files = RunFiles(self.run_dir, checkpoint_every, keep_last, best)
-        continued = self._continue() if resume else {}
-        self._is_resumed = resume
-        if self.run_dir is not None and self._files is not None:
-            run = TrackedRun(
-                self.run_dir,
-                run_name or self.run_dir.name,
-                name,
-                experiment_name,
-                step=self.state["env/steps"] if resume else None,
-            )
-            self.trackers = open_trackers(named_trackers, run, continued)
-            self.mlflow = cast(None | MlflowLogger, self.trackers.get("mlflow"))
-            sinks = [self._files.metrics, *sinks, *self.trackers.values()]
-        self.logger = LoggerGroup(cast(Sequence[Logger], sinks))
-        self.view = ProgressView(progress)
-        self.logger.log_params(params_of(algorithm, env_cls))
-        self._write_record({k: v for k, v in self._record.items() if v is not None})
+        with self._left_as_it_was(is_new=is_first and not resume and not existed, resume=resume):
+            with algorithm.reducer.together():
+                if self.run_dir is not None and is_first:
+                    self._files = RunFiles(self.run_dir, checkpoint_every, keep_last, best)
+            continued = self._continue() if resume else {}
+            self._is_resumed = resume
+            if self.run_dir is not None and self._files is not None:
+                run = TrackedRun(
+                    self.run_dir,
+                    run_name or self.run_dir.name,
+                    name,
+                    experiment_name,
+                    step=self.state["env/steps"] if resume else None,
+                )
+                self.trackers = open_trackers(named_trackers, run, continued)
+                self.mlflow = cast(None | MlflowLogger, self.trackers.get("mlflow"))
+                sinks = [self._files.metrics, *sinks, *self.trackers.values()]
+            self.logger = LoggerGroup(cast(Sequence[Logger], sinks))
+            self.view = ProgressView(progress)
+            self.logger.log_params(params_of(algorithm, env_cls))
+            self._write_record({k: v for k, v in self._record.items() if v is not None})
         self._is_wired = True
+
+    @contextlib.contextmanager
+    def _left_as_it_was(self, *, is_new: bool, resume: bool) -> Iterator[None]:
+        """Context in which a trainer is made; an error leaves no directory and no tracker's run.
+
+        Args:
+            is_new: Whether the directory is made for this run.
+            resume: Whether the directory has a run, of which nothing is removed.
+
+        """
+        try:
+            yield
+        except BaseException as error:
+            sinks: list[Logger] = [*self.trackers.values()]
+            sinks += [] if self._files is None else [self._files.metrics]
+            closing = [partial(sink.close, "FAILED") for sink in sinks]
+            with contextlib.suppress(BaseException):  # the first error is the one to raise
+                call_all(*closing, first=error)
+            if self._files is not None and is_new:  # it has the lock
+                shutil.rmtree(self._files.metrics.path.parent, ignore_errors=True)
+            elif self._files is not None and not resume:
+                for path in (self._files.metrics.path, lock_file(self._files.metrics.path)):
+                    path.unlink(missing_ok=True)
+            raise
 
     def _write_record(self, keys: Mapping[str, Any]) -> None:
         """Write `config.yaml`, and send it and `keys` of it to the trackers."""

@@ -326,8 +326,9 @@ def unused_problems(values: Mapping[str, Any], *, is_record: bool = False) -> It
     Args:
         values: Values by key.
         is_record: Whether this is the file of a run. It has what the program gave, which may have
-            evaluated by itself. `eval_env_kwargs` and `eval_env_config` are read by
-            `everstep eval`, too, so they need no evaluations in the training.
+            evaluated by itself, and had callbacks with statistics. `eval_env_kwargs` and
+            `eval_env_config` are read by `everstep eval`, too, so they need no evaluations in the
+            training.
 
     """
     recipe = values.get("recipe")
@@ -340,7 +341,7 @@ def unused_problems(values: Mapping[str, Any], *, is_record: bool = False) -> It
     best = values.get("best")
     if isinstance(best, str) and best.startswith("eval/") and not evaluates:
         yield Problem(("best",), f"{way_out}. Got {best!r}")
-    elif message := best_problem(best, values):
+    elif not is_record and (message := best_problem(best, values)):
         yield Problem(("best",), message)
 
 

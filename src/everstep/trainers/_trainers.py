@@ -160,7 +160,8 @@ def _build_algorithm(
         if "recurrent" in given:
             unknown = [_NOT_AN_ARGUMENT if x.startswith("`recurrent`") else x for x in unknown]
         config = config_cls(**{name: x for name, x in given.items() if name in known})
-        if problem := best_problem(own.get("best"), {**given, "callbacks": own.get("callbacks")}):
+        best = None if own.get("resume") else own.get("best")  # of callbacks that are not here
+        if problem := best_problem(best, {**given, "callbacks": own.get("callbacks")}):
             wrong.append(f"`best`: {problem}.")
         if unknown or wrong:
             raise ConfigError([*unknown, *wrong, *_problems(config)])

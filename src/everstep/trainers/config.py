@@ -170,9 +170,9 @@ class TrainConfig(RunOptions):
         elif inner is not None:
             message = f"expected a mapping of hyperparameters; got {inner!r}"
             problems.append(Problem(("algorithm_config",), message))
-        is_record = Path(document.name).with_name("metrics.jsonl").exists()
+        is_record = _is_record(document)
         unused = list(checks.unused_problems(values, is_record=is_record))
-        values, more = _check(values)
+        values, more = _check(values, is_record=is_record)
         for found in (more, unused):
             reported = {problem.path for problem in problems}
             problems += [problem for problem in found if problem.path not in reported]
@@ -278,7 +278,7 @@ class TrainConfig(RunOptions):
             ConfigError: Lists every field that breaks a rule.
 
         """
-        values, problems = _check(self._values())
+        values, problems = _check(self._values(), is_record=_is_record(self._source))
         _raise(problems)
         self._set(values, self._source)
 
@@ -360,8 +360,21 @@ class TrainConfig(RunOptions):
         return record | {name: given.get(name) for name in _CLASSES}
 
 
-def _check(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
-    """The valid values, converted as fields hold them, and every problem."""
+def _is_record(document: None | Document) -> bool:
+    """Whether values come from the file of a run."""
+    return document is not None and Path(document.name).with_name("metrics.jsonl").exists()
+
+
+def _check(
+    values: Mapping[str, Any], *, is_record: bool = False
+) -> tuple[dict[str, Any], list[Problem]]:
+    """The valid values, converted as fields hold them, and every problem.
+
+    Args:
+        values: Values by key.
+        is_record: Whether they are of a run, whose program may have had callbacks with statistics.
+
+    """
     given = _given(values)
     problems = checks.unknown_problems(values, _NAMES)
     options, more = checks.field_problems(
@@ -378,7 +391,7 @@ def _check(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
     problems += checks.env_problems(options["env_cls"], options.get("env_kwargs") or {})
     problems += checks.eval_env_problems(options)
     problems += checks.stop_problems(
-        options.get("stop"), {**hyperparameters, "callbacks": options.get("callbacks")}
+        options.get("stop"), {**hyperparameters, "callbacks": options.get("callbacks") or is_record}
     )
     problems += checks.run_dir_problems(options.get("run_dir"))
     problems += checks.saving_problems(options)

@@ -117,6 +117,8 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     with_key("lr=lin_3e-4"): ("lr", "float >= 0", "got 'lin_3e-4'", "`lr_schedule`", "'linear'"),
     with_key("run_dir=C:\\runs\\x"): ("run_dir", "C:\\runs\\x", "a path of Windows", "with /"),
     "train --run-dir C:/runs CartPole-v1": ("run_dir", "C:/runs", "a path of Windows"),
+    "train CartPole-v1 --steps 64 total_env_steps=32": ("total_env_steps", "--steps", "Drop one"),
+    "train CartPole-v1 seed=1 --seed 2": ("seed", "--seed", "Drop one"),
     "train": ("no environment", "everstep train CartPole-v1", "-f train.yaml"),
     "train gamma=0.9": ("no environment", "everstep train CartPole-v1"),
     with_file("zoo.yaml"): (

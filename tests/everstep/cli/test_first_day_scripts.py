@@ -136,7 +136,7 @@ def test_commands_are_answered_and_leave_nothing(line: str, tmp_path: Path) -> N
 def test_streams_that_are_closed_or_full(
     command: str, redirection: str, code: int, said: str, tmp_path: Path
 ) -> None:
-    line = command.replace("DUMMY", "env_cls=everstep.env.DiscreteDummyEnv num_envs=2 horizon=4")
+    line = command.replace("DUMMY", "everstep.env.DiscreteDummyEnv num_envs=2 horizon=4")
     if command.startswith("train"):
         line += " total_env_steps=16 --no-mlflow"
     script = f"exec {sys.executable} -m everstep {line} {redirection}"

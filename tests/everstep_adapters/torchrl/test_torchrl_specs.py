@@ -422,3 +422,37 @@ def test_a_table_of_choices_has_choices() -> None:
     values[1, 1, 0] = 4
     with pytest.raises(EnvError, match=r"environment 1 is 4 in element 2, which is no choice"):
         algorithm.collect()
+
+
+class Paid(ScriptedEnv):
+    """Rewards around a number."""
+
+    centre = 1e9
+
+    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
+        return super()._step(tensordict).update({"reward": self._paid()})
+
+    def _paid(self) -> torch.Tensor:
+        return self.centre + torch.rand(*self.batch_size, 1, dtype=self.dtype)
+
+
+@pytest.mark.parametrize(
+    ("centre", "dtype", "warns"),
+    [
+        (1e9, torch.float64, 1),
+        (1.0, torch.float64, 0),
+        (1e9, torch.float32, 0),
+    ],
+)
+def test_rewards_whose_differences_float32_does_not_have_are_named_once(
+    centre: float, dtype: torch.dtype, warns: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    wrapped = Paid(next(iter(SCRIPTS.values())), dtype=dtype)
+    wrapped.centre = centre
+    env = TorchRLEnv(wrapped)
+    env.reset()
+    for _ in range(160):
+        env.step(zeros(env))
+    texts = [record.getMessage() for record in caplog.records]
+    assert [x for x in texts if "Differences in `rewards` are lost: its numbers were" in x] == texts
+    assert len(texts) == warns
