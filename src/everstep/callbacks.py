@@ -105,6 +105,9 @@ class Callbacks:
         for member in self.members:
             _check_hooks(member)
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({list(self.members)!r})"
+
     def call(self, hook: str, *arguments: Any) -> None:
         """Call a method of every callback; those of `Callback` know the trainer from here on."""
         for member in self.members:

@@ -25,6 +25,12 @@ def trained(callback: Any, run_dir: None | Path = None, **options: Any) -> Train
     return trainer
 
 
+def test_parts_of_a_trainer_say_what_they_are(tmp_path: Path) -> None:
+    trainer = trained(Callback(), tmp_path / "run")
+    assert repr(trainer.logger) == f"LoggerGroup([JsonlLogger('{tmp_path / 'run'}/metrics.jsonl')])"
+    assert repr(trainer.callbacks) == f"Callbacks([{trainer.callbacks.members[0]!r}])"
+
+
 class Stops(Callback):
     """Ends the training in a hook, without a call of `super()` in `on_start`."""
 

@@ -27,6 +27,11 @@ METHODS: dict[str, str] = {
     "evaluate": "eval()",
     "save_model": "save()",
     "load": "load_checkpoint(path)",
+    "config": "algorithm.config",
+    "get_env": "algorithm.env",
+    "num_timesteps": "state['env/steps']",
+    "get_parameters": "state_dict()",
+    "set_parameters": "load_state_dict(state)",
 }
 
 #: What Everstep has for classes and functions of other libraries, by their names.
@@ -81,6 +86,8 @@ ABSENT: dict[str, str] = {
     "normalize": "write `normalize_observations` and `normalize_rewards`",
     "save_model": "the policy is always saved, in `run_dir`: drop it",
     "_init_setup_model": "drop it",
+    "config": "its fields are arguments: `gamma=…`; or `Trainer(config.build(env))`",
+    "vec_env_cls": "an option of the environment: `env_kwargs={'vectorization_mode': 'async'}`",
     "frame_stack": "an option of the environment: `env_kwargs` with `wrappers`, or ALE's own",
     "env_wrapper": "an option of the environment: `env_kwargs` with `wrappers`",
 }

@@ -85,6 +85,9 @@ class LoggerGroup:
         self.loggers = tuple(loggers)
         self._members = [_Member(logger) for logger in loggers]
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({list(self.loggers)!r})"
+
     def log_params(self, params: Mapping[str, Any]) -> None:
         """Record parameters of the run."""
         self._call("log_params", dict(params))

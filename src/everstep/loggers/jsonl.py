@@ -72,6 +72,9 @@ class JsonlLogger:
             raise
         self._clock = Clock(after=_time_of(last))
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self.path)!r})"
+
     @property
     def size(self) -> int:
         """Size of the file in bytes with the lines that are still to be written, for `cut`."""

@@ -706,6 +706,22 @@ CALLS: dict[str, tuple[Callable[[], Any], type[Exception], tuple[str, ...]]] = {
     "train": (lambda: trainer().train(), AttributeError, ("'train'", "run(total_env_steps=")),
     "fit": (lambda: trainer().fit(), AttributeError, ("'fit'", "run(total_env_steps=")),
     "a trainer's policy": (lambda: trainer().policy, AttributeError, ("algorithm.policy",)),
+    "a trainer's environment": (
+        lambda: trainer().get_env(),
+        AttributeError,
+        ("'get_env'", "algorithm.env"),
+    ),
+    "a trainer's config": (lambda: trainer().config, AttributeError, ("algorithm.config",)),
+    "a config beside the environment": (
+        lambda: Trainer(DiscreteDummyEnv, config=AlgorithmConfig(), **SMALL),
+        ConfigError,
+        ("`config`", "its fields are arguments", "config.build(env)"),
+    ),
+    "a class of vector environments": (
+        lambda: Trainer("CartPole-v1", vec_env_cls=gym.vector.AsyncVectorEnv, **SMALL),
+        ConfigError,
+        ("`vec_env_cls`", "env_kwargs", "'vectorization_mode': 'async'"),
+    ),
     "a trainer's predict": (
         lambda: trainer().predict(0),
         AttributeError,
