@@ -43,6 +43,12 @@ class Layout:
     channels_last: bool
 
     @property
+    def is_nearly_square(self) -> bool:
+        """Whether the image is as square as 4:3."""
+        short, long = sorted((self.height, self.width))
+        return 3 * long <= 4 * short
+
+    @property
     def is_small(self) -> bool:
         """Whether the image is too small for DQN's convolutions."""
         return min(self.height, self.width) < SMALLEST_IMAGE
@@ -58,9 +64,9 @@ def image_layout(spec: TensorSpec, said: None | ImageLayout = None) -> None | La
 
     uint8 leaves `[C, H, W]` and `[H, W, C]` are images; so are `[H, W]`, `[S, C, H, W]` and
     `[S, H, W, C]` (stacks) from 36x36, and floating-point `[C, H, W]` and `[H, W, C]` from 36x36.
-    Channels are the dimension of at most four elements, or the one beside a square. If neither says
-    it, and one layout is an image from 36x36 with at most 32 channels and the other is not, it is
-    that one.
+    Channels are the dimension of at most four elements, or the one beside a square, unless the
+    other layout is nearly a square, too. If neither says it, and one layout is an image from 36x36
+    with at most 32 channels and the other is not, it is that one.
 
     Args:
         spec: Spec of the leaf.
@@ -109,7 +115,9 @@ def _readings(spec: TensorSpec) -> list[Layout]:
 def _decided(first: Layout, last: Layout, stack: int) -> None | Layout:
     """The layout that is beyond doubt; None if there is none."""
     few = [x for x in (first, last) if x.channels <= FEW_CHANNELS * stack]
-    square = [x for x in (first, last) if x.height == x.width]
+    near = [x for x in (first, last) if x.is_nearly_square and x.channels <= MANY_CHANNELS * stack]
+    # [10, 9, 9] may be ten channels of a square, or nine of a board of 10 rows.
+    square = [x for x in (first, last) if x.height == x.width] if len(near) < 2 else []
     votes = {readings[0] for readings in (few, square) if len(readings) == 1}
     if not votes:
         votes = {x for x in (first, last) if not x.is_small and x.channels <= MANY_CHANNELS * stack}
