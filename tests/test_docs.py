@@ -24,6 +24,7 @@ import numpy as np
 import pytest
 import torch
 from examples.defaults.compare import report
+from examples.defaults.tasks import SETS
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import everstep
@@ -566,8 +567,9 @@ def test_worked_tables_are_what_the_adapter_returns(mode: AutoresetMode) -> None
 def test_the_comparison_of_defaults_is_that_of_its_results() -> None:
     assert report() in (DOCS / "guides" / "defaults.md").read_text(encoding="utf-8")
     evidence = (DOCS / "evidence" / "defaults.md").read_text(encoding="utf-8")
-    for tasks in ("known", "choosing"):
+    for tasks in SETS:
         assert report(tasks, seeds=True) in evidence
+    assert report("held-out") in evidence
 
 
 def test_the_defaults_are_what_the_page_says() -> None:
