@@ -22,7 +22,7 @@ from ..env.limits import action_limits_of, limits_of
 from ..env.specs import Structure
 from ..errors import ConfigError
 from ..objectives import Objective, find_objective
-from ..policies import GenericPolicyBase, check_history, make_policy
+from ..policies import GenericPolicyBase, check_history, check_means, make_policy
 from ..schedulers import ClipScheduler, EntropyScheduler, LRScheduler
 from ..symmetry import Mirror, make_symmetry
 from .resolve import resolve_graphs, resolve_sequences, resolve_update
@@ -205,6 +205,7 @@ def changed_parts(parts: Parts, config: Resolved, *, rates: bool) -> Parts:
     updater, rollout = parts.updater, parts.rollout
     sequences = parts.sequences_per_rollout
     config = resolve_update(config, parts.env, sequences=sequences * parts.reducer.size)
+    check_means(parts.policy, config)
     groups: list[dict[str, Any]] = []
     if rates:
         groups = parameter_groups(parts.policy, rollout, config, parts.bonuses)

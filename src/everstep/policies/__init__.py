@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from ..data import Device
 from . import _saving
 from ._base import GenericPolicyBase
-from ._build import check_history, check_policy, make_policy, trying
+from ._build import check_history, check_means, check_policy, make_policy, trying
 from ._core import Actor, PolicyCore, Sample, autocast_of, model_mode
 from ._feedforward import Policy
 from ._following import Follower
@@ -32,6 +32,7 @@ __all__ = [
     "Sample",
     "autocast_of",
     "check_history",
+    "check_means",
     "check_policy",
     "env_of",
     "load_policy",

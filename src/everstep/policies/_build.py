@@ -52,15 +52,17 @@ def make_policy(
     policy.made_for = describe_env(env)
     if config.normalize_values:
         policy.normalize_values(num_values)
-    if config.bounds_loss_coeff:
-        _check_means(policy)
+    check_means(policy, config)
     if config.compile:
         policy.model.compile(**({} if config.compile is True else {"backend": config.compile}))
     return policy
 
 
-def _check_means(policy: PolicyCore[Any]) -> None:
+def check_means(policy: PolicyCore[Any], config: Hyperparameters) -> None:
+    """Check that there are means for `bounds_loss_coeff`, else raise a ConfigError."""
     kind = policy.distribution_cls
+    if not config.bounds_loss_coeff:
+        return
     if not issubclass(kind, Normal) or issubclass(kind, SquashedNormal):
         raise ConfigError(
             "`bounds_loss_coeff` is for the distribution Normal, whose means may leave the bounds; "

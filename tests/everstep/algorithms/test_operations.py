@@ -556,6 +556,7 @@ def test_the_discount_of_the_environments_stream_changes_beside_a_bonus() -> Non
         ("sgd_minibatch_size", 5, "must divide the 32 transitions"),
         ("num_mini_batch", 5, "must divide the 32 transitions .*; got 5. Try 1 or 2 or 4 or 8."),
         ("accumulate_grads", True, "more than one minibatch"),
+        ("bounds_loss_coeff", 0.1, "is for the distribution Normal, .* got Categorical"),
         ("num_envs", 8, "`num_envs` is part of what the algorithm is built of: set it in the con"),
         ("horizon", 8, "build a new algorithm"),
         ("model", nn.Linear(1, 1), "build a new algorithm"),
