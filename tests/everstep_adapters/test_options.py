@@ -41,6 +41,6 @@ def test_a_subclass_has_every_option_of_its_parent(child: type, parent: type) ->
     different = {name for name, x in inherited.items() if own[name].default != x.default}
     assert different <= {"device"}  # libraries without another one
     assert not any(x.kind is x.VAR_KEYWORD for x in inspect.signature(child).parameters.values())
-    kwargs = dict.fromkeys(inherited, 1) | {"of_the_library": 2}
+    kwargs = {name: x.default for name, x in inherited.items()} | {"of_the_library": 2}
     assert set(pop_options(child, kwargs)) == set(inherited) - {"device", "num_envs"}
     assert set(kwargs) <= {"device", "num_envs", "of_the_library"}

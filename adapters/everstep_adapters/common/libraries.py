@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from everstep.core.installation import install_command
 from everstep.core.validation import unknown_name
 from everstep.env import Env
+from everstep.env.plugins import check_options
 from everstep.errors import AdapterError
 
 from .calls import GONE, error_text
@@ -195,7 +196,12 @@ def pop_options(adapter: type, kwargs: dict[str, Any]) -> dict[str, Any]:
     """Remove from `kwargs` the options that an adapter's constructor takes, and return them.
 
     Options are its keyword-only parameters, other than those that `make` itself has.
+
+    Raises:
+        AdapterError: If one is of another type.
+
     """
     parameters = inspect.signature(adapter).parameters.values()
     names = {parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
-    return {name: kwargs.pop(name) for name in names - {"device", "num_envs"} if name in kwargs}
+    given = {name: kwargs.pop(name) for name in names - {"device", "num_envs"} if name in kwargs}
+    return check_options(adapter, given)

@@ -19,6 +19,7 @@ from . import Env, EnvFactory, check_sizes
 from .plugins import (
     Adapter,
     adapter_of,
+    check_options,
     known_prefixes,
     load,
     maker_of,
@@ -47,8 +48,12 @@ def wrap(env: Any, /, **options: Unpack[WrapOptions]) -> Env:
 
     Raises:
         AdapterError: If no adapter matches, or the one that does cannot represent it.
+        ConfigError: If there is no such device.
 
     """
+    device = options.get("device")
+    if device is not None and (problems := device_problems(device, needs_graphs=False)):
+        raise ConfigError(problems)
     if isinstance(env, Env):
         if options:
             rule = "is an Everstep environment already and takes no options"
@@ -56,7 +61,7 @@ def wrap(env: Any, /, **options: Unpack[WrapOptions]) -> Env:
             raise AdapterError(f"{type(env).__name__} {rule}; got {', '.join(options)}. {fix}")
         return env
     if adapter := adapter_of(env):
-        return adapter(env, **options)
+        return adapter(env, **check_options(adapter, options))
     raise AdapterError(_no_match(env))
 
 

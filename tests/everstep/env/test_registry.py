@@ -7,11 +7,14 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import gymnasium
+import numpy as np
 import pytest
 import torch
 
+import everstep
 from everstep import TrainConfig
 from everstep.env import DiscreteDummyEnv, Env, EnvFactory, plugins, registry
 from everstep.errors import AdapterError, ConfigError
@@ -272,3 +275,34 @@ def test_a_name_without_a_prefix_imports_the_adapter_that_has_it_alone() -> None
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert result.stdout.split() == ["common", "gymnasium"], result.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_episode_steps": "5"}, "`max_episode_steps` of GymnasiumEnv: expected int"),
+        ({"max_episode_steps": 2.5}, "`max_episode_steps` of GymnasiumEnv: expected int"),
+        ({"random_phase": "yes"}, "`random_phase` of GymnasiumEnv: expected bool"),
+        ({"step_timeout": "x"}, "`step_timeout` of GymnasiumEnv: expected float"),
+        ({"metrics": 3}, "`metrics` of GymnasiumEnv: expected a list"),
+    ],
+)
+def test_options_of_adapters_have_types(options: Any, message: str) -> None:
+    with pytest.raises(AdapterError, match=message):
+        everstep.make("CartPole-v1", 2, **options)
+    with pytest.raises(AdapterError, match=message):
+        everstep.wrap(gymnasium.make_vec("CartPole-v1", num_envs=2), **options)
+
+
+def test_options_that_an_adapter_lacks_are_named() -> None:
+    env = gymnasium.make_vec("CartPole-v1", num_envs=2, vectorization_mode="sync")
+    for options, message in (
+        ({"max_steps": 5}, "`max_steps`: unknown option .*max_episode_steps"),
+        ({"agents": "a"}, "`agents`: unknown option"),
+    ):
+        with pytest.raises(AdapterError, match=message):
+            everstep.wrap(env, **options)
+    with pytest.raises(ConfigError, match="`device`"):
+        everstep.wrap(env, device="gpu")
+    limited: Any = everstep.wrap(env, max_episode_steps=np.int64(5))
+    assert "5" in limited.describe()["limit"]

@@ -99,7 +99,9 @@ def test_several_observations_are_a_composite_in_the_order_of_the_specs() -> Non
     row = env.reset()
     assert row.batch_size == (2,)
     assert row["nested", "deep"].shape == (2, 2)
-    assert math.isfinite(Trainer(env, run_dir=None).step()["losses/total"])
+    layout: Any = {"image_layout": "channels_first"}
+    trainer = Trainer(env, run_dir=None, model_config=layout)
+    assert math.isfinite(trainer.step()["losses/total"])
 
 
 def test_observations_are_chosen_by_key() -> None:
