@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from everstep.core import fused
+from everstep.core import triton as ours
 from everstep.core.fast import build
 from everstep.core.graphs._cuda import _warming
 
@@ -160,7 +160,7 @@ def _install(machine: Machine, patches: Patches) -> None:
         set_rng_state=lambda state, device=None: machine.generator.set_state(state),
     )
     # The general way takes the kernel's place, as one operation.
-    patches.set(fused, is_available=lambda: True)
+    patches.set(ours, is_available=lambda: True)
     patches.set(torch.accelerator, current_stream=stream_of)
     patches.set(torch, Generator=_AnyGenerator)
     patches.set(torch.backends.cuda, is_built=lambda: True)

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from everstep.core import fused
+from everstep.core import triton as ours
 from everstep.core.advantages import gae
 from everstep.core.episodes import EpisodeTracker
 from everstep.core.graphs._base import watching
@@ -576,11 +576,11 @@ def test_nothing_is_left_behind() -> None:
 def test_advantages_are_one_launch(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, switch: str, launches: int
 ) -> None:
-    monkeypatch.setenv(fused.SWITCH, switch)
+    monkeypatch.setenv(ours.SWITCH, switch)
     rows = [ones(24, 3, 1) for _ in range(3)]
     done = torch.zeros(24, 3, 1, dtype=torch.bool, device="cuda")
     machine.counts = Counts()
-    found = fused.gae(*rows, done, gamma=0.99, gae_lambda=0.95)
+    found = ours.gae(*rows, done, gamma=0.99, gae_lambda=0.95)
     assert launches <= machine.counts.launches < launches + 10
     expected = gae(*(x.cpu() for x in rows), done.cpu(), gamma=0.99, gae_lambda=0.95)
     torch.testing.assert_close(found.cpu(), expected)

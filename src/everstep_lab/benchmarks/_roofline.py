@@ -99,16 +99,18 @@ MEASURED = {
 
 def table(names: Iterable[str] = LOADS) -> str:
     """Expected env steps a second on every card, in Markdown, in millions, and what bounds them."""
-    header = ["", "", "launches", "kernels", "waits", "TFLOP", "GB", *CARDS, "measured, H200"]
+    header = ["gpu-", "", "launches", "kernels", "TFLOP", "GB", *CARDS, "measured, H200"]
     rows = []
     for name in names:
         for side, load in LOADS[name].items():
-            counts = f"{load.launches:,}", f"{load.kernels:,}", f"{load.waits}"
-            expected = (_text(*load.rate(card)) for card in CARDS.values())
+            counts = f"{load.launches:,}", f"{load.kernels:,}"
+            rates = [load.rate(card) for card in CARDS.values()]
+            expected = [f"{rate / 1e6:.2f} {bound[0].upper()}" for rate, bound in rates]
             measured = f"{MEASURED[name][side] / 1e6:.2f}"
-            rows.append([name, side, *counts, f"{load.tflop}", f"{load.gigabytes}"])
+            place = name.removeprefix("gpu-")
+            rows.append([place, side, *counts, f"{load.tflop}", f"{load.gigabytes}"])
             rows[-1] += [*expected, measured]
-    return markdown(header, rows)
+    return f"{markdown(header, rows)}\n\nL: launches, K: kernels, P: products, M: memory"
 
 
 def compared(name: str, gpu: str, rates: Iterable[tuple[str, str, float]]) -> str:
