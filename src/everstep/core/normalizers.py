@@ -112,8 +112,9 @@ class RunningMoments(nn.Module):
     @property
     def std(self) -> torch.Tensor:
         """Population standard deviation, `shape`, float64; small where elements do not vary."""
-        size = (self.var + self.mean.square()) * MOST_OF_SIZE
-        return (self.var + torch.where(self.var > 0, size.clamp(max=EPSILON), EPSILON)).sqrt()
+        var = self.var
+        size = torch.addcmul(var, self.mean, self.mean) * MOST_OF_SIZE
+        return (var + torch.where(var > 0, size.clamp(max=EPSILON), EPSILON)).sqrt()
 
 
 def update_moments(each: nn.ModuleDict, leaves: Leaves, mask: torch.Tensor) -> None:
