@@ -161,7 +161,7 @@ def test_a_native_update_stays_in_its_budget(cls: Any, options: Any) -> None:
     each, waits, rest, rest_waits = updating(lambda: dummy(cls)(16), **options)
     assert each <= 1  # natively
     assert waits == 0
-    assert rest <= 148  # natively: up to 4 more than in the general way
+    assert rest <= 149  # natively: up to 4 more than in the general way
     assert rest_waits <= 1  # the entropy's weight, which the library is told
 
 
@@ -182,7 +182,7 @@ def test_a_minibatch_stays_in_its_budget(cls: Any, config: Any, options: Any, bu
     assert each <= budget
     assert waits == 0
     # The entropy is measured in one of eight optimizer steps: here once an update.
-    assert rest <= (157 if config is RecurrentAlgorithmConfig else 144)
+    assert rest <= (158 if config is RecurrentAlgorithmConfig else 146)
     assert rest_waits == 0
 
 

@@ -238,9 +238,11 @@ class Updater:
             found, needed = state["state"].get(i, {}), kept[p.ndim]
             for key in needed if found else ():  # a factor may have the parameter's shape by chance
                 if key not in found or not _kind_of(found[key], p).startswith(needed[key]):
+                    value = found.get(key)
+                    shape = list(value.shape) if isinstance(value, torch.Tensor) else value
                     raise CheckpointError(
-                        f"The checkpoint's `{key}` of parameter {i} has another shape or type "
-                        f"than {name}'s: {needed[key]}, {list(p.shape)}, is needed."
+                        f"The checkpoint's `{key}` of parameter {i} is {_kind_of(value, p)}, "
+                        f"{shape!r}; {name} needs {needed[key]} ({list(p.shape)})."
                     )
             for key, x in found.items() if not needed else ():
                 if isinstance(x, torch.Tensor) and x.ndim and x.shape != p.shape:
