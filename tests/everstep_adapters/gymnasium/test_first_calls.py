@@ -216,6 +216,9 @@ def test_agents_return_numbers_and_flags(rewards: Any, flags: Any) -> None:
         def step(self, actions: Any) -> Any:
             return self.reset()[0], self.rewards, self.flags, {"a": False}, {"a": {}}
 
+        def close(self) -> None:
+            """Nothing is open."""
+
     agents = Agents()
     env = AgentsVectorEnv([agents], ["a"])
     env.reset()
