@@ -145,7 +145,7 @@ class AgentsVectorEnv(VectorEnv[Any, Any, Any]):
         if self.own_spaces is None:
             return action
         space = self.own_spaces[agent][1]
-        if isinstance(space, Box):
+        if isinstance(space, Box) and space.shape:
             return np.clip(action[: space.shape[0]], space.low, space.high)
         if isinstance(space, Discrete) and action >= space.n:
             raise EnvError(

@@ -76,7 +76,13 @@ def _check_agents(env: Any) -> None:
     if (specs := getattr(env, "agent_specs", None)) is None:
         return
     (one, first), *others = specs.items()
-    name, other = next((x, y) for x, y in others if y[:2] != first[:2])
+    name, other = next(((x, y) for x, y in others if y[:2] != first[:2]), ("", first))
+    if not name:
+        raise ConfigError(
+            "`policies`: rows are wider than what the agents observe or do, and one policy acts "
+            "in whole rows. Set `policies` to 'group' or 'agent', or leave out `agent_specs` where "
+            "agents do not differ."
+        )
     kinds = [f"{described(x[0])} and {described(x[1])}" for x in (first, other)]
     raise ConfigError(
         f"`policies`: agents have different spaces, and one policy cannot act for all: {one} has "

@@ -186,10 +186,14 @@ class AllAgents:
 
     def around(self, own: AgentSpec) -> AgentSpec:
         """Specs of one agent with that leaf, where the agents' own differ."""
-        spec = Composite({OWN: own.observation_spec, ALL_AGENTS: self.spec[ALL_AGENTS]})
-        seen = replace(own.env_format.observation[0], path=(OWN,))
-        form = EnvFormat((seen, self.env_format.observation[-1]), own.env_format.action)
-        return AgentSpec(spec.to(self.spec.device), own.action_spec, form)
+        seen, leaves = own.env_format.observation, {OWN: own.observation_spec}
+        if isinstance(own.observation_spec, Composite):
+            leaves = dict(own.observation_spec.items())
+        else:
+            seen = (replace(seen[0], path=(OWN,)),)
+        spec = Composite({**leaves, ALL_AGENTS: self.spec[ALL_AGENTS]}, device=self.spec.device)
+        form = EnvFormat((*seen, self.env_format.observation[-1]), own.env_format.action)
+        return AgentSpec(spec, own.action_spec, form)
 
     def extended(
         self, obs: torch.Tensor | TensorDict, parts: torch.Tensor | TensorDict, is_there: Any = None

@@ -51,9 +51,8 @@ def wrap(env: Any, /, **options: Unpack[WrapOptions]) -> Env:
         ConfigError: If there is no such device.
 
     """
-    device = options.get("device")
-    if device is not None and (problems := device_problems(device, needs_graphs=False)):
-        raise ConfigError(problems)
+    if (device := options.get("device")) is not None:
+        _check_device(device)
     if isinstance(env, Env):
         if options:
             rule = "is an Everstep environment already and takes no options"
@@ -112,8 +111,7 @@ def make(
 
     """
     num_envs, horizon = check_sizes("`make`", num_envs, horizon)
-    if problems := device_problems(device, needs_graphs=False):
-        raise ConfigError(problems)
+    _check_device(device)
     return _factory(source, kwargs)(num_envs, horizon, device=device)
 
 
@@ -347,6 +345,15 @@ def describe_env(source: Any) -> dict[str, Any]:
         return named and {**named, "env_kwargs": source.kwargs or None}
     name = getattr(source, "__qualname__", "<")
     return {} if "<" in name else {"env_cls": dotted_name(source)}  # `<lambda>`, `<locals>`
+
+
+def _check_device(device: Device) -> None:
+    """Raise a ConfigError if there is no such device."""
+    problems = device_problems(device, needs_graphs=False)
+    if device == "auto":
+        problems = ["`device` of an environment is one such as 'cpu' or 'cuda:0'; got 'auto'."]
+    if problems:
+        raise ConfigError(problems)
 
 
 def _beside(kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -216,6 +216,8 @@ def test_rows_that_are_wider_than_agents_train_as_those_that_are_not(
 
 def test_agents_that_differ_have_policies_of_their_own() -> None:
     env = Wide([*range(COUNT * 3)], AGENTS)
+    with pytest.raises(ConfigError, match="rows are wider than what the agents observe"):
+        CONFIGS["feedforward"].build(env)
     action = Categorical(3, shape=torch.Size([1]))
     other = AgentSpec(Unbounded(2), action, EnvFormat.of(Unbounded(2), action))
     env.agent_specs["blue_0"] = other

@@ -302,7 +302,10 @@ def test_options_that_an_adapter_lacks_are_named() -> None:
     ):
         with pytest.raises(AdapterError, match=message):
             everstep.wrap(env, **options)
-    with pytest.raises(ConfigError, match="`device`"):
-        everstep.wrap(env, device="gpu")
+    for device in ("gpu", "auto", "cpu:1"):
+        with pytest.raises(ConfigError, match=f"`device`.*{device}"):
+            everstep.wrap(env, device=device)
+        with pytest.raises(ConfigError, match=f"`device`.*{device}"):
+            everstep.make("CartPole-v1", 2, device=device)
     limited: Any = everstep.wrap(env, max_episode_steps=np.int64(5))
     assert "5" in limited.describe()["limit"]

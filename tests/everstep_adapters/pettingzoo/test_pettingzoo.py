@@ -171,6 +171,32 @@ def test_one_map_to_bounds_is_for_agents_of_equal_bounds() -> None:
     assert env.env.envs[0].received == [{"a_0": 2, "a_1": -1, "b_0": 4}]
 
 
+def test_agents_that_differ_in_their_actions_alone_share_the_form_of_observations() -> None:
+    class Scalar(Team):
+        def action_space(self, agent: str) -> Any:
+            return spaces.Box(-1.0, 1.0, (), np.float32)
+
+        def step(self, actions: Any) -> Any:
+            return super().step({x: float(y) for x, y in actions.items()})
+
+    class Several(Team):
+        def observation_space(self, agent: str) -> Any:
+            own = super().observation_space(agent)
+            return spaces.Dict(x=own, y=own)
+
+        def seen(self, agent: str) -> Any:
+            return {key: np.zeros(3, np.float32) for key in ("x", "y")}
+
+        def action_space(self, agent: str) -> Any:
+            return spaces.Discrete(2 + (agent == "b_0"))
+
+    for task, all_agents in ((Scalar(TEAM, wide=("b_0",)), False), (Several(TEAM), True)):
+        env = PettingZooEnv(task, all_agents=all_agents)
+        trainer = Trainer(env, policies="agent", horizon=8, run_dir=None, progress=False)
+        trainer.step()
+        assert env.agent_specs is not None
+
+
 def test_agents_whose_spaces_no_row_can_hold_are_refused() -> None:
     class Mixed(Team):
         def action_space(self, agent: str) -> Any:
