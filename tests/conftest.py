@@ -92,6 +92,16 @@ def on_a_cpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr("everstep.algorithms.resolve._default_device", lambda: "cpu")
 
 
+@pytest.fixture(autouse=True)
+def no_run_left_open() -> Iterator[None]:
+    """An MLflow run that a test leaves open would be the run of the tests after it."""
+    yield
+    mlflow = sys.modules.get("mlflow")
+    if mlflow is not None and (run := mlflow.active_run()) is not None:
+        mlflow.end_run()
+        pytest.fail(f"the test left an MLflow run open: {run.info.run_name}")
+
+
 @pytest.fixture(scope="session")
 def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An MLflow store without runs, to be copied: creating its tables takes seconds."""

@@ -121,7 +121,6 @@ def test_imports_upward_are_seen_wherever_they_are(line: str) -> None:
     assert upward(line, ["everstep", "cli"], "cli") == set()
 
 
-@pytest.mark.slow
 def test_the_core_never_imports_an_adapter_or_an_environment_library() -> None:
     """Except lazily: importing everything public leaves them unloaded."""
     code = (
@@ -141,7 +140,6 @@ def test_importing_it_leaves_pytorch_alone(module: str) -> None:
     assert found.stdout.strip() == "False"
 
 
-@pytest.mark.slow
 def test_importing_the_trainer_imports_what_a_script_needs_before_it_trains() -> None:
     """Workers of environments import the script again: it costs little more than PyTorch."""
     code = (

@@ -20,6 +20,9 @@ from .errors import ConfigError
 #: Names of the statistics of a train step.
 _STATISTICS = tuple(get_type_hints(TrainStats))
 
+#: Hyperparameters whose terms of the loss have statistics of their own names.
+_TERMS = ("bonuses", "objective", "policy_loss_addons", "symmetry")
+
 
 class Condition(Protocol):
     """Callable that returns True once a condition on the statistics of a train step is met."""
@@ -382,6 +385,26 @@ def unknown_statistic(name: str, *, own: Sequence[str] = ()) -> str:
     if name in _STATISTICS or name.startswith(("env/", *own)):  # an environment has own metrics
         return ""
     return f"{name}: {unknown_name('statistic', name, _STATISTICS)}"
+
+
+def best_problem(best: Any, values: Mapping[str, Any]) -> str:
+    """Why `best` names no statistic; empty if it may.
+
+    Args:
+        best: The name.
+        values: Hyperparameters, and `callbacks`, by key.
+
+    """
+    if not isinstance(best, str) or values.get("callbacks"):
+        return ""
+    return unknown_statistic(best, own=("eval/", *own_statistics(values)))
+
+
+def own_statistics(hyperparameters: Mapping[str, Any]) -> tuple[str, ...]:
+    """How the names of statistics begin that a training adds to those of `TrainStats`."""
+    if hyperparameters.get("policies") not in (None, "shared"):
+        return ("",)  # of each group
+    return ("losses/", "bonuses/") if any(hyperparameters.get(name) for name in _TERMS) else ()
 
 
 def check_stopping(

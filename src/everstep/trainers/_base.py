@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from typing_extensions import Self
 
 from ..callbacks import Callbacks
-from ..conditions import Condition, check_stopping, keys_of, unknown_statistic
+from ..conditions import Condition, check_stopping, keys_of, own_statistics, unknown_statistic
 from ..config import dotted_name, plain
 from ..core.files import write_file
 from ..core.interrupts import call_all, uninterrupted
@@ -519,8 +519,6 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
 
     def _name_idle(self, conditions: Sequence[Condition], every: None | int) -> None:
         """Warn of a statistic of a condition or of `best` that this run never has."""
-        from ._config_checks import own_statistics  # imports TorchRL
-
         best, tests = str(self._record.get("best") or ""), self.algorithm.hparams.test_every
         if best.startswith("eval/") and self.eval_env is None and not (every or tests):
             self._say(

@@ -11,7 +11,13 @@ from torch import nn, optim
 
 from ..bonuses import Bonus
 from ..callbacks import ENTRIES
-from ..conditions import condition_from_config, keys_of, unknown_statistic
+from ..conditions import (
+    best_problem,
+    condition_from_config,
+    keys_of,
+    own_statistics,
+    unknown_statistic,
+)
 from ..config import KeyPath
 from ..core.hyperparameters import Hyperparameters
 from ..core.names import Kind, import_kind
@@ -101,9 +107,6 @@ _SPEC = "gymnasium:CartPole-v1"
 
 #: Keys of a training run, beside hyperparameters.
 _OPTION_NAMES = tuple(field.name for field in fields(RunOptions))
-
-#: Hyperparameters whose terms of the loss have statistics of their own names.
-_TERMS = ("bonuses", "objective", "policy_loss_addons", "symmetry")
 
 
 def resolve_names(
@@ -343,26 +346,6 @@ def unused_problems(values: Mapping[str, Any], *, is_record: bool = False) -> It
         yield Problem(("best",), f"{way_out}. Got {best!r}")
     elif not is_record and (message := best_problem(best, values)):
         yield Problem(("best",), message)
-
-
-def best_problem(best: Any, values: Mapping[str, Any]) -> str:
-    """Why `best` names no statistic; empty if it may.
-
-    Args:
-        best: The name.
-        values: Hyperparameters, and `callbacks`, by key.
-
-    """
-    if not isinstance(best, str) or values.get("callbacks"):
-        return ""
-    return unknown_statistic(best, own=("eval/", *own_statistics(values)))
-
-
-def own_statistics(hyperparameters: Mapping[str, Any]) -> tuple[str, ...]:
-    """How the names of statistics begin that a training adds to those of `TrainStats`."""
-    if hyperparameters.get("policies") not in (None, "shared"):
-        return ("",)  # of each group
-    return ("losses/", "bonuses/") if any(hyperparameters.get(name) for name in _TERMS) else ()
 
 
 def stop_problems(stop: Any, values: Mapping[str, Any]) -> Iterator[Problem]:

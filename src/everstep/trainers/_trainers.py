@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from typing_extensions import Self
 
+from ..conditions import best_problem
 from ..core.ranks import reported
 from ..core.validation import (
     FilePath,
@@ -19,7 +20,6 @@ from ..core.validation import (
 from ..errors import ConfigError
 from ._base import GenericTrainerBase
 from ._checkpointing import Interval
-from ._config_checks import best_problem
 from ._keywords import RecurrentTrainerKeywords, TrainerKeywords, with_keywords
 from ._options import RULED, TrainerRules
 from ._record import check_run_dir, choose_seed
