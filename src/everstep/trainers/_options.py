@@ -8,7 +8,6 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field, SkipValidation
 
 from ..core.validation import STRICT, Count, FilePath, Name, PositiveInt
-from ..env.registry import EnvSource
 
 #: Keys of checkpoints, callbacks and loggers, which are arguments of trainers too.
 SAVING = ("checkpoint_every", "keep_last", "best", "callbacks", "loggers")
@@ -20,7 +19,7 @@ class RunOptions:
 
     __pydantic_config__: ClassVar[Any] = STRICT
 
-    env_cls: Annotated[EnvSource, SkipValidation] = field(kw_only=False)
+    env_cls: Annotated[Any, SkipValidation] = field(kw_only=False)
     """Environment: a spec or an id such as `"CartPole-v1"`, a class, a function, or an instance."""
 
     env_config: dict[str, Any] | None = None
