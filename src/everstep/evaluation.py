@@ -202,7 +202,7 @@ class Player:
             rollout.find_fault()
         self.states = sample.states
         if sample.states and DataKeys.FIRST in rollout.episode_keys:
-            self.states = policy.next_states(sample.states, rollout.first_at(0))
+            self.states = policy.next_states(sample.states, rollout.first[0])
         valid, done, rewards = row
         self.sums += torch.stack([torch.where(valid > 0, rewards, 0.0), valid], -1)
         sums, ended = self.sums.clone(), (valid * done).bool()

@@ -237,10 +237,9 @@ def test_of_choices_the_mirror_loss_is_a_divergence() -> None:
             p.add_(0.5 * torch.randn_like(p))
     obs = batch.obs[0].squeeze(1)
     in_mirror = torch.stack([obs[:, 1], obs[:, 0], -obs[:, 2]], -1)
+    normalize = policy._normalization()
     logits = [
-        policy.model(TensorDict({"obs": policy._normalized((x,))[0]}, [len(x)]))["logits"].flatten(
-            1
-        )
+        policy.model(TensorDict({"obs": normalize((x,))[0]}, [len(x)]))["logits"].flatten(1)
         for x in (obs, in_mirror)
     ]
     p, q = (

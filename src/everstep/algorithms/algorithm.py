@@ -468,7 +468,11 @@ class OnPolicyAlgorithm(
             mode,
         ):
             explained_variance = self._update()
-            others = {**self.updater.totals(), "explained_variance": explained_variance}
+            others = {
+                "grad_norm": self.updater.grad_norm,
+                "skipped": self.updater.skipped,
+                "explained_variance": explained_variance,
+            }
             lr = self.optimizer.param_groups[0]["lr"]
             if isinstance(lr, torch.Tensor):  # of recorded updates
                 others["lr"] = lr
@@ -480,7 +484,7 @@ class OnPolicyAlgorithm(
                     "No minibatch of this update had finite gradients, so the weights are as "
                     "before. Lower the learning rate, or bound rewards and observations."
                 )
-        found = estimates.coefficients(self.parts, lr) | update_statistics(stats)
+        found = update_statistics(self.parts, lr, stats)
         self._end_update(lr)
         return cast(StepStats, {**found, "profiling/step_ms": elapsed_ms()})
 
@@ -646,7 +650,7 @@ class Acting:
             policy, rollout = self.algorithm.policy, self.algorithm.rollout
             if rollout.final_obs:
                 estimates.value_final_row(policy, rollout, t, self.states)
-            self.states = policy.next_states(self.states, rollout.first_at(t))
+            self.states = policy.next_states(self.states, rollout.first[t])
 
     def finish(self) -> Collected:
         """Fill in what a full rollout still lacks, such as final values, and return its results."""

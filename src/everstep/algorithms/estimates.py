@@ -306,21 +306,22 @@ def statistic(term: str) -> str:
     return f"{'monitors' if term in _MONITORS else 'losses'}/{term}"
 
 
-def coefficients(parts: Parts, lr: float) -> dict[str, float | int]:
-    """Coefficients of an update, with its learning rate, before schedules move on."""
-    return {
+def update_statistics(parts: Parts, lr: float, stats: dict[str, float]) -> dict[str, float | int]:
+    """Statistics of an update, and its coefficients, before schedules move on.
+
+    Args:
+        parts: The algorithm's parts.
+        lr: Learning rate of the update.
+        stats: Sums over its optimizer steps, and their counts.
+
+    """
+    steps, refused, skipped = (stats.pop(name) for name in ("steps", "refused", "skipped"))
+    taken = max(1, steps - refused - skipped)
+    found: dict[str, float | int] = {
         "coefficients/clip_param": parts.clip_scheduler.coeff,
         "coefficients/entropy": parts.entropy_scheduler.coeff,
         "coefficients/vf": parts.config.vf_coeff,
         "coefficients/lr": lr,
-    }
-
-
-def update_statistics(stats: dict[str, float]) -> dict[str, float | int]:
-    """Statistics of an update, from sums over its optimizer steps and their counts."""
-    steps, refused, skipped = (stats.pop(name) for name in ("steps", "refused", "skipped"))
-    taken = max(1, steps - refused - skipped)
-    found: dict[str, float | int] = {
         "monitors/explained_variance": stats.pop("explained_variance"),
         "monitors/skipped_updates": int(skipped),
         "monitors/grad_norm": stats.pop("grad_norm") / taken,

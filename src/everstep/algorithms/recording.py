@@ -90,7 +90,8 @@ class Recorder:
     def begin(self, parts: Parts) -> None:
         """Begin a rollout or an update: keys of recordings are computed once in each."""
         self.version += 1
-        self.check(parts)
+        if self._records and self._checked is not parts.config:
+            self._check(parts)
 
     def _hold(self, name: str, x: torch.Tensor) -> torch.Tensor:
         """A copy of an argument, in memory that stays where it is."""
@@ -201,10 +202,8 @@ class Recorder:
                 )
         self._forget_all_after_failure()
 
-    def check(self, parts: Parts) -> None:
+    def _check(self, parts: Parts) -> None:
         """Refuse work that cannot be recorded with this config; each config is checked once."""
-        if not self._records or self._checked is parts.config:
-            return
         is_first, self._checked = self._checked is None, parts.config
         if not is_first:
             if self.update.refused is None:
@@ -403,7 +402,8 @@ def _before_update(parts: Parts, meter: Meter) -> list[Snapshot]:
     values = [x for group in optimizer.param_groups for x in (*group["params"], group["lr"])]
     values += [x for module in _modules(parts).values() for x in module.buffers()]
     values += [x for state in optimizer.state.values() for x in state.values()]
-    values += [*meter.tensors(), *parts.updater.totals().values(), *parts.updater.flats]
+    values += [*meter.tensors(), parts.updater.grad_norm, parts.updater.skipped]
+    values += parts.updater.flats
     return [
         Snapshot.of_tensors(x for x in values if isinstance(x, torch.Tensor)),
         Snapshot.of_random_states(parts.rollout.device),

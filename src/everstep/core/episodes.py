@@ -72,7 +72,9 @@ class EpisodeTracker:
         returns, lengths = sums.unbind(-1)  # [T, N]
         ended = done.squeeze(-1)
         self._store(returns.flatten(), ended.flatten())
-        return _statistics(returns, lengths, ended) | {"episodes/return_mean_100": self._mean()}
+        stored = torch.arange(self.window, device=self.recent.device) < self.finished
+        mean = (self.recent * stored).sum() / stored.sum()
+        return _statistics(returns, lengths, ended) | {"episodes/return_mean_100": mean}
 
     def _store(self, returns: torch.Tensor, ended: torch.Tensor) -> None:
         """Write the newest returns into the ring buffer, in the order in which episodes ended."""
@@ -82,10 +84,6 @@ class EpisodeTracker:
         padded = torch.cat([self.recent, self.recent[:1]])  # the last slot receives all others
         self.recent.copy_(padded.scatter(0, slot, returns)[: self.window])
         self.finished += order[-1]
-
-    def _mean(self) -> torch.Tensor:
-        filled = torch.arange(self.window, device=self.recent.device) < self.finished
-        return (self.recent * filled).sum() / filled.sum()
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """State that continues across rollouts."""

@@ -367,9 +367,6 @@ class PolicyCore(ABC, Generic[_Model]):
 
     # ---- for everybody ------------------------------------------------------------------------
 
-    def _normalized(self, obs: Leaves) -> Leaves:
-        return self._normalization()(obs)
-
     def _normalization(self) -> Callable[[Leaves], Leaves]:
         """A function that normalises observations, while the normaliser does not change."""
         if self._frozen is not None:

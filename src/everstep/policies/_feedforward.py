@@ -74,7 +74,7 @@ class Policy(GenericPolicyBase[Model]):
 
     def _forward(self, obs: Leaves, states: Leaves) -> tuple[Any, torch.Tensor]:
         """Features and values `[B, K]` of observations or windows."""
-        obs = self._normalized(obs)
+        obs = self._normalization()(obs)
         if self._windows is None:
             batch_size = [obs[0].shape[0]]
             seen = {DataKeys.OBS: self._observation.unflatten(obs, batch_size)}

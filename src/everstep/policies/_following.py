@@ -58,6 +58,6 @@ class Follower:
             distribution, _, after = policy._respond(windows, states[count:])
             yield states, distribution
             past = tuple(window[:, 1:] for window in windows) if count else ()
-            first = rollout.first_at(t)
+            first = rollout.first[t]
             states = (*without(past, first), *policy.next_states(after, first))
         self.states = states

@@ -111,7 +111,7 @@ class RecurrentPolicy(GenericPolicyBase[RecurrentModel]):
 
     def _forward(self, obs: Leaves, states: Leaves) -> tuple[Any, torch.Tensor, Leaves]:
         """Features and values of sequences `[B, L]`, `[B·L, …]`, and the states after them."""
-        obs = self._normalized(obs)
+        obs = self._normalization()(obs)
         size = list(obs[0].shape[:2])
         batch = TensorDict({DataKeys.OBS: self._observation.unflatten(obs, size)}, size)
         before = self.memory.unflatten(tuple(x.unsqueeze(1) for x in states), [size[0], 1])

@@ -128,10 +128,6 @@ class Updater:
         for p, view in zip(self._parameters, self._views, strict=True):
             p.grad = view.tensor if p.requires_grad else None
 
-    def totals(self) -> dict[str, torch.Tensor]:
-        """Sums over the update, 0-d each."""
-        return {"grad_norm": self.grad_norm, "skipped": self.skipped}
-
     def backward(self, loss: torch.Tensor) -> None:
         """Add the gradients of `loss` to those of the step that is being made."""
         self.grad_scaler.scale(loss).backward()
@@ -259,7 +255,8 @@ class Updater:
 
         """
         self.grad_scaler.unscale_(self.optimizer)
-        norm = self._norm()
+        norms = [torch.linalg.vector_norm(flat) for flat in self.flats]
+        norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
         zero, one, tiny = self._constants
         if mask is not None:
             norm = norm.masked_fill(mask, 0.0)
@@ -302,11 +299,6 @@ class Updater:
             return None
         is_eligible = eligible(optimizer=self.optimizer) is None
         return AdamStep(self.optimizer, self._quick_step) if is_eligible else None
-
-    def _norm(self) -> torch.Tensor:
-        norms = [torch.linalg.vector_norm(flat) for flat in self.flats]
-        norm: torch.Tensor = norms[0]
-        return norm if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
 
 
 # ---- gradients and optimizers -----------------------------------------------------------------

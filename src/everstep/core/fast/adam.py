@@ -20,7 +20,11 @@ class AdamStep:
     """
 
     def __init__(self, optimizer: optim.Optimizer, previous: "None | AdamStep" = None) -> None:
-        states = [optimizer.state[p] for group in optimizer.param_groups for p in _trained(group)]
+        groups = [
+            (group, [p for p in group["params"] if p.grad is not None])
+            for group in optimizer.param_groups
+        ]
+        states = [optimizer.state[p] for _, parameters in groups for p in parameters]
         steps = [state["step"] for state in states]
         if previous is not None and list(map(id, previous._steps)) == list(map(id, steps)):
             self._count: torch.Tensor = previous._count
@@ -30,11 +34,19 @@ class AdamStep:
             for state, step in zip(states, steps, strict=True):
                 state["step"] = step
         self._steps: list[torch.Tensor] = steps
-        self._groups = [
-            (group, _tensors(optimizer, group), _options(group))
-            for group in optimizer.param_groups
-            if _trained(group)
-        ]
+        #: Each group, with its tensors and its options as the fused kernel takes them.
+        self._groups: list[tuple[dict[str, Any], list[list[Any]], dict[str, Any]]] = []
+        for group, parameters in groups:
+            if not parameters:
+                continue
+            means, squares, counts = (
+                [optimizer.state[p][key] for p in parameters]
+                for key in ("exp_avg", "exp_avg_sq", "step")
+            )
+            tensors = [parameters, [p.grad for p in parameters], means, squares, [], counts]
+            options = {name: group[name] for name in ("amsgrad", "eps", "maximize", "weight_decay")}
+            options["beta1"], options["beta2"] = group["betas"]
+            self._groups.append((group, tensors, options))
 
     @torch.no_grad()
     def __call__(self, found_inf: torch.Tensor) -> None:
@@ -43,25 +55,3 @@ class AdamStep:
         for group, tensors, options in self._groups:
             step = torch._fused_adamw_ if group["decoupled_weight_decay"] else torch._fused_adam_
             step(*tensors, lr=group["lr"], found_inf=found_inf, **options)
-
-
-def _trained(group: dict[str, Any]) -> list[torch.Tensor]:
-    """Parameters of a group that have gradients."""
-    return [p for p in group["params"] if p.grad is not None]
-
-
-def _tensors(optimizer: optim.Optimizer, group: dict[str, Any]) -> list[list[torch.Tensor]]:
-    """Parameters of a group, gradients, both moments, none of AMSGrad's, and counters."""
-    parameters = _trained(group)
-    states = [optimizer.state[p] for p in parameters]
-    means, squares, steps = (
-        [state[key] for state in states] for key in ("exp_avg", "exp_avg_sq", "step")
-    )
-    return [parameters, [p.grad for p in parameters], means, squares, [], steps]  # type: ignore[misc]
-
-
-def _options(group: dict[str, Any]) -> dict[str, Any]:
-    """Options of a group's step, beside its learning rate."""
-    beta1, beta2 = group["betas"]
-    options = {name: group[name] for name in ("amsgrad", "eps", "maximize", "weight_decay")}
-    return {"beta1": beta1, "beta2": beta2, **options}

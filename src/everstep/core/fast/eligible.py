@@ -49,7 +49,7 @@ _ENCODERS = {Flatten, OneHot}
 _METHODS: dict[type, tuple[str, ...]] = {
     Policy: (
         *("act", "values", "evaluate", "_respond", "_forward", "_run"),
-        *("_distribution", "_all_values", "_normalized", "_normalization", "in_deviations"),
+        *("_distribution", "_all_values", "_normalization", "in_deviations"),
     ),
     DefaultModel: ("forward", "value_function", "forget_values"),
     DefaultRecurrentModel: ("forward", "init_states", "_run", "_encode"),

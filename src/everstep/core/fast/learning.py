@@ -113,7 +113,8 @@ class Learner:
                 if is_refused:
                     break
                 batch.index = None if order is None else order.data_ptr() + 8 * start
-                self._measure(len(found))
+                # An entropy that has no weight is measured in some steps only.
+                self._objective.measures_entropy = len(found) % ENTROPY_EVERY == 0
                 self._draw(batch, chunk or size)
                 if updater._quick_step is not quick:
                     quick = updater._quick_step
@@ -128,16 +129,15 @@ class Learner:
                 is_refused = outcome == REFUSED
             if is_refused:
                 break
-        self._measure(0)
+        self._objective.measures_entropy = True  # so that the terms have it
         rows = np.stack(found)
         if adam is not None:
             updater.grad_norm += float(rows[:, NORM].sum())
         updater.pending = False
-        return self._all_terms(torch.from_numpy(rows).to(rollout.dtype)), is_refused
-
-    def _measure(self, step: int) -> None:
-        """Set whether this step measures an entropy that has no weight: only some steps do."""
-        self._objective.measures_entropy = step % ENTROPY_EVERY == 0
+        terms = self._terms(torch.from_numpy(rows).to(rollout.dtype))
+        if not self._objective.uses_entropy and "entropy" in terms:
+            terms["entropy"] = terms["entropy"][::ENTROPY_EVERY]
+        return terms, is_refused
 
     @staticmethod
     def _step(updater: Any, kl_div: float, target_kl: None | float) -> int:
@@ -156,13 +156,6 @@ class Learner:
             for rows in batch.drawn.split(chunk):
                 rows.normal_()
             batch.noise = batch.drawn.data_ptr()
-
-    def _all_terms(self, rows: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Terms of the loss from results `[steps, …]`."""
-        terms = self._terms(rows)
-        if not self._objective.uses_entropy and "entropy" in terms:
-            terms["entropy"] = terms["entropy"][::ENTROPY_EVERY]
-        return terms
 
     def _terms(self, results: torch.Tensor) -> dict[str, torch.Tensor]:
         """Terms of the loss from results `[…, RESULTS]`."""

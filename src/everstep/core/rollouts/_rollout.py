@@ -138,7 +138,9 @@ class Rollout:
         self.rewards, self.values, self.returns = (floats(num_streams) for _ in range(3))
         self.reversed_returns = floats(1)
         self.states = memory.zeros(horizon // seq_len, num_envs, device=device)
-        self.terminated, self.truncated, self.first = flags(), flags(), flags()
+        self.terminated, self.truncated = flags(), flags()
+        #: Rows `t` whose next observation, `t + 1`, opens an episode.
+        self.first = flags()
         self.valid = ~flags()
         #: Rows whose final observation is not `obs_{t+1}`, its value, and rows whose bootstrap
         #: value is known.
@@ -208,10 +210,6 @@ class Rollout:
         """The windows of the first observations, `[rows, N, H + 1, …]`, without a copy."""
         size = self.history + 1
         return tuple(leaf.unfold(0, size, 1)[:rows].movedim(-1, 2) for leaf in self._observed)
-
-    def first_at(self, t: int) -> torch.Tensor:
-        """Whether observation `t + 1` opens an episode, bool `[N, 1]`."""
-        return self.first[t]
 
     def open(self, obs: torch.Tensor | TensorDict) -> None:
         """Start a rollout with the observations of a reset.

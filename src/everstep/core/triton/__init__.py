@@ -33,28 +33,22 @@ def is_available() -> bool:
 
 
 def gae(
-    rewards: torch.Tensor,
-    values: torch.Tensor,
-    next_values: torch.Tensor,
-    done: torch.Tensor,
-    *,
+    *rows: torch.Tensor,
     gamma: float | torch.Tensor,
     gae_lambda: float,
     known: None | torch.Tensor = None,
     passed: None | torch.Tensor = None,
 ) -> torch.Tensor:
-    """Generalised advantage estimates `[T, N, K]`, without gradients; see `advantages.gae`.
+    """`advantages.gae` of the same arguments, without gradients, in one kernel where that is used.
 
     A tensor `gamma` is `[K]`, and flags are `[T, N, K]` or `[T, N, 1]`.
     """
-    tensors = rewards, values, next_values, done, known, passed
-    is_used = rewards.is_cuda and not _failures and os.environ.get(SWITCH) != "0"
-    if is_used and rewards.numel() < 2**31 and is_available():
-        gammas = gamma if isinstance(gamma, torch.Tensor) else None
-        number = 0.0 if isinstance(gamma, torch.Tensor) else gamma
-        found: torch.Tensor = torch.ops.everstep.gae(*tensors, gammas, number, gae_lambda)
-        return found
-    return _general(*tensors, gamma, 0.0, gae_lambda)
+    is_used = rows[0].is_cuda and not _failures and os.environ.get(SWITCH) != "0"
+    if not is_used or rows[0].numel() >= 2**31 or not is_available():
+        return advantages.gae(*rows, gamma=gamma, gae_lambda=gae_lambda, known=known, passed=passed)
+    numbers = (gamma, 0.0) if isinstance(gamma, torch.Tensor) else (None, gamma)
+    found: torch.Tensor = torch.ops.everstep.gae(*rows, known, passed, *numbers, gae_lambda)
+    return found
 
 
 def _general(*tensors_and_numbers: Any) -> torch.Tensor:

@@ -85,7 +85,7 @@ def launch(
     gamma: float,
     gae_lambda: float,
 ) -> torch.Tensor:
-    """Advantages `[T, N, K]`, in one launch on the current stream; see `fused.gae`."""
+    """Advantages `[T, N, K]`, in one launch on the current stream; see `advantages.gae`."""
     steps, _, streams = rewards.shape
     found = torch.empty_like(rewards, memory_format=torch.contiguous_format)
     count = found[0].numel()

@@ -302,7 +302,7 @@ def test_compiled_models_are_compiled_before_they_are_recorded() -> None:
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     algorithm = build(DiscreteDummyEnv, "cpu", Tape, AlgorithmConfig, compile="eager")
-    algorithm.recorder.check(algorithm.parts)
+    algorithm.recorder.begin(algorithm.parts)
     assert not any(work.watched for work in algorithm.recorder.graphs)
     torch._dynamo.reset()  # what the check has compiled
     torch._dynamo.utils.counters.clear()
@@ -626,7 +626,7 @@ def test_updates_have_stopped_early_and_learning_rates_adapted() -> None:
     for _ in range(6):
         stopping.collect()
         stopping.step()
-        skipped.append(4 - stopping.meter.read(stopping.updater.totals())["steps"])
+        skipped.append(4 - stopping.meter.read({"skipped": stopping.updater.skipped})["steps"])
     assert max(skipped) > 0
     options = {**MINIBATCHES, "target_kl_div": 3e-3, "lr_schedule_kind": "adaptive"}
     rates = train(build(DiscreteDummyEnv, "cpu", Tape, AlgorithmConfig, **options))
