@@ -23,8 +23,11 @@ _KINDS = {
     stat.S_IFSOCK: "a socket",
 }
 
-#: Characters that a terminal obeys, or that reverse the order of what follows.
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+#: Characters that a terminal obeys, or that reverse the order of what follows, and halves of
+#: characters, which no file and no font can hold.
+_CONTROL = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 
 
 def open_plain(

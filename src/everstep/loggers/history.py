@@ -12,6 +12,7 @@ from typing import Any
 
 from ..core.files import write_file
 from ..core.plain_files import read_plain
+from ..errors import ConfigError
 
 #: Name of the file in the directory of a run.
 HISTORY = "history.jsonl"
@@ -24,6 +25,9 @@ class History:
 
     Args:
         path: The file.
+
+    Raises:
+        ConfigError: If it has a line that is none of ours: it would be lost.
 
     """
 
@@ -64,19 +68,49 @@ class History:
 
 
 def read_history(path: Path) -> list[dict[str, Any]]:
-    """The stretches in a file; none where it is missing or damaged."""
+    """The stretches in a file; none where it is missing.
+
+    Raises:
+        ConfigError: Names the first line that is none.
+        OSError: If the file cannot be read, or is not a plain one of its directory.
+
+    """
     if not path.exists():
         return []
-    found = []
-    for line in read_plain(path, within=path.parent).splitlines():
-        try:
-            stretch = json.loads(line)
-        except (ValueError, RecursionError):
-            return []
-        keys = {"env/steps", _TRAIN_STEPS, "by", "resumed", "restorable", "processes", "settings"}
-        if not isinstance(stretch, dict) or not keys <= stretch.keys():
-            return []
-        if not isinstance(stretch["settings"], dict):
-            return []
-        found.append(stretch)
+    lines = read_plain(path, within=path.parent).splitlines()
+    return [_stretch_of(line, f"{path}:{number}") for number, line in enumerate(lines, start=1)]
+
+
+#: Types of what a stretch says.
+_TYPES: dict[str, Any] = {
+    "env/steps": int,
+    _TRAIN_STEPS: int,
+    "by": str,
+    "resumed": bool,
+    "restorable": bool,
+    "processes": int,
+    "settings": dict,
+    "status": str | None,
+}
+
+
+def _stretch_of(line: bytes, where: str) -> dict[str, Any]:
+    try:
+        stretch = json.loads(line)
+    except (ValueError, RecursionError):
+        stretch = None
+    wrong = [
+        key
+        for key, kind in _TYPES.items()
+        if not isinstance(stretch, dict)
+        or not isinstance(value := stretch.get(key), kind)
+        or (kind is int and isinstance(value, bool))
+    ]
+    if wrong:
+        raise ConfigError(
+            f"{where}: expected one JSON object about a stretch of the training; got "
+            f"{line[:80]!r}, which has no valid {wrong[0]!r}. Mend the line, or move the file "
+            "away: a page then cannot say how to repeat the run."
+        )
+    found: dict[str, Any] = stretch
     return found

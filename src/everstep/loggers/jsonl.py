@@ -94,8 +94,7 @@ class JsonlLogger:
             os.ftruncate(self._file.fileno(), size)
             return
         with open_plain(self.path, limit=_MAX_FILE) as file:
-            records = [(x, json.loads(x).get("step", 0)) for x in _lines(file) if _is_record(x)]
-        kept = [x for x, at in records if isinstance(at, int | float) and at <= step]
+            kept = [x for x in _lines(file) if not _is_later(x, step)]
         write_file(self.path, b"".join(kept))
         self._file.close()
         self._file = open_lines(self.path)
@@ -229,6 +228,12 @@ def _is_record(line: bytes) -> bool:
         return isinstance(json.loads(line), dict)
     except (ValueError, RecursionError):
         return False
+
+
+def _is_later(line: bytes, step: int) -> bool:
+    """Whether a line is a record after an env step; what is no record is somebody else's."""
+    at = json.loads(line).get("step") if _is_record(line) else None
+    return isinstance(at, int | float) and at > step
 
 
 def _from_line(line: bytes, where: str) -> dict[str, Any]:

@@ -52,8 +52,8 @@ class RunFiles:
         run_dir.mkdir(parents=True, exist_ok=True)
         self._run_dir = run_dir
         self._checkpoints = Checkpoints(run_dir, keep_last)
-        self.metrics = JsonlLogger(run_dir / "metrics.jsonl")
         self.history = History(run_dir / HISTORY)
+        self.metrics = JsonlLogger(run_dir / "metrics.jsonl")
         weakref.finalize(self, self.metrics.close)  # for scripts that never call `close`
 
     def is_due(self, state: TrainerState, signals: Signals) -> bool:

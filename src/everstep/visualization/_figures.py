@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.files import replacing
 from ..core.installation import install_command
+from ..core.plain_files import printable
 from ..core.validation import unknown_name
 from ..errors import ConfigError, EverstepError
 from ._curves import LEAST_SEEDS, Group, default_keys, group_runs, mean_curve, x_scale
@@ -43,6 +44,13 @@ _UNITS = {
 }
 
 
+#: Panels of a figure at most, and of one with none of the default statistics.
+_MAX_PANELS, _FEW = 100, 9
+
+#: Characters of a line of text in a figure: a longer one is no text that fits.
+_MAX_TEXT = 120
+
+
 def unit_of(key: str) -> str:
     """Unit of a statistic; empty if it has none, or is not one of ours."""
     name = key.removeprefix("eval/")
@@ -53,11 +61,14 @@ def choose_keys(runs: Sequence[RunRecord], names: Sequence[str]) -> list[str]:
     """Statistics to draw: those named, also by patterns such as `losses/*`, or the default ones.
 
     Raises:
-        ConfigError: If no run has a statistic of that name.
+        ConfigError: If no run has a statistic of that name, or there are too many or none.
 
     """
     known = list(dict.fromkeys(key for run in runs for key in run.keys))
-    found = default_keys(runs) if not names else []
+    if not known:
+        places = ", ".join(str(run.run_dir / "metrics.jsonl") for run in runs)
+        raise ConfigError(f"{places}: no statistic in it: there is nothing to draw.")
+    found = [] if names else default_keys(runs) or known[:_FEW]
     for name in names:
         matching = [key for key in known if fnmatchcase(key, name)]
         if not matching:
@@ -66,7 +77,13 @@ def choose_keys(runs: Sequence[RunRecord], names: Sequence[str]) -> list[str]:
                 f"{', '.join(known)}."
             )
         found += matching
-    return list(dict.fromkeys(found))
+    keys = list(dict.fromkeys(found))
+    if len(keys) > _MAX_PANELS:
+        raise ConfigError(
+            f"--key: {len(keys):,} statistics; a figure has at most {_MAX_PANELS} panels. Name "
+            "fewer, such as 'losses/*'."
+        )
+    return keys
 
 
 def draw_curves(
@@ -179,6 +196,8 @@ def _save(figure: "Figure", target: Any, kind: str) -> None:
 
     for text in figure.findobj(Text):  # a dollar in a statistic's name begins no formula
         text.set_parse_math(False)
+        shown = printable(text.get_text())
+        text.set_text(shown if len(shown) <= _MAX_TEXT else f"{shown[:_MAX_TEXT]}…")
     metadata: dict[str, Any] = {"Date": None} if kind == "svg" else {}
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "everstep"}):
         figure.savefig(target, format=kind, dpi=120, metadata=metadata)

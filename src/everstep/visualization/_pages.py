@@ -11,7 +11,7 @@ from jinja2 import Environment, StrictUndefined
 
 from .._version import __version__
 from ..core.files import write_file
-from ..core.plain_files import path_within, read_plain
+from ..core.plain_files import path_within, printable, read_plain
 from ..errors import ConfigError
 from ._comparison import compare_runs, comparison_rows, result_of, shown
 from ._figures import choose_keys, draw_curves, svg_text
@@ -118,10 +118,16 @@ def _embedded(run: RunRecord, video: Path) -> str:
     return f"data:{_VIDEOS[video.suffix.lower()]};base64,{base64.b64encode(content).decode()}"
 
 
+def _finalized(value: Any) -> Any:
+    """What a run says, without control characters; our drawing as it is."""
+    return printable(value) if type(value) is str else value
+
+
 def _page(title: str, runs: Sequence[RunRecord], svg: str, **content: Any) -> str:
     """The page; whatever the runs say is escaped, and only our drawing is not."""
     text = files(__package__).joinpath("page.html").read_text(encoding="utf-8")
     notes = [note for run in runs for note in run.notes]
-    template = Environment(autoescape=True, undefined=StrictUndefined).from_string(text)
+    page = Environment(autoescape=True, undefined=StrictUndefined, finalize=_finalized)
+    template = page.from_string(text)
     values = {"report": None, "rows": None, "version": __version__} | content
     return template.render(title=title, notes=notes, figure=svg, **values) + "\n"

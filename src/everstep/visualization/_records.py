@@ -130,7 +130,8 @@ def find_runs(paths: Iterable[str | Path]) -> list[Path]:
 def read_run(run_dir: str | Path) -> RunRecord:
     """The record of a run, also of one that is still training.
 
-    Lines of `metrics.jsonl` that are not records of a run are left out and noted.
+    Lines of `metrics.jsonl` that are not records of a run are left out and noted, and so is a
+    `history.jsonl` with others than stretches.
 
     Raises:
         ConfigError: If this is not the directory of a run, or `config.yaml` cannot be read.
@@ -142,8 +143,12 @@ def read_run(run_dir: str | Path) -> RunRecord:
     text = config_text(run_dir)
     comments = tuple(line[2:] for line in text.splitlines() if line.startswith("# "))
     records, notes = _read_records(run_dir / "metrics.jsonl")
-    history = tuple(read_history(run_dir / HISTORY))
-    return RunRecord(run_dir, config, comments, tuple(records), tuple(notes), history)
+    history: list[dict[str, Any]] = []
+    try:
+        history = read_history(run_dir / HISTORY)
+    except ConfigError as error:
+        notes += error.problems
+    return RunRecord(run_dir, config, comments, tuple(records), tuple(notes), tuple(history))
 
 
 def config_text(run_dir: Path) -> str:
@@ -182,7 +187,7 @@ def _read_records(path: Path) -> tuple[list[dict[str, float]], list[str]]:
         raise EverstepError(f"{path}: {error.strerror}.") from None
     records = []
     for number, line in enumerate(lines, start=1):
-        numbers = {printable(k): _float(x) for k, x in line.items() if type(x) in (int, float)}
+        numbers = {_short(k): _float(x) for k, x in line.items() if type(x) in (int, float)}
         if all(math.isfinite(numbers.get(axis, math.nan)) for axis in _AXES):
             records.append(numbers)
         else:
@@ -197,11 +202,24 @@ def _read_records(path: Path) -> tuple[list[dict[str, float]], list[str]]:
     return kept, notes
 
 
+#: Numbers beyond it are as infinite: differences, sums and axes of them have none.
+_MAX_NUMBER = 1e300
+
+#: Characters of a statistic's name that are shown.
+_MAX_NAME = 200
+
+
 def _float(number: float) -> float:
     try:
-        return float(number)
+        value = float(number)
     except OverflowError:  # an integer beyond all floats
-        return math.inf
+        value = math.inf if number > 0 else -math.inf
+    return value if abs(value) <= _MAX_NUMBER or math.isnan(value) else value * math.inf
+
+
+def _short(name: str) -> str:
+    shown = printable(name[:_MAX_NAME]).replace("\n", "\\n").replace("\t", "\\t")
+    return shown if len(name) <= _MAX_NAME else f"{shown}…"
 
 
 def _nothing_in(path: Path, skipped: Sequence[str]) -> str:
@@ -219,7 +237,8 @@ def _last_attempts(records: list[dict[str, float]]) -> list[dict[str, float]]:
     kept: list[dict[str, float]] = []
     for record in records:
         if kept and record["step"] < kept[-1]["step"]:
-            kept = [each for each in kept if each["step"] < record["step"]]
+            while kept and kept[-1]["step"] >= record["step"]:
+                kept.pop()
         kept.append(record)
     return kept
 
@@ -230,7 +249,7 @@ def _non_finite_notes(path: Path, records: list[dict[str, float]]) -> list[str]:
         key for record in records for key, value in record.items() if not math.isfinite(value)
     )
     return [
-        f"{path}: {key}: {len(list(same))} values are not finite, and are left out"
+        f"{path}: {key}: {len(list(same))} values are not finite or beyond 1e300, and are left out"
         for key, same in groupby(found)
     ]
 

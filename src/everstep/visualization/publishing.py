@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import shutil
 from collections.abc import Mapping
 from html import escape
@@ -146,7 +147,7 @@ def _video(run: RunRecord, out: Path) -> list[str]:
 
 def _card(run: RunRecord, results: Mapping[str, Any], pictures: list[str], *, is_best: bool) -> str:
     """The model card: what the hub reads between two lines of dashes, and a page."""
-    env = str(run.config.get("env_cls") or "custom").partition(":")[2] or "custom"
+    env = str(run.config.get("env_cls") or "").partition(":")[2][:_MAX_CELL] or "custom"
     algorithm = run.objective or "custom"
     title = f"{algorithm} in {_cell(env)}"
     head = yaml.safe_dump(_head(results, env, algorithm), sort_keys=False, allow_unicode=True)
@@ -183,8 +184,13 @@ def _repeat(run: RunRecord) -> str:
 
 
 def _cell(text: str) -> str:
-    """`text` as a cell of a table, without HTML."""
-    return escape(text).replace("|", "\\|")
+    """`text` of a stranger in a line of Markdown: no HTML, no link, no end of a cell."""
+    shown = printable(text[:_MAX_CELL]).replace("\n", " ").replace("\t", " ")
+    return re.sub(r"[\\`*\[\]|~]", lambda found: f"&#{ord(found[0])};", escape(shown))
+
+
+#: Characters of a name in a card.
+_MAX_CELL = 200
 
 
 def _deviation_row(run: RunRecord, results: Mapping[str, Any]) -> str:

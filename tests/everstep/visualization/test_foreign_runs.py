@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -383,3 +384,127 @@ def test_a_best_result_is_names_and_numbers(run_dir: Path) -> None:
         (run_dir / "best" / "best.json").write_text(text)
         assert main(["publish", "run", "shared"]) == 2
         shutil.rmtree("shared", ignore_errors=True)
+
+
+# ---- records of a stranger -------------------------------------------------------------------
+
+
+def records(run_dir: Path, *lines: dict[str, Any]) -> None:
+    """Write lines of statistics, each with its step and time."""
+    text = [json.dumps({"step": 16 * i, "time": 1e9 + i, **x}) for i, x in enumerate(lines, 1)]
+    (run_dir / "metrics.jsonl").write_text("\n".join(text) + "\n")
+
+
+HISTORY = {
+    "env/steps": 0,
+    "algorithm/steps": 0,
+    "by": "run",
+    "resumed": False,
+    "restorable": True,
+    "processes": 1,
+    "settings": {"lr": 0.1},
+    "status": "FINISHED",
+}
+
+
+@pytest.mark.few(6)
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"env/steps": "x"},
+        {"env/steps": float("nan")},
+        {"env/steps": True},
+        {"algorithm/steps": [1]},
+        {"by": ["step"]},
+        {"processes": "2; rm"},
+        {"resumed": 1},
+        {"restorable": None},
+        {"settings": [1]},
+        {"status": {"a": 1}},
+    ],
+    ids=repr,
+)
+def test_a_history_is_of_stretches_or_refused_where_it_would_be_lost(
+    run_dir: Path, changed: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Reports say that it was left out; a run that goes on does not write over it."""
+    text = "".join(f"{json.dumps(x)}\n" for x in (HISTORY, {**HISTORY, **changed}))
+    (run_dir / "history.jsonl").write_text(text)
+    assert read_run(run_dir).history == ()
+    assert main(["report", "run"]) == 0
+    [key] = changed
+    assert f"has no valid &#39;{key}&#39;" in (run_dir / "report.html").read_text()
+    assert main(["resume", "run", "--steps", "64", "--no-mlflow"]) == 2
+    assert "history.jsonl:2: expected one JSON object about a stretch" in capsys.readouterr().err
+    assert (run_dir / "history.jsonl").read_text() == text
+    assert main(["resume", "run", "--steps", "32", "--no-mlflow"]) == 2  # it holds no lock
+
+
+@pytest.mark.parametrize(
+    "values",
+    [[-1.7e308, 1.7e308], [1e305, -1e305], [10**400, -(10**400)], [1e300, -1e300], [5e-324, 0.0]],
+    ids=repr,
+)
+def test_numbers_that_no_axis_has_are_noted_and_the_others_drawn(
+    run_dir: Path, values: list[float]
+) -> None:
+    records(run_dir, *({"episodes/return_mean": x, "losses/a": 1.0} for x in values))
+    run = read_run(run_dir)
+    assert bool(run.notes) == (abs(values[0]) > 1e300)
+    assert main(["report", "run"]) == 0
+    assert main(["plot", "run", "--key", "*", "--out", "a.svg"]) == 0
+
+
+def test_a_figure_has_few_panels_and_short_texts(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    many = {f"k{i}": 1.0 for i in range(500)}
+    records(run_dir, many, many)
+    assert main(["report", "run"]) == 0  # none of its statistics is drawn by default
+    assert main(["plot", "run", "--key", "*", "--out", "a.svg"]) == 2
+    assert "500 statistics; a figure has at most 100 panels" in capsys.readouterr().err
+    long = {"losses/" + "x" * 500_000: 1.0, "losses/\ud800\x00\n$": 2.0}
+    records(run_dir, long, long)
+    assert main(["plot", "run", "--key", "*", "--out", "a.svg"]) == 0
+    assert len(Path("a.svg").read_text()) < 100_000
+    assert "losses/\\ud800\\x00\\n$" in Path("a.svg").read_text()
+    records(run_dir, {}, {})
+    assert main(["plot", "run"]) == 2
+    assert "metrics.jsonl: no statistic in it" in capsys.readouterr().err
+
+
+def test_steps_that_go_back_again_and_again_take_no_time(run_dir: Path) -> None:
+    ahead = [f'{{"step": {i}, "time": 1, "a": 1}}' for i in range(30_000)]
+    back = [f'{{"step": {29_999 - i % 2}, "time": 2, "a": 2}}' for i in range(30_000)]
+    (run_dir / "metrics.jsonl").write_text("\n".join([*ahead, *back]) + "\n")
+    begin = time.process_time()
+    assert read_run(run_dir).records[-1] == {"step": 29_998.0, "time": 2.0, "a": 2.0}
+    assert time.process_time() - begin < 5
+
+
+def test_a_card_has_no_link_and_a_page_no_control_character_of_a_stranger(run_dir: Path) -> None:
+    nasty = "[x](javascript:alert(1)) `a` ~~b~~ \x1b[2J\u202e"
+    config = (run_dir / "config.yaml").read_text()
+    assert "env_cls: gymnasium:CartPole-v1" in config
+    name = f"env_cls: {json.dumps('gymnasium:' + nasty)}"
+    config = config.replace("env_cls: gymnasium:CartPole-v1", name)
+    (run_dir / "config.yaml").write_text(config)
+    stretches = [{**HISTORY, "by": nasty, "status": nasty}] * 2
+    (run_dir / "history.jsonl").write_text("".join(f"{json.dumps(x)}\n" for x in stretches))
+    assert main(["report", "run"]) == 0
+    assert main(["publish", "run", "shared"]) == 0
+    title = next(x for x in Path("shared/README.md").read_text().splitlines() if x[:2] == "# ")
+    assert not set(title) & set("[]`~")
+    for path in (run_dir / "report.html", Path("shared/README.md")):
+        assert "\x1b" not in path.read_text()
+        assert "\u202e" not in path.read_text()
+
+
+def test_a_line_of_somebody_else_stays_where_a_run_goes_on(run_dir: Path) -> None:
+    """A record that an editor has changed is cut by its steps; what is no record is not ours."""
+    path = run_dir / "metrics.jsonl"
+    kept = path.read_bytes()
+    path.write_bytes(b"# my own line\n" + kept + b'{"step": 999, "time": 1.0}\n')
+    assert main(["resume", "run", "--steps", "64", "--no-mlflow"]) == 0
+    assert path.read_bytes().startswith(b"# my own line\n" + kept)
+    assert b'"step": 999' not in path.read_bytes()
