@@ -76,8 +76,6 @@ def test_values_that_are_not_finite_are_left_out_and_said(copy: Path) -> None:
     assert np.isfinite(y).all()
     what = "losses/vf: 2 values are not finite or beyond 1e300, and are left out"
     assert run.notes == (f"{file}: {what}",)
-        f"{file}: losses/vf: 2 values are not finite or beyond 1e300, and are left out",
-    )
 
 
 def test_records_that_a_resumed_run_repeats_count_once(copy: Path) -> None:
