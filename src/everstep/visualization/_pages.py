@@ -119,7 +119,7 @@ def _embedded(run: RunRecord, video: Path) -> str:
 
 
 def _finalized(value: Any) -> Any:
-    """What a run says, without control characters; our drawing as it is."""
+    """A text of a run without control characters; our drawing as it is."""
     return printable(value) if type(value) is str else value
 
 
