@@ -4,17 +4,17 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, cast
 
+from everstep.core.validation import Integer
 from everstep.data import Device
 from everstep.env import Env
 from everstep.errors import AdapterError
 
 from ..common.libraries import (
     close_quietly,
-    inheriting_options,
     is_loaded_instance,
-    pop_options,
     wrap_or_close,
 )
+from ..common.options import inheriting_options, pop_options
 from ..gymnasium import GymnasiumEnv
 from ..isaacgym import IsaacGymEnv
 
@@ -83,7 +83,7 @@ class BridgeEnv(GymnasiumEnv):
         python: None | str | os.PathLike[str] = None,
         server: None | str | Sequence[str] = None,
         entry: None | str = None,
-        num_envs: None | int = None,
+        num_envs: None | Integer = None,
         **options: Any,
     ) -> Any:
         """See the class."""

@@ -59,11 +59,9 @@ def check_action_bounds(bounds: str, *, is_real: bool, space: object) -> None:
         space: Description of the actions, for the error.
 
     Raises:
-        AdapterError: If the option is unknown, or actions that are no real numbers are rescaled.
+        AdapterError: If actions that are no real numbers are rescaled.
 
     """
-    if bounds not in ("clip", "rescale"):
-        raise AdapterError(f"`action_bounds` must be 'clip' or 'rescale'; got {bounds!r}.")
     if bounds == "rescale" and not is_real:
         raise AdapterError(
             f"`action_bounds='rescale'` needs actions of floating point; got {space}. Use 'clip'."

@@ -1,9 +1,8 @@
 """Libraries that may not be installed, and the construction of their environments."""
 
-import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from importlib.util import find_spec
@@ -12,13 +11,11 @@ from typing import Any, TypeVar
 from everstep.core.installation import install_command
 from everstep.core.validation import unknown_name
 from everstep.env import Env
-from everstep.env.plugins import check_options
 from everstep.errors import AdapterError
 
 from .calls import GONE, error_text
 
 _Adapter = TypeVar("_Adapter", bound=Env)
-_Constructor = TypeVar("_Constructor", bound=Callable[..., None])
 
 #: Modules that register environments in Gymnasium when they are imported, by how their ids begin.
 #: pip installs each by the same name.
@@ -168,40 +165,3 @@ def close_quietly(env: Any) -> None:
     """Close what an error left open, if it can be closed, and let that error be the one raised."""
     with suppress(Exception):
         getattr(env, "close", lambda: None)()
-
-
-def inheriting_options(parent: type) -> Callable[[_Constructor], _Constructor]:
-    """A decorator of constructors that pass `**options` on: their signature has the parent's.
-
-    Args:
-        parent: Class whose keyword-only parameters are options of its subclass, too.
-
-    """
-
-    def decorate(constructor: _Constructor) -> _Constructor:
-        own = inspect.signature(constructor)
-        *named, _ = own.parameters.values()  # the last one is `**options`
-        inherited = [
-            parameter
-            for name, parameter in inspect.signature(parent).parameters.items()
-            if parameter.kind is parameter.KEYWORD_ONLY and name not in own.parameters
-        ]
-        constructor.__signature__ = own.replace(parameters=[*named, *inherited])  # type: ignore
-        return constructor
-
-    return decorate
-
-
-def pop_options(adapter: type, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Remove from `kwargs` the options that an adapter's constructor takes, and return them.
-
-    Options are its keyword-only parameters, other than those that `make` itself has.
-
-    Raises:
-        AdapterError: If one is of another type.
-
-    """
-    parameters = inspect.signature(adapter).parameters.values()
-    names = {parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
-    given = {name: kwargs.pop(name) for name in names - {"device", "num_envs"} if name in kwargs}
-    return check_options(adapter, given)

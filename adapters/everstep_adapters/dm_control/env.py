@@ -7,7 +7,8 @@ from everstep.data import Device
 from everstep.errors import AdapterError
 
 from ..common.autoreset import parse_mode
-from ..common.libraries import inheriting_options, is_loaded_instance, is_loaded_kind, require
+from ..common.libraries import is_loaded_instance, is_loaded_kind, require
+from ..common.options import inheriting_options
 from ..gymnasium import GymnasiumEnv
 
 if TYPE_CHECKING:

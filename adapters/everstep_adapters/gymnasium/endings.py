@@ -27,7 +27,7 @@ class EpisodeClock:
         random_phase: Start at a random count below the limit after every reset of all rows.
 
     Raises:
-        AdapterError: If the limit is not positive, or phases are asked for without a limit.
+        AdapterError: If phases are asked for without a limit.
 
     """
 
@@ -35,8 +35,6 @@ class EpisodeClock:
     is_limited: bool
 
     def __init__(self, num_envs: int, limit: None | int, random_phase: bool) -> None:
-        if limit is not None and limit < 1:
-            raise AdapterError(f"`max_episode_steps` must be at least 1; got {limit}.")
         if random_phase and limit is None:
             raise AdapterError("`random_phase` needs `max_episode_steps`, which it is a phase of.")
         self.is_limited = limit is not None

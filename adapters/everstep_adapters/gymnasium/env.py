@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 import torch
 from tensordict import TensorDict
 
+from everstep.core.validation import PositiveFloat, PositiveInt
 from everstep.data import DataKeys, Device
-from everstep.env import Env
 from everstep.env.agents import AgentSpec
 from everstep.env.formats import EnvFormat
 from everstep.errors import AdapterError
@@ -16,6 +16,7 @@ from ..common.actions import ActionBounds, ActionCheck
 from ..common.handoff import as_tensor, declared_device, finish_reading
 from ..common.libraries import is_loaded_instance, is_loaded_kind, require, wrap_or_close
 from ..common.metrics import InfoMetrics, TensorMean
+from ..common.options import AdapterEnv
 from ..common.specs import compose_spec, describe_spec
 
 # Most modules of the folder import Gymnasium, so this one imports them when an environment is
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 _NEEDED = "Gymnasium 1.1 or newer is needed: pip install 'gymnasium>=1.1'"
 
 
-class GymnasiumEnv(Env):
+class GymnasiumEnv(AdapterEnv):
     """A `gymnasium.vector.VectorEnv` as an Everstep environment; the module says how it resets.
 
     Observations keep their dtype, except that `float64` becomes PyTorch's default dtype, and
@@ -107,10 +108,10 @@ class GymnasiumEnv(Env):
         *,
         device: None | Device = None,
         autoreset_mode: "None | str | AutoresetMode" = None,
-        max_episode_steps: None | int = None,
+        max_episode_steps: None | PositiveInt = None,
         action_bounds: ActionBounds = "clip",
         random_phase: bool = False,
-        step_timeout: None | float = 600.0,
+        step_timeout: None | PositiveFloat = 600.0,
         observation_keys: None | Sequence[Any] = None,
         metrics: None | Sequence[str] = None,
     ) -> None:

@@ -17,7 +17,8 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 from everstep.errors import AdapterError
 
 from ..common.autoreset import parse_mode
-from ..common.libraries import creating, module_of, pop_options
+from ..common.libraries import creating, module_of
+from ..common.options import pop_options
 from .modes import AnyVectorEnv
 from .wrappers import load_wrappers, start_method
 

@@ -14,7 +14,7 @@ from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 from gymnasium.vector.async_vector_env import AsyncState
 
-from everstep.errors import AdapterError, EnvError
+from everstep.errors import EnvError
 
 from ..common.calls import GONE, VectorCalls, error_text
 from ..common.pools import PoolCalls, is_ale, is_envpool
@@ -171,12 +171,7 @@ def make_calls(env: AnyVectorEnv, step_timeout: None | float) -> VectorCalls:
         env: The environment.
         step_timeout: Seconds that a worker of an `AsyncVectorEnv` may take to answer.
 
-    Raises:
-        AdapterError: If the time is not positive.
-
     """
-    if step_timeout is not None and not step_timeout > 0:
-        raise AdapterError(f"`step_timeout` must be above 0 seconds, or None; got {step_timeout}.")
     if (own := getattr(env.unwrapped, "calls_cls", None)) is not None:
         return cast(VectorCalls, own(env))
     if isinstance(env.unwrapped, AsyncVectorEnv):

@@ -8,12 +8,12 @@ import torch
 from tensordict import TensorDict
 
 from everstep.data import DataKeys, Device
-from everstep.env import Env
 from everstep.env.formats import EnvFormat, observation_formats
 from everstep.errors import AdapterError
 
-from ..common.libraries import creating, pop_options, require, wrap_or_close
+from ..common.libraries import creating, require, wrap_or_close
 from ..common.metrics import EpisodeMetrics
+from ..common.options import AdapterEnv, Length, pop_options
 from ..common.specs import describe_spec
 from .actions import Actions
 from .endings import Endings, External, NextStep, SameStep, Waiting, describe_style
@@ -39,7 +39,7 @@ _INTERFACES = {
 }
 
 
-class IsaacGymEnv(Env):
+class IsaacGymEnv(AdapterEnv):
     """A task with the interface of IsaacGymEnvs' `VecTask`, legged_gym, rsl_rl or Isaac Lab.
 
     The constructor takes a few vector steps of the task, with actions of 0: they show its reset
@@ -100,7 +100,7 @@ class IsaacGymEnv(Env):
         *,
         reset_style: None | str = None,
         device: None | Device = None,
-        max_episode_length: None | float = None,
+        max_episode_length: None | Length = None,
         time_outs: None | str = None,
         final_obs_key: None | str = None,
         observation_keys: None | Sequence[str] = None,

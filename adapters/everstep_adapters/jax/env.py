@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from tensordict import TensorDict
 
+from everstep.core.validation import Integer, PositiveInt
 from everstep.data import DataKeys, Device
-from everstep.env import Env
 from everstep.env.formats import EnvFormat
 from everstep.errors import AdapterError, EnvError
 
@@ -19,10 +19,10 @@ from ..common.handoff import finish_reading
 from ..common.libraries import (
     creating,
     is_loaded_instance,
-    pop_options,
     require,
     wrap_or_close,
 )
+from ..common.options import AdapterEnv, pop_options
 from ..common.specs import describe_spec
 
 # The folder's other modules import JAX, so this one imports them when an environment is wrapped.
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from .source import Functions
 
 
-class JaxEnv(Env):
+class JaxEnv(AdapterEnv):
     """A batch of environments that are functions in JAX; the module says how they reset.
 
     On a GPU, observations are the program's own memory; on the host they are copied into rows.
@@ -63,13 +63,13 @@ class JaxEnv(Env):
     default_horizon: ClassVar[int] = 128
 
     #: Name of the library in `describe`.
-    family: ClassVar[str]
+    family: ClassVar[str] = "JAX"
 
     #: Module of the library, and how to install it.
     library: ClassVar[tuple[str, str]]
 
     #: Modules and names of the classes that are wrapped.
-    kinds: ClassVar[tuple[tuple[str, str], ...]]
+    kinds: ClassVar[tuple[tuple[str, str], ...]] = ()
 
     #: The wrapped environment: one, of which there are `num_envs`.
     env: Any
@@ -82,9 +82,9 @@ class JaxEnv(Env):
         /,
         horizon: None | int = None,
         *,
-        num_envs: None | int = None,
+        num_envs: None | Integer = None,
         device: None | Device = None,
-        max_episode_steps: None | int = None,
+        max_episode_steps: None | PositiveInt = None,
         action_bounds: ActionBounds = "clip",
         params: Any = None,
     ) -> None:
@@ -104,8 +104,6 @@ class JaxEnv(Env):
                 f"{self.family}'s environments are functions of one environment, of which there "
                 "can be any number: pass `num_envs`, as in `everstep.wrap(env, num_envs=64)`."
             )
-        if max_episode_steps is not None and max_episode_steps < 1:
-            raise AdapterError(f"`max_episode_steps` must be at least 1; got {max_episode_steps}.")
         self._functions = functions = self._read(env, params)
         self._own = devices.choose(device)
         self._jax_device = devices.to_torch(self._own)

@@ -20,12 +20,11 @@ from ..common.independence import check_independent
 from ..common.libraries import (
     close_quietly,
     creating,
-    inheriting_options,
     is_loaded_instance,
     is_loaded_kind,
-    pop_options,
     require,
 )
+from ..common.options import inheriting_options, pop_options
 from ..gymnasium import GymnasiumEnv
 
 if TYPE_CHECKING:

@@ -11,11 +11,10 @@ from ..common.autoreset import parse_mode
 from ..common.libraries import (
     creating,
     game_of,
-    inheriting_options,
-    pop_options,
     require,
     wrap_or_close,
 )
+from ..common.options import inheriting_options, pop_options
 from ..common.pools import check_batch_size, is_ale
 from ..gymnasium import GymnasiumEnv
 

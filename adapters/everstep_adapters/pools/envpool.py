@@ -13,12 +13,11 @@ from everstep.errors import AdapterError
 from ..common.libraries import (
     close_quietly,
     creating,
-    inheriting_options,
     is_loaded_instance,
-    pop_options,
     require,
     wrap_or_close,
 )
+from ..common.options import inheriting_options, pop_options
 from ..common.pools import PoolCalls, check_batch_size, is_envpool
 from ..gymnasium import GymnasiumEnv
 

@@ -53,10 +53,10 @@ class TorchRLCalls(Calls):
         self._parallel = inner if isinstance(inner, ParallelEnv) else None
         if step_timeout is None:
             return
-        if not step_timeout > 0 or self._parallel is None:
+        if self._parallel is None:
             raise AdapterError(
-                "`step_timeout` is a number of seconds above 0 that the processes of a "
-                f"`ParallelEnv` may take to answer; got {step_timeout} for {self.name}."
+                "`step_timeout` is the time that the processes of a `ParallelEnv` may take to "
+                f"answer; got {step_timeout} for {self.name}."
             )
         if self._parallel.is_closed:
             self._parallel.start()  # which sets TorchRL's limit

@@ -149,12 +149,8 @@ class Endings:
 
     def _check_options(self, env: Any) -> None:
         done_is, limit = self._done_is, self._time_limit
-        if done_is not in (None, "terminated", "truncated"):
-            raise AdapterError(f"`done_is` must be 'terminated' or 'truncated'; got {done_is!r}.")
         if limit is None:
             return
-        if limit < 1:
-            raise AdapterError(f"`time_limit` must be at least 1; got {limit}.")
         if done_is is not None:
             raise AdapterError(
                 "`done_is` and `time_limit` both set the kind of an episode's end. Pass one of "

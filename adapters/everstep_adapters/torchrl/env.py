@@ -8,8 +8,8 @@ from typing import Any, ClassVar, cast
 import torch
 from tensordict import TensorDict, TensorDictBase
 
+from everstep.core.validation import Integer, PositiveFloat, PositiveInt
 from everstep.data import DataKeys, Device
-from everstep.env import Env
 from everstep.env.agents import AllAgents
 from everstep.env.formats import EnvFormat, ObservationFormat
 from everstep.env.specs import Leaves, Structure, is_choice
@@ -21,11 +21,11 @@ from ..common.hints import hint
 from ..common.libraries import (
     is_loaded_instance,
     is_loaded_kind,
-    pop_options,
     require,
     wrap_or_close,
 )
 from ..common.metrics import AT_ENDS, TensorMean
+from ..common.options import AdapterEnv, pop_options
 from ..common.specs import compose_spec, describe_spec
 from . import keys
 from .actions import OneHotActions, make_actions
@@ -37,7 +37,7 @@ from .specs import NestedKey, join_keys, leaves_of, make_leaf, observation_leave
 from .state import changes_to_env, decode_data, encode_data, read_state
 
 
-class TorchRLEnv(Env):
+class TorchRLEnv(AdapterEnv):
     """A `torchrl.envs.EnvBase` as an Everstep environment; the module says how it resets.
 
     Rows are the environment's batch, flattened, times its agents if it has several. The environment
@@ -107,19 +107,19 @@ class TorchRLEnv(Env):
         horizon: None | int = None,
         *,
         device: None | Device = None,
-        num_envs: None | int = None,
-        max_episode_steps: None | int = None,
+        num_envs: None | Integer = None,
+        max_episode_steps: None | PositiveInt = None,
         random_phase: bool = False,
         action_bounds: ActionBounds = "clip",
         categorical_actions: bool = True,
-        observation_keys: None | Sequence[NestedKey] = None,
+        observation_keys: None | str | Sequence[NestedKey] = None,
         action_key: None | NestedKey = None,
         reward_key: None | NestedKey = None,
         done_key: None | NestedKey = None,
         terminated_key: None | NestedKey = None,
         done_is: None | DoneIs = None,
-        time_limit: None | int = None,
-        step_timeout: None | float = None,
+        time_limit: None | PositiveInt = None,
+        step_timeout: None | PositiveFloat = None,
         metrics: Sequence[NestedKey] = (),
         all_agents: bool = False,
     ) -> None:

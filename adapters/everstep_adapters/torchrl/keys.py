@@ -272,8 +272,8 @@ def limited(env: Any, limit: None | int, random_phase: bool) -> Any:
     """The environment, in a `StepCounter` if there is a limit.
 
     Raises:
-        AdapterError: If the limit is not positive, phases are asked for without a limit, or the
-            environment cannot be reset at the limit.
+        AdapterError: If phases are asked for without a limit, or the environment cannot be reset at
+            the limit.
 
     """
     from torchrl.envs import StepCounter, TransformedEnv
@@ -282,8 +282,6 @@ def limited(env: Any, limit: None | int, random_phase: bool) -> Any:
         if random_phase:
             raise AdapterError("`random_phase` needs `max_episode_steps`, which it is a phase of.")
         return env
-    if limit < 1:
-        raise AdapterError(f"`max_episode_steps` must be at least 1; got {limit}.")
     if resets_itself(env):
         raise AdapterError(
             f"{name_of(env)} resets itself, so `max_episode_steps` cannot reset it. Set the limit "

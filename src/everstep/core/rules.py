@@ -44,6 +44,15 @@ def device_problems(name: torch.device | str, *, needs_graphs: bool) -> list[str
     return []
 
 
+def check_device(device: torch.device | str) -> None:
+    """Raise a ConfigError if there is no such device for an environment."""
+    problems = device_problems(device, needs_graphs=False)
+    if device == "auto":
+        problems = ["`device` of an environment is one such as 'cpu' or 'cuda:0'; got 'auto'."]
+    if problems:
+        raise ConfigError(problems)
+
+
 #: Rows of a rollout; one of 268 million takes more than 10 GB.
 MAX_ROWS = 2**28
 

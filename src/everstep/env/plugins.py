@@ -6,18 +6,11 @@ spec string: `gymnasium` in `gymnasium:CartPole-v1`.
 
 import difflib
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Iterator
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Protocol, cast
 
-from ..core.validation import (
-    Integer,
-    InvalidError,
-    check_fields,
-    signature_of,
-    unknown_name,
-)
+from ..core.validation import signature_of, unknown_name
 from ..data import Device
 from ..errors import AdapterError
 from . import Env
@@ -173,39 +166,17 @@ def _warn_once(message: str) -> None:
         warnings.warn(message, RuntimeWarning, stacklevel=3)
 
 
-@dataclass
-class _OptionRules:
-    """Types of adapters' options that nothing else looks at; what they allow is the adapter's."""
-
-    all_agents: bool = False
-    categorical_actions: bool = False
-    final_obs_key: None | str = None
-    max_episode_length: None | float = None
-    max_episode_steps: None | Integer = None
-    metrics: None | Sequence[Any] = None
-    random_phase: bool = False
-    step_timeout: None | float = None
-    time_limit: None | Integer = None
-
-
-def check_options(adapter: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of an adapter's constructor, as it takes them: NumPy's numbers are Python's.
+def check_names(adapter: Any, options: Iterable[str]) -> None:
+    """Check that an adapter's constructor has options of these names.
 
     Raises:
-        AdapterError: If the adapter has no such option, or a value is of another type.
+        AdapterError: If it lacks one.
 
     """
     parameters = signature_of(adapter).parameters.values()
+    if any(x.kind is x.VAR_KEYWORD for x in parameters):
+        return
     known = [x.name for x in parameters if x.kind in (x.KEYWORD_ONLY, x.POSITIONAL_OR_KEYWORD)]
-    name = adapter.__name__
-    if not any(x.kind is x.VAR_KEYWORD for x in parameters):
-        for option in options.keys() - known:
-            raise AdapterError(f"`{option}`: {unknown_name('option', option, known)} of {name}.")
-    rules = {x.name for x in fields(_OptionRules)}
-    typed = {x: value for x, value in options.items() if x in rules}
-    try:
-        return {**options, **check_fields(_OptionRules, typed)}
-    except InvalidError as error:
-        raise AdapterError(
-            "; ".join(f"`{x.path[0]}` of {name}: {x.message}" for x in error.problems) + "."
-        ) from None
+    for option in {*options} - {*known}:
+        unknown = unknown_name("option", option, known)
+        raise AdapterError(f"`{option}`: {unknown} of {adapter.__name__}.")

@@ -11,7 +11,7 @@ from typing_extensions import Unpack
 
 from ..core.memory import check_room
 from ..core.names import check_module, dotted_name
-from ..core.rules import device_problems
+from ..core.rules import check_device
 from ..core.validation import binds, explained, signature_of
 from ..data import Device, MakeOptions, WrapOptions
 from ..errors import AdapterError, ConfigError
@@ -19,7 +19,7 @@ from . import Env, EnvFactory, check_sizes
 from .plugins import (
     Adapter,
     adapter_of,
-    check_options,
+    check_names,
     known_prefixes,
     load,
     maker_of,
@@ -52,7 +52,7 @@ def wrap(env: Any, /, **options: Unpack[WrapOptions]) -> Env:
 
     """
     if (device := options.get("device")) is not None:
-        _check_device(device)
+        check_device(device)
     if isinstance(env, Env):
         if options:
             rule = "is an Everstep environment already and takes no options"
@@ -60,7 +60,8 @@ def wrap(env: Any, /, **options: Unpack[WrapOptions]) -> Env:
             raise AdapterError(f"{type(env).__name__} {rule}; got {', '.join(options)}. {fix}")
         return env
     if adapter := adapter_of(env):
-        return adapter(env, **check_options(adapter, options))
+        check_names(adapter, options)
+        return adapter(env, **options)
     raise AdapterError(_no_match(env))
 
 
@@ -111,7 +112,7 @@ def make(
 
     """
     num_envs, horizon = check_sizes("`make`", num_envs, horizon)
-    _check_device(device)
+    check_device(device)
     return _factory(source, kwargs)(num_envs, horizon, device=device)
 
 
@@ -345,15 +346,6 @@ def describe_env(source: Any) -> dict[str, Any]:
         return named and {**named, "env_kwargs": source.kwargs or None}
     name = getattr(source, "__qualname__", "<")
     return {} if "<" in name else {"env_cls": dotted_name(source)}  # `<lambda>`, `<locals>`
-
-
-def _check_device(device: Device) -> None:
-    """Raise a ConfigError if there is no such device."""
-    problems = device_problems(device, needs_graphs=False)
-    if device == "auto":
-        problems = ["`device` of an environment is one such as 'cpu' or 'cuda:0'; got 'auto'."]
-    if problems:
-        raise ConfigError(problems)
 
 
 def _beside(kwargs: dict[str, Any]) -> dict[str, Any]:

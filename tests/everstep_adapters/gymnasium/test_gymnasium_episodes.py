@@ -303,7 +303,7 @@ def test_a_limit_works_through_wrappers() -> None:
 
 
 def test_limits_without_sense_are_errors() -> None:
-    with pytest.raises(AdapterError, match="at least 1; got 0"):
+    with pytest.raises(AdapterError, match="expected int > 0 or null; got 0"):
         GymnasiumEnv(scripted("mixed", "DISABLED"), max_episode_steps=0)
     with pytest.raises(AdapterError, match="needs `max_episode_steps`"):
         GymnasiumEnv(scripted("mixed", "DISABLED"), random_phase=True)

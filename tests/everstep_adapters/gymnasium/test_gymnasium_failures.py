@@ -220,7 +220,7 @@ def test_no_timeout_is_no_limit(processes: Any) -> None:
 
 @pytest.mark.parametrize("timeout", [0, -1.0])
 def test_a_timeout_is_positive(timeout: float) -> None:
-    with pytest.raises(AdapterError, match=r"`step_timeout` must be above 0"):
+    with pytest.raises(AdapterError, match="`step_timeout` of GymnasiumEnv: expected float > 0"):
         GymnasiumEnv(SyncVectorEnv([partial(Faulty, explode)]), step_timeout=timeout)
 
 

@@ -299,7 +299,7 @@ def test_refusals() -> None:
         CounterEnv(Counter())
     with pytest.raises(AdapterError, match="must be an environment of counters; got int"):
         CounterEnv(3, num_envs=2)
-    with pytest.raises(AdapterError, match="`max_episode_steps` must be at least 1; got 0"):
+    with pytest.raises(AdapterError, match="`max_episode_steps` of CounterEnv: expected int > 0"):
         CounterEnv(Counter(), num_envs=2, max_episode_steps=0)
     env = counters()
     with pytest.raises(EnvError, match="Counter was not reset"):

@@ -133,15 +133,18 @@ def test_envpool_is_not_wrapped_twice() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"done_is": "over"}, "`done_is` must be 'terminated' or 'truncated'; got 'over'"),
-        ({"time_limit": 0}, "`time_limit` must be at least 1; got 0"),
+        (
+            {"done_is": "over"},
+            "`done_is` of TorchRLEnv: expected 'terminated' or 'truncated'.*; got 'over'",
+        ),
+        ({"time_limit": 0}, "`time_limit` of TorchRLEnv: expected int > 0.*; got 0"),
         ({"time_limit": 3, "done_is": "truncated"}, "Pass one of them"),
         ({"terminated_key": "failed"}, "`terminated_key` must be one of done, .*; got failed"),
         ({"done_key": ("a", "done")}, "`done_key` must be one of done, .*; got a.done"),
         ({"observation_keys": ["pixels"]}, "must be among observation; got pixels"),
         ({"action_key": "moves"}, "`action_key` must be one of action; got moves"),
         ({"reward_key": "gain"}, "`reward_key` must be one of reward; got gain"),
-        ({"max_episode_steps": 0}, "must be at least 1; got 0"),
+        ({"max_episode_steps": 0}, "expected int > 0.*; got 0"),
         ({"random_phase": True}, "needs `max_episode_steps`"),
         ({"num_envs": 4}, r"`num_envs` is for stateless.*ScriptedEnv has \[4\].*SerialEnv"),
         ({"step_timeout": 1.0}, "`ParallelEnv` may take to answer; got 1.0 for ScriptedEnv"),
