@@ -90,7 +90,7 @@ VALUES: dict[str, tuple[list[Any], list[Any]]] = {
 
 
 def refused(adapter: Any, name: str, value: Any) -> str:
-    """What a constructor says of an option, or else of an environment that is none."""
+    """Message of a constructor about an option, or else about an environment that is none."""
     with pytest.raises((AdapterError, ConfigError)) as caught:
         adapter(object(), **{name: value})
     return str(caught.value)
