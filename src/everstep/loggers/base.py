@@ -271,7 +271,9 @@ def writing_problem(directory: str | os.PathLike[str]) -> str:
     if problem := foreign_path(directory):
         return problem
     path = Path(directory).absolute()
-    nearest = next(place for place in (path, *path.parents) if os.path.exists(place))
+    nearest = next(place for place in (path, *path.parents) if os.path.lexists(place))
+    if not nearest.exists():
+        return f"{nearest} is a link that leads nowhere"
     if not nearest.is_dir():
         return f"{nearest} is not a directory"
     places = (

@@ -39,6 +39,7 @@ from ..loggers import (
 from ..loggers.lock import lock_file
 from ._ending import end_of, schedule_end
 from ._evaluations import (
+    EVAL_EPISODES,
     NEEDS_EVAL_ENV,
     check_eval_env,
     check_evaluations,
@@ -55,6 +56,7 @@ from ._record import (
     config_values,
     env_name,
     made_with,
+    making_run_dir,
     params_of,
     run_keys,
     saving_keys,
@@ -91,7 +93,7 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
             `"tensorboard"` and `"wandb"`, or mappings of one to its options, replace MLflow.
         eval_env: Environment of `eval`, which `seed` seeds too. None: evaluations share the
             training environment, and can only start when it is due for a reset.
-        eval_episodes: Complete episodes per evaluation on `eval_env`.
+        eval_episodes: Complete episodes per evaluation on `eval_env`; None: 100.
         record: Further keys of `config.yaml`, beside the resolved hyperparameters.
         run_arguments: Default arguments of `run`.
         resume: Whether to continue the run in `run_dir`: its newest checkpoint is loaded, its
@@ -149,7 +151,7 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
         track: bool = True,
         loggers: Sequence[Logger | str | Mapping[str, Any]] = (),
         eval_env: "None | Env" = None,
-        eval_episodes: int = 100,
+        eval_episodes: None | int = None,
         record: None | Mapping[str, Any] = None,
         run_arguments: None | Mapping[str, Any] = None,
         resume: bool = False,
@@ -161,14 +163,13 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
     ) -> None:
         from ..env.registry import describe_env
 
-        if eval_env is not None:
-            check_eval_env(algorithm, eval_env)
+        check_eval_env(algorithm, eval_env, eval_episodes)
         self.callbacks = Callbacks(callbacks)  # refused before a directory is made
         self.algorithm = algorithm
         self.run_arguments = dict(run_arguments or {})
         seed_eval_env(eval_env, algorithm)
         self.eval_env = eval_env
-        self.eval_episodes = eval_episodes
+        self.eval_episodes = EVAL_EPISODES if eval_episodes is None else eval_episodes
         self.state = {"algorithm/collects": 0, "algorithm/steps": 0, "env/steps": 0}
         self._is_recorded = run_dir is not None
         check_run_dir(run_dir, resume=resume)
@@ -179,7 +180,7 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
         sinks = own_loggers(loggers)
         self._record = {**describe_env(algorithm.env), **(record or {})}
         if eval_env is not None:
-            self._record = {"eval_episodes": eval_episodes, **self._record}
+            self._record = {"eval_episodes": self.eval_episodes, **self._record}
         if algorithm.policy.is_recurrent:
             self._record["recurrent"] = True
         named = self._record.get("env_cls") or env_name(algorithm.env)
@@ -194,12 +195,14 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
             check_depth(config_values(algorithm, self._record) | run_keys(self.run_arguments))
         existed = run_dir not in (None, "auto") and os.path.lexists(run_dir)
         if run_dir == "auto":
-            run_dir = algorithm.reducer.from_first(lambda: create_run_dir(RUNS, name))
+            with making_run_dir(RUNS):
+                run_dir = algorithm.reducer.from_first(lambda: create_run_dir(RUNS, name))
         self.run_dir = None if run_dir is None else Path(run_dir)
         with self._left_as_it_was(is_new=is_first and not resume and not existed, resume=resume):
             with algorithm.reducer.together():
                 if self.run_dir is not None and is_first:
-                    self._files = RunFiles(self.run_dir, checkpoint_every, keep_last, best)
+                    with making_run_dir(self.run_dir):
+                        self._files = RunFiles(self.run_dir, checkpoint_every, keep_last, best)
             continued = self._continue() if resume else {}
             self._is_resumed = resume
             if self.run_dir is not None and self._files is not None:

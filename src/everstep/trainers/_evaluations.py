@@ -28,6 +28,10 @@ def eval_seed(seed: int) -> int:
     return 2**31 - 1 - seed % 2**30
 
 
+#: Episodes of an evaluation in an environment of its own, unless the trainer is given others.
+EVAL_EPISODES = 100
+
+
 def seed_eval_env(env: "None | Env", algorithm: "GenericAlgorithmBase[Any, Any, Any]") -> None:
     """Seed an evaluation environment, so that evaluations are part of what `seed` repeats.
 
@@ -81,8 +85,17 @@ def check_evaluations(
         )
 
 
-def check_eval_env(algorithm: "GenericAlgorithmBase[Any, Any, Any]", env: Any) -> None:
-    """Raise if evaluations cannot use an environment: it is none, or of other specs."""
+def check_eval_env(
+    algorithm: "GenericAlgorithmBase[Any, Any, Any]", env: Any, episodes: None | int
+) -> None:
+    """Raise if evaluations cannot use an environment, or have none and are given its episodes."""
+    if env is None:
+        if episodes is not None:
+            raise ConfigError(
+                "`eval_episodes` are played in an environment of their own, and there is none; "
+                f"got {episodes}. Give the trainer an `eval_env`, or leave it out."
+            )
+        return
     from ..algorithms.resolve import check_env
     from ..env import Env
     from ..evaluation import check_fit

@@ -33,7 +33,7 @@ class TrainerArguments:
     track: bool = True
     loggers: Sequence[Logger | str | Mapping[str, Any]] = ()
     eval_env: "None | Env" = None
-    eval_episodes: int = 100
+    eval_episodes: None | int = None
     record: None | Mapping[str, Any] = None
     run_arguments: None | Mapping[str, Any] = None
     resume: bool = False

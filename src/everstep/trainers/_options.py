@@ -100,7 +100,7 @@ class TrainerRules:
     run_name: str | None = None
     experiment_name: Name | None = None
     track: bool = True
-    eval_episodes: Count = 100
+    eval_episodes: Count | None = None
     record: Mapping[str, Any] | None = None
     run_arguments: Mapping[str, Any] | None = None
     resume: bool = False

@@ -6,7 +6,8 @@ import platform
 import reprlib
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from numbers import Number
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -81,10 +82,28 @@ def _check_run_dir(run_dir: Any, *, resume: bool) -> None:
             "for a new one under runs/, or continue that run with `resume=True`."
         )
     if run_dir is not None and (problem := writing_problem(path or RUNS)):
-        raise ConfigError(
-            f"`run_dir`: {path or RUNS} cannot be written: {problem}. Name another directory, or "
-            "change its permissions; in Python, `run_dir=None` writes nothing."
-        )
+        raise _unwritable(path or RUNS, problem)
+
+
+def _unwritable(path: str | Path, problem: str) -> ConfigError:
+    return ConfigError(
+        f"`run_dir`: {path} cannot be written: {problem}. Name another directory, or change its "
+        "permissions; in Python, `run_dir=None` writes nothing."
+    )
+
+
+@contextmanager
+def making_run_dir(path: str | Path) -> Iterator[None]:
+    """A context in which a run's directory is made: what only the system knows is refused, too.
+
+    Raises:
+        ConfigError: If the system refuses it, as in `/proc`.
+
+    """
+    try:
+        yield
+    except OSError as error:
+        raise _unwritable(path, f"{error.strerror}: {error.filename or path}") from error
 
 
 def choose_seed(run_dir: Any, *, resume: bool) -> None | int:

@@ -1,5 +1,6 @@
 """The record of a run: it repeats the run, and says what it was made with."""
 
+import errno
 import functools
 import os
 import re
@@ -10,6 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import mlflow
 import pytest
@@ -418,3 +420,40 @@ def test_who_closes_environments(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="callbacks"):
         Trainer(Roomy, run_dir=None, callbacks=[3], **SMALL)
     assert Roomy.closed == 1  # made for a trainer that does not exist
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("loop", "loop is a link that leads nowhere"),
+        ("loop/x", "loop is a link that leads nowhere"),
+        ("gone", "gone is a link that leads nowhere"),
+        ("gone/x", "gone is a link that leads nowhere"),
+        ("file/x", "file is not a directory"),
+        ("x" * 300, "cannot be a directory: File name too long"),
+        ("a\0b", "cannot be a directory: embedded null byte"),
+        ("system", "cannot be written: Read-only file system: system. Name another directory"),
+    ],
+)
+def test_a_directory_that_no_run_can_have_is_refused(
+    name: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where only the system says so, when it is made."""
+    monkeypatch.chdir(tmp_path)
+    Path("loop").symlink_to("loop")
+    Path("gone").symlink_to("nowhere")
+    Path("file").touch()
+    if name == "system":
+        error = OSError(errno.EROFS, os.strerror(errno.EROFS))
+        monkeypatch.setattr(Path, "mkdir", Mock(side_effect=error))
+    before = sorted(os.listdir())
+    with pytest.raises(ConfigError, match=rf"`run_dir`: .*{problem}"):
+        Trainer(DiscreteDummyEnv(2), horizon=4, run_dir=name, track=False)
+    assert sorted(os.listdir()) == before
+
+
+def test_episodes_of_evaluations_need_an_environment_for_them() -> None:
+    with pytest.raises(ConfigError, match="there is none; got 5"):
+        Trainer(DiscreteDummyEnv(2), horizon=4, run_dir=None, eval_episodes=5)
+    trainer = Trainer(DiscreteDummyEnv(2), horizon=4, run_dir=None, eval_env=DiscreteDummyEnv(2))
+    assert trainer.eval_episodes == 100

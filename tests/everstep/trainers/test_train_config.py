@@ -595,7 +595,8 @@ def test_evaluations_have_an_environment_of_their_own_where_episodes_are_asked_f
     assert trainer.eval_env.num_envs == 2
     assert trainer.eval(deterministic=False)["eval/episodes/count"] == 100
     made = TrainConfig(DiscreteDummyEnv(4), horizon=8, eval_episodes=3)
-    assert made.build(run_dir=None).eval_env is None
+    with pytest.raises(ConfigError, match="`eval_episodes` are played in an environment of their"):
+        made.build(run_dir=None)
 
 
 def test_the_run_directory_holds_a_config_that_makes_the_same_training(write, tmp_path):
