@@ -201,12 +201,20 @@ def check_env(env: Any) -> None:
                 f"{kind}.{name} must be a spec of `torchrl.data`, such as Unbounded(4) or "
                 f"Categorical(2, shape=[1]); got {spec!r}."
             )
-        for path, leaf in leaf_specs(spec).items():
+        leaves = leaf_specs(spec)
+        if not leaves:
+            raise EnvError(f"{kind}.{name} is a Composite without entries; give it at least one.")
+        for path, leaf in leaves.items():
+            where = ".".join((name, *path))
             if not leaf.shape:
-                where = ".".join((name, *path))
                 raise EnvError(
                     f"`{where}` has an empty shape; specs need at least one dimension. "
                     "Use [1] for a scalar."
+                )
+            if not leaf.shape.numel():
+                raise EnvError(
+                    f"`{where}` of {kind} holds no numbers: its shape is {list(leaf.shape)}. Give "
+                    "it at least one; adapters leave an observation out by `observation_keys`."
                 )
     for name in ("num_envs", "device"):
         if not hasattr(env, name):

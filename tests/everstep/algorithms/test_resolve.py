@@ -5,19 +5,21 @@ from typing import Any
 import gymnasium as gym
 import pytest
 import torch
+from torchrl.data import Composite, MultiCategorical, Unbounded
 
 from everstep import (
     AlgorithmConfig,
     ContinuousDummyEnv,
     DiscreteDummyEnv,
     RecurrentAlgorithmConfig,
+    RecurrentTrainer,
     Trainer,
     factory,
     wrap,
 )
 from everstep.algorithms.resolve import build_env
 from everstep.distillation import Distillation
-from everstep.errors import ConfigError
+from everstep.errors import ConfigError, EnvError
 from tests.toys import RecordedEnv
 
 #: What rl8 documents.
@@ -324,3 +326,32 @@ def test_options_of_a_noise_that_is_off_are_refused() -> None:
     for options in ({"sde_sample_freq": 4}, {"full_std": False}):
         with pytest.raises(ConfigError, match="options of `use_sde`, which is off"):
             AlgorithmConfig(num_envs=4, model_config=options).build(ContinuousDummyEnv)
+
+
+NOTHING: list[tuple[str, Any]] = [
+    ("obs", Unbounded(0)),
+    ("obs.camera", Composite(camera=Unbounded((0, 84, 84), dtype=torch.uint8), x=Unbounded(3))),
+    ("obs.a.b", Composite(a=Composite(b=Unbounded((2, 0))))),
+    ("action", Unbounded(0)),
+    ("action", MultiCategorical([])),
+]
+
+
+@pytest.mark.parametrize(("where", "spec"), NOTHING, ids=[where for where, _ in NOTHING])
+@pytest.mark.parametrize("trainer_cls", [Trainer, RecurrentTrainer])
+def test_specs_without_numbers_are_refused(trainer_cls: Any, where: str, spec: Any) -> None:
+    """Policies with such a leaf acted on nothing, or could not be read again."""
+    env = DiscreteDummyEnv(2)
+    name, _, path = where.partition(".")
+    attribute = {"obs": "observation_spec", "action": "action_spec"}[name]
+    setattr(env, attribute, spec)
+    named = f"{attribute}.{path}".rstrip(".")
+    with pytest.raises(EnvError, match=rf"`{named}` of DiscreteDummyEnv holds no numbers: .*0"):
+        trainer_cls(env, horizon=4, run_dir=None)
+
+
+def test_a_spec_without_leaves_is_refused() -> None:
+    env = DiscreteDummyEnv(2)
+    env.observation_spec = Composite()  # type: ignore[assignment]
+    with pytest.raises(EnvError, match=r"DiscreteDummyEnv.observation_spec .* without entries"):
+        Trainer(env, horizon=4, run_dir=None)
