@@ -66,12 +66,9 @@ class CartPoleTask:
         return self.reset(), ids
 
     def reset_idx(self, env_ids: torch.Tensor) -> None:
+        """Anything within 0.1 of standing still; with a mask nothing waits for the device."""
         rows = torch.zeros_like(self.reset_buf, dtype=torch.bool)
         rows[env_ids] = True
-        self.reset_rows(rows)
-
-    def reset_rows(self, rows: torch.Tensor) -> None:
-        """Anything within 0.1 of standing still, by mask: no waiting for the device."""
         fresh = torch.empty_like(self.state).uniform_(-0.1, 0.1, generator=self.generator)
         torch.where(rows.unsqueeze(-1), fresh, self.state, out=self.state)
         self.progress_buf.masked_fill_(rows, 0)
@@ -92,7 +89,7 @@ class CartPoleTask:
 
     def post_physics_step(self) -> None:
         self.progress_buf += 1
-        self.reset_rows(self.reset_buf != 0)
+        self.reset_idx(self.reset_buf != 0)
         self.obs_buf.copy_(self.state)
         place, speed, angle, rate = self.obs_buf.unbind(-1)
         failed = (place.abs() > 2.4) | (angle.abs() > 0.4)

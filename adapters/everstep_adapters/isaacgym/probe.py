@@ -1,4 +1,4 @@
-"""The reset style of a task, determined by making its episodes time out."""
+"""The reset style of a task, from its calls of `reset_idx` when its episodes are timed out."""
 
 from typing import Any, NamedTuple
 
@@ -9,8 +9,9 @@ from everstep.errors import AdapterError
 from .endings import FINAL_OBS, describe_style, list_styles, parse_style, reset_same_step
 from .source import Outcome, Task
 
-#: Env steps in which episodes must end once the clock is one env step before its usual end.
-_MOST_ENV_STEPS = 4
+#: Env steps in which episodes must end once the clock is one env step before its usual end, and
+#: after which an ended one was reset, or waits.
+_MOST_ENV_STEPS = 5
 
 #: Env steps for which environments that have ended must go on, to be ones that wait for
 #: `reset_done`: with IsaacGymEnvs' ADR one passes before the reset.
@@ -86,12 +87,9 @@ def _final_key(outcome: Outcome) -> None | str:
 
 
 def _probe(task: Task, longest: Any) -> Profile:
-    """The properties of a VecTask, from episodes that were made to time out, up to three times.
+    """The properties of a VecTask, from episodes that are made to time out, three times or more.
 
-    The style is known from the calls of `reset_idx`, see `Resets`. Of a task that makes none it is
-    known from its clock, which a reset sets back: in the env step in which time is up (C), or one
-    vector step later to 0 (A), to 1 (B), or not at all (D). Takes up to 63 vector steps with
-    actions of 0, usually 9, and synchronises.
+    Takes 18 vector steps with actions of 0, at most 54, and synchronises.
 
     Raises:
         AdapterError: If the style cannot be determined; names the option that sets it.
@@ -100,89 +98,42 @@ def _probe(task: Task, longest: Any) -> Profile:
     if longest is None or isinstance(longest, torch.Tensor) or not 2 <= longest < 2**31:
         rule = "its `max_episode_length` must be a finite number of at least 2"
         raise _unknown(task, f"{rule}; got {longest}")
-    trials: list[_Trial] = []
+    limits: list[int] = []
     with Resets(task) as resets:
         for _ in range(_MOST_TRIALS):
-            if "D" in resets.styles or (_is_over(trials) and not resets.is_clock_unreliable):
+            if "D" in resets.styles or (resets.styles and len(limits) >= _TRIALS):
                 break
-            if len(trials) < _TRIALS or (resets.is_clock_unreliable and not resets.styles):
-                trials += _try(task, resets, longest)
-    if not trials:
+            limits += _time_out(task, resets, int(longest) - 2)
+    if not limits:
         end = f"when `{task.clock_name}` was at `max_episode_length` ({longest})"
         raise _unknown(task, f"its episodes did not end {end}")
-    limit = max(trial.limit for trial in trials)  # an episode may fail earlier, none ends later
-    styles = resets.styles
-    source = "its clock" if styles == {"D"} else "its calls of `reset_idx`"
-    if not styles:
-        source = "its clock"
-        styles = {trial.style or _lazy_style(task, trial.clock, limit) for trial in trials}
-        if resets.is_clock_unreliable:
-            raise _unknown(task, "its clock is set back by more than the resets that it calls")
-    if len(styles) > 1:
-        raise _unknown(task, f"{source} shows {' and '.join(sorted(styles))}")
-    (style,) = styles
-    outcome = trials[-1].outcome
-    return Profile(style, source, limit, _final_key(outcome) if style == "C" else None, outcome)
+    if len(resets.styles) != 1:
+        shown = " and ".join(sorted(resets.styles)) or "none: it makes none, or for other rows"
+        raise _unknown(task, f"its calls of `reset_idx` show {shown}")
+    (style,) = resets.styles
+    source = "its clock" if style == "D" else "its calls of `reset_idx`"
+    assert resets.outcome is not None  # that of an end
+    key = _final_key(resets.outcome) if style == "C" else None
+    return Profile(style, source, max(limits), key, resets.outcome)
 
 
-class _Trial(NamedTuple):
-    """Result of making all episodes time out."""
+def _time_out(task: Task, resets: "Resets", start: int) -> list[int]:
+    """Most env steps of the episodes that end after the clock is set to `start`, shortly before.
 
-    #: `"C"` or `"D"`, if the clock shows it at once; else None.
-    style: None | str
-
-    #: The clock one env step after the end, `[M]` of the rows that ended.
-    clock: torch.Tensor
-
-    #: Env steps of an episode: the most that a row was seen to have.
-    limit: int
-
-    #: What the vector step returned that ended the episodes.
-    outcome: Outcome
-
-
-def _is_over(trials: list[_Trial]) -> bool:
-    """Whether nothing resets a row but a call of `reset_done`, which is not made."""
-    return bool(trials) and trials[-1].style == "D"
-
-
-def _try(task: Task, resets: "Resets", longest: float) -> list[_Trial]:
-    """Set the clock shortly before its end, and step until no episode runs on.
-
-    Returns one trial, or none if no episode ended. Rows whose clock is set back without an end, as
-    at a goal, are left out. So are rows that wait for a reset, unless all rows do.
+    An episode may fail earlier; none ends later. Empty if no episode ends, or one runs on. Rows
+    whose clock is set back without an end, as at a goal, are left out. So are rows that wait for a
+    reset, unless all rows do.
     """
-    start = int(longest) - 2
-    outcome = resets.step()
-    running = ~outcome.done.flatten().to(task.clock.device)
-    if not bool(running.any()):
-        running = ~running
+    ended = resets.step()
+    running = torch.ones_like(ended) if bool(ended.all()) else ~ended
     resets.set_clock(start)
-    limit, ended = start + 1, None
+    found: list[int] = []
     for env_steps in range(1, _MOST_ENV_STEPS + 1):
-        outcome, clock = resets.step(), task.clock
-        done = running & outcome.done.flatten().to(clock.device)
-        counted = done & ((clock == start + env_steps) | (clock == 0))
-        if bool(done.any()):
-            ended, last = counted if bool(counted.any()) else done, outcome
-        if bool(counted.any()):
-            limit = start + env_steps
-        running = running & ~done & (clock == start + env_steps)
-        if not bool(running.any()):
-            break
-    if ended is None or bool(running.any()):
-        return []
-    if last is outcome and bool((task.clock[ended] == 0).all()):
-        return [_Trial("C", task.clock[ended].clone(), limit, last)]
-    if last is outcome:
-        resets.step()
-    after = task.clock[ended].clone()
-    is_waiting = _is_waiting(task, after, limit)
-    for _ in range(_PATIENCE - 1 if is_waiting else 0):
-        resets.step()
-    # The clock cannot tell a later reset from a goal.
-    resets.is_set_back |= is_waiting and not _is_waiting(task, task.clock[ended], limit)
-    return [_Trial("D" if is_waiting else None, after, limit, last)]
+        ended = resets.step()
+        if bool((running & ended).any()):
+            found = [start + env_steps]
+        running &= ~ended & (task.clock == start + env_steps)
+    return [] if bool(running.any()) else found
 
 
 class Resets:
@@ -201,16 +152,8 @@ class Resets:
     #: Styles that rows showed.
     styles: set[str]
 
-    #: Whether the task was seen to call its `reset_idx`.
-    is_called = False
-
-    #: Whether the clock of a row was set back though its episode went on, or had ended before.
-    is_set_back = False
-
-    @property
-    def is_clock_unreliable(self) -> bool:
-        """Whether the clock alone could show a wrong style, as after a goal sets it back."""
-        return self.is_called or self.is_set_back
+    #: What the last vector step returned that ended an episode.
+    outcome: None | Outcome = None
 
     def __init__(self, task: Task) -> None:
         self._task, self.styles = task, set()
@@ -250,13 +193,12 @@ class Resets:
         self._task.set_clock(value)
         self._at_once = torch.ones_like(self._at_once)
 
-    def step(self) -> Outcome:
-        """The outcome of a vector step with actions of 0."""
+    def step(self) -> torch.Tensor:
+        """The rows that have ended, bool `[N]`, after a vector step with actions of 0."""
         task, before = self._task, self._task.clock.clone()
         self._clocks = torch.full_like(before, -1)  # where `reset_idx` is called, when it is
         outcome = task.step(task.zero_actions())
         done, called = outcome.done.flatten().to(before.device), self._clocks >= 0
-        self.is_called |= bool(called.any())
         waiting = self._ended & ~self._at_once
         goes_on = (before > 0) & (task.clock == before + 1)
         self._waited = (self._waited + goes_on) * (waiting & ~called)
@@ -269,37 +211,11 @@ class Resets:
         if not self._has_reset_done:
             del shown["D"]
         self.styles |= {style for style, rows in shown.items() if bool(rows.any())}
-        went_on = ~self._ended & ~done & ~called
-        self.is_set_back |= bool((went_on & (task.clock != before + 1)).any())
-        self._ended, self._at_once = done, done & called
-        return outcome
-
-
-def _is_waiting(task: Task, clock: torch.Tensor, limit: int) -> bool:
-    """Whether the clocks of rows that had ended went on, until `reset_done` is called."""
-    return task.method("reset_done") is not None and bool((clock > limit).all())
-
-
-def _lazy_style(task: Task, clock: torch.Tensor, limit: int) -> str:
-    """A, B or D, from the clock of the rows that had ended one env step before.
-
-    Raises:
-        AdapterError: If it shows something else, or different things.
-
-    """
-    values = set(clock.tolist())
-    if values == {0}:
-        return "A"
-    if values == {1}:
-        return "B"
-    if _is_waiting(task, clock, limit):
-        return "D"
-    has_reset = task.method("reset_done") is not None
-    raise _unknown(
-        task,
-        f"one env step after its episodes had ended after {limit}, `{task.clock_name}` shows "
-        f"{sorted(values)}{'' if has_reset else ', and it has no `reset_done`'}",
-    )
+        if bool(done.any()):
+            self.outcome = outcome
+        # What is reset before the clock advances has ended earlier.
+        self._ended, self._at_once = done, done & called & (self._clocks != before)
+        return done
 
 
 def _unknown(task: Task, reason: str) -> AdapterError:

@@ -59,17 +59,17 @@ class VecTask:
             raise ZeroDivisionError("the physics exploded")
         world = self.world
         if self.style == "B":
-            self._reset(self.reset_buf != 0)
+            self.reset_idx(np.flatnonzero(self.reset_buf))
         world.move(np.clip(actions, -1.0, 1.0))
         self.progress_buf += 1
         if self.style == "A":
-            self._reset(self.reset_buf != 0)
+            self.reset_idx(np.flatnonzero(self.reset_buf))
         failed = world.failed()
         self.reset_buf = (failed | (self.progress_buf >= self.max_episode_length - 1)).astype(int)
         rewards = world.rewards()
         if self.style == "C":
             ended = self.reset_buf
-            self._reset(ended != 0)
+            self.reset_idx(np.flatnonzero(ended))
             self.reset_buf = ended
         if self.style == "D":
             self._terminate_buf[:] = failed

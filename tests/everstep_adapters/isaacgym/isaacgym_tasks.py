@@ -140,16 +140,18 @@ class VecTask:
         return self.states_buf.clamp(-self.clip_obs, self.clip_obs).to(self.rl_device)
 
     def reset_done(self) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-        self.reset_rows(self.reset_buf != 0)
+        self.reset_idx(self.reset_buf != 0)
         return self.reset(), self.reset_buf
 
     def reset_idx(self, env_ids: torch.Tensor) -> None:
-        rows = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
-        rows[env_ids] = True
+        """By index or by mask: the originals use `nonzero`, which waits for a device."""
+        rows = env_ids
+        if env_ids.dtype is not torch.bool:
+            rows = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
+            rows[env_ids] = True
         self.reset_rows(rows)
 
     def reset_rows(self, rows: torch.Tensor) -> None:
-        """By mask, where the originals use `nonzero`: this one never waits for a device."""
         self.world.start(rows)
         self.progress_buf.masked_fill_(rows, 0)
         self.reset_buf.masked_fill_(rows, 0)
@@ -177,7 +179,7 @@ class LazyAfter(VecTask):
 
     def post_physics_step(self) -> None:
         self.progress_buf += 1
-        self.reset_rows(self.reset_buf != 0)
+        self.reset_idx(self.reset_buf != 0)
         VecTask.compute_observations(self)
         self.compute_reward()
         self.check_ends()
@@ -187,11 +189,12 @@ class LazyBefore(VecTask):
     """B: reset in the next env step, before the physics. `reset_idx` wants more than indices."""
 
     def pre_physics_step(self, actions: torch.Tensor) -> None:
-        self.reset_rows(self.reset_buf != 0)
+        ended = self.reset_buf != 0
+        self.reset_idx(ended, ended)
         self.actions = actions.clone()
 
     def reset_idx(self, env_ids: torch.Tensor, goal_env_ids: torch.Tensor) -> None:  # type: ignore[override]
-        raise AssertionError("nobody but the task calls this")
+        super().reset_idx(env_ids)
 
     def post_physics_step(self) -> None:
         self.progress_buf += 1
@@ -217,7 +220,7 @@ class AtOnce(VecTask):
         self.compute_reward()
         if self.final_key is not None:
             self.extras[self.final_key] = self.world.observe()
-        self.reset_rows(self.reset_buf != 0)
+        self.reset_idx(self.reset_buf != 0)
         VecTask.compute_observations(self)
 
 

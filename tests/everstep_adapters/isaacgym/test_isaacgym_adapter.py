@@ -572,7 +572,7 @@ def test_everything_that_was_detected_is_described() -> None:
         "num_envs": "2",
         "observation": "obs: Unbounded [4] float32, states: Unbounded [2] float32",
         "action": "Bounded [1] float32",
-        "resets": "A (next_step_after_physics), known from its clock",
+        "resets": "A (next_step_after_physics), known from its calls of `reset_idx`",
         "final observations": "what the row that ends returns",
         "limit": "time-outs: after 499 env steps, counted by `progress_buf`",
         "hand-off": "observations returned as they are, 0 copies; rewards and flags are new",

@@ -1,6 +1,7 @@
 """How episodes end in the IsaacGym adapter: reset styles, time-outs, full resets, advantages."""
 
 import math
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -62,7 +63,8 @@ def test_the_style_is_found_out(style: str, reset_dtype: torch.dtype) -> None:
     env = everstep.wrap(TASKS[style](scripts, LONGEST, reset_dtype=reset_dtype))
     assert isinstance(env, IsaacGymEnv)
     assert env.reset_style == style
-    assert env.describe()["resets"] == f"{style} ({WORDS[style]}), known from its clock"
+    source = "its clock" if style == "D" else "its calls of `reset_idx`"
+    assert env.describe()["resets"] == f"{style} ({WORDS[style]}), known from {source}"
     check_rows(env, style, scripts, knows_failures=style == "D")
 
 
@@ -71,14 +73,18 @@ def test_the_style_is_found_out(style: str, reset_dtype: torch.dtype) -> None:
 def test_the_style_is_found_out_though_episodes_fail_meanwhile(
     style: str, scripts: list[Script]
 ) -> None:
+    if style == "C" and scripts == [[1]]:
+        scripts = [[1, 2]]  # all of one env step, it is asked for
     assert IsaacGymEnv(TASKS[style](scripts, 500)).reset_style == style
 
 
 @pytest.mark.parametrize("longest", [2, 3, 500.0])
 @pytest.mark.parametrize("style", STYLES)
 def test_the_style_is_found_out_at_any_length(style: str, longest: float) -> None:
-    env = IsaacGymEnv(TASKS[style]([[NEVER]] * 2, longest))
-    assert env.reset_style == style
+    task = TASKS[style]([[NEVER]] * 2, longest)
+    asks = style == "C" and longest == 2  # all of one env step
+    with pytest.raises(AdapterError, match="show none") if asks else nullcontext():
+        assert IsaacGymEnv(task).reset_style == style
 
 
 class OneLater(LazyAfter):
@@ -118,6 +124,30 @@ class Unclocked(LazyAfter):
         self.reset_buf.copy_(self.world.failed())
 
 
+class ByMask(LazyAfter):
+    """Resets without a call of `reset_idx`."""
+
+    def reset_idx(self, env_ids: torch.Tensor) -> None:
+        raise AssertionError
+
+    def post_physics_step(self) -> None:
+        self.progress_buf += 1
+        self.reset_rows(self.reset_buf != 0)
+        VecTask.compute_observations(self)
+        self.compute_reward()
+        self.check_ends()
+
+
+class AtOnceToo(LazyAfter):
+    """Resets some of its rows in the env step that ends them, and others in the next one."""
+
+    def check_ends(self) -> None:
+        super().check_ends()
+        rows = (self.reset_buf != 0) & (self.world.name == 0)
+        self.reset_idx(rows)
+        self.reset_buf.masked_fill_(rows, 1)
+
+
 class Forgetful(LazyAfter):
     """Neither resets what ended nor waits for anybody to do so."""
 
@@ -132,14 +162,25 @@ class Forgetful(LazyAfter):
     ("task", "message"),
     [
         (Unclocked([[NEVER]]), r"did not end when `progress_buf` was at .*\(7\).*`reset_style="),
-        (Forgetful([[NEVER]]), r"shows \[7\], and it has no `reset_done`.*`reset_style="),
+        (Forgetful([[NEVER]]), r"its calls of `reset_idx` show none.*`reset_style="),
+        (ByMask([[NEVER]]), r"its calls of `reset_idx` show none.*`reset_style="),
+        (AtOnce([[1]]), r"its calls of `reset_idx` show none.*`reset_style="),
+        (AtOnceToo([[NEVER]] * 2), r"its calls of `reset_idx` show A and C.*`reset_style="),
         (
             LazyAfter([[NEVER]], 1),
             r"finite number of at least 2; got 1.*`reset_style=.*'A' \('next_step_after",
         ),
         (LazyAfter([[NEVER]], math.inf), r"finite number of at least 2; got inf.*`reset_style="),
     ],
-    ids=["no clock", "never reset", "one-step episodes", "endless"],
+    ids=[
+        "no clock",
+        "never reset",
+        "by mask",
+        "all of one step",
+        "two styles",
+        "one-step episodes",
+        "endless",
+    ],
 )
 def test_what_cannot_be_found_out_is_an_error_that_names_the_option(
     task: VecTask, message: str

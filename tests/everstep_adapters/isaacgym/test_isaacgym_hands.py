@@ -30,10 +30,6 @@ class Hand:
     def happens(self: Any, chance: float) -> torch.Tensor:
         return torch.rand(self.num_envs, generator=self.generator) < chance
 
-    def reset_rows(self: Any, rows: torch.Tensor) -> None:
-        if rows.any():
-            self.reset_idx(rows.nonzero().flatten(), rows.nonzero().flatten())
-
     def reset_idx(self: Any, env_ids: torch.Tensor, goal_env_ids: Any = None) -> None:
         rows = torch.zeros(self.num_envs, dtype=torch.bool)
         rows[env_ids] = True
@@ -152,7 +148,7 @@ class Late(Hand, LazyBefore):
 
     def pre_physics_step(self, actions: torch.Tensor) -> None:
         due, self.is_due = self.is_due, (self.reset_buf != 0) & ~self.is_due
-        self.reset_rows(due)
+        self.reset_idx(due)
         self.actions = actions.clone()
 
     def check_ends(self) -> None:
