@@ -174,12 +174,20 @@ def _collect_layer(changes: Changes, layer: Any, state: dict[str, Any]) -> None:
         value, before = decode(state["attributes"][name]), own.get(name)
         if isinstance(before, np.ndarray) and np.shape(value) != before.shape:
             raise CheckpointError(f"`{name}` has shape {before.shape}; got {np.shape(value)}")
+        if before is not None and value is not None and _kind(before) != _kind(value):
+            raise CheckpointError(f"`{name}` is {_kind(before)}; got {_kind(value)}")
         # A checker compares its first env steps with what it stored then: they are over.
         changes.assign(partial(setattr, layer, name, name.startswith("checked_") or value))
     if state["random"] is not None:
         changes.assign(partial(setattr, layer, "_np_random", decode_generator(state["random"])))
     if _is_mujoco(layer):
         _collect_data(changes, layer.data, state["data"])
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, bool | int | float | np.generic):
+        return "a number"
+    return "an array" if isinstance(value, np.ndarray) else f"a {type(value).__name__}"
 
 
 def _name(layer: Any) -> str:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
+from ..errors import EverstepError
+
 _log = logging.getLogger(__name__)
 
 #: Handlers to call when `uninterrupted` ends, with their signals; None if none is active.
@@ -68,10 +70,26 @@ def closing(*owners: Any) -> Iterator[None]:
     call_all(*(owner.close for owner in {id(x): x for x in owners}.values()), first=error)
 
 
+def text_of(error: BaseException) -> str:
+    """Kind and message of an error, also of one whose message cannot be had."""
+    text = ""
+    with contextlib.suppress(Exception):  # of a class whose own `__str__` fails
+        text = str(error).rstrip(".")
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _is_same(error: BaseException, other: BaseException) -> bool:
+    """Whether two errors have one cause, such as a full disk."""
+    if isinstance(error, OSError) and isinstance(other, OSError):
+        return error.errno == other.errno
+    return type(error) is type(other) and text_of(error) == text_of(other)
+
+
 def call_all(*calls: Callable[[], object], first: None | BaseException = None) -> None:
     """Call each, whatever the others raise, and raise the first error at the end.
 
-    Later errors are logged, so that none hides the one that began it all.
+    Later errors of other causes are logged, so that none hides the one that began it all; those of
+    files and of Everstep say all in one line.
 
     Args:
         calls: What to call, in order.
@@ -84,15 +102,14 @@ def call_all(*calls: Callable[[], object], first: None | BaseException = None) -
         except BaseException as error:
             if first is None:
                 first = error
-            else:
+            elif not _is_same(error, first):
                 name = getattr(getattr(call, "func", call), "__qualname__", call)
                 _log.error(
-                    "%s failed after %s, which is raised. %s: %s",
+                    "%s failed after %s, which is raised. %s",
                     name,
                     type(first).__name__,
-                    type(error).__name__,
-                    error,
-                    exc_info=error,
+                    text_of(error),
+                    exc_info=None if isinstance(error, OSError | EverstepError) else error,
                 )
     if first is not None:
         raise first

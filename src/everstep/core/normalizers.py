@@ -257,7 +257,10 @@ class ObservationNormalizer(nn.Module):
     @classmethod
     def from_description(cls, observation_spec: TensorSpec, described: dict[str, Any]) -> Self:
         """The normaliser of a description; see `describe`."""
-        normalizer = cls(observation_spec, clip=described["clip"])
+        clip = described["clip"]
+        if clip is not None and not (type(clip) in (int, float) and clip > 0):
+            raise ValueError(f"`clip` of its normalizer must be a number above 0; got {clip!r}")
+        normalizer = cls(observation_spec, clip=clip)
         places = {key.split(".")[0] for key in described["moments"]}
         for place in normalizer.moments.keys() - places:  # older policies left integers as they are
             del normalizer.moments[place]

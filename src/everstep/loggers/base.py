@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..core.files import foreign_path
-from ..core.interrupts import call_all, uninterrupted
+from ..core.interrupts import call_all, text_of, uninterrupted
 from ..errors import ConfigError
 
 #: How a run ended: normally, with an error, or interrupted.
@@ -218,7 +218,7 @@ class _Member:
         is_first, self._error = self._error is None, error
         self._failures += 1
         if is_first:
-            _log.warning("%s failed: %s.%s", self._name, _text(error), rest)
+            _log.warning("%s failed: %s.%s", self._name, text_of(error), rest)
 
     def _report(self) -> None:
         missing = self._missing + len(self._waiting)
@@ -228,7 +228,7 @@ class _Member:
                 self._name,
                 missing,
                 self._calls,
-                f"; the last error was {_text(self._error)}" if self._error else ": interrupted",
+                f"; the last error was {text_of(self._error)}" if self._error else ": interrupted",
             )
         elif self._failures:
             _log.warning(
@@ -239,13 +239,6 @@ class _Member:
             )
         self._waiting.clear()
         self._failures = self._missing = self._calls = 0
-
-
-def _text(error: Exception) -> str:
-    text = ""
-    with contextlib.suppress(Exception):  # of a class whose own `__str__` fails
-        text = str(error).rstrip(".")
-    return f"{type(error).__name__}: {text}"
 
 
 def array_of(values: Any) -> npt.NDArray[Any]:

@@ -10,6 +10,7 @@ import json
 import logging
 import math
 import os
+import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -21,7 +22,7 @@ from ..core.validation import statistic
 from ..errors import EverstepError
 from .base import RunStatus
 from .clock import Clock
-from .lock import WriteLock
+from .lock import WriteLock, lock_file
 
 _log = logging.getLogger(__name__)
 
@@ -31,12 +32,20 @@ _MAX_FILE = 2**32
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
+_MOVED = "Its lines go on in the file that was moved, and checkpoints in the directory named above."
+_REMOVED = "It is written again, whole; other files that were removed with it are gone."
+_REPLACED = "Its lines go on in the file that stands there now."
+
+
 class JsonlLogger:
     """Appends the statistics of each call to a file as one line, unbuffered.
 
     Lines that cannot be written, as on a full disk, are kept in memory and written before the next
     one that can; one warning names the file. A line is in the file whole or not at all, and once,
     also if writing it was interrupted.
+
+    A file that is removed while it is written is written again, whole, and one that is replaced or
+    moved is named in a warning.
 
     Times do not go back, also if the machine's clock does: lines are in the order of time.
 
@@ -71,6 +80,9 @@ class JsonlLogger:
             self._lock.release()
             raise
         self._clock = Clock(after=_time_of(last))
+        self._writing = threading.RLock()  # a checkpoint's thread flushes the file
+        self._process = os.getpid()
+        self._is_moved = False
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self.path)!r})"
@@ -117,6 +129,47 @@ class JsonlLogger:
             self._write_pending()
             os.fsync(self._file.fileno())
 
+    def _follow(self) -> None:
+        """Go on where the name leads if the file was removed or another one stands there.
+
+        Raises:
+            OSError: If it cannot be written anew.
+
+        """
+        found = os.fstat(self._file.fileno())
+        try:
+            there: None | os.stat_result = os.stat(self.path)
+        except FileNotFoundError:
+            there = None
+        except OSError:  # as of a network that is away: the next call asks again
+            return
+        if there is not None and os.path.samestat(there, found):
+            return
+        if found.st_nlink:
+            if not self._is_moved:
+                self._is_moved = True
+                _log.warning("%s was moved while a run writes it. %s", self.path, _MOVED)
+            return
+        if there is None:
+            self._file.seek(0)
+            content = self._file.read()
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            write_file(self.path, content)
+        self._file.close()
+        self._file = open_lines(self.path)
+        drop_torn_line(self._file, _is_record)
+        lines, self._pending = self._pending, deque()
+        for line in lines:
+            self._pending.append(_Line(self.size, line.content))
+        if not lock_file(self.path).exists():
+            self._lock.release()
+            self._lock = WriteLock(self.path)
+        _log.warning(
+            "%s was %s while a run writes it. %s",
+            self.path,
+            *(("removed", _REMOVED) if there is None else ("replaced", _REPLACED)),
+        )
+
     def log_params(self, params: Mapping[str, Any]) -> None:
         """Record nothing: parameters are in the run's configuration file."""
 
@@ -130,13 +183,21 @@ class JsonlLogger:
         """
         if self._file.closed:
             raise ValueError(f"{self.path} is closed: nothing can be recorded in it.")
+        if os.getpid() != self._process:
+            raise ValueError(
+                f"{self.path} is written by process {self._process}, of which this is a fork."
+            )
         record: dict[str, Any] = {"step": int(step), "time": self._clock()}
         for name, value in metrics.items():
             record[name] = _to_json(statistic(name, value))
         was_full = bool(self._pending)
         content = json.dumps(record, allow_nan=False).encode() + b"\n"
-        self._pending.append(_Line(self.size, content))
         try:
+            with self._writing:
+                try:
+                    self._follow()
+                finally:
+                    self._pending.append(_Line(self.size, content))
             self._write_pending()
         except OSError as error:
             if not was_full:
@@ -150,7 +211,8 @@ class JsonlLogger:
     def close(self, status: RunStatus = "FINISHED") -> None:
         """Close the file; an error is logged if lines could not be written."""
         try:
-            self.sync()
+            if os.getpid() == self._process:
+                self.sync()
         except OSError as error:
             lost = f"{len(self._pending)} lines at its end could not be written"
             _log.error("%s: %s: %s.", self.path, lost, error.strerror)
@@ -159,10 +221,11 @@ class JsonlLogger:
             self._lock.release()
 
     def _write_pending(self) -> None:
-        while self._pending:  # after an interrupt a line may be written to its place again
-            line = self._pending[0]
-            write_at(self._file, line.place, line.content, self.path)
-            self._pending.popleft()
+        with self._writing:
+            while self._pending:  # after an interrupt a line may be written to its place again
+                line = self._pending[0]
+                write_at(self._file, line.place, line.content, self.path)
+                self._pending.popleft()
 
 
 class _Line(NamedTuple):

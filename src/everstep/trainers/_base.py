@@ -413,6 +413,9 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
             error: What ended it; None if it reached its end, or a signal asked for it.
 
         """
+        if self._is_forked:  # the other process ends the run
+            call_all(first=error)
+            return
         killed = signals.wants_stop() if error is None else not isinstance(error, Exception)
         status = "KILLED" if killed else "FINISHED" if error is None else "FAILED"
         ended = status if self._has_ended_itself else "STOPPED"
@@ -679,6 +682,8 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
 
     def _log_pending(self) -> None:
         """Log statistics that have not been logged yet: once, also if what comes after raises."""
+        if self._is_forked:
+            return
         start = time.perf_counter()
         with uninterrupted():
             stats, self._pending = self._recordable(self._pending), {}
@@ -698,6 +703,8 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
         Environments stay open, `trainer.algorithm.env` and `trainer.eval_env`: close them when
         nothing steps them any more. Calling it again does nothing.
         """
+        if self._is_forked:
+            return
         self._is_closed = True
         writing = [] if self._files is None else [self._files.wait]
         call_all(self._log_pending, *writing, lambda: self.logger.close(status))

@@ -20,7 +20,7 @@ from typing import Any
 
 from ..core.checkpoints import check_state, load_state, save_file, save_state
 from ..core.files import sync_directory
-from ..core.interrupts import call_all
+from ..core.interrupts import call_all, text_of
 from ..core.restoring import copied
 from ..errors import CheckpointError, ConfigError
 
@@ -173,7 +173,7 @@ class Checkpoints:
             try:
                 call_all(*others, lambda: self._write(path, state, policy))
                 self._warned = False
-            except Exception as error:
+            except BaseException as error:  # nobody else would say it
                 self._warn(path, error)
 
         self._thread = threading.Thread(target=write, name="everstep-checkpoint", daemon=True)
@@ -193,7 +193,7 @@ class Checkpoints:
     def _choose(self, steps: int) -> Path:
         """A name that no checkpoint has."""
         directory, name = self._run_dir / "checkpoints", f"{steps:010d}"
-        directory.mkdir(exist_ok=True)
+        directory.mkdir(parents=True, exist_ok=True)
         matches = [_NAME.fullmatch(path.name) for path in checkpoints_of(self._run_dir)]
         taken = [int(x[2] or 0) for x in matches if x is not None and x[1] == name]
         self.newest = directory / (f"{name}-{max(taken) + 1}" if taken else name)
@@ -217,13 +217,13 @@ class Checkpoints:
         for old in checkpoints_of(self._run_dir)[self._keep_last :]:
             _remove(old)
 
-    def _warn(self, path: Path, error: Exception) -> None:
+    def _warn(self, path: Path, error: BaseException) -> None:
         if not self._warned:
             _log.warning(
                 "%s could not be written: %s. Training continues, and the next checkpoint is "
                 "tried as usual.",
                 path,
-                error,
+                text_of(error),
             )
         self._warned = True
 

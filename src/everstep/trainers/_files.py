@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+import os
 import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -50,11 +51,16 @@ class RunFiles:
         #: Result and policy that are to be written to `best`.
         self._new_best: None | tuple[dict[str, Any], dict[str, Any]] = None
         run_dir.mkdir(parents=True, exist_ok=True)
-        self._run_dir = run_dir
+        self._run_dir, self._process = run_dir, os.getpid()
         self._checkpoints = Checkpoints(run_dir, keep_last)
         self.history = History(run_dir / HISTORY)
         self.metrics = JsonlLogger(run_dir / "metrics.jsonl")
         weakref.finalize(self, self.metrics.close)  # for scripts that never call `close`
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this process is a fork of the one that writes them."""
+        return os.getpid() != self._process
 
     def is_due(self, state: TrainerState, signals: Signals) -> bool:
         """Whether to write a checkpoint now."""

@@ -77,8 +77,18 @@ class SavedTrainer(Generic[_Algorithm]):
     #: Whether a callback asked for the end of the training.
     _is_stopping: bool = False
 
+    @property
+    def _is_forked(self) -> bool:
+        """Whether another process, of which this one is a fork, writes the record of the run."""
+        return self._files is not None and self._files.is_forked
+
     def _check_open(self) -> None:
-        """Raise a ConfigError if the record of this trainer's run has ended."""
+        """Raise a ConfigError if the record of this trainer's run has ended, or is another's."""
+        if self._is_forked:
+            raise ConfigError(
+                f"This process was forked from the one that writes {self.run_dir}. Make a trainer "
+                "with a `run_dir` of its own in it; the policy is `trainer.algorithm.policy`."
+            )
         if self._is_closed and self._files is not None:
             raise ConfigError(
                 f"This trainer was closed, and with it the record in {self.run_dir}. To go on with "
@@ -105,6 +115,7 @@ class SavedTrainer(Generic[_Algorithm]):
             CheckpointError: Names what a checkpoint cannot hold. The policy is written.
 
         """
+        self._check_open()
         try:
             state = self._run_state()  # of all processes
         except Exception:
@@ -217,8 +228,15 @@ class SavedTrainer(Generic[_Algorithm]):
         """Log statistics that have not been logged yet: once, also if what comes after raises."""
         raise NotImplementedError
 
+    def _write_record(self, keys: Mapping[str, Any]) -> None:
+        """Write the run's configuration, and send it and `keys` of it to the trackers."""
+        raise NotImplementedError
+
     def _run_state(self) -> dict[str, Any]:
         self._log_pending()  # its line is part of what the checkpoint goes on from
+        if self._files is not None and not (self.run_dir / "config.yaml").exists():
+            self.run_dir.mkdir(parents=True, exist_ok=True)  # it was removed, or moved
+            self._write_record({})  # nothing goes on without it
         ids = {name: tracker.run_id for name, tracker in self.trackers.items()}
         return {**self.state_dict(), "mlflow_run_id": ids.pop("mlflow", None), "trackers": ids}
 
