@@ -15,6 +15,7 @@ from typing import Any
 
 from ._version import __version__
 from .cli import commands, load_command, own_commands
+from .core.plain_files import printable
 from .errors import ConfigError, EverstepError
 
 
@@ -23,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _open_streams()
     try:
         arguments = parse(argv)
-        with modules_importable(getattr(arguments, "file", None)), _short_warnings():
+        with modules_importable(arguments), _short_warnings():
             code = int(arguments.run(arguments))
             sys.stdout.flush()  # at the end of the process its error would be Python's
             return code
@@ -132,13 +133,16 @@ def _parser(names: Sequence[str]) -> argparse.ArgumentParser:
             continue
         added = commands.add_parser(name, help=command.HELP, description=command.DESCRIPTION)
         command.add_arguments(added)
-        added.set_defaults(run=command.run)
+        added.set_defaults(run=command.run, reads=getattr(command, "READS", False))
     return parser
 
 
 @contextmanager
-def modules_importable(file: None | str) -> Iterator[None]:
+def modules_importable(arguments: argparse.Namespace) -> Iterator[None]:
     """Let `env_cls: my_env.MyEnv` find `my_env.py` in the current directory, or beside the file.
+
+    Not for commands that only read: a directory that was downloaded may hold a `matplotlib.py`.
+    Where one has the name of a library that Everstep lacks, a warning says so.
 
     Both come after everything that is installed, also under `python -m everstep`: a module
     `mlflow.py` beside a file is not imported in place of the library. A file in a package finds
@@ -149,9 +153,11 @@ def modules_importable(file: None | str) -> Iterator[None]:
     is_first = first and first[0] in ("", here) and not _is_chosen(first[0])
     if is_first:  # put there by `python -m`
         del sys.path[0]
+    file: None | str = getattr(arguments, "file", None)
     folders = [here, *([] if file is None else [_outside_packages(file)])]
-    is_safe = getattr(sys.flags, "safe_path", False)
+    is_safe = arguments.reads or getattr(sys.flags, "safe_path", False)
     added = [] if is_safe else [x for x in dict.fromkeys(folders) if x not in sys.path]
+    _warn_of_stand_ins(added)
     sys.path.extend(added)
     try:
         yield
@@ -161,6 +167,34 @@ def modules_importable(file: None | str) -> Iterator[None]:
                 sys.path.remove(folder)
         if is_first:
             sys.path[:0] = first
+
+
+def _warn_of_stand_ins(folders: Sequence[str]) -> None:
+    """Name the modules in folders that would be imported in place of a library of an extra."""
+    modules: dict[str, str] = {}
+    for folder in folders:
+        with suppress(OSError), os.scandir(folder) as entries:
+            for entry in entries:
+                name, suffix = os.path.splitext(entry.name)
+                if suffix == ".py" or os.path.isfile(os.path.join(entry.path, "__init__.py")):
+                    modules.setdefault(name.lower(), entry.path)
+    if not modules:
+        return
+    from importlib.metadata import PackageNotFoundError, requires
+    from importlib.util import find_spec
+
+    with suppress(PackageNotFoundError):
+        for text in requires("everstep") or ():
+            library = text.partition(">")[0].partition("[")[0].replace("-", "_")
+            path = modules.get(library)
+            if path is not None and "extra ==" in text and find_spec(library) is None:
+                del modules[library]
+                print(
+                    f"everstep: {printable(path)} has the name of the library {library}, which is "
+                    "not installed: where Everstep needs that, it would run your module. Rename "
+                    "it, or install the library.",
+                    file=sys.stderr,
+                )
 
 
 def _is_chosen(folder: str) -> bool:

@@ -1,7 +1,8 @@
 """Commands of the `everstep` program, one module each.
 
 A command's module has the texts `HELP` and `DESCRIPTION`, `add_arguments(parser)`, which declares
-its arguments, and `run(arguments)`, which returns the exit code. `everstep --help` imports every
+its arguments, and `run(arguments)`, which returns the exit code; one that only reads files also has
+`READS = True`, and finds no modules in the current directory. `everstep --help` imports every
 module, so slow imports (PyTorch, pydantic, MLflow, rich) are made by the functions that need them.
 Other packages add commands by entry points of the group `everstep.commands`: a name, and a module.
 The parser is argparse: Click brings the same commands with a dependency more, and takes neither the

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..errors import ConfigError
 
+READS = True
 HELP = "compare runs"
 DESCRIPTION = "Print what differs between runs, in configuration and result."
 

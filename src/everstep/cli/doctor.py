@@ -15,6 +15,7 @@ from .._version import __version__
 from ..core.installation import install_command, requirements_of
 from ..errors import AdapterError
 
+READS = True
 HELP = "check the installation"
 DESCRIPTION = (
     "Print versions, devices, adapters, extras and problems, and whether a small default training "

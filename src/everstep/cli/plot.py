@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ..core.plain_files import path_within
 
+READS = True
 HELP = "draw curves of runs"
 DESCRIPTION = (
     "Draw statistics of runs over env steps or time. Runs that differ in nothing but the seed are "

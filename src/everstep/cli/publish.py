@@ -3,6 +3,7 @@
 import argparse
 import shlex
 
+READS = True
 HELP = "write a folder that can be shared"
 DESCRIPTION = (
     "Write a folder for the Hugging Face hub: policy, configuration, curves, video and a model "

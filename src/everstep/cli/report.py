@@ -3,6 +3,7 @@
 import argparse
 import sys
 
+READS = True
 HELP = "write a page about a run"
 DESCRIPTION = (
     "Write one HTML page about a run that needs no other file: results, curves, evaluations, "

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from ..trainers.progress import ConsoleProgress
     from ..visualization import RunRecord
 
+READS = True
 HELP = "show the progress of a run that trains elsewhere"
 DESCRIPTION = (
     "Show the progress of a run from its files, as `everstep train` shows its own, until Ctrl-C or "

@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
-from ..errors import EverstepError
-
 _log = logging.getLogger(__name__)
 
 #: Handlers to call when `uninterrupted` ends, with their signals; None if none is active.
@@ -89,7 +87,7 @@ def call_all(*calls: Callable[[], object], first: None | BaseException = None) -
     """Call each, whatever the others raise, and raise the first error at the end.
 
     Later errors of other causes are logged, so that none hides the one that began it all; those of
-    files and of Everstep say all in one line.
+    files say all in one line.
 
     Args:
         calls: What to call, in order.
@@ -109,7 +107,7 @@ def call_all(*calls: Callable[[], object], first: None | BaseException = None) -
                     name,
                     type(first).__name__,
                     text_of(error),
-                    exc_info=None if isinstance(error, OSError | EverstepError) else error,
+                    exc_info=None if isinstance(error, OSError) else error,
                 )
     if first is not None:
         raise first
