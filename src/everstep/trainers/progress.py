@@ -49,6 +49,10 @@ class _Moment(NamedTuple):
     parts: npt.NDArray[np.float64]  # milliseconds of each so far
 
 
+#: Env steps of the last evaluation, among the statistics that are shown.
+_EVALUATED = "evaluated/steps"
+
+
 class ConsoleProgress:
     """A logger that shows a run's progress.
 
@@ -125,7 +129,9 @@ class ConsoleProgress:
         self.metrics.update(metrics)
         self._env_steps = int(step)
         self._shown = False
-        if not any(name.startswith("eval/") for name in metrics):
+        if any(name.startswith("eval/") for name in metrics):
+            self.metrics[_EVALUATED] = int(step)
+        else:
             self._parts = self._parts + [metrics.get(name, 0.0) for name in _PARTS]
             self._moments.append(_Moment(self._clock(), int(step), self._parts))
             self._first = self._first or self._moments[0]
@@ -380,10 +386,15 @@ def _shown_score(metrics: Mapping[str, float], episodic: None | bool) -> dict[st
 def _shown_evaluation(
     metrics: Mapping[str, float], episodic: None | bool, name: str
 ) -> dict[str, str]:
-    """The score of the last evaluation, by `name`; empty if there was none."""
+    """The score of the last evaluation, by `name`; empty if there was none.
+
+    The name has the env steps of one that was of an earlier policy.
+    """
+    at = metrics.get(_EVALUATED, math.inf)
+    since = f" at {at:,}" if at < metrics.get("env/steps", -math.inf) else ""
     own = {key.removeprefix("eval/"): x for key, x in metrics.items() if key.startswith("eval/")}
     return {
-        name if label.startswith("return") else f"{name} {label}": text
+        (name if label.startswith("return") else f"{name} {label}") + since: text
         for label, text in _shown_score(own, episodic).items()
     }
 

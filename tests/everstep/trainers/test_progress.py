@@ -411,6 +411,20 @@ def test_summary():
     ]
 
 
+def test_an_evaluation_of_an_earlier_policy_says_when_it_was(clock):
+    """Beside the figures of the last update, it would be taken for one of them."""
+    progress, file = plain(clock, interval=0.0)
+    for key, shown in (("episodes/return_mean", ""), ("returns/mean", "_rollout_return")):
+        progress.metrics.clear()
+        progress.log_metrics({"env/steps": 1000}, step=1000)
+        progress.log_metrics({f"eval/{key}": 7.0}, step=1000)
+        assert file.getvalue().splitlines()[-1] == f"env_steps=1,000 eval{shown}=7.0"
+        progress.log_metrics({"env/steps": 2000}, step=2000)
+        assert f"eval{shown}_at_1,000=7.0" in file.getvalue().splitlines()[-1]
+        text = summary(progress.metrics, None, None, 1.0)
+        assert f"evaluation{shown.replace('_', ' ')} at 1,000 7.0" in " ".join(text.split())
+
+
 def test_a_summary_of_a_run_that_went_on_counts_this_training():
     metrics = {**STATISTICS, "env/steps": 16_172}
     text = summary(metrics, None, None, 30.0, first_env_steps=12_086)
