@@ -78,7 +78,7 @@ def text_of(error: BaseException) -> str:
 
 def _is_same(error: BaseException, other: BaseException) -> bool:
     """Whether two errors have one cause, such as a full disk."""
-    if isinstance(error, OSError) and isinstance(other, OSError):
+    if isinstance(error, OSError) and isinstance(other, OSError) and error.errno is not None:
         return error.errno == other.errno
     return type(error) is type(other) and text_of(error) == text_of(other)
 
