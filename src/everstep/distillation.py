@@ -54,7 +54,9 @@ class Distillation:
     episodic_num_sgd_iters = 4
     ignores: ClassVar[Mapping[str, str]] = {
         **CLIPPING,
-        "normalize_advantages": "the objective has no advantages",
+        **dict.fromkeys(
+            ("normalize_advantages", "critic_warmup"), "the objective has no advantages"
+        ),
     }
 
     def __init__(

@@ -43,6 +43,9 @@ from .updates import Meter, total
 
 _log = logging.getLogger(__name__)
 
+#: Rollouts without the end of an episode that train the values alone.
+WARMUP = 2
+
 _Hparams = TypeVar("_Hparams", bound=AlgorithmHparams)
 _State = TypeVar("_State", bound=AlgorithmState)
 _Policy = TypeVar("_Policy", bound=GenericPolicyBase[Any])
@@ -92,6 +95,8 @@ class OnPolicyAlgorithm(
         self.is_prepared = not self.bonuses
         self._reward_scale: None | torch.Tensor = None
         self._rows_to_learn = 0
+        #: Whether episodes have ended in the last rollout, or are cut off by resets of all.
+        self._has_ends = False
         #: Leaves of observations that were seen outside of their bounds.
         self._warned: set[str] = set()
         #: The native ways of now, if they are taken.
@@ -183,6 +188,7 @@ class OnPolicyAlgorithm(
         resets = self.rollout.num_envs * self.reducer.size * was_reset
         counts: dict[str, Any] = {"env/steps": self._rows_to_learn, "env/resets": resets}
         counts |= {key: int(stats[key]) for key in ("episodes/count",) if key in stats}
+        self._has_ends = not self.rollout.episode_keys or bool(counts.get("episodes/count"))
         return {**stats, **counts, **self.calls.statistics}
 
     def _prepare(self) -> None:
@@ -351,6 +357,20 @@ class OnPolicyAlgorithm(
             self.rollout, self.config, self.streams, learnable, scale, self.reducer
         )
 
+    def hold_policy(self) -> None:
+        """While `critic_warmup` lasts, set advantages to 0: the update trains the values alone."""
+        config = self.config
+        env_steps = config.critic_warmup
+        if env_steps is None:
+            is_held = not (
+                self._has_ends
+                or config.horizons_per_env_reset > 0
+                or config.lr_schedule_kind == "adaptive"
+            )
+            env_steps = is_held * WARMUP * self._rows_to_learn
+        if self.state.env_steps < env_steps:
+            self.rollout.advantages.zero_()
+
     def learn(self, steps: Iterable[Iterator[Minibatch]]) -> None:
         """Take optimizer steps, until the meter ends the update.
 
@@ -501,9 +521,11 @@ class OnPolicyAlgorithm(
         self._fast = None if is_recorded else self._find_learner()
         if is_recorded:
             explained_variance = recorder.estimate(self.parts, self.estimate, scale)
+            self.hold_policy()
             recorder.learn(self.parts, self.learn, self.meter)
             return explained_variance
         explained_variance = self.estimate(scale)
+        self.hold_policy()
         if self._fast is not None and self._takes_whole_steps():
             self._learn_at_once(self._fast)
         else:

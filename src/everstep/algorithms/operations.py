@@ -184,6 +184,10 @@ class WorkerOperations(PytorchrlOperations, ABC, Generic[_Hparams, _State, _Poli
         """Fill in advantages and returns; the explained variance of the values, 0-d."""
 
     @abstractmethod
+    def hold_policy(self) -> None:
+        """Let the update train the values alone, if `critic_warmup` says so."""
+
+    @abstractmethod
     def step(self) -> StepStats:
         """Update the policy with the rollout, and return the update's statistics."""
 
@@ -273,6 +277,7 @@ class WorkerOperations(PytorchrlOperations, ABC, Generic[_Hparams, _State, _Poli
         self._take_rollout("minibatches")
         self._open_update = update
         self.estimate()
+        self.hold_policy()
         state, horizons = self.state, self.state.horizons
         try:
             yield from chain.from_iterable(optimizer_steps(self.parts, chunk=None))

@@ -243,6 +243,13 @@ class Hyperparameters:
     """Whether to centre advantages and scale them to unit standard deviation: over the rollout, or
     with `"minibatch"` over each minibatch (of several processes, over the rows of all)."""
 
+    critic_warmup: None | NonNegativeInt = None
+    """Env steps at the start whose updates train the values alone, with advantages of 0, so that
+    the policy does not follow values that are not trained yet. None: two rollouts, unless an
+    episode ends in them: a small change of the policy leads an environment that is never reset far
+    away. There is none with `lr_schedule_kind` `"adaptive"`, without episode keys, and where
+    `horizons_per_env_reset` resets environments."""
+
     normalize_rewards: bool | Literal["running", "auto"] = "auto"
     """Whether to divide rewards by the standard deviation of their discounted sums within episodes
     (arXiv 2005.12729): over this rollout, or with `"running"` over all rollouts. `"auto"`: over
@@ -384,6 +391,10 @@ class Hyperparameters:
             ),
             "`lr_schedule_kind` 'adaptive' needs `target_kl_div`: set it, for example to 0.01.": (
                 is_adaptive and self.target_kl_div is None
+            ),
+            "`critic_warmup` and `lr_schedule_kind` 'adaptive' exclude each other: a policy that "
+            f"does not change would raise the rate. Drop one; got {self.critic_warmup}.": (
+                is_adaptive and bool(self.critic_warmup)
             ),
             "`lr_schedule` and `lr_schedule_kind` 'adaptive' exclude each other: drop one.": (
                 is_adaptive and self.lr_schedule not in (None, "auto")

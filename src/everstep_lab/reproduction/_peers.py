@@ -36,6 +36,7 @@ REQUIRED = {
     "normalize_observations",
     "normalize_rewards",
     "normalize_advantages",
+    "critic_warmup",
 }
 
 #: Keys that a recipe may say, by peer.
@@ -52,10 +53,15 @@ OPTIONAL = {
 
 #: Values that are a peer's own: a recipe with others is not for it.
 FIXED: dict[str, dict[str, Any]] = {
-    "stable-baselines3": {"vf_loss": "mse", "normalize_advantages": "minibatch"},
+    "stable-baselines3": {
+        "vf_loss": "mse",
+        "normalize_advantages": "minibatch",
+        "critic_warmup": 0,
+    },
     "cleanrl": {
         "vf_loss": "mse",
         "normalize_advantages": "minibatch",
+        "critic_warmup": 0,
         "model_config.activation_fn": "tanh",
         "model_config.log_std_init": 0.0,
     },

@@ -1,0 +1,112 @@
+"""Updates at the start that train the values alone."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from everstep import AlgorithmConfig
+from everstep.algorithms.recording import Recorder
+from everstep.core.graphs import Tape
+from everstep.errors import ConfigError
+from tests.toys import RecordedEnv
+
+HORIZON, ENVS = 8, 4
+ROLLOUT = HORIZON * ENVS
+
+
+def env(*, ends: bool | int = False, has_keys: bool = True) -> RecordedEnv:
+    """Random rows of forty rollouts; `ends` is the vector step of the first end of an episode."""
+    generator = torch.Generator().manual_seed(0)
+    steps = 40 * HORIZON
+    obs = torch.randn(steps + 1, ENVS, 3, generator=generator)
+    terminated = torch.zeros(steps, ENVS, 1, dtype=torch.bool)
+    if ends is not False:
+        terminated[int(ends) :: HORIZON, 1] = True
+    keys = {"terminated": terminated, "truncated": torch.zeros_like(terminated)}
+    keys["first"] = terminated
+    return RecordedEnv(obs, HORIZON, rewards=obs[1:, :, :1].cos(), **(keys if has_keys else {}))
+
+
+def built(source: RecordedEnv, **options: Any) -> Any:
+    algorithm: Any = AlgorithmConfig(
+        **{"sgd_minibatch_size": 16, "num_sgd_iters": 2, "seed": 0, **options}
+    ).build(source)
+    return algorithm
+
+
+def parts_that_change(algorithm: Any, updates: int) -> list[str]:
+    """Of each update, which networks it changes."""
+    model, found = algorithm.policy.model, []
+    for _ in range(updates):
+        parts = {"policy": model.policy, "values": model.vf_model}
+        before = {k: [x.clone() for x in part.parameters()] for k, part in parts.items()}
+        algorithm.collect()
+        algorithm.step()
+        changed = [
+            name
+            for name, part in parts.items()
+            if not all(map(torch.equal, before[name], part.parameters()))
+        ]
+        found.append("+".join(changed))
+    return found
+
+
+HELD, LEARNS = "values", "policy+values"
+
+
+@pytest.mark.parametrize("way", ["native", "general", "recorded"])
+@pytest.mark.parametrize(
+    ("options", "source", "expected"),
+    [
+        ({}, {}, [HELD, HELD, LEARNS]),  # no episode ends
+        ({}, {"ends": 2}, [LEARNS] * 3),
+        ({}, {"ends": HORIZON + 2}, [HELD, LEARNS, LEARNS]),
+        ({}, {"has_keys": False}, [LEARNS] * 3),  # all are reset together
+        ({"horizons_per_env_reset": 2}, {}, [LEARNS] * 3),
+        ({"lr_schedule_kind": "adaptive", "target_kl_div": 0.01}, {}, [LEARNS] * 3),
+        ({"critic_warmup": 0}, {}, [LEARNS] * 3),
+        ({"critic_warmup": ROLLOUT}, {"ends": 2}, [HELD, LEARNS, LEARNS]),
+        ({"critic_warmup": ROLLOUT + 1}, {"has_keys": False}, [HELD, HELD, LEARNS]),
+        ({"normalize_advantages": "minibatch"}, {}, [HELD, HELD, LEARNS]),
+        ({"normalize_advantages": False, "objective": "a2c"}, {}, [HELD, HELD, LEARNS]),
+    ],
+)
+def test_values_alone_are_trained_while_it_lasts(
+    options: dict[str, Any],
+    source: dict[str, Any],
+    expected: list[str],
+    way: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if way != "native":
+        monkeypatch.setenv("EVERSTEP_NATIVE", "0")
+    algorithm = built(env(**source), **options)
+    if way == "recorded":
+        algorithm.recorder = Recorder(Tape)
+    assert parts_that_change(algorithm, 3) == expected
+
+
+def test_it_goes_on_after_a_checkpoint() -> None:
+    whole = built(env())
+    parts_that_change(whole, 3)
+    first = built(env())
+    assert parts_that_change(first, 1) == [HELD]
+    state = first.state_dict()
+    second = built(env())
+    second.load_state_dict(state)
+    assert parts_that_change(second, 2) == [HELD, LEARNS]
+    assert all(map(torch.equal, whole.parameters(), second.parameters()))
+
+
+def test_it_holds_for_gradients_that_are_applied_elsewhere() -> None:
+    algorithm = built(env(), critic_warmup=ROLLOUT)
+    for is_held in (True, False):
+        algorithm.collect()
+        (minibatch, *_) = algorithm.minibatches()
+        assert bool((minibatch.advantages == 0).all()) is is_held
+
+
+def test_an_adaptive_rate_excludes_it() -> None:
+    with pytest.raises(ConfigError, match=r"`critic_warmup` and `lr_schedule_kind` 'adaptive'.*7"):
+        built(env(), critic_warmup=7, lr_schedule_kind="adaptive", target_kl_div=0.01)
