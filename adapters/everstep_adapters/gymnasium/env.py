@@ -124,6 +124,7 @@ class GymnasiumEnv(AdapterEnv):
         on_device = declared_device(env) if device is None else torch.device(device)
         super().__init__(env.num_envs, horizon, device=str(on_device) if device is None else device)
         self.env = env
+        self.max_episode_steps = max_episode_steps or singles.limit_of(env)
         singles.check_rewards(env)
         mode, self._mode_source = modes.resolve_mode(env, autoreset_mode)
         self.autoreset_mode = mode

@@ -51,6 +51,15 @@ def check_rewards(env: AnyVectorEnv) -> None:
                 return
 
 
+def limit_of(env: AnyVectorEnv) -> None | int:
+    """Env steps of an episode at most, by the `spec`; None if it has no limit."""
+    for each in (env, *getattr(env.unwrapped, "envs", ())[:1]):
+        limit = getattr(getattr(each, "spec", None), "max_episode_steps", None)
+        if isinstance(limit, int):
+            return limit
+    return None
+
+
 def check_calls(env: AnyVectorEnv) -> None:
     """Check the first calls of single environments, and all that those in processes return."""
     base: Any = env.unwrapped

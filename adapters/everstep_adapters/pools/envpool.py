@@ -83,6 +83,7 @@ class EnvPoolEnv(GymnasiumEnv):
             )
         _make_spaces(env)
         super().__init__(env, horizon, device=device, **options)
+        self.max_episode_steps = config.max_episode_steps
         self._make_pool: None | Callable[[int], Any] = None
         assert isinstance(self._calls, PoolCalls)
         self._calls.remake = self._remake

@@ -366,6 +366,7 @@ class OnPolicyAlgorithm(
                 self._has_ends
                 or config.horizons_per_env_reset > 0
                 or config.lr_schedule_kind == "adaptive"
+                or getattr(self.env, "max_episode_steps", None) is not None
             )
             env_steps = is_held * WARMUP * self._rows_to_learn
         if self.state.env_steps < env_steps:

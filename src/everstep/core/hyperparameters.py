@@ -245,10 +245,10 @@ class Hyperparameters:
 
     critic_warmup: None | NonNegativeInt = None
     """Env steps at the start whose updates train the values alone, with advantages of 0, so that
-    the policy does not follow values that are not trained yet. None: two rollouts, unless an
-    episode ends in them: a small change of the policy leads an environment that is never reset far
-    away. There is none with `lr_schedule_kind` `"adaptive"`, without episode keys, and where
-    `horizons_per_env_reset` resets environments."""
+    the policy does not follow values that are not trained yet. None: two rollouts where episodes
+    may never end, because a small change of the policy leads an environment that is never reset far
+    away; 0 if one ends in them, the environment has `max_episode_steps` or no episode keys,
+    `horizons_per_env_reset` resets it, or `lr_schedule_kind` is `"adaptive"`."""
 
     normalize_rewards: bool | Literal["running", "auto"] = "auto"
     """Whether to divide rewards by the standard deviation of their discounted sums within episodes

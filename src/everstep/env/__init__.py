@@ -76,6 +76,9 @@ class Env(ABC):
     #: Expected vector steps between resets.
     horizon: None | int
 
+    #: Env steps after which every episode has ended; None if there is no limit, or it is unknown.
+    max_episode_steps: None | int = None
+
     #: Largest supported horizon, if there is one.
     max_horizon: ClassVar[int]
 

@@ -2,20 +2,24 @@
 
 from typing import Any
 
+import gymnasium as gym
 import pytest
 import torch
 
+import everstep
 from everstep import AlgorithmConfig
 from everstep.algorithms.recording import Recorder
 from everstep.core.graphs import Tape
 from everstep.errors import ConfigError
-from tests.toys import RecordedEnv
+from tests.toys import TERMINATED, Episode, RecordedEnv, ScriptedEnv
 
 HORIZON, ENVS = 8, 4
 ROLLOUT = HORIZON * ENVS
 
 
-def env(*, ends: bool | int = False, has_keys: bool = True) -> RecordedEnv:
+def env(
+    *, ends: bool | int = False, has_keys: bool = True, limit: None | int = None
+) -> RecordedEnv:
     """Random rows of forty rollouts; `ends` is the vector step of the first end of an episode."""
     generator = torch.Generator().manual_seed(0)
     steps = 40 * HORIZON
@@ -25,7 +29,9 @@ def env(*, ends: bool | int = False, has_keys: bool = True) -> RecordedEnv:
         terminated[int(ends) :: HORIZON, 1] = True
     keys = {"terminated": terminated, "truncated": torch.zeros_like(terminated)}
     keys["first"] = terminated
-    return RecordedEnv(obs, HORIZON, rewards=obs[1:, :, :1].cos(), **(keys if has_keys else {}))
+    made = RecordedEnv(obs, HORIZON, rewards=obs[1:, :, :1].cos(), **(keys if has_keys else {}))
+    made.max_episode_steps = limit
+    return made
 
 
 def built(source: RecordedEnv, **options: Any) -> Any:
@@ -63,6 +69,7 @@ HELD, LEARNS = "values", "policy+values"
         ({}, {"ends": 2}, [LEARNS] * 3),
         ({}, {"ends": HORIZON + 2}, [HELD, LEARNS, LEARNS]),
         ({}, {"has_keys": False}, [LEARNS] * 3),  # all are reset together
+        ({}, {"limit": 500}, [LEARNS] * 3),
         ({"horizons_per_env_reset": 2}, {}, [LEARNS] * 3),
         ({"lr_schedule_kind": "adaptive", "target_kl_div": 0.01}, {}, [LEARNS] * 3),
         ({"critic_warmup": 0}, {}, [LEARNS] * 3),
@@ -110,3 +117,16 @@ def test_it_holds_for_gradients_that_are_applied_elsewhere() -> None:
 def test_an_adaptive_rate_excludes_it() -> None:
     with pytest.raises(ConfigError, match=r"`critic_warmup` and `lr_schedule_kind` 'adaptive'.*7"):
         built(env(), critic_warmup=7, lr_schedule_kind="adaptive", target_kl_div=0.01)
+
+
+def test_adapters_say_how_long_episodes_are_at_most() -> None:
+    def small() -> gym.Env[Any, Any]:
+        return ScriptedEnv(0, [Episode(3, TERMINATED)])
+
+    def limited() -> gym.Env[Any, Any]:
+        return gym.make("CartPole-v1", max_episode_steps=70)
+
+    assert everstep.make("CartPole-v1", 2).max_episode_steps == 500
+    assert everstep.make("CartPole-v1", 2, max_episode_steps=60).max_episode_steps == 60
+    assert everstep.make(limited, 2).max_episode_steps == 70
+    assert everstep.make(small, 2).max_episode_steps is None
