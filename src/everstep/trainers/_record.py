@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.metadata
+import os
 import platform
 import reprlib
 import subprocess
@@ -103,6 +104,8 @@ def making_run_dir(path: str | Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if error.errno is None or error.strerror != os.strerror(error.errno):
+            raise  # of ours, with a way out of its own
         raise _unwritable(path, f"{error.strerror}: {error.filename or path}") from error
 
 
