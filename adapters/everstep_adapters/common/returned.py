@@ -34,11 +34,12 @@ class Returned:
 
     Args:
         space: Observation space of the environment.
+        name: Name of an observation in errors.
 
     """
 
-    def __init__(self, space: spaces.Space[Any]) -> None:
-        self._space, self._left = space, LOOKS
+    def __init__(self, space: spaces.Space[Any], name: str = "obs") -> None:
+        self._space, self._left, self._name = space, LOOKS, name
         self._is_box = isinstance(space, spaces.Box)
         self._shape, self._dtype = space.shape, space.dtype
 
@@ -57,7 +58,7 @@ class Returned:
             return
         else:
             self._left -= 1
-        for found in mismatches(self._space, observation, "obs"):
+        for found in mismatches(self._space, observation, self._name):
             raise EnvError(f"{found}. {WAY_OUT}")
 
 

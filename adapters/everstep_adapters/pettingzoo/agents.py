@@ -1,6 +1,6 @@
 """Agents of an environment: those that the policy controls, and what they have in common."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,32 @@ def controlled(env: Any, wanted: None | str | Sequence[str]) -> list[str]:
             f"{wanted!r}."
         )
     return chosen
+
+
+def check_alike(envs: Sequence[Any], agents: Sequence[str]) -> None:
+    """Check that environments have the same agents, with the same spaces.
+
+    Raises:
+        AdapterError: If one differs from the first; names what differs.
+
+    """
+    for i, env in enumerate(envs[1:], 1):
+        for (name, first), (_, own) in zip(
+            _parts(envs[0], agents), _parts(env, agents), strict=True
+        ):
+            if first != own:
+                raise AdapterError(
+                    f"Environments 0 and {i} differ: `{name}` is {first} and {own}. Rows are of "
+                    "one kind: make all environments with the same arguments."
+                )
+
+
+def _parts(env: Any, agents: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    """What the rows of an environment are made of, by name; looked at in this order."""
+    yield "possible_agents", list(getattr(env, "possible_agents", ()))
+    for agent in agents:
+        for kind in ("observation_space", "action_space"):
+            yield f"{kind}({agent!r})", getattr(env, kind)(agent)
 
 
 def joint_space(env: Any, kind: str, agents: Sequence[str]) -> Any:

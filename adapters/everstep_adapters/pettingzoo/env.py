@@ -102,12 +102,14 @@ class PettingZooEnv(GymnasiumEnv):
                 f"env step in which the last of its agents ended; got {autoreset_mode!r}. Leave it "
                 "out."
             )
-        from .agents import controlled
+        from .agents import check_alike, controlled
         from .vector import AgentsVectorEnv
 
         envs = [_parallel(x) for x in (env if isinstance(env, list | tuple) else [env])]
         check_independent(envs, "`env`")
-        self._vector = AgentsVectorEnv(envs, controlled(envs[0], agents))
+        names = controlled(envs[0], agents)
+        check_alike(envs, names)
+        self._vector = AgentsVectorEnv(envs, names)
         super().__init__(self._vector, horizon, device=device, **options)
         #: Specs of each agent, if they differ; see `everstep.env.Env`.
         self.agent_specs: None | dict[str, AgentSpec] = None

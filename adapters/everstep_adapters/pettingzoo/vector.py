@@ -13,6 +13,7 @@ from everstep.env.formats import check_held
 from everstep.errors import EnvError
 
 from ..common.first_calls import check_reward, to_flag
+from ..common.returned import Returned
 from .agents import joint_space
 
 
@@ -43,6 +44,7 @@ class AgentsVectorEnv(VectorEnv[Any, Any, Any]):
         joint = [joint_space(self.envs[0], kind, self.agents) for kind in kinds]
         self.single_observation_space, self.single_action_space = joint
         own = {x: tuple(getattr(self.envs[0], kind)(x) for kind in kinds) for x in self.agents}
+        self._returned = {x: Returned(obs, f"obs[{x!r}]") for x, (obs, _) in own.items()}
         #: Observation and action space of each agent, if they differ: rows are padded then.
         self.own_spaces = None if all(list(x) == joint for x in own.values()) else own
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
@@ -111,9 +113,15 @@ class AgentsVectorEnv(VectorEnv[Any, Any, Any]):
                 if info := own_infos.get(agent):
                     infos.update(self._add_info(infos, info, row))
         for agent, row in row_of.items():
+            self.first[row] = agent in env.agents and agent not in (*acting, *ended)
             if agent in self._seen[i]:
                 self._rows[row] = self._observation(agent, self._seen[i][agent])
-            self.first[row] = agent in env.agents and agent not in (*acting, *ended)
+            elif flags[1, row] or (agent in env.agents and agent not in ended):
+                state = "was truncated" if flags[1, row] else "goes on"
+                raise EnvError(
+                    f"`obs` of {env} lacks agent {agent!r}, which {state}: `step` must return an "
+                    "observation of each such agent."
+                )
         return set(env.agents) <= ended
 
     def _restart(self, i: int, **options: Any) -> None:
@@ -121,6 +129,11 @@ class AgentsVectorEnv(VectorEnv[Any, Any, Any]):
         returned = self.envs[i].reset(**options)
         self._seen[i] = returned[0] if isinstance(returned, tuple) else returned
         self._ended[i] = set()
+        if missing := {*self.agents} & {*self.envs[i].agents} - self._seen[i].keys():
+            raise EnvError(
+                f"`obs` of {self.envs[i]} lacks agents {sorted(missing)}: `reset` must return an "
+                "observation of each agent in `agents`."
+            )
         self._rows[self._slice(i)] = [
             self._observation(x, self._seen[i][x]) if x in self._seen[i] else self._nothing
             for x in self.agents
@@ -128,14 +141,10 @@ class AgentsVectorEnv(VectorEnv[Any, Any, Any]):
 
     def _observation(self, agent: str, seen: Any) -> Any:
         """An agent's observation as wide as a row."""
+        self._returned[agent].check(seen)
         if self.own_spaces is None or not isinstance(self.single_observation_space, Box):
             return seen
         value, space = np.asarray(seen), self.own_spaces[agent][0]
-        if value.shape != space.shape:
-            raise EnvError(
-                f"`obs` of agent {agent!r} must have shape {space.shape}, as its "
-                f"`observation_space` says; got {value.shape}."
-            )
         row = np.zeros(self.single_observation_space.shape, space.dtype)
         row[: len(value)] = value
         return row

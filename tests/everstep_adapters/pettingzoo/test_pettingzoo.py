@@ -219,7 +219,7 @@ def test_an_agent_whose_observation_has_the_shape_of_another_is_named() -> None:
             return np.zeros(5, np.float32)
 
     env = everstep.wrap(Wrong(TEAM, wide=("b_0",)))
-    with pytest.raises(EnvError, match=r"`obs` of agent 'a_0' must have shape \(3,\).*\(5,\)"):
+    with pytest.raises(EnvError, match=r"`obs\['a_0'\]` must have shape \(3,\).*\(5,\)"):
         env.reset()
 
 
@@ -549,3 +549,65 @@ def test_observations_that_cannot_be_joined_are_refused() -> None:
 
     with pytest.raises(AdapterError, match="choices"):
         PettingZooEnv(Choices(TEAM), all_agents=True)
+
+
+class Lacking(Team):
+    """A team whose `step` or `reset` leaves out the observation of an agent, at its env step."""
+
+    agent, at = "a_0", 2
+
+    def reset(self, seed: Any = None, options: Any = None) -> Any:
+        return self.without(super().reset(seed, options))
+
+    def step(self, actions: Any) -> Any:
+        return self.without(super().step(actions))
+
+    def without(self, returned: Any) -> Any:
+        obs, *rest = returned
+        kept = {x: y for x, y in obs.items() if (x, self.t) != (self.agent, self.at)}
+        return kept, *rest
+
+
+@pytest.mark.parametrize(
+    ("at", "end", "message"),
+    [
+        (0, T, r"lacks agents \['a_0'\]: `reset` must return an observation of each agent"),
+        (2, T, "lacks agent 'a_0', which goes on: `step` must return an observation"),
+        (4, U, "lacks agent 'a_0', which was truncated: `step` must return an observation"),
+    ],
+)
+def test_an_observation_that_is_needed_and_missing_is_named(
+    at: int, end: Any, message: str
+) -> None:
+    """The agent's last one would be taken for it, also as the final observation."""
+    task = Lacking({"a_0": (4, end), "b_0": (6, T)})
+    task.at = at
+    with pytest.raises(EnvError, match=message):
+        play(everstep.wrap(task), 6)
+
+
+def test_an_agent_that_was_terminated_needs_no_observation() -> None:
+    task = Lacking({"a_0": (2, T), "b_0": (4, T)})
+    assert column(play(everstep.wrap(task), 4), "terminated", 0) == [False, True, False, False]
+
+
+def test_observations_of_other_keys_or_shapes_are_named_with_their_agent() -> None:
+    class Wrong(Team):
+        def observation_space(self, agent: str) -> Any:
+            return spaces.Dict({"x": spaces.Box(-9.0, 9.0, (3,), np.float32)})
+
+        def seen(self, agent: str) -> Any:
+            return {"x": np.zeros(3, np.float32), "y": 1}
+
+    with pytest.raises(EnvError, match=r"`obs\['a_0'\]` must have the keys \['x'\].*\['x', 'y'\]"):
+        play(everstep.wrap(Wrong(TEAM)), 1)
+
+
+def test_environments_that_differ_are_refused() -> None:
+    """Spaces of the first one were taken for all, and further agents acted at random."""
+    for other, message in (
+        (Team({"a_0": (3, T)}), r"0 and 1 differ: `possible_agents` is \['a_0', 'b_0'\] and"),
+        (Team({"a_0": (3, T), "b_0": (3, T)}, wide=("b_0",)), r"`observation_space\('b_0'\)` is"),
+    ):
+        with pytest.raises(AdapterError, match=message):
+            everstep.wrap([Team({"a_0": (3, T), "b_0": (3, T)}), other])
