@@ -242,8 +242,8 @@ class JaxEnv(AdapterEnv):
         try:
             return function(*args)
         except Exception as error:  # the environment's code may raise anything while it is traced
-            text = f"{type(self.env).__name__} failed in `{method}`: {error_text(error)}"
-            raise EnvError(text) from error
+            reason = str(error) if isinstance(error, EnvError) else error_text(error)
+            raise EnvError(f"{type(self.env).__name__} failed in `{method}`: {reason}") from error
 
     # ---- state -----------------------------------------------------------------------------------
 

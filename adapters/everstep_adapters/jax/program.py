@@ -5,10 +5,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+
+from everstep.errors import EnvError
 
 from ..common.endings import select
 from .packing import Packing
-from .source import Functions, Tree
+from .source import Functions, Stepped, Tree
 
 #: Rows that are reset together: resets cost as a vector step or more, and few rows end at once.
 _TOGETHER = 32
@@ -117,6 +120,7 @@ class Program:
         if self._bounds is not None:
             action = jnp.clip(action, *self._bounds)
         stepped = self._step(self._keys(stepping), carry.states, action)
+        self._check(carry.states, stepped)  # while it is traced
         elapsed, ended = carry.elapsed + 1, stepped.ended
         if self._limit is not None:
             ended = ended | (elapsed >= self._limit)
@@ -124,8 +128,35 @@ class Program:
         states, obs = self._reset_rows(resetting, done, (stepped.state, stepped.obs))
         flags = jnp.stack([stepped.terminated, done & ~stepped.terminated, done])[..., None]
         carry = Carry(key, states, jnp.where(done, 0, elapsed))
-        outcome = Outcome(obs, stepped.obs, stepped.reward[:, None], flags)
+        outcome = Outcome(obs, stepped.obs, stepped.reward.reshape(-1, 1), flags)
         return self.held.join(carry), self.packing.join(outcome)
+
+    def _check(self, states: Tree, stepped: Stepped) -> None:
+        """Check that an env step returns what a reset does, and one number and flags a row.
+
+        Raises:
+            EnvError: If it does not: a leaf would be cast to the dtype of the reset, and numbers be
+                those of other rows.
+
+        """
+        for name in ("reward", "terminated", "ended"):
+            if (value := getattr(stepped, name)).size != self._num_envs:
+                raise EnvError(
+                    f"`{name}` must be one number; got the shape {list(value.shape[1:])}. Return "
+                    "one, such as a weighted sum."
+                )
+        pairs = (("state", states, stepped.state), ("obs", self.obs, stepped.obs))
+        for name, old, new in pairs:
+            if jax.tree_util.tree_structure(old) != jax.tree_util.tree_structure(new):
+                raise EnvError(f"`{name}` of an env step has other entries than that of a reset.")
+            leaves = jax.tree_util.tree_flatten_with_path(old)[0]
+            for (path, was), now in zip(leaves, jax.tree_util.tree_leaves(new), strict=True):
+                if was.shape != now.shape or not _holds(was.dtype, now.dtype):
+                    raise EnvError(
+                        f"`{name}{jax.tree_util.keystr(path)}` is {was.dtype} "
+                        f"{list(was.shape[1:])} in a reset and {now.dtype} {list(now.shape[1:])} "
+                        "in an env step, which it cannot hold. Let both return the same."
+                    )
 
     def _reset_rows(self, key: jax.Array, rows: jax.Array, old: Tree) -> Tree:
         """States and observations, new ones in `rows`."""
@@ -163,3 +194,13 @@ class Program:
 
         start = (jnp.zeros((), count.dtype), old)
         return jax.lax.while_loop(lambda i_and_old: i_and_old[0] < count, reset, start)[1]
+
+
+def _holds(dtype: Any, other: Any) -> bool:
+    """Whether numbers of another dtype keep their values in one: floats may be rounded."""
+    if dtype == other:
+        return True
+    if any(jax.dtypes.issubdtype(x, jax.dtypes.extended) for x in (dtype, other)):
+        return False
+    kinds = [jnp.issubdtype(x, jnp.floating) for x in (dtype, other)]
+    return all(kinds) or bool(np.can_cast(other, dtype, "same_kind" if kinds[0] else "safe"))

@@ -382,3 +382,62 @@ def test_differences_that_float32_does_not_have_are_named_once(
     texts = [record.getMessage() for record in caplog.records]
     assert len(texts) == warns
     assert all("`obs['place']` are lost: element 1 of its numbers were between" in x for x in texts)
+
+
+def odd(**changes: Any) -> CounterEnv:
+    """Counters whose env step returns something else in place of these parts."""
+
+    class Odd(CounterEnv):
+        @classmethod
+        def _read(cls, env: Any, params: Any) -> Functions:
+            functions = CounterEnv._read(env, params)
+
+            def other(key: Any, state: Any, action: Any) -> Any:
+                stepped = functions.step(key, state, action)
+                new = {name: change(getattr(stepped, name)) for name, change in changes.items()}
+                return stepped._replace(**new)
+
+            return replace(functions, step=other)
+
+    return Odd(Counter(), num_envs=3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"reward": lambda x: jax.numpy.stack([x, x])}, r"`reward` must be one number; .* \[2\]"),
+        ({"terminated": lambda x: x[None].repeat(3)}, r"`terminated` must be one number; .* \[3\]"),
+        ({"ended": lambda x: x[None].repeat(0)}, r"`ended` must be one number; .* \[0\]"),
+        (
+            {"state": lambda x: x._replace(t=x.t + 0.5)},
+            r"`state.t` is int32 \[\] in .* float32 \[\]",
+        ),
+        (
+            {"state": lambda x: x._replace(t=x.t[None])},
+            r"`state.t` is int32 \[\] in .* int32 \[1\]",
+        ),
+        ({"state": lambda x: x._asdict()}, "`state` of an env step has other entries"),
+        ({"obs": lambda x: x[:2]}, r"`obs` is float32 \[3\] in a reset and float32 \[2\] in an"),
+        ({"obs": lambda x: x + 1j}, r"`obs` is float32 \[3\] in a reset and complex64 \[3\]"),
+        ({"obs": lambda x: {"x": x}}, "`obs` of an env step has other entries"),
+    ],
+)
+def test_an_env_step_returns_what_a_reset_does(changes: dict[str, Any], message: str) -> None:
+    """Numbers were cast to the dtype of the reset, and rewards were those of other rows."""
+    env = odd(**changes)
+    env.reset()
+    with pytest.raises(EnvError, match=message):
+        env.step(torch.zeros(3, 1, dtype=torch.int64))
+
+
+def test_numbers_that_keep_their_values_may_have_another_dtype() -> None:
+    changes: Any = {
+        "obs": lambda x: x.astype(np.float16),
+        "reward": lambda x: x[None],
+        "state": lambda x: x._replace(t=x.t.astype(np.int16)),
+    }
+    for env in (odd(), odd(**changes)):
+        env.seed(1)
+        _, _, rows = play(env, 8)
+        assert [row["obs"].dtype for row in rows] == [torch.float32] * 8
+        assert torch.stack([row["rewards"] for row in rows]).sum() > 0
