@@ -1,6 +1,6 @@
 """From a config and an environment to the frozen parts of an algorithm, every `"auto"` resolved."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, cast
 
 import torch
@@ -19,7 +19,7 @@ from ..core.rollouts import Rollout, episode_keys_of
 from ..data import AlgorithmHparams, DataKeys
 from ..env import Env
 from ..env.limits import action_limits_of, limits_of
-from ..env.specs import Structure
+from ..env.specs import Structure, described
 from ..errors import ConfigError
 from ..objectives import Objective, find_objective
 from ..policies import GenericPolicyBase, check_history, check_means, make_policy
@@ -98,6 +98,7 @@ def build_parts(
 
     """
     reducer = _seeded(env, config.seed)
+    reducer.check_alike(_shared(env, config))
     device = torch.device(config.device)
     config, seq_len = resolve_sequences(resolve_graphs(config, device), env)
     num_envs, horizon = env.num_envs, cast(int, config.horizon)
@@ -164,6 +165,18 @@ def build_parts(
         episodes=EpisodeTracker(num_envs, device=device, processes=reducer.size),
         discounted_returns=discounted_returns,
     )
+
+
+def _shared(env: Env, config: Any) -> dict[str, str]:
+    """What all ranks must have alike, by name: they would train different things, or hang."""
+    own = ("device", "num_envs", "seed")
+    values = {x.name: getattr(config, x.name) for x in fields(config) if x.name not in own}
+    return {
+        **{x: repr(y) for x, y in values.items() if isinstance(y, None | bool | int | float | str)},
+        "observation_spec": described(env.observation_spec),
+        "action_spec": described(env.action_spec),
+        "episode_keys": ", ".join(sorted(episode_keys_of(env))),
+    }
 
 
 def _seeded(env: Env, seed: None | int) -> Reducer:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from everstep import DiscreteDummyEnv, Trainer
+from everstep import ContinuousDummyEnv, DiscreteDummyEnv, Trainer
 from everstep.callbacks import Callback
 from everstep.core.ranks import current_reducer
 from everstep.core.ranks._collectives import Collectives
@@ -213,7 +213,7 @@ def test_errors_that_all_ranks_have_end_none(tmp_path: Path) -> None:
 SCRIPT = """
 import os, signal, sys
 import torch.distributed as dist
-from everstep import DiscreteDummyEnv, Trainer
+from everstep import ContinuousDummyEnv, DiscreteDummyEnv, Trainer
 
 rank, place, failing, what = int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4]
 store = dist.TCPStore("127.0.0.1", int(sys.argv[5]), 2, is_master=rank == 0)
@@ -305,3 +305,24 @@ def test_sigterm_of_one_rank_ends_all_after_the_train_step(tmp_path: Path) -> No
     assert all("Terminated: SIGTERM" in error for error in errors)
     with Trainer(DiscreteDummyEnv, run_dir=tmp_path / "run", resume=True, **SIZES) as trainer:
         assert trainer.state["env/steps"] == 4 * 20  # the end of the rollout in which it came
+
+
+def differing(what: str) -> str:
+    """Message of a trainer that is made with something else on rank 1."""
+    is_other = current_reducer().rank == 1
+    options = SIZES | ({"lr": 1e-3 * (1 + is_other)} if what == "lr" else {})
+    env: Any = ContinuousDummyEnv if what == "action_spec" and is_other else DiscreteDummyEnv
+    try:
+        Trainer(env, run_dir=None, **options).run(total_env_steps=32)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("what", ["lr", "action_spec", "nothing"])
+def test_ranks_that_are_given_different_things_are_refused(what: str, tmp_path: Path) -> None:
+    """They trained different weights, or waited for each other for ever."""
+    for message in run_ranks(2, differing, tmp_path, what):
+        wanted = f"`{what}` must be the same on all ranks; got "
+        assert message.startswith("" if what == "nothing" else wanted)
+        assert bool(message) is (what != "nothing")

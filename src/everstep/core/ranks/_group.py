@@ -148,6 +148,17 @@ class GroupReducer(Reducer):
         self._check_equal()
         torch.manual_seed(seed_of(torch.initial_seed(), self.rank))
 
+    def check_alike(self, values: Mapping[str, str]) -> None:
+        """See `Reducer.check_alike`."""
+        first, *others = map(json.loads, self.collectives.of_all(json.dumps(values).encode()))
+        for rank, each in enumerate(others, 1):
+            for name in first.keys() | each.keys():
+                if first.get(name) != each.get(name):
+                    raise ConfigError(
+                        f"`{name}` must be the same on all ranks; got {first.get(name)} on rank 0 "
+                        f"and {each.get(name)} on rank {rank}. Give every process the same."
+                    )
+
     def agree(self, *flags: bool) -> tuple[bool, ...]:
         """See `Reducer.agree`; one collective of a byte a flag."""
         asked = torch.tensor(flags, dtype=torch.uint8, device=self.collectives.device)

@@ -1,6 +1,6 @@
 """The reducer of a single process, which has every row already."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
 
@@ -36,6 +36,14 @@ class Reducer:
 
     def __deepcopy__(self, memo: Any) -> "Reducer":
         return self
+
+    def check_alike(self, values: Mapping[str, str]) -> None:
+        """Check that all processes have the same values.
+
+        Raises:
+            ConfigError: If one differs from the first process; names the value.
+
+        """
 
     def share(self, name: str, total: int) -> int:
         """Share of this process in a size of the whole training.
