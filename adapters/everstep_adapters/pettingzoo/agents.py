@@ -60,7 +60,7 @@ def check_alike(envs: Sequence[Any], agents: Sequence[str]) -> None:
 
 
 def _parts(env: Any, agents: Sequence[str]) -> Iterator[tuple[str, Any]]:
-    """What the rows of an environment are made of, by name; looked at in this order."""
+    """Parts of the rows of an environment by name, in the order in which they are looked at."""
     yield "possible_agents", list(getattr(env, "possible_agents", ()))
     for agent in agents:
         for kind in ("observation_space", "action_space"):

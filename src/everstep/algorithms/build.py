@@ -168,7 +168,7 @@ def build_parts(
 
 
 def _shared(env: Env, config: Any) -> dict[str, str]:
-    """What all ranks must have alike, by name: they would train different things, or hang."""
+    """Values that all ranks must have alike, by name: else they train different things, or hang."""
     own = ("device", "num_envs", "seed")
     values = {x.name: getattr(config, x.name) for x in fields(config) if x.name not in own}
     return {
