@@ -18,6 +18,9 @@ from torch.utils.dlpack import from_dlpack
 
 from everstep.errors import EnvError
 
+#: DLPack's number for memory of the host.
+_HOST = 1
+
 # Typed views and vector loads want their start aligned; 64 bytes is a cache line.
 _ALIGNMENT = 64
 
@@ -79,6 +82,14 @@ def _from_dlpack(value: Any, name: str) -> torch.Tensor:
             f"`{name}`, a {type(value).__module__}.{type(value).__qualname__}, cannot be a tensor: "
             f"{error}"
         ) from error
+
+
+def is_of_tensors(value: Any) -> bool:
+    """Whether a value need not go through the host: a tensor, or an array on a device."""
+    if isinstance(value, torch.Tensor):
+        return True
+    find_device = getattr(value, "__dlpack_device__", None)
+    return find_device is not None and int(find_device()[0]) != _HOST
 
 
 def to_numpy(value: Any) -> npt.NDArray[Any]:

@@ -13,7 +13,7 @@ from everstep.env.formats import EnvFormat
 from everstep.errors import AdapterError
 
 from ..common.actions import ActionBounds, ActionCheck
-from ..common.handoff import as_tensor, declared_device, finish_reading
+from ..common.handoff import as_tensor, declared_device, finish_reading, is_of_tensors
 from ..common.libraries import is_loaded_instance, is_loaded_kind, require, wrap_or_close
 from ..common.metrics import InfoMetrics, TensorMean
 from ..common.options import AdapterEnv
@@ -275,12 +275,13 @@ class GymnasiumEnv(AdapterEnv):
         """Send actions and read rows without the host, if the environment uses tensors."""
         from .rows import pick
         from .specs import where
-        from .tensor_rows import TensorActions, TensorRows, is_of_tensors, needs_host
 
         path, mode = self._parts[0].path, self.autoreset_mode
         leaf = pick(observation, path, where(DataKeys.OBS, path))
         if not is_of_tensors(leaf):
             return
+        from .tensor_rows import TensorActions, TensorRows, needs_host
+
         self._sender = TensorActions(self._actions, leaf)
         if not isinstance(leaf, torch.Tensor):
             self._foreign = as_tensor(leaf).device

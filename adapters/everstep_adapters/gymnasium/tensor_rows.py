@@ -23,17 +23,6 @@ from .modes import AnyVectorEnv, pending_survives_reset
 from .rows import check_shape, pick
 from .specs import Part, where
 
-#: DLPack's number for memory of the host.
-_HOST = 1
-
-
-def is_of_tensors(value: Any) -> bool:
-    """Whether a value need not go through the host: a tensor, or an array on a device."""
-    if isinstance(value, torch.Tensor):
-        return True
-    find_device = getattr(value, "__dlpack_device__", None)
-    return find_device is not None and int(find_device()[0]) != _HOST
-
 
 def needs_host(parts: Sequence[Part], mode: AutoresetMode) -> bool:
     """Whether rows in `mode` need the host.

@@ -15,8 +15,9 @@ from torchrl.data import Categorical, Unbounded
 from everstep import AlgorithmConfig, Env, RecurrentAlgorithmConfig
 from everstep.algorithms.resolve import resolve_update
 from everstep.bonuses import _rnd
-from everstep.core.ranks import CHECK_EVERY, GroupReducer, Reducer, current_reducer
+from everstep.core.ranks import Reducer, current_reducer
 from everstep.core.ranks._collectives import _DIRECT_BYTES, Collectives
+from everstep.core.ranks._group import CHECK_EVERY, GroupReducer
 from everstep.errors import ConfigError, NonFiniteError
 from everstep.models import Model
 from everstep.views import ViewRequirement

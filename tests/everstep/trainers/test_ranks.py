@@ -8,7 +8,8 @@ import torch
 
 from everstep import DiscreteDummyEnv, Trainer
 from everstep.callbacks import Callback
-from everstep.core.ranks import current_reducer, seed_of
+from everstep.core.ranks import current_reducer
+from everstep.core.ranks._group import seed_of
 from everstep.errors import CheckpointError, ConfigError
 from tests.ranks import run_ranks
 

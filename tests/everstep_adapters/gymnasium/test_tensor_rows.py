@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import everstep
 from everstep.errors import EnvError
+from everstep_adapters.common.handoff import is_of_tensors
 from everstep_adapters.gymnasium import GymnasiumEnv
-from everstep_adapters.gymnasium.tensor_rows import is_of_tensors
 from tests.everstep.algorithms.test_host_budget import Work
 from tests.everstep_adapters.gymnasium.gymnasium_toys import MODES, SCRIPTS, check_stream, scripted
 

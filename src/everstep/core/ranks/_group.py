@@ -305,9 +305,3 @@ def seed_of(seed: int, rank: int) -> int:
 def _name_of_gpu(device: torch.device) -> str:
     """A name that no other GPU has, on any machine."""
     return str(torch.cuda.get_device_properties(device).uuid)
-
-
-def current_reducer() -> Reducer:
-    """The reducer of this process: of a group, if `torch.distributed` is initialised."""
-    is_group = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-    return GroupReducer() if is_group else Reducer()
