@@ -413,7 +413,7 @@ class AdapterOptions(TypedDict, total=False):
     max_episode_length: None | float
     max_episode_steps: None | int
     metrics: None | Sequence[str] | Sequence[str | Sequence[str]]
-    observation_keys: None | Sequence[str] | Sequence[Any] | Sequence[NestedKey]
+    observation_keys: None | str | Sequence[str] | Sequence[Any] | Sequence[NestedKey]
     random_phase: bool
     reset_style: None | str
     reward_key: None | NestedKey

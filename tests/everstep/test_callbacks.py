@@ -223,7 +223,7 @@ def test_a_logger_whose_error_has_no_text_ends_nothing(
     ) as trainer:
         trainer.run(total_env_steps=24)
     assert len((run_dir / "metrics.jsonl").read_text().splitlines()) == 3
-    assert any("Fails failed: UnspeakableError: " in x for x in caplog.messages)
+    assert any("Fails failed: UnspeakableError. " in x for x in caplog.messages)
 
 
 def test_a_best_policy_of_evaluations_that_are_not_made_is_named(

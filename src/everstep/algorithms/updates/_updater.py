@@ -255,8 +255,7 @@ class Updater:
 
         """
         self.grad_scaler.unscale_(self.optimizer)
-        norms = [torch.linalg.vector_norm(flat) for flat in self.flats]
-        norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
+        norm = self._norm()
         zero, one, tiny = self._constants
         if mask is not None:
             norm = norm.masked_fill(mask, 0.0)
@@ -299,6 +298,12 @@ class Updater:
             return None
         is_eligible = eligible(optimizer=self.optimizer) is None
         return AdamStep(self.optimizer, self._quick_step) if is_eligible else None
+
+    def _norm(self) -> torch.Tensor:
+        """Norm of all gradients, 0-d."""
+        norms = [torch.linalg.vector_norm(flat) for flat in self.flats]
+        norm: torch.Tensor = norms[0]
+        return norm if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
 
 
 # ---- gradients and optimizers -----------------------------------------------------------------
