@@ -328,8 +328,17 @@ class Host:
 
     def attach(self, memory):
         """Take the arrays of the shared memory."""
-        self.memory = memory
+        self.memory, self._process = memory, os.getpid()
         self.takes = frozenset((MAP, RESET, STEP, RENDER, STATE, RESTORE))
+
+    def own(self, returned):
+        """What the environment returned, to be written into the shared memory.
+
+        A process that the environment forked and did not end must not write there: it is ended.
+        """
+        if os.getpid() != self._process:
+            os._exit(1)
+        return returned
 
     def write_row(self, i, observation, leaves):
         """Write one row's observation."""
@@ -359,7 +368,7 @@ class Host:
             arguments["options"] = options
         elif options:
             self.warning = f"{env} takes no `options`, which have no effect"
-        return env.reset(**arguments)
+        return self.own(env.reset(**arguments))
 
     def state(self):
         """The state of what is hosted, from which it continues exactly."""
@@ -438,7 +447,7 @@ class SingleEnvs(Host):
         plain = self.action["kind"] == "Discrete"
         actions = memory.actions[()].tolist() if plain else map(self._action, range(self.num_envs))
         for i, (env, action) in enumerate(zip(self.envs, actions)):
-            returned = env.step(action)
+            returned = self.own(env.step(action))
             if len(returned) == 5:
                 obs, reward, terminated, truncated, info = returned
             else:
@@ -628,7 +637,7 @@ class OldVectorEnv(Host):
     def step(self):
         """Step all rows; the numbers of their infos, None without any."""
         memory = self.memory
-        returned = self.env.step(self._actions())
+        returned = self.own(self.env.step(self._actions()))
         if len(returned) == 5:
             obs, rewards, terminated, truncated, infos = returned
         else:
@@ -745,7 +754,7 @@ class Gym3Env(Host):
         leaves = memory.actions
         self.env.act(_nested(self.action, lambda path, kind: np.array(leaves[path])))
         self._is_new = False
-        rewards, obs, first = self.env.observe()
+        rewards, obs, first = self.own(self.env.observe())
         memory.rewards[...] = rewards
         memory.terminated[...] = first
         memory.truncated[...] = False
@@ -1241,6 +1250,8 @@ class Task:
     #: Kinds of messages that it takes.
     takes = frozenset((MAP, CALL, LEND))
 
+    own = Host.own
+
     def __init__(self, env):
         self.env, self.num_envs = env, int(env.num_envs)
         self._link = self._reader = None
@@ -1263,6 +1274,7 @@ class Task:
 
     def attach(self, buffer):
         """Take the shared memory: a third for calls, and one for each of two answers."""
+        self._process = os.getpid()
         part = len(buffer) // self.PARTS // 64 * 64
         self._buffer = buffer
         self._arenas = [Arena(buffer, part, 2 * part), Arena(buffer, 2 * part, 3 * part)]
@@ -1389,6 +1401,7 @@ class Task:
                 returned = (*returned[:-1], {x: extras[x] for x in names if x in extras})
         elif not _crosses(returned):
             returned = None
+        self.own(returned)
         self._arenas.reverse()
         arena = self._arenas[0]
         arena.clear()

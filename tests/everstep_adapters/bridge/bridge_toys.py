@@ -279,10 +279,13 @@ class Household(Old):
 
 
 class Runaway(Old):
-    """Its `step` forks, and the fork goes on as if it were the server."""
+    """Its `step` forks; the fork goes on as if it were the server, while that is in the next step.
+
+    Of two rows, the first is written by then.
+    """
 
     def step(self, action):
-        os.fork()
+        time.sleep(0.35 if os.fork() == 0 else 0.1)
         return super().step(action)
 
 

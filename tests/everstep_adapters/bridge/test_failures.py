@@ -166,11 +166,11 @@ def test_what_an_environment_started_ends_with_it(mark: str) -> None:
 
 
 def test_a_fork_that_goes_on_does_not_answer(mark: str) -> None:
-    env = BridgeEnv.make(f"{TOYS}:Runaway", 1, python=sys.executable)
+    env = BridgeEnv.make(f"{TOYS}:Runaway", 2, python=sys.executable)
     env.reset()
     for t in range(1, 4):
-        row: Any = env.step(torch.zeros(1, 1, dtype=torch.int64))
-        assert float(row["obs"][0, 1]) == t
+        row: Any = env.step(torch.zeros(2, 1, dtype=torch.int64))
+        assert row["obs"][:, 1].tolist() == [t, t]
     env.close()
     assert_nothing_left(mark)
 
