@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import make_dataclass
 from functools import cache, wraps
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import numpy as np
 from pydantic import Field
@@ -23,6 +23,9 @@ Length = Annotated[float, Field(gt=0, allow_inf_nan=True)]
 
 class AdapterEnv(Env):
     """Base class of adapters: their constructors check the options that they are given."""
+
+    #: Whether the constructor checks the device itself: other libraries may have several CPUs.
+    checks_device: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -62,7 +65,7 @@ def check_options(
         raise AdapterError(
             "; ".join(f"`{x.path[0]}` of {name}: {x.message}" for x in error.problems) + "."
         ) from None
-    if values.get("device") is not None:
+    if values.get("device") is not None and not getattr(adapter, "checks_device", False):
         check_device(values["device"])
     return values
 

@@ -62,6 +62,8 @@ class JaxEnv(AdapterEnv):
     #: Vector steps that `horizon="auto"` means.
     default_horizon: ClassVar[int] = 128
 
+    checks_device: ClassVar[bool] = True
+
     #: Name of the library in `describe`.
     family: ClassVar[str] = "JAX"
 
