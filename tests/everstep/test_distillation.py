@@ -268,6 +268,7 @@ def test_a_file_names_the_teacher_and_the_run_goes_on(tmp_path: Path) -> None:
     objective: Any = again.algorithm.objective
     assert objective.follower.states is not None
     again.run()
+    again.close()
     weights = whole.algorithm.get_weights()
     for name, x in again.algorithm.get_weights().items():
         torch.testing.assert_close(x, weights[name], rtol=0, atol=0)

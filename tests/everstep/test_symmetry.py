@@ -548,6 +548,7 @@ def test_a_file_has_it_and_the_run_goes_on(tmp_path: Path, observation: str) -> 
     assert mirror.mirror_coeff == 0.5
     assert mirror.followers[0].states is not None
     again.run()
+    again.close()
     weights = whole.algorithm.get_weights()
     for name, x in again.algorithm.get_weights().items():
         torch.testing.assert_close(x, weights[name], rtol=0, atol=0)

@@ -332,7 +332,7 @@ class Host:
         self.takes = frozenset((MAP, RESET, STEP, RENDER, STATE, RESTORE))
 
     def own(self, returned):
-        """What the environment returned, to be written into the shared memory.
+        """The argument, which the environment returned, to be written into the shared memory.
 
         A process that the environment forked and did not end must not write there: it is ended.
         """
@@ -964,7 +964,7 @@ class Arena:
             return self._fetch(device_array(value))
         x = array_of(value)
         size = -(-x.nbytes // 64) * 64
-        if self._used + size <= self._end:
+        if 0 < size <= self._end - self._used:  # memory without bytes cannot be written
             at = self._used
             self._used += size
             out = np.frombuffer(self._buffer, x.dtype, x.size, at).reshape(x.shape)

@@ -117,7 +117,7 @@ class WorkerCalls(MaskCalls):
     def _reason(self, method: str, error: Exception, codes: dict[int, int]) -> str:
         if isinstance(error, BlockingIOError) and not self._errors.last:
             return (
-                f"a worker did not answer within {self._timeout} s, so all were ended. Pass a "
+                f"a worker did not answer within {self._timeout:g} s, so all were ended. Pass a "
                 f"larger `step_timeout` if it may take longer, or find where it hangs {_HERE}."
             )
         if isinstance(error, GONE) and not self._errors.last:

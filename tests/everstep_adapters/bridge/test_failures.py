@@ -555,3 +555,11 @@ def _hear(answers: list[bytes], talk: str) -> int:
     finally:
         own.close()
         other.close()
+
+
+def test_an_array_without_elements_crosses_without_shared_memory() -> None:
+    arena = server.Arena()
+    tree = arena.encode({"ids": np.zeros((0, 3), np.int64), "obs": np.ones(2)})
+    found = server.decoded(tree, b"", arena.after, np.array)
+    assert found["ids"].shape == (0, 3)
+    assert found["obs"].tolist() == [1, 1]
