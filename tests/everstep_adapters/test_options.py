@@ -102,6 +102,8 @@ def test_constructors_check_options_before_the_environment(adapter: Any, name: s
     """The annotation of a parameter is the rule, for those who call neither `make` nor `wrap`."""
     right, wrong = VALUES[name]
     for value in wrong:
+        if value == "cpu:1" and adapter.has_cpus:
+            continue  # of an environment of the library, see `test_jax_devices.py`
         message = refused(adapter, name, value)
         assert message.startswith(f"`{name}` "), (value, message)
         assert repr(value) in message or str(value) in message, (value, message)

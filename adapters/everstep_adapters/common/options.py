@@ -24,8 +24,8 @@ Length = Annotated[float, Field(gt=0, allow_inf_nan=True)]
 class AdapterEnv(Env):
     """Base class of adapters: their constructors check the options that they are given."""
 
-    #: Whether the constructor checks the device itself: other libraries may have several CPUs.
-    checks_device: ClassVar[bool] = False
+    #: Whether the library may have several CPUs, as JAX; the constructor checks their index then.
+    has_cpus: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -65,8 +65,10 @@ def check_options(
         raise AdapterError(
             "; ".join(f"`{x.path[0]}` of {name}: {x.message}" for x in error.problems) + "."
         ) from None
-    if values.get("device") is not None and not getattr(adapter, "checks_device", False):
-        check_device(values["device"])
+    if (device := values.get("device")) is not None:
+        is_one_of_several = getattr(adapter, "has_cpus", False) and str(device).startswith("cpu:")
+        if not is_one_of_several:
+            check_device(device)
     return values
 
 

@@ -62,7 +62,7 @@ class JaxEnv(AdapterEnv):
     #: Vector steps that `horizon="auto"` means.
     default_horizon: ClassVar[int] = 128
 
-    checks_device: ClassVar[bool] = True
+    has_cpus: ClassVar[bool] = True
 
     #: Name of the library in `describe`.
     family: ClassVar[str] = "JAX"
