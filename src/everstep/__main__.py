@@ -141,7 +141,8 @@ def _parser(names: Sequence[str]) -> argparse.ArgumentParser:
 def modules_importable(arguments: argparse.Namespace) -> Iterator[None]:
     """Let `env_cls: my_env.MyEnv` find `my_env.py` in the current directory, or beside the file.
 
-    Not for commands that only read: a directory that was downloaded may hold a `matplotlib.py`.
+    Not for commands that only read, without a file: a directory that was downloaded may hold a
+    `matplotlib.py`.
     Where one has the name of a library that Everstep lacks, a warning says so.
 
     Both come after everything that is installed, also under `python -m everstep`: a module
@@ -155,7 +156,7 @@ def modules_importable(arguments: argparse.Namespace) -> Iterator[None]:
         del sys.path[0]
     file: None | str = getattr(arguments, "file", None)
     folders = [here, *([] if file is None else [_outside_packages(file)])]
-    is_safe = arguments.reads or getattr(sys.flags, "safe_path", False)
+    is_safe = (arguments.reads and file is None) or getattr(sys.flags, "safe_path", False)
     added = [] if is_safe else [x for x in dict.fromkeys(folders) if x not in sys.path]
     _warn_of_stand_ins(added)
     sys.path.extend(added)

@@ -2,6 +2,7 @@
 
 import argparse
 import importlib.util
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -50,3 +51,21 @@ def test_a_module_with_the_name_of_a_library_that_is_missing_is_named(
     assert f"{here / 'a_stand_in.py'} has the name of the library a_stand_in" in told
     assert not found(parse(["report", "a"]))
     assert capsys.readouterr().err == ""
+
+
+def test_a_command_that_reads_a_configuration_finds_its_modules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "found_by_doctor.py").write_text("from everstep import DiscreteDummyEnv\n")
+    (tmp_path / "train.yaml").write_text(
+        "env_cls: found_by_doctor.DiscreteDummyEnv\ntotal_env_steps: 64\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-m", "everstep", "doctor", "-f", "train.yaml"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "found_by_doctor" not in done.stderr
