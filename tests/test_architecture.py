@@ -20,13 +20,13 @@ LAB = SOURCE.parent / "everstep_lab"
 #: of their own.
 FLOORS = [
     "_version data core.files core.installation core.interrupts core.intervals "
-    "core.plain_files core.synonyms core._torchrl",
+    "core.plain_files core.shown core.synonyms core._torchrl",
     "errors views",
     "schedulers core.checkpoints core.losses core.memory core.ranks core.restoring "
     "core.validation env.specs",
     "core.advantages core.graphs core.names core.rules env.formats env.images",
     "core.entries core.triton",
-    "distributions loggers",
+    "distributions loggers env.attributes",
     "callbacks config nn core.episodes core.hyperparameters core.normalizers env env.agents "
     "env.limits",
     "conditions env.plugins models",

@@ -5,8 +5,10 @@ A fact has one source: a table of measurements, or the code. Other places are co
 """
 
 import importlib
+import inspect
 import itertools
 import re
+import shlex
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from statistics import median
@@ -16,9 +18,11 @@ import pytest
 import yaml
 
 from everstep import DiscreteDummyEnv
+from everstep.__main__ import command_parsers
 from everstep.algorithms.build import CHUNK_ROWS
 from everstep.algorithms.recording import MAX_HORIZON
 from everstep.algorithms.resolve import (
+    CLIP_REWARDS,
     DEFAULT_HORIZON,
     DEFAULT_LR,
     DEFAULT_MODEL_CONFIG,
@@ -27,16 +31,32 @@ from everstep.algorithms.resolve import (
     DEFAULTS,
     EPISODIC_NUM_ENVS,
     IMAGE_EPOCHS,
+    IMAGE_MINIBATCHES,
     MAX_MINIBATCHES,
     MAX_SEQ_LEN,
+    MIN_ROWS,
 )
-from everstep.cli import _watch
+from everstep.bonuses import RandomNetworkDistillation
+from everstep.cli import _watch, commands
 from everstep.cli._arguments import DEFAULT_ENV_STEPS
-from everstep.loggers import queued
-from everstep.models import DefaultDiscreteModel, DefaultDiscreteRecurrentModel
+from everstep.config import MAX_DEPTH, MAX_VALUES
+from everstep.core.files import MAX_LINE
+from everstep.core.hyperparameters import Hyperparameters
+from everstep.core.plain_files import MAX_TEXT
+from everstep.distillation import Distillation
+from everstep.env.images import SMALLEST_IMAGE
+from everstep.loggers import MlflowLogger, mlflow_logger, queued
+from everstep.models import DefaultDiscreteModel, DefaultDiscreteRecurrentModel, _encoders
 from everstep.objectives import OBJECTIVES
-from everstep.trainers import _threads
+from everstep.schedulers import ADAPTIVE_FACTOR, ADAPTIVE_MAX, ADAPTIVE_MIN
+from everstep.symmetry import Symmetry
+from everstep.trainers import _signals, _threads
+from everstep.trainers._base import GenericTrainerBase
+from everstep.trainers._evaluations import EVAL_EPISODES
 from everstep.trainers._resuming import CHANGEABLE
+from everstep_adapters.bridge import server, specs
+from everstep_adapters.bridge.env import BridgeEnv
+from everstep_lab.studies import page_faults
 from tests.test_docs import DOCS, ROOT, names, tables
 
 #: The text of a page, by its path in the repository.
@@ -85,6 +105,9 @@ def claims(read: Read) -> Iterator[tuple[str, str]]:
     yield from exploration(read)
     yield from gpu(read)
     yield from of_code(read)
+    yield from of_docstrings()
+    yield from limits()
+    yield from costs(read)
 
 
 COUNTS = {2: "two", 3: "three", 5: "five"}
@@ -193,7 +216,7 @@ def performance(read: Read) -> Iterator[tuple[str, str]]:
     [rows, *_] = tables(under(read("docs/performance.md"), "Beside other libraries"))
     ratios: dict[str, list[float]] = {}
     benchmark = ""
-    for first, _, against, _, _, ratio, _ in rows:
+    for first, _, against, _, _, ratio in rows:
         benchmark = re.split("[`,]", first.strip("`"))[0] or benchmark
         ratios.setdefault(f"{benchmark} {against}", []).append(number(ratio))
 
@@ -361,6 +384,146 @@ def of_code(read: Read) -> Iterator[tuple[str, str]]:
     yield "docs/adapters/gymnasium.md", f"of Gymnasium {floor.partition('>=')[2]} or newer"
 
 
+def of_docstrings() -> Iterator[tuple[str, str]]:
+    """Values of `"auto"` as the fields' own texts have them, from which a reference is made."""
+    page, ppo, a2c = "src/everstep/core/hyperparameters.py", OBJECTIVES["ppo"], OBJECTIVES["a2c"]
+    own: Any = (ppo, a2c)
+    epochs, of_a2c = own[0].episodic_num_sgd_iters, own[1].default_num_sgd_iters
+    yield (
+        page,
+        f"{of_a2c} for A2C; otherwise {epochs} if episodes end ({IMAGE_EPOCHS} with images), else "
+        f"{own[0].default_num_sgd_iters}.",
+    )
+    assert (MAX_MINIBATCHES, IMAGE_MINIBATCHES) == (32, 8)
+    yield (
+        page,
+        f"a 32nd of the rollout (an 8th with images), but at least {MIN_ROWS} transitions; the "
+        "whole rollout for A2C and if episodes do not end.",
+    )
+    yield (
+        page,
+        f"largest divisor of `horizon` up to {MAX_SEQ_LEN} if episodes end, else {DEFAULT_SEQ_LEN}",
+    )
+    hiddens, activation = DEFAULT_MODEL_CONFIG["hiddens"], DEFAULT_MODEL_CONFIG["activation_fn"]
+    yield (
+        page,
+        f"default feedforward models of vectors have `hiddens` {hiddens} and `activation_fn` "
+        f'"{activation}" unless',
+    )
+    few, many = EPISODIC_NUM_ENVS
+    yield page, f"else {DEFAULT_NUM_ENVS}; if episodes end, {few} on a CPU and {many} on other"
+    yield page, f"the default of its type, else {DEFAULT_HORIZON}."
+    for name in ("gamma", "max_grad_norm"):
+        other, episodic = (f"{x:g}" for x in DEFAULTS[name])
+        yield page, f'`"auto"`: {episodic} if episodes end, else {other}.'
+    rates = [f"{value:.0e}".replace("e-0", "e-") for value in DEFAULT_LR]
+    yield page, f"without one, {rates[1]} if episodes end, else {rates[0]}."
+    yield page, f'`"auto"`: None if episodes end, else {DEFAULTS["vf_clip_param"][0]:g}.'
+    yield page, f'`"auto"`: {CLIP_REWARDS:g} (times `reward_scale`) if rewards are'
+    factor, least, most = ADAPTIVE_FACTOR, ADAPTIVE_MIN, ADAPTIVE_MAX
+    yield page, f"the learning rate is multiplied by {factor}"
+    bounds = " and ".join(f"{x:.0e}".replace("e-0", "e-") for x in (least, most))
+    yield "docs/guides/models.md", f"the learning rate is divided by {factor} if"
+    yield "docs/guides/models.md", f"within {bounds}."
+    options = "src/everstep/trainers/_options.py"
+    yield options, f"None: {EVAL_EPISODES} if `env_cls` is a spec"
+    yield "docs/guides/runs.md", f"`eval_episodes` complete episodes, {EVAL_EPISODES} by default"
+    trainer = {k: x.default for k, x in inspect.signature(GenericTrainerBase).parameters.items()}
+    yield options, f'None: `"{trainer["checkpoint_every"]}"`.'
+    yield options, f"Number of checkpoints to keep. None: {trainer['keep_last']}."
+    assert trainer["checkpoint_every"] == "1m"  # "every minute"
+
+
+def limits() -> Iterator[tuple[str, str]]:
+    """Limits of files, time and sizes in sentences, from the code."""
+    yield (
+        "docs/reference/security.md",
+        f"at most {MAX_TEXT / 1e6:.0f} MB, {MAX_VALUES:,} values and {MAX_DEPTH} levels, a line of "
+        f"`metrics.jsonl` {MAX_LINE / 2**20:.0f} MiB.",
+    )
+    seconds = f"{_signals.PATIENCE:.0f} seconds is interrupted"
+    yield "docs/guides/resume.md", f"A train step that takes longer than {seconds}"
+    yield "docs/scaling.md", f"step of more than {seconds}"
+    signature = inspect.signature(MlflowLogger).parameters
+    yield (
+        "docs/guides/trackers.md",
+        f"gives up after {signature['patience'].default:g} s without an answer, and after "
+        f"{signature['limit'].default:g} s in any case",
+    )
+    yield (
+        "docs/guides/trackers.md",
+        f"returns after {mlflow_logger._REMOTE_WAIT:g} s ({mlflow_logger._LOCAL_WAIT:g} s for a "
+        "local store)",
+    )
+    models = "docs/guides/models.md"
+    yield models, f"with more than {_encoders.MAX_ONE_HOT:,} options, an embedding of"
+    yield models, f"for images smaller than {SMALLEST_IMAGE}x{SMALLEST_IMAGE}, and"
+    yield models, f"and {_encoders.IMAGE} units"
+    bridge = inspect.signature(BridgeEnv).parameters
+    assert server.LARGEST == specs.LARGEST
+    yield "docs/adapters/bridge.md", f"a message can have {server.LARGEST // 2**20} MiB"
+    yield (
+        "docs/adapters/bridge.md",
+        f"within `step_timeout` seconds ({bridge['step_timeout'].default:.0f})",
+    )
+    rnd = {k: x.default for k, x in inspect.signature(RandomNetworkDistillation).parameters.items()}
+    words = {
+        name: ", ".join(f"{rnd[key]:g}" for key in name.split(", "))
+        for name in (
+            "gamma_intrinsic, ext_adv_coeff, int_adv_coeff",
+            "predictor_proportion, pre_normalization_steps, pre_normalization_length",
+        )
+    }
+    for name, values in words.items():
+        quoted = ", ".join(f"`{key}`" for key in name.split(", "))
+        yield "docs/coming_from/pytorchrl.md", f"| {quoted} | {values} | the same, options of `rnd`"
+    yield (
+        "docs/guides/exploration.md",
+        f"{{gamma_intrinsic: {rnd['gamma_intrinsic']}, int_adv_coeff: {rnd['int_adv_coeff']}, "
+        f"ext_adv_coeff: {rnd['ext_adv_coeff']}}}",
+    )
+    tests = Hyperparameters.num_test_episodes
+    yield "docs/coming_from/pytorchrl.md", f"| {Hyperparameters.clip_param}, {tests}, none |"
+    defaults = {
+        name: {x.dest: x.default for x in parser._actions}
+        for name, parser in command_parsers().items()
+    }
+    assert defaults["video"]["episodes"] == defaults["play"]["episodes"] == 3
+    yield "docs/guides/videos.md", "`everstep video` plays three episodes"
+    yield (
+        "docs/start/look_at_it.md",
+        f"On the command line, {defaults['eval']['episodes']} episodes",
+    )
+
+
+def costs(read: Read) -> Iterator[tuple[str, str]]:
+    """Figures of "What things cost", from the tables of the evidence."""
+    evidence, page = read("docs/evidence/performance.md"), "docs/performance.md"
+    [added] = tables(under(evidence, "What wrapping adds"))
+    *usual, many, _, _ = ((number(row[2]), number(row[4])) for row in added)
+    least, most = (f(cost for _, cost in usual) for f in (min, max))
+    yield page, f"[{least:.0f} to {most:.0f} µs a vector step]"
+    yield page, f"{many[1]:.0f} µs where it steps 64 environments one after the other, "
+    yield page, f"one after the other, {100 * many[1] / many[0]:.0f} % of their own time"
+    [bonuses] = tables(under(evidence, "What a bonus costs"))
+    factors = [number(cell) for row in bonuses for cell in row[2:4]]
+    yield page, f"updates take [{min(factors):.1f} to {max(factors):.1f} times]"
+    [recurrent, *_] = tables(under(evidence, "Recurrent policies natively"))
+    ratios = [number(row[6]) for row in recurrent]
+    yield page, f"updates take [{1 / min(ratios):.2f} to {1 / max(ratios):.2f} of the time]"
+    [grown] = re.findall(
+        r"costs (\d+) times less to collect with ([\d,]+) .* than with (\d+)", evidence
+    )
+    yield page, f"[{grown[0]} times cheaper](evidence/performance.md#how-time-and-memory-grow)"
+    yield page, f"with {grown[1]} environments than with {grown[2]}"
+    [imports] = tables(under(evidence, "What importing costs"))
+    yield page, f"[{imports[0][1]}](evidence/performance.md#what-importing-costs)"
+    yield page, f"with a first trainer {imports[3][1].split(' in all')[0]}"
+    [kept] = re.findall(r"`export (MALLOC_[^`]*)`", read(page))
+    yield "docs/evidence/performance.md", f"export {kept}"
+    assert dict(x.split("=") for x in kept.split()) == page_faults.KEEPING
+
+
 def broken(read: Read) -> list[str]:
     """Claims that a page does not make as its source says."""
     return missing(claims(read), read)
@@ -409,12 +572,18 @@ def test_no_figure_of_the_readme_can_be_changed_alone() -> None:
         ("docs/scaling.md", "1.85 (1.83 to 1.93)", "1.62 (1.60 to 1.70)"),
         ("docs/guides/models.md", "`[64, 64]` for vectors", "`[128, 128]` for vectors"),
         ("docs/guides/objectives.md", "episodes end 10,", "episodes end 4,"),
-        ("docs/performance.md", "**1.58** (1.26", "**1.48** (1.26"),
+        ("docs/performance.md", "| 3.55 (3.12", "| 3.30 (3.12"),
         ("docs/guides/defaults.md", "**−84.4**", "**−80.0**"),
         ("examples/README.md", "| 0 | 69,319 |", "| 0 | 65,235 |"),
         ("examples/deep_sea/README.md", "266,240", "276,240"),
         ("docs/evidence/adapters.md", "| 1.08 | 1.09 |", "| 1.08 | 1.19 |"),
         ("docs/results.md", "**−146.2 ± 7.3**", "**−147.2 ± 7.3**"),
+        ("docs/guides/trackers.md", "after 60 s in any case", "after 30 s in any case"),
+        ("docs/reference/security.md", "100,000 values", "10,000 values"),
+        ("docs/performance.md", "[8 to 10 µs", "[8 to 11 µs"),
+        ("docs/evidence/performance.md", "=17179869184", "=4294967296"),
+        ("docs/coming_from/pytorchrl.md", "2, 50, 128", "2, 50, 64"),
+        ("src/everstep/core/hyperparameters.py", "(4 with images)", "(5 with images)"),
     ],
 )
 def test_a_source_or_a_copy_that_is_changed_alone_is_noticed(page: str, old: str, new: str) -> None:
@@ -437,7 +606,7 @@ def cells(read: Read) -> Cells:
         page = str(path.relative_to(ROOT))
         for table in re.findall(r"(?:^\|.*\|\n)+", read(page), re.MULTILINE):
             head, _, *rows = (
-                [cell.strip(" `*") for cell in line.strip("|").split("|")]
+                [cell.replace("*", "").strip(" `") for cell in line.strip("|").split("|")]
                 for line in table.splitlines()
             )
             columns = [c for c in head[1:] if c not in ("", "default", "meaning", "peer")]
@@ -610,3 +779,71 @@ def test_a_picture_has_one_caption() -> None:
         ):
             captions.setdefault((page.parent / target).resolve(), set()).add(caption)
     assert not {path.name: found for path, found in captions.items() if len(found) > 1}
+
+
+# Commands.
+
+
+def inline_commands() -> Iterator[tuple[str, str]]:
+    """Page and command of each `everstep …` in a sentence or a table, docstrings included."""
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.rglob("*.md")]
+    pages += [*ROOT.glob("examples/**/*.md"), *(ROOT / "src").rglob("*.py")]
+    for page in pages:
+        text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+        for command in re.findall(rf"`everstep ((?:{'|'.join(commands())})\b[^`]*)`", text):
+            words = " ".join(command.split())
+            if not re.search(r"[…{\[|]", words):
+                yield str(page.relative_to(ROOT)), words
+
+
+def test_commands_in_sentences_have_the_flags_that_they_are_given() -> None:
+    found = list(inline_commands())
+    assert len(found) > 100
+    wrong = []
+    for page, command in found:
+        words = shlex.split(command)
+        parser = command_parsers()[words[0]]
+        known = {flag for action in parser._actions for flag in action.option_strings}
+        wrong += [(page, command, x) for x in words if x.startswith("--") and x not in known]
+    assert wrong == []
+
+
+def test_programs_that_pages_start_are_there() -> None:
+    """`python -m` of a module, and `python` of a file, of this repository."""
+    missing = []
+    for page in (ROOT / "README.md", *DOCS.rglob("*.md"), *ROOT.glob("examples/**/*.md")):
+        text = page.read_text(encoding="utf-8")
+        modules = re.findall(r"python3? -m ((?:everstep\w*|examples|tests)[\w.]*)", text)
+        files = re.findall(r"python ((?:examples|tests|docs)/[\w/]+\.py)", text)
+        for name in [*(x.rstrip(".").replace(".", "/") for x in modules), *files]:
+            places = [ROOT / x / name for x in ("", "src", "adapters")]
+            if not any(x.is_file() or x.is_dir() or x.with_suffix(".py").is_file() for x in places):
+                missing.append((page.name, name))
+    assert missing == []
+
+
+#: Tables of options on guides, and the classes that they are of.
+OPTIONS: dict[str, Any] = {
+    "docs/guides/symmetry.md": Symmetry,
+    "docs/guides/distillation.md": Distillation,
+}
+
+
+@pytest.mark.parametrize("page", OPTIONS)
+def test_defaults_in_tables_of_options_are_those_of_the_code(page: str) -> None:
+    parameters = inspect.signature(OPTIONS[page]).parameters
+    [rows] = [t for t in tables(read(page)) if t[0][0].strip("`") in parameters]
+    for name, shown, _ in rows:
+        default = parameters[name.strip("`")].default
+        values = {inspect.Parameter.empty: "", None: "none", 0.0: "0"}
+        assert shown.strip("`") == values.get(default, str(default).lower())
+
+
+def test_defaults_of_normalisation_are_those_of_the_code() -> None:
+    [rows, *_] = tables(read("docs/guides/normalisation.md"))
+    for name, _, episodic, other in rows:
+        key = name.strip("`")
+        own = getattr(Hyperparameters, key)
+        values = DEFAULTS[key] if own == "auto" else (own, own)
+        shown = [re.match(r"`(\w+)`", cell) for cell in (other, episodic)]
+        assert [x and x[1] for x in shown] == [str(x).lower() for x in values], key

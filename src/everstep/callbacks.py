@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from .core.entries import Entries
+from .core.shown import call
 from .core.validation import binds, signature_of, statistic
 from .errors import ConfigError
 
@@ -38,6 +39,9 @@ class Callback:
 
     #: The trainer, from `on_start` on.
     trainer: Any = None
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
 
     def on_start(self, trainer: Any) -> None:
         """Called when `run` begins, with the trainer."""
@@ -73,7 +77,9 @@ class Callback:
         """Called when `run` ends in any way, before it is saved; also if `on_start` failed.
 
         Args:
-            status: `"FINISHED"`, `"FAILED"` or `"KILLED"`, if it was interrupted.
+            status: How the training ended: `"FINISHED"`, `"FAILED"` or `"KILLED"`, if it was
+                interrupted. That an `on_end` fails, also of another process, or the last
+                checkpoint, is not known yet; trackers then record `"FAILED"`.
 
         """
 
@@ -106,7 +112,7 @@ class Callbacks:
             _check_hooks(member)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({list(self.members)!r})"
+        return call(type(self).__name__, list(self.members))
 
     def call(self, hook: str, *arguments: Any) -> None:
         """Call a method of every callback; those of `Callback` know the trainer from here on."""

@@ -121,7 +121,8 @@ class AlgorithmHparams(Mapping[str, Any]):
         return len(fields(self._config))
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in self.items())})"
+        _, _, given = repr(self._config).partition("(")
+        return f"{type(self).__name__}({given}"
 
 
 @dataclass(kw_only=True)

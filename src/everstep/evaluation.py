@@ -96,7 +96,7 @@ def run_episodes(
     check_fit(policy, env)
     player = Player(policy, env, deterministic)
     if not episode_keys_of(env):
-        return _run_horizons(player, episodes, env_config)
+        return _run_horizons(player, episodes, env_config, max_env_steps)
     quota = torch.full((env.num_envs,), episodes // env.num_envs)
     quota[: episodes % env.num_envs] += 1
     finished: list[torch.Tensor] = []
@@ -135,11 +135,16 @@ def check_fit(policy: Any, env: Env) -> None:
 
 
 def _run_horizons(
-    player: "Player", episodes: int, env_config: None | dict[str, Any]
+    player: "Player", episodes: int, env_config: None | dict[str, Any], max_env_steps: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     if not player.env.horizon:
         raise EnvError(
             "The environment's episodes never end and it has no `horizon`: make it with one."
+        )
+    if player.env.horizon > max_env_steps:
+        raise EnvError(
+            f"No episode ends within {max_env_steps} env steps: one is {player.env.horizon} env "
+            "steps here, the environment's `horizon`. Raise `max_env_steps`, or lower that."
         )
     finished: list[torch.Tensor] = []
     while len(finished) < episodes:

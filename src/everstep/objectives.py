@@ -18,6 +18,7 @@ from .core.losses import (
     clipped_surrogate,
     value_errors,
     weighted_sum,
+    with_term,
 )
 from .core.rollouts import Minibatch
 from .distributions import Distribution, Normal
@@ -75,6 +76,9 @@ class ActorCritic(ABC):
         entropy_coeff: Weight of the entropy bonus, 0-d.
 
     """
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
 
     #: Epochs of an update, if the config says "auto".
     default_num_sgd_iters: int
@@ -258,7 +262,7 @@ def add_ons(
         loss, reported = found if isinstance(found, tuple) else (found, {})
         check_terms({"total": loss, **reported}, f"`{add_on.name}` of `policy_loss_addons`")
         named = {f"{add_on.name}/{key}": value for key, value in reported.items()}
-        terms = {**terms, **named, add_on.name: loss, "total": terms["total"] + loss}
+        terms = with_term({**terms, **named}, add_on.name, loss, "`policy_loss_addons`")
     return terms
 
 

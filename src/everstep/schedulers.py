@@ -47,6 +47,9 @@ class ConstantScheduler:
     def __init__(self, value: float, /) -> None:
         self.value = value
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.value!r})"
+
     def step(self, _: int, /) -> float:
         """The value."""
         return self.value
@@ -80,6 +83,9 @@ class _PointScheduler:
         zeros = sum(1 for _ in itertools.takewhile(lambda value: value == 0, reversed(self.y)))
         if 0 < zeros < len(self.y):
             self.end = self.x[-zeros]
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({list(self.schedule)!r})"
 
 
 class InterpScheduler(_PointScheduler):
@@ -138,6 +144,10 @@ class FunctionScheduler:
         if last == 100:  # everywhere: as a constant 0, which somebody wants
             last = 0
         self.end = None if last is None else math.ceil(total * (100 - last) / 100)
+
+    def __repr__(self) -> str:
+        function = described(self.function)
+        return f"{type(self).__name__}({self.name!r}, {function}, {self.total!r})"
 
     def step(self, count: int, /) -> float:
         """The value after `count` env steps."""
@@ -233,6 +243,9 @@ class _Coefficient:
 
     #: Value where "linear" begins.
     _initial: float
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(coeff={self.coeff!r}, scheduler={self.scheduler!r})"
 
     @property
     def is_of_budget(self) -> bool:

@@ -84,6 +84,8 @@ def test_without_episodes_one_is_a_horizon() -> None:
     returns, lengths = run_episodes(policy_for(env), env, episodes=10)
     assert returns.tolist() == [6.0] * 10
     assert lengths.tolist() == [6.0] * 10
+    with pytest.raises(EnvError, match="No episode ends within 5 env steps: one is 6 env steps"):
+        run_episodes(policy_for(env), env, episodes=1, max_env_steps=5)
 
 
 def test_episodes_that_never_end_are_an_error() -> None:

@@ -1,5 +1,6 @@
 """Objectives: laws, PPO and A2C where they must agree, and TorchRL's losses as oracles."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -423,6 +424,75 @@ def test_terms_of_another_shape_are_refused(objective: Any, change: Any, says: s
     algorithm = AlgorithmConfig(**config).build(DiscreteDummyEnv)
     algorithm.collect()
     with pytest.raises(ConfigError, match=says):
+        algorithm.step()
+
+
+class Added:
+    """A term of nothing; others derive theirs."""
+
+    name: Any = "added"
+
+    def __call__(self, minibatch: Any, distribution: Any, values: Any) -> Any:
+        return values.sum() * 0
+
+
+def anonymous(minibatch: Any, distribution: Any, values: Any) -> Any:
+    return values.sum() * 0
+
+
+def added(name: Any) -> Added:
+    return type("Other", (Added,), {"name": name})()
+
+
+def of_one(minibatch: Any) -> Any: ...
+
+
+of_one.name = "one"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("add_on", "says"),
+    [
+        (anonymous, r"anonymous.*needs a name.*got no `name`. Set an attribute"),
+        (lambda minibatch, distribution, values: None, "<lambda>.*needs a name"),
+        (partial(anonymous), "partial.*needs a name"),
+        (added(None), "needs a name.*got `name = None`"),
+        (added(5), "got `name = 5`"),
+        (added(""), "got `name = ''`"),
+        (added("total"), "other than 'total'"),
+        (added("symmetry"), "other than 'total' and 'symmetry'"),
+        (added(property(lambda self: 5)), "got `name = 5`"),
+        (Added, r"expected objects; got the class Added. Write `Added\(\)`"),
+        (of_one, r"which takes \(minibatch: Any\) -> Any. Give it three arguments"),
+        (7, "expected objects that are called with .*; got 7"),
+        (None, "expected objects that are called with .*; got None"),
+    ],
+)
+def test_what_is_no_added_term_is_refused_before_anything_is_made(add_on: Any, says: str) -> None:
+    made: list[Any] = []
+
+    def factory(*sizes: Any, device: Any) -> Any:
+        made.append(sizes)
+        return DiscreteDummyEnv(*sizes, device=device)
+
+    with pytest.raises(ConfigError, match=rf"`policy_loss_addons`.*{says}"):
+        AlgorithmConfig(**SMALL, policy_loss_addons=[Added(), add_on]).build(factory)
+    assert not made
+
+
+def test_terms_of_a_loss_have_names_of_their_own() -> None:
+    two = [Added(), Added()]
+    with pytest.raises(ConfigError, match="must have different names; got added, added"):
+        AlgorithmConfig(**SMALL, policy_loss_addons=two).build(DiscreteDummyEnv)
+
+
+@pytest.mark.parametrize("name", ["policy", "vf", "entropy", "rnd"])
+def test_a_term_does_not_replace_another_one(name: str) -> None:
+    """The statistics showed it alone."""
+    terms = {"policy_loss_addons": [added(name)], "bonuses": [{"rnd": {}}]}
+    algorithm = AlgorithmConfig(**SMALL, **terms).build(DiscreteDummyEnv)
+    algorithm.collect()
+    with pytest.raises(ConfigError, match=f"the loss has a term `{name}` already.*another `name`"):
         algorithm.step()
 
 

@@ -230,15 +230,15 @@ FAULTS = [
     core(
         "final values: a lost one is bootstrapped from, though it is to be masked",
         "algorithms/estimates.py",
-        'rollout.known[lost] = on_missing_final != "mask"',
-        "rollout.known[lost] = True",
+        "rollout.known[t, n] = present",
+        "rollout.known[t, n] = True",
         "algorithms",
     ),
     core(
         "final values: a lost one is approximated by the next row",
         "algorithms/estimates.py",
-        'rollout.values[lost] if on_missing_final == "approximate" else 0.0',
-        'rollout.values[1:][lost] if on_missing_final == "approximate" else 0.0',
+        'rollout.values[t, n] if on_missing_final == "approximate" else 0.0',
+        'rollout.values[t + 1, n] if on_missing_final == "approximate" else 0.0',
         "algorithms",
     ),
     core(
@@ -314,8 +314,8 @@ FAULTS = [
     core(
         "kernel: the deviation's gradient lacks the entropy",
         "core/fast/kernel.cpp",
-        "(x * x - T(1)) * by_logp + weight * by_entropy",
-        "(x * x - T(1)) * by_logp",
+        "by_scaled * x - by_logp + weight * by_entropy",
+        "by_scaled * x - by_logp",
         "core/fast",
     ),
     core(
@@ -360,6 +360,20 @@ FAULTS = [
         "if (j < size) f(j, Part<T>{size - j});",
         "if (j + 1 < size) f(j, Part<T>{size - j});",
         "core/fast/test_recurrent.py",
+    ),
+    core(
+        "kernel: advantages pass the end of an episode",
+        "core/fast/kernel.cpp",
+        "done[i] || t + 1 == steps ? T(0)",
+        "t + 1 == steps ? T(0)",
+        "core/fast/test_rows.py",
+    ),
+    core(
+        "kernel: the mean of the last episodes counts all",
+        "core/fast/kernel.cpp",
+        "*finished < window ? *finished : window",
+        "window",
+        "core/fast/test_rows.py",
     ),
     core(
         "recurrent: the first tile alone has its resets",
@@ -543,9 +557,9 @@ FAULTS = [
     ),
     adapter(
         "isaacgym: a reset's rewards count",
-        "isaacgym/endings.py",
-        "row[DataKeys.REWARDS].masked_fill_(first, 0.0)",
-        "pass",
+        "common/endings.py",
+        "DataKeys.REWARDS: _where(pending, 0, rewards),",
+        "DataKeys.REWARDS: rewards,",
         "isaacgym",
     ),
     adapter(

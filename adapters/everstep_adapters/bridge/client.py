@@ -1,6 +1,7 @@
 """A vector environment of Gymnasium whose rows are stepped by a server in another Python."""
 
 import json
+import operator
 import os
 import sys
 import warnings
@@ -18,8 +19,9 @@ from everstep.errors import AdapterError, EnvError
 
 from ..common.calls import VectorCalls
 from ..common.changes import fitting
+from ..common.handles import Handle
 from . import server
-from .connection import STARTING, Connection, shared_memory, versions_of
+from .connection import HOSTED, STARTING, Connection, shared_memory, versions_of
 from .specs import space_from
 from .tasks import RemoteTask
 
@@ -52,6 +54,7 @@ class BridgeCalls(VectorCalls):
     """Calls to the client of a server, which steps the rows in the background."""
 
     halves = ("step_async", "step_wait")
+    handle_of = HOSTED
 
     @property
     def resets_rows(self) -> bool:
@@ -59,7 +62,7 @@ class BridgeCalls(VectorCalls):
         return bool(self._env.unwrapped.resets_single_rows)
 
 
-class BridgeVectorEnv(VectorEnv[Any, Any, Any]):
+class BridgeVectorEnv(Handle, VectorEnv[Any, Any, Any]):
     """Rows of an environment in other Pythons: each server has some of them, in order.
 
     Observations are arrays of the shared memory: the next env step overwrites them.
@@ -74,6 +77,9 @@ class BridgeVectorEnv(VectorEnv[Any, Any, Any]):
         AdapterError: If the servers describe no such environment.
 
     """
+
+    #: See `Handle`.
+    handle_of = HOSTED
 
     #: Calls of an adapter to it.
     calls_cls = BridgeCalls
@@ -162,6 +168,7 @@ class BridgeVectorEnv(VectorEnv[Any, Any, Any]):
     ) -> tuple[Any, dict[str, Any]]:
         """Observations after resetting all rows, or those of `options["reset_mask"]`."""
         options = dict(options or {})
+        seed = None if seed is None else operator.index(seed)  # NumPy's, too
         self._memory.mask[...] = options.pop("reset_mask", True)
         for each, rows in zip(self._connections, self._rows, strict=True):
             own = None if seed is None else seed + rows.start
@@ -305,7 +312,7 @@ def start(
         num_envs: Number of rows.
         kwargs: Arguments of the environment or the function, as JSON has them.
         processes: Number of servers, or of processes of each that listens, which share the rows.
-        step_timeout: Seconds that an answer may take; None for no limit.
+        step_timeout: Seconds, above 0, that an answer may take; None for no limit.
         servers: Addresses of servers that listen, `HOST:PORT`.
         key: Path of the key file of servers that listen.
         device: Device of what a task's tensors are for.
@@ -317,8 +324,6 @@ def start(
     """
     if not sys.platform.startswith("linux"):
         raise AdapterError(f"The bridge shares memory as Linux does; this is {sys.platform}.")
-    if step_timeout is not None and not step_timeout > 0:
-        raise AdapterError(f"`step_timeout` must be above 0 seconds, or None; got {step_timeout}.")
     count = processes * max(1, len(servers))
     if not 1 <= count <= num_envs:
         raise AdapterError(

@@ -5,11 +5,11 @@ import json
 import mmap
 import os
 import select
-import signal
 import socket
 import struct
 import subprocess
 import time
+import uuid
 import weakref
 from collections.abc import Mapping
 from contextlib import suppress
@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 
 from everstep.errors import AdapterError, EnvError
 
+from ..common.handles import Handle
 from . import server
 
 #: Seconds that the interpreter and the environment have to start.
@@ -34,7 +35,11 @@ _LOOK = 0.2
 _ADD_SEALS, _FIXED_SIZE = 1033, 0x1 | 0x2 | 0x4
 
 
-class Connection:
+#: What a client is a handle of.
+HOSTED = "a process of another Python, which has the environment"
+
+
+class Connection(Handle):
     """Messages to a server, and its process.
 
     Each message has one answer. An answer that was interrupted half-way ends the connection; one
@@ -45,8 +50,12 @@ class Connection:
         python: Path of the server's interpreter, for errors.
         timeout: Seconds that an answer may take; None for no limit.
         process: The server's process; None if it is not this one's child.
+        mark: Value of the variable `server.MARK` of that process.
 
     """
+
+    #: See `Handle`.
+    handle_of = HOSTED
 
     #: Whether an answer is still to come.
     _is_due = False
@@ -60,16 +69,22 @@ class Connection:
     #: What the server may use until it has ended; it lives as long as this.
     lent: Any = None
 
+    #: Whether the server has answered: it runs, then.
+    _has_answered = False
+
     def __init__(
         self,
         connection: socket.socket,
         python: str,
         timeout: None | float,
         process: "None | subprocess.Popen[bytes]" = None,
+        mark: str = "",
     ) -> None:
         self.python, self.timeout, self.process = python, timeout, process
-        self._socket = connection
-        self._end = weakref.finalize(self, _end, process, connection, os.getpid())
+        self._socket, self._owner = connection, os.getpid()
+        self._ready = select.poll()  # `select` has 1,024 files
+        self._ready.register(connection, select.POLLIN)
+        self._end = weakref.finalize(self, _end, process, connection, self._owner, mark)
 
     @classmethod
     def start(
@@ -89,6 +104,7 @@ class Connection:
 
         """
         own, other = socket.socketpair()
+        mark = uuid.uuid4().hex
         command = [python, "-u", server.__file__, str(other.fileno()), str(os.getpid())]
         try:
             process = subprocess.Popen(
@@ -96,7 +112,7 @@ class Connection:
                 stdin=subprocess.DEVNULL,
                 stdout=2,
                 pass_fds=[other.fileno()],
-                env={**_environment(), **(env or {})},
+                env={**_environment(), **(env or {}), server.MARK: mark},
                 start_new_session=True,  # Ctrl-C is for this process; and a group, to end it whole
             )
         except OSError as error:
@@ -108,7 +124,7 @@ class Connection:
             ) from None
         finally:
             other.close()
-        return cls(own, python, timeout, process)
+        return cls(own, python, timeout, process, mark)
 
     @classmethod
     def to(cls, address: str, key: str | os.PathLike[str], timeout: None | float) -> "Connection":
@@ -137,7 +153,8 @@ class Connection:
                 "server.py --listen HOST:PORT --key FILE`, and give `key`, a copy of that file."
             ) from None
         if timeout is not None:  # a server that hangs reads nothing
-            limit = struct.pack("ll", int(timeout), int(timeout % 1 * 1e6) or 1)
+            whole = int(min(timeout, 2**31))
+            limit = struct.pack("ll", whole, int(timeout % 1 * 1e6) or 1)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         own = cls(connection, address, timeout)
         own.carries = True
@@ -169,6 +186,11 @@ class Connection:
         data: None | bytes = None,
     ) -> None:
         """Send a message."""
+        if os.getpid() != self._owner:
+            raise EnvError(
+                f"The server of the environment, {self.python}, is that of the process "
+                f"{self._owner}; this one was forked from it. Make a new environment here."
+            )
         if self._is_due:
             with suppress(AdapterError, EnvError):
                 self.answer()
@@ -194,7 +216,7 @@ class Connection:
         except BaseException:
             self.close()  # the rest of the message would be taken for the next one
             raise
-        self._is_due = False
+        self._is_due, self._has_answered = False, True
         if kind == server.FAILED:
             raise _error_of(self.parse(payload), self.python)
         return payload
@@ -203,6 +225,7 @@ class Connection:
         """Kind and payload of the server's next message."""
         limit = self.timeout if timeout is None else timeout
         end = None if limit is None else time.monotonic() + limit
+        self._limit = limit
         begun = time.perf_counter()
         head = self._take(server._HEADER.size, end)
         is_soon = time.perf_counter() - begun < server.SPINNING
@@ -258,9 +281,9 @@ class Connection:
         """Some bytes, for which this process sleeps; none if the server has ended."""
         while True:
             left = _LOOK if end is None else min(_LOOK, max(0.0, end - time.monotonic()))
-            ready, _, _ = select.select([self._socket], [], [], left)
+            ready = self._ready.poll(1000 * left)
             if end is not None and time.monotonic() >= end:  # also if it comes byte by byte
-                self.fail(f"did not answer within {self.timeout:g} s, and was ended")
+                self.fail(f"did not answer within {self._limit:g} s, and was ended")
             if ready:
                 try:
                     return self._socket.recv(min(size, 2**20))
@@ -284,9 +307,12 @@ class Connection:
     def fail(self, what: str) -> NoReturn:
         """End the connection, and raise an error that says why."""
         self.close()
+        advice = "Make a new environment."
+        if self.process is not None and not self._has_answered:
+            advice = f"`everstep doctor --python {self.python}` says what it can host."
         raise EnvError(
             f"The server of the environment, {self.python}, {what}. What it printed says why. "
-            "Make a new environment."
+            f"{advice}"
         )
 
     def close(self) -> None:
@@ -301,7 +327,9 @@ def _environment() -> dict[str, str]:
     return {k: value for k, value in os.environ.items() if k not in left_out}
 
 
-def _end(process: "None | subprocess.Popen[bytes]", connection: socket.socket, owner: int) -> None:
+def _end(
+    process: "None | subprocess.Popen[bytes]", connection: socket.socket, owner: int, mark: str
+) -> None:
     """Close the connection, wait for the server, and end it and what it has started.
 
     A fork of the process that started it only closes its copy of the connection.
@@ -318,16 +346,7 @@ def _end(process: "None | subprocess.Popen[bytes]", connection: socket.socket, o
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-    # First a signal that Python's tracker of shared memory ignores: it then unlinks what is left.
-    end = time.monotonic() + ENDING
-    try:
-        os.killpg(process.pid, signal.SIGTERM)
-        while time.monotonic() < end:
-            time.sleep(0.01)
-            os.killpg(process.pid, 0)
-        os.killpg(process.pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):  # none is left, or they are another user's now
-        pass
+    server.end_all(process.pid, mark, ENDING)
 
 
 def _error_of(failure: Mapping[str, Any], python: str) -> Exception:

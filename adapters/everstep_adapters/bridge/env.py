@@ -4,9 +4,9 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, cast
 
-from everstep.core.validation import Integer
+from everstep.core.validation import FilePath, Integer, PositiveInt
 from everstep.data import Device
-from everstep.env import Env
+from everstep.env import Env, check_sizes
 from everstep.errors import AdapterError
 
 from ..common.libraries import (
@@ -14,7 +14,7 @@ from ..common.libraries import (
     is_loaded_instance,
     wrap_or_close,
 )
-from ..common.options import inheriting_options, pop_options
+from ..common.options import Length, check_options, inheriting_options, pop_options
 from ..gymnasium import GymnasiumEnv
 from ..isaacgym import IsaacGymEnv
 
@@ -33,6 +33,11 @@ class BridgeTaskEnv(IsaacGymEnv):
 
     `BridgeEnv.make` makes it. Its options and its rows are those of `IsaacGymEnv`.
     """
+
+    @property
+    def handle_of(self) -> str:
+        """See `Handle.handle_of`."""
+        return str(self.task.handle_of)
 
     def describe(self) -> dict[str, str]:
         """Detected properties, one short line each."""
@@ -143,12 +148,12 @@ class BridgeEnv(GymnasiumEnv):
         *,
         horizon: None | int = None,
         device: Device = "cpu",
-        python: None | str | os.PathLike[str] = None,
+        python: None | FilePath = None,
         server: None | str | Sequence[str] = None,
-        key: None | str | os.PathLike[str] = None,
+        key: None | FilePath = None,
         kwargs: None | Mapping[str, Any] = None,
-        processes: int = 1,
-        step_timeout: None | float = 600.0,
+        processes: PositiveInt = 1,
+        step_timeout: None | Length = 600.0,
         **options: Any,
     ) -> Any:
         """A new environment in another Python, wrapped: a `BridgeEnv` or a `BridgeTaskEnv`.
@@ -178,6 +183,10 @@ class BridgeEnv(GymnasiumEnv):
         from .client import start
         from .tasks import RemoteTask
 
+        num_envs, horizon = check_sizes(cls.__name__, num_envs, horizon)
+        given: dict[str, Any] = {"python": python, "server": server, "key": key, "kwargs": kwargs}
+        given |= {"processes": processes, "step_timeout": step_timeout}
+        given = check_options(cls.make, given, cls.__name__)
         servers = [server] if isinstance(server, str) else [*(server or [])]
         if (python is None) is not bool(servers):
             raise AdapterError(_NO_PYTHON if python is None else _BOTH)
@@ -185,14 +194,14 @@ class BridgeEnv(GymnasiumEnv):
             raise AdapterError("`server` and `key`, the path of its key file, go together.")
         own = pop_options(IsaacGymEnv, options) | pop_options(GymnasiumEnv, options)
         env = start(
-            os.fspath(python or ""),
+            os.path.expanduser(python or ""),
             name,
             num_envs,
             {**options, **(kwargs or {})},
-            processes=processes,
-            step_timeout=step_timeout,
+            processes=given["processes"],
+            step_timeout=given["step_timeout"],
             servers=servers,
-            key=key,
+            key=None if key is None else os.path.expanduser(key),
             device=device,
         )
         kind: type[Env] = cls
@@ -218,7 +227,7 @@ class BridgeEnv(GymnasiumEnv):
         """
         from .connection import examine
 
-        return examine(python)
+        return examine(os.path.expanduser(python))
 
     def describe(self) -> dict[str, str]:
         """Detected properties, one short line each."""

@@ -229,6 +229,8 @@ def space_of(space):
 
 def _box(shape, dtype, low, high):
     dtype = np.dtype(dtype)
+    if dtype.kind not in "biuf" or dtype.itemsize > 8:
+        raise Refused("a Box of the dtype {} cannot cross; return another".format(dtype))
     return {
         "kind": "Box",
         "shape": [int(x) for x in shape],
@@ -342,13 +344,13 @@ class Host:
 
     def write_row(self, i, observation, leaves):
         """Write one row's observation."""
-        for (path, shape, _), out in zip(self._leaves, leaves):
-            out[i] = _fitting(_at(observation, path), shape, path)
+        for (path, shape, dtype), out in zip(self._leaves, leaves):
+            out[i] = _fitting(_at(observation, path), shape, dtype, path)
 
     def write_rows(self, observations, leaves):
         """Write the observations of all rows, a batch."""
-        for (path, shape, _), out in zip(self._leaves, leaves):
-            out[...] = _fitting(_at(observations, path), (self.num_envs, *shape), path)
+        for (path, shape, dtype), out in zip(self._leaves, leaves):
+            out[...] = _fitting(_at(observations, path), (self.num_envs, *shape), dtype, path)
 
     def describe(self, single_observation, single_action):
         """Set the spaces, and what follows from them."""
@@ -386,12 +388,51 @@ class Host:
         """Close what is hosted."""
 
 
-def _fitting(value, shape, path):
-    """The value, which must have that shape: NumPy would broadcast others in silence."""
+def _fitting(value, shape, dtype, path):
+    """The value, which must have that shape, and numbers that the dtype has.
+
+    NumPy would broadcast others, or cast them to other numbers, in silence.
+    """
     if np.shape(value) != shape:
-        where = ".".join(map(str, path)) or "the observation"
-        raise Refused(f"{where} has the shape {list(np.shape(value))}; its space has {list(shape)}")
-    return value
+        raise Refused(
+            f"{_where(path)} has the shape {list(np.shape(value))}; its space has {list(shape)}"
+        )
+    if getattr(value, "dtype", None) is dtype:
+        return value
+    array = np.asarray(value)
+    own = array.dtype
+    if dtype.kind == "b" and own == np.uint8:
+        return array != 0
+    if dtype.kind in "iu" and own.kind in "iu" and array.size:  # integers would wrap
+        ends = np.iinfo(dtype)
+        if ends.min <= int(array.min()) and int(array.max()) <= ends.max:
+            return array
+        shown = "values from {} to {}".format(array.min(), array.max())
+    elif np.can_cast(own, dtype, "same_kind"):
+        return array
+    else:
+        shown = "the dtype {}".format(own)
+    raise Refused(f"{_where(path)} has {shown}, which do not fit the dtype of its space, {dtype}")
+
+
+def _where(path):
+    return ".".join(map(str, path)) or "the observation"
+
+
+def _reward(value):
+    """A reward, which must be one number: NumPy would make a number of None or of a text."""
+    if type(value) in _NUMBERS:
+        return value
+    return _rewards(value, 1)[0]
+
+
+def _rewards(values, count):
+    """Rewards of `count` rows."""
+    rewards = np.asarray(values)
+    if rewards.size != count or rewards.dtype.kind not in "biuf":
+        kind = "one number" if count == 1 else "{} numbers".format(count)
+        raise ValueError("`reward` must be {}; got {:.200}".format(kind, repr(values)))
+    return rewards.reshape(count)
 
 
 class SingleEnvs(Host):
@@ -458,7 +499,7 @@ class SingleEnvs(Host):
             if self._limits[i] is not None:
                 self._elapsed[i] += 1
                 truncated = bool(truncated) or self._elapsed[i] >= self._limits[i].steps
-            memory.rewards[i] = reward
+            memory.rewards[i] = _reward(reward)
             terminated, truncated = _flags(terminated, "terminated"), _flags(truncated, "truncated")
             memory.terminated[i], memory.truncated[i] = terminated, truncated
             ended = terminated or truncated
@@ -645,7 +686,7 @@ class OldVectorEnv(Host):
             done = _flags(done, "done", self.num_envs)
             truncated = done & _each(infos, "TimeLimit.truncated", self.num_envs)
             terminated = done & ~truncated
-        memory.rewards[...] = np.asarray(rewards, dtype=np.float64).reshape(self.num_envs)
+        memory.rewards[...] = _rewards(rewards, self.num_envs)
         memory.terminated[...] = _flags(terminated, "terminated", self.num_envs)
         memory.truncated[...] = _flags(truncated, "truncated", self.num_envs)
         ended = memory.terminated | memory.truncated
@@ -755,7 +796,7 @@ class Gym3Env(Host):
         self.env.act(_nested(self.action, lambda path, kind: np.array(leaves[path])))
         self._is_new = False
         rewards, obs, first = self.own(self.env.observe())
-        memory.rewards[...] = rewards
+        memory.rewards[...] = _rewards(rewards, self.num_envs)
         memory.terminated[...] = first
         memory.truncated[...] = False
         memory.has_final[...] = False
@@ -849,7 +890,8 @@ def _columns(infos, num_envs):
         return _scattered(infos, num_envs)
     for name in names:
         column = [x.get(name) for x in infos]
-        if type(name) is not str or not _NUMBERS.issuperset(map(type, column)):
+        is_name = type(name) is str and name[:1] != "_"
+        if not is_name or not _NUMBERS.issuperset(map(type, column)):
             return _scattered(infos, num_envs)
         found[name] = list(map(float, column))
     return found or None
@@ -866,9 +908,9 @@ def _scattered(infos, num_envs):
 def _add_info(infos, i, info, num_envs):
     """Add the numbers of a row's info to those of all rows: a list a name, None where missing."""
     for name, value in info.items():
-        if not isinstance(name, str) or name in _LEFT_OUT:
-            continue
-        if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.ndim == 0):
+        if not isinstance(name, str) or name[:1] == "_" or name in _LEFT_OUT:
+            continue  # `_name` is where batches say which rows have a `name`
+        if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.size == 1):
             value = value.item()
         if isinstance(value, (bool, int, float)):
             infos = {} if infos is None else infos
@@ -1522,8 +1564,10 @@ def host_of(entry, kwargs, num_envs):
     if not library or not name:
         raise Refused(f"the entry {entry!r} must be written library:name or module:function")
     if library in ("gym", "gymnasium"):
-        make = _module(library).make
-        return SingleEnvs(lambda: make(name, **kwargs), num_envs)
+        module = _module(library)
+        if library == "gym" and _version(module) < (0, 25):  # there `render` has the mode
+            kwargs = {key: value for key, value in kwargs.items() if key != "render_mode"}
+        return SingleEnvs(lambda: module.make(name, **kwargs), num_envs)
     if library == "isaacgymenvs":
         _module("isaacgym")  # before anything that imports PyTorch
         given = {"seed": 0, "sim_device": "cuda:0", "headless": True, "force_render": False}
@@ -1572,13 +1616,17 @@ def host_of(entry, kwargs, num_envs):
     return host
 
 
+def _version(module):
+    """The first two numbers of a module's version."""
+    return tuple(map(int, module.__version__.split(".")[:2]))
+
+
 def _batch_of(env):
     module = type(env).__module__.split(".")[0]
     bases = [cls.__module__ for cls in type(env).__mro__]
-    if any(x.startswith("gymnasium.vector") for x in bases) or module == "gymnasium":
-        version = importlib.import_module("gymnasium").__version__
-        if int(version.split(".")[0]) >= 1:
-            return VectorEnv(env)
+    is_gymnasium = any(x.startswith("gymnasium.vector") for x in bases) or module == "gymnasium"
+    if is_gymnasium and _version(importlib.import_module("gymnasium"))[0] >= 1:
+        return VectorEnv(env)
     return OldVectorEnv(env)
 
 
@@ -1743,9 +1791,15 @@ def serve(channel):
                     arena.is_whole = True
                     channel.send(DONE, arena.encode(host.state()), arena.after)
                 elif kind == RENDER:
-                    frame = np.ascontiguousarray(host.render(), dtype=np.uint8)
+                    frame = host.render()
+                    if frame is None:
+                        raise Refused(
+                            "{} renders no frame; make it with render_mode='rgb_array', which "
+                            "`render` returns".format(host.kind)
+                        )
+                    frame = np.ascontiguousarray(frame, dtype=np.uint8)
                     channel.send(DONE, {"shape": list(frame.shape)}, frame.tobytes())
-            except Exception as error:
+            except BaseException as error:  # `sys.exit` in what is hosted ends it, not the server
                 channel.send(FAILED, _failure(error))
     except (BrokenPipeError, ConnectionResetError):  # nobody reads the answer
         return False
@@ -1805,7 +1859,8 @@ def _checked(body, **kinds):
         if not isinstance(value, kind) or isinstance(value, bool):
             raise Refused("a message has the {} {!r}".format(name, value)[:200])
         if isinstance(value, int) and not 0 <= value < 2**63:
-            raise Refused("a message has the {} {:g}; it must be 0 or more".format(name, value))
+            rule = "it must be 0 or more, and less than 2**63"
+            raise Refused("a message has the {} {:g}; {}".format(name, value, rule))
     return [body[name] for name in kinds]
 
 
@@ -1836,13 +1891,21 @@ def _versions():
     return {"python": "{}.{}.{}".format(*sys.version_info[:3]), "packages": found}
 
 
+#: Characters of the longest text of an error: it has to be one message.
+LONGEST = 2**16
+
+
 def _failure(error):
     is_refusal = isinstance(error, Refused)
+    try:
+        message = str(error)[:LONGEST]
+    except Exception:
+        message = "its text cannot be had"
     failure = {
         "refused": is_refusal,
         "type": type(error).__name__,
-        "message": str(error),
-        "traceback": "" if is_refusal else traceback.format_exc(),
+        "message": message,
+        "traceback": "" if is_refusal else traceback.format_exc()[-LONGEST:],
     }
     return dict(failure, **_versions())
 
@@ -1876,21 +1939,66 @@ def _end_with_client(connection):
 
 
 def _end_group():
-    """End this process and those that the environment has started and left.
-
-    First comes a signal that Python's tracker of shared memory ignores: it unlinks what is left.
-    """
+    """End this process and those that the environment has started and left."""
     group = os.getpgrp()
     if os.fork() == 0:
         os.setsid()  # outside of the group
-        os.closerange(0, 1024)  # the tracker works once nobody holds its pipe
+        os.closerange(0, 1024)  # Python's tracker of shared memory works once nobody holds its pipe
         try:
-            os.killpg(group, signal.SIGTERM)
-            time.sleep(1.0)
-            os.killpg(group, signal.SIGKILL)
+            end_all(group, os.environ.get(MARK, ""), 1.0)
         finally:
             os._exit(0)
     os._exit(1)
+
+
+#: Environment variable of a server, and of what it starts: its value names the server.
+MARK = "EVERSTEP_BRIDGE"
+
+
+def end_all(group, mark, patience):
+    """End a group of processes, and those that left it and have the mark.
+
+    First comes a signal that Python's tracker of shared memory ignores: it unlinks what is left.
+
+    Args:
+        group: Number of the group.
+        mark: Value of the variable `MARK` of these processes; empty for none.
+        patience: Seconds that they have for it.
+
+    """
+    end = time.monotonic() + patience
+    number = signal.SIGTERM
+    while _told(number, group, mark):
+        if number == signal.SIGKILL:
+            return
+        number = 0 if time.monotonic() < end else signal.SIGKILL
+        time.sleep(0.01)
+
+
+def _told(number, group, mark):
+    """Send a signal, and return whether there is a process to get it."""
+    is_told = False
+    for send, to in [(os.killpg, group)] + [(os.kill, pid) for pid in _marked(mark)]:
+        try:
+            send(to, number)
+            is_told = True
+        except (ProcessLookupError, PermissionError):  # it has ended, or is another user's now
+            pass
+    return is_told
+
+
+def _marked(mark):
+    """Other processes that have the mark; one that has ended has no variables."""
+    text, found = "{}={}\0".format(MARK, mark).encode(), []
+    for name in os.listdir("/proc") if mark else ():
+        if name.isdigit() and int(name) != os.getpid():
+            try:
+                with open("/proc/{}/environ".format(name), "rb") as file:
+                    if text in file.read():
+                        found.append(int(name))
+            except OSError:  # it has ended, or is another user's
+                pass
+    return found
 
 
 # ---- clients on other machines ----------------------------------------------------------------
@@ -2023,6 +2131,7 @@ def accepted(address, key_path):
             continue
         listener.close()
         os.setsid()  # a group, to end it whole
+        os.environ[MARK] = os.urandom(16).hex()  # of what it starts
         try:
             prepare(connection)
             authenticate(connection, key, is_server=True)
@@ -2074,6 +2183,7 @@ def main():
     else:
         parent = int(sys.argv[2])
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, fileno=int(sys.argv[1]))
+    del sys.argv[1:]  # what is hosted may read options of its own, as Isaac Gym's tasks do
     _end_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the client's, which then ends this
     # The folder of this file is not where the user's modules are.

@@ -17,8 +17,9 @@ import torch
 
 from everstep.errors import AdapterError, EnvError
 
+from ..common.handles import Handle
 from . import cuda, server
-from .connection import Connection, shared_memory, versions_of
+from .connection import HOSTED, Connection, shared_memory, versions_of
 from .specs import space_from
 
 #: Bytes of the first memory; it grows with what is sent.
@@ -31,7 +32,7 @@ _BY_HOST = "observations copied to shared memory, actions back"
 _MALFORMED = (KeyError, IndexError, AttributeError, TypeError, ValueError, OverflowError)
 
 
-class RemoteTask:
+class RemoteTask(Handle):
     """The members of a task that a server hosts.
 
     Tensors of floating-point numbers and of uint8 are views of shared memory, which the answer
@@ -51,6 +52,9 @@ class RemoteTask:
         AdapterError: If the server describes no task.
 
     """
+
+    #: See `Handle`.
+    handle_of = HOSTED
 
     #: Device of its tensors: of this process, wherever the task has them.
     device = rl_device = "cpu"

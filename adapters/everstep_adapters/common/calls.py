@@ -21,6 +21,9 @@ class Calls:
 
     """
 
+    #: What the environment is a handle of; see `Handle`.
+    handle_of: Any = ""
+
     def __init__(self, env: Any) -> None:
         self._env = env
         self._closed = ""

@@ -5,6 +5,7 @@ Shared memory is compared after the first env steps: rows may share tables that 
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any
 
@@ -81,14 +82,15 @@ def _held(layer: Any) -> Iterator[tuple[str, Any]]:
 def _inside(value: Any, depth: int = 2) -> Iterator[Any]:
     """A value, and what is in it if it is a short list or mapping."""
     yield value
-    if isinstance(value, dict | list | tuple) and len(value) <= _FEW and depth:
-        for inner in list(value.values() if isinstance(value, dict) else value):
+    kind = type(value)  # `isinstance` may call code of the object
+    if issubclass(kind, dict | list | tuple) and len(value) <= _FEW and depth:
+        for inner in list(value.values() if issubclass(kind, dict) else value):
             yield from _inside(inner, depth - 1)
 
 
 def _is_of_library(value: Any) -> bool:
     """Whether a class, or an object's class, is Python's or of a library of arrays and spaces."""
-    kind = value if isinstance(value, type) else type(value)
+    kind = value if issubclass(type(value), type) else type(value)
     return kind.__module__.partition(".")[0] in ("builtins", "numpy", "gymnasium", "torch")
 
 
@@ -126,7 +128,10 @@ def layers(env: Any) -> list[Any]:
 
 
 def _attributes(layer: Any) -> dict[str, Any]:
-    return getattr(layer, "__dict__", {})
+    """Attributes of an object; none where it has none, or its own code is in the way."""
+    with suppress(Exception):
+        return dict(object.__getattribute__(layer, "__dict__"))
+    return {}
 
 
 class MemoryCheck:
@@ -179,7 +184,7 @@ def _held_arrays(env: Any) -> Iterator[tuple[str, npt.NDArray[Any]]]:
             values |= vars(kind)
         values |= _attributes(layer)
         for name, value in values.items():
-            if isinstance(value, np.ndarray) and value.flags.writeable:
+            if issubclass(type(value), np.ndarray) and value.flags.writeable:
                 yield f"{type(layer).__name__}.{name}", value
 
 

@@ -15,17 +15,24 @@ from everstep.env import Env
 from everstep.env.plugins import check_names
 from everstep.errors import AdapterError
 
+from .handles import Handle
+
 _Constructor = TypeVar("_Constructor", bound=Callable[..., None])
 
 #: A number above 0, perhaps infinite.
 Length = Annotated[float, Field(gt=0, allow_inf_nan=True)]
 
 
-class AdapterEnv(Env):
+class AdapterEnv(Handle, Env):
     """Base class of adapters: their constructors check the options that they are given."""
 
     #: Whether the library may have several CPUs, as JAX; the constructor checks their index then.
     has_cpus: ClassVar[bool] = False
+
+    @property
+    def handle_of(self) -> str:
+        """See `Handle.handle_of`."""
+        return getattr(vars(self).get("_calls"), "handle_of", "")
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

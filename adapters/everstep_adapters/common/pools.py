@@ -19,6 +19,7 @@ class PoolCalls(VectorCalls):
     """Calls to a pool. Rows are returned in the order of their ids, whichever was ready first."""
 
     halves = ("send", "recv")
+    handle_of = "a pool of threads, in the library's own memory"
 
     #: Makes the pool again with another seed, for pools whose seed is an option of the constructor.
     remake: None | Callable[[int], Any] = None

@@ -87,6 +87,7 @@ class WorkerCalls(MaskCalls):
     """
 
     halves = ("step_async", "step_wait")
+    handle_of = "processes, one for each row"
 
     def __init__(self, env: AnyVectorEnv, timeout: None | float) -> None:
         super().__init__(env)

@@ -1,5 +1,6 @@
 """The environment that wraps tasks with IsaacGym's interfaces."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
@@ -116,6 +117,9 @@ class IsaacGymEnv(AdapterEnv):
         self._time_outs = make_time_outs(
             reader, profile.outcome, profile.limit, time_outs, profile.style == "C"
         )
+        longest = math.inf if profile.limit is None else float(torch.as_tensor(profile.limit).max())
+        if 1 <= longest < math.inf:  # others than VecTasks count past it
+            self.max_episode_steps = math.ceil(longest) + (reader.interface != "VecTask")
         self._endings = self._make_endings(final_obs_key, profile.final_key)
         self.action_spec = self._actions.spec
         self.observation_spec = self._observations.spec

@@ -112,14 +112,15 @@ class JaxEnv(AdapterEnv):
         on_device = self._jax_device if device is None else torch.device(device)
         super().__init__(num_envs, horizon, device=str(on_device))
         self.env, self.params = env, params
-        self._limit = functions.limit if max_episode_steps is None else max_episode_steps
+        limit = functions.limit if max_episode_steps is None else max_episode_steps
+        self.max_episode_steps = limit
         own_device = self._jax_device
         self._actions = actions.Actions(
             functions.action, num_envs, on_device, own_device, action_bounds
         )
         self.action_spec = self._actions.spec
         self._check_action = ActionCheck(num_envs, self.action_spec)
-        self._program = program.Program(functions, num_envs, self._limit, *self._actions.ends)
+        self._program = program.Program(functions, num_envs, limit, *self._actions.ends)
         self._state, self._jax = state, jax
         self._observations = specs.Observations(self._program.obs, on_device, type(env).__name__)
         self._rows = rows.Rows(
@@ -279,7 +280,8 @@ class JaxEnv(AdapterEnv):
 
     def describe(self) -> dict[str, str]:
         """Detected properties, one short line each."""
-        limit = "" if self._limit is None else f"; {self._limit} env steps, counted by the adapter"
+        steps = self.max_episode_steps
+        limit = "" if steps is None else f"; {steps} env steps, counted by the adapter"
         copies = "one copy into rows of host memory"
         if self._jax_device.type != "cpu":
             copies = "the program's own memory, by DLPack"

@@ -102,6 +102,12 @@ class PettingZooEnv(GymnasiumEnv):
                 f"env step in which the last of its agents ended; got {autoreset_mode!r}. Leave it "
                 "out."
             )
+        if (limit := options.get("max_episode_steps")) is not None:
+            raise AdapterError(
+                "`max_episode_steps` of PettingZoo's environments is their own: the agents of one "
+                f"are reset together; got {limit!r}. Give the limit to the environment's "
+                f"constructor, where many call it `max_cycles`, as in `max_cycles={limit!r}`."
+            )
         from .agents import check_alike, controlled
         from .vector import AgentsVectorEnv
 

@@ -63,6 +63,11 @@ class TorchRLCalls(Calls):
         self._parallel.BATCHED_PIPE_TIMEOUT = step_timeout
 
     @property
+    def handle_of(self) -> str:
+        """See `Handle.handle_of`."""
+        return "" if self._parallel is None else "processes, one for each row"
+
+    @property
     def name(self) -> str:
         """See `Calls.name`."""
         return name_of(self._env)

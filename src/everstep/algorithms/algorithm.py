@@ -12,7 +12,7 @@ from ..core.episodes import to_floats
 from ..core.fast import Learner, NativeActor, actor, learner, recurrence
 from ..core.graphs import CUDAGraph, is_static
 from ..core.hyperparameters import Hyperparameters, RecurrentHyperparameters
-from ..core.losses import check_terms
+from ..core.losses import check_terms, with_term
 from ..core.restoring import Snapshot, loading
 from ..core.rollouts import Minibatch
 from ..data import (
@@ -78,15 +78,16 @@ class OnPolicyAlgorithm(
         if config.seed is not None:
             torch.manual_seed(config.seed)
         env, config = build_env(env_cls, config)
-        with closed_on_error(env, env_cls):
+        # What is made in the caller's `inference_mode` could not be written outside of it.
+        with closed_on_error(env, env_cls), torch.inference_mode(False):
             self.parts = build_parts(
                 env, config, policy_cls=self.policy_cls, hparams_cls=self.hparams_cls
             )
+            #: Terms of the loss, and whether the update has ended.
+            self.meter = Meter(self.rollout.device)
         self.calls = EnvCalls(env)
         self.state = self.state_cls()
         self.recorder = Recorder(CUDAGraph if self.config.cuda_graphs else None)
-        #: Terms of the loss, and whether the update has ended.
-        self.meter = Meter(self.rollout.device)
         #: Recurrent states `[N, …]` after the last rollout, empty if the policy has none; None if
         #: the environment is not where that rollout ended, and will be reset.
         self.states: None | Leaves = None
@@ -140,13 +141,14 @@ class OnPolicyAlgorithm(
         them for several policies that act in one environment.
         """
         self._end_open_update()
-        self._prepare()
-        self.calls.begin()
-        precision = self.config.matmul_precision
-        mode = model_mode(self.policy.model, training=not deterministic, precision=precision)
-        before = Snapshot.of_tensors(snapshots.running_statistics(self.parts).values())
-        with before.on_error(), torch.inference_mode(False), torch.no_grad(), mode:
-            yield
+        with self.reducer.calling("Algorithm.collect"):
+            self._prepare()
+            self.calls.begin()
+            precision = self.config.matmul_precision
+            mode = model_mode(self.policy.model, training=not deterministic, precision=precision)
+            before = Snapshot.of_tensors(snapshots.running_statistics(self.parts).values())
+            with before.on_error(), torch.inference_mode(False), torch.no_grad(), mode:
+                yield
 
     @contextmanager
     def naming_choices(self) -> Iterator[None]:
@@ -359,16 +361,14 @@ class OnPolicyAlgorithm(
 
     def hold_policy(self) -> None:
         """While `critic_warmup` lasts, set advantages to 0: the update trains the values alone."""
-        config = self.config
-        env_steps = config.critic_warmup
+        config, env_steps = self.config, self.config.critic_warmup
         if env_steps is None:
-            is_held = not (
+            is_short = (
                 self._has_ends
-                or config.horizons_per_env_reset > 0
                 or config.lr_schedule_kind == "adaptive"
                 or getattr(self.env, "max_episode_steps", None) is not None
             )
-            env_steps = is_held * WARMUP * self._rows_to_learn
+            env_steps = 0 if is_short else WARMUP * self._rows_to_learn
         if self.state.env_steps < env_steps:
             self.rollout.advantages.zero_()
 
@@ -395,7 +395,7 @@ class OnPolicyAlgorithm(
 
     def _find_learner(self) -> None | Learner:
         """The native way to compute gradients; None if autograd differentiates the loss."""
-        if self.config.policy_loss_addons or self.mirror or self.grad_scaler.is_enabled():
+        if self._needs_autograd() is not None:
             return None
         return learner(self.policy, self.objective, self._fast)
 
@@ -467,7 +467,7 @@ class OnPolicyAlgorithm(
         for bonus in self.bonuses:
             loss = bonus.losses(minibatch)
             check_terms({"total": loss}, f"`losses` of the bonus `{bonus.name}`")
-            terms = {**terms, bonus.name: loss, "total": terms["total"] + loss}
+            terms = with_term(terms, bonus.name, loss, "`bonuses`")
         return terms
 
     def step(self) -> StepStats:
@@ -479,10 +479,11 @@ class OnPolicyAlgorithm(
 
         """
         elapsed_ms = stopwatch()
-        self._take_rollout("step")
         self.updater.check_trained(self.parameters())
+        self._take_rollout("step")
         mode = model_mode(self.policy.model, training=True, precision=self.config.matmul_precision)
         with (
+            self.reducer.calling("Algorithm.step"),
             Snapshot.of_tensors(self.policy.model.buffers()).on_error(),
             torch.inference_mode(False),
             torch.enable_grad(),

@@ -1,6 +1,9 @@
 """From a config and an environment to the frozen parts of an algorithm, every `"auto"` resolved."""
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -13,6 +16,7 @@ from torchrl.data import Composite, Unbounded
 from ..bonuses import Bonus, Stream, add_critics, make_bonuses, streams_of
 from ..core.episodes import EpisodeTracker
 from ..core.hyperparameters import Hyperparameters, Resolved
+from ..core.names import dotted_name
 from ..core.normalizers import RunningMoments
 from ..core.ranks import Reducer, current_reducer
 from ..core.rollouts import Rollout, episode_keys_of
@@ -23,7 +27,7 @@ from ..env.specs import Structure, described
 from ..errors import ConfigError
 from ..objectives import Objective, find_objective
 from ..policies import GenericPolicyBase, check_history, check_means, make_policy
-from ..schedulers import ClipScheduler, EntropyScheduler, LRScheduler
+from ..schedulers import FUNCTIONS, ClipScheduler, EntropyScheduler, LRScheduler, value_of
 from ..symmetry import Mirror, make_symmetry
 from .resolve import resolve_graphs, resolve_sequences, resolve_update
 from .updates import Updater, parameter_groups
@@ -98,7 +102,8 @@ def build_parts(
 
     """
     reducer = _seeded(env, config.seed)
-    reducer.check_alike(_shared(env, config))
+    if reducer.size > 1:  # it calls schedules that are functions
+        reducer.check_alike("Algorithm", _shared(env, config))
     device = torch.device(config.device)
     config, seq_len = resolve_sequences(resolve_graphs(config, device), env)
     num_envs, horizon = env.num_envs, cast(int, config.horizon)
@@ -169,14 +174,40 @@ def build_parts(
 
 def _shared(env: Env, config: Any) -> dict[str, str]:
     """Values that all ranks must have alike, by name: else they train different things, or hang."""
-    own = ("device", "num_envs", "seed")
-    values = {x.name: getattr(config, x.name) for x in fields(config) if x.name not in own}
+    values = {x.name: getattr(config, x.name) for x in fields(config)}
     return {
-        **{x: repr(y) for x, y in values.items() if isinstance(y, None | bool | int | float | str)},
+        **compared(values),
+        "device": torch.device(config.device).type,
         "observation_spec": described(env.observation_spec),
         "action_spec": described(env.action_spec),
         "episode_keys": ", ".join(sorted(episode_keys_of(env))),
     }
+
+
+def compared(values: Mapping[str, Any]) -> dict[str, str]:
+    """Hyperparameters as texts that are equal in two processes if the values are."""
+    return {name: _text(value, name) for name, value in values.items()}
+
+
+def _text(value: Any, name: str = "", depth: int = 32) -> str:
+    if depth == 0:  # the record refuses what is nested so deeply
+        return "…"
+    below = partial(_text, depth=depth - 1)
+    if name in FUNCTIONS and callable(value):  # a lambda's name says nothing
+        of = name.removesuffix("_schedule")
+        points = [f"{value_of(of, value, i / 4):g}" for i in range(4, -1, -1)]
+        return f"{dotted_name(value)} ({', '.join(points)})"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{x}: {below(y)}' for x, y in value.items())}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(below, value))}]"
+    if isinstance(value, nn.Module):  # whose weights rank 0 sends to the others
+        return dotted_name(type(value))
+    if hasattr(value, "__qualname__"):
+        return dotted_name(value)
+    if hasattr(value, "as_config"):
+        return below(value.as_config())
+    return re.sub(" at 0x[0-9a-f]+", "", repr(value))
 
 
 def _seeded(env: Env, seed: None | int) -> Reducer:

@@ -12,7 +12,7 @@ from .resolve import closed_on_error
 A = TypeVar("A", bound=OnPolicyAlgorithm[Any, Any, Any])
 
 
-@dataclass
+@dataclass(repr=False)
 class AlgorithmConfig(Hyperparameters):
     """Config of PPO with a feedforward policy.
 
@@ -34,7 +34,7 @@ class AlgorithmConfig(Hyperparameters):
         return _build(Algorithm, env_cls, self)
 
 
-@dataclass
+@dataclass(repr=False)
 class RecurrentAlgorithmConfig(RecurrentHyperparameters):
     """Config of PPO with a recurrent policy; see `AlgorithmConfig`."""
 

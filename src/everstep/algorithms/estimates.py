@@ -10,21 +10,17 @@ from ..bonuses import Stream, write_reward
 from ..core.advantages import (
     bootstrap_values,
     deviation,
-    largest_of,
-    moments_of,
-    reversed_discounted_returns,
     scale_of,
     values_beyond,
     vanishes,
     variance,
 )
-from ..core.episodes import reward_statistics
+from ..core.fast import rows
 from ..core.graphs import is_static
 from ..core.hyperparameters import Resolved
 from ..core.normalizers import EPSILON, MOST_OF_SIZE, RunningMoments
 from ..core.ranks import Reducer
 from ..core.rollouts import Rollout
-from ..core.triton import gae
 from ..env.specs import Leaves
 from ..policies import GenericPolicyBase
 from .build import Parts, mixes_rows
@@ -166,15 +162,13 @@ def scale_rewards(
         reducer: The processes, whose rollouts have one scale.
 
     """
-    returns, valid = rollout.reversed_returns[1:], rollout.valid
-    rows = returns.flatten(), valid.flatten()
-    own = moments_of(*rows) if running is None else running.moments_of(*rows)
-    (moments,), (largest,) = reducer.moments([own], [returns.abs().max()])
+    own, largest = rows.measured(rollout.reversed_returns[1:], rollout.valid)
+    (moments,), (largest,) = reducer.moments([own], [largest])
     if running is None:
-        scale = deviation(moments).to(returns.dtype)
+        scale = deviation(moments).to(largest.dtype)
     else:
         running.add(*moments)
-        scale = running.std.to(returns.dtype)
+        scale = running.std.to(largest.dtype)
     return torch.where(vanishes(scale, largest), 1.0, scale)
 
 
@@ -203,10 +197,12 @@ def estimate_advantages(
     rollout.returns[:-1] = advantages + values
     weights = _filled([stream.weight for stream in streams], rollout.values)
     combined = (advantages * weights).sum(-1, keepdim=True)
+    explained = advantages[..., :1], rollout.returns[:-1, :, :1]
     standardized = [combined] if config.normalize_advantages is True else []  # else `Sequences`
-    rows = [advantages[..., :1], rollout.returns[:-1, :, :1], *standardized]
+    own = [rows.measured(x, learnable) for x in standardized]
     (errors, targets, *moments), largest = reducer.moments(
-        [moments_of(x, learnable) for x in rows], [largest_of(x, learnable) for x in standardized]
+        [*(rows.moments_of(x, learnable) for x in explained), *(x for x, _ in own)],
+        [x for _, x in own],
     )
     for mean, scale in map(scale_of, moments, largest):
         combined = torch.where(learnable, combined - mean, 0.0) / scale
@@ -250,7 +246,7 @@ def _advantages(
         next_values = torch.where(episodic, next_values, beyond)
         done, known = done & episodic, known | ~episodic
         passed = ~rollout.valid & ~episodic
-    return gae(
+    return rows.gae(
         rewards,
         rollout.values[:-1],
         next_values,
@@ -277,14 +273,14 @@ def complete(
     statistics = {
         **rollout.examine(),
         "lost": lost,
-        **reward_statistics(rewards, rollout.valid),
+        **rows.reward_statistics(rewards, rollout.valid),
         **means,
     }
     if rollout.episode_keys:
-        statistics |= parts.episodes.update(rewards, rollout.valid, rollout.done)
+        statistics |= rows.update_episodes(parts.episodes, rewards, rollout.valid, rollout.done)
     if not config.normalize_rewards:
         return statistics, None
-    rollout.reversed_returns[1:] = reversed_discounted_returns(
+    rollout.reversed_returns[1:] = rows.reversed_discounted_returns(
         rewards, rollout.reversed_returns[0], rollout.done, gamma=config.gamma
     )
     running = parts.discounted_returns if config.normalize_rewards == "running" else None

@@ -238,13 +238,17 @@ class WorkerOperations(PytorchrlOperations, ABC, Generic[_Hparams, _State, _Poli
     @property
     def general_way(self) -> None | str:
         """Reason why training does not take the native way; None if it does."""
+        return self._needs_autograd() or eligible(self.policy, self.objective, self.optimizer)
+
+    def _needs_autograd(self) -> None | str:
+        """Reason why autograd has to differentiate whatever policy and objective are."""
         if self.config.policy_loss_addons:
             return "`policy_loss_addons` are differentiated by autograd"
         if self.mirror:
             return "`symmetry` is differentiated by autograd"
         if self.grad_scaler.is_enabled():
             return "gradient scaling of float16 needs autograd"
-        return eligible(self.policy, self.objective, self.optimizer)
+        return None
 
     # ---- gradients ----------------------------------------------------------------------------
 
@@ -276,6 +280,7 @@ class WorkerOperations(PytorchrlOperations, ABC, Generic[_Hparams, _State, _Poli
     ) -> Generator[Minibatch, None, None]:
         self._take_rollout("minibatches")
         self._open_update = update
+        self.reducer.check_alike("Algorithm.minibatches", {})
         self.estimate()
         self.hold_policy()
         state, horizons = self.state, self.state.horizons
@@ -286,6 +291,7 @@ class WorkerOperations(PytorchrlOperations, ABC, Generic[_Hparams, _State, _Poli
                 self._open_update = None
             # Not if there is another rollout by now, or training continued from a checkpoint.
             if self.state is state and state.horizons == horizons:
+                self.reducer.check_alike("Algorithm.minibatches", {})
                 self._end_update()
 
     def _end_open_update(self) -> None:

@@ -19,7 +19,7 @@ from ..env.specs import Leaves, leaf_specs
 from ..errors import ConfigError
 from ..policies import GenericPolicyBase, model_mode
 from ..schedulers import MOST, ClipScheduler, EntropyScheduler, LRScheduler
-from .build import Parts, changed_parts
+from .build import Parts, changed_parts, compared
 from .resolve import build_env, closed_on_error, divisors_of, sequences_of
 
 #: Model or policy to train; None for a default model.
@@ -232,6 +232,8 @@ class PytorchrlOperations:
         config = replace(config, **values).validate()
         rates = parameter_name in (*_RATES, "lr_schedule")
         self.parts = changed_parts(self.parts, config, rates=rates)
+        if self.parts.reducer.size > 1:  # it calls schedules that are functions
+            self.parts.reducer.note(compared({field: value}))
         self.follow_schedules()
 
     def _check_change(self, name: str, field: str) -> None:

@@ -19,6 +19,7 @@ from ..core.ranks import current_reducer
 from ..core.rollouts import episode_keys_of
 from ..core.rules import no_graphs_on
 from ..env import Env, EnvFactory
+from ..env.attributes import check_attributes
 from ..env.images import is_image, measured_leaves
 from ..env.registry import EnvSource, is_made, resolve
 from ..env.specs import described, leaf_specs
@@ -58,9 +59,8 @@ def build_env(source: EnvSource, config: C) -> tuple[Env, C]:
     if not is_made(resolved):
         env, config = _make(cast(EnvFactory, resolved), config)
     with closed_on_error(env, source):
-        if is_made(resolved):
-            env, config = _adopt(env, config)
         check_env(env)
+        env, config = _adopt(env, config) if is_made(resolved) else _fitted(env, config)
         if config.policies == "shared":
             _check_agents(env)
         _check_rollout(env, config)
@@ -119,7 +119,6 @@ def closed_on_error(env: Env, source: EnvSource) -> Iterator[None]:
 
 def _adopt(env: Env, config: C) -> tuple[Env, C]:
     """An environment already made determines its sizes; the config may only agree."""
-    check_env(env)
     device = torch.device(env.device)
     problems = []
     num_envs = env.num_envs * current_reducer().size
@@ -136,7 +135,8 @@ def _adopt(env: Env, config: C) -> tuple[Env, C]:
     if problems:
         raise ConfigError(problems)
     asked = config.horizon
-    horizon = cast(int, env.horizon or getattr(env, "default_horizon", DEFAULT_HORIZON))
+    own = getattr(env, "horizon", None)
+    horizon = cast(int, own or getattr(env, "default_horizon", DEFAULT_HORIZON))
     if asked != "auto":
         horizon = asked
     horizon = _clip("horizon", horizon, getattr(env, "max_horizon", None), asked != "auto")
@@ -160,9 +160,16 @@ def _make(factory: EnvFactory, config: C) -> tuple[Env, C]:
     )
     num_envs = current_reducer().share("num_envs", sizes["num_envs"])
     env = factory(num_envs, sizes["horizon"], device=device)
-    if 0 < env.num_envs - num_envs < getattr(env, "rows_per_env", 1):  # rounded up
-        sizes["num_envs"] = env.num_envs * current_reducer().size
     return env, replace(config, device=device, **sizes)
+
+
+def _fitted(env: Env, config: C) -> tuple[Env, C]:
+    """The config of an environment that `_make` has made, which may have rounded its rows up."""
+    size = current_reducer().size
+    more = env.num_envs * size - cast(int, config.num_envs)
+    if 0 < more < getattr(env, "rows_per_env", 1) * size:
+        return env, replace(config, num_envs=env.num_envs * size)
+    return env, config
 
 
 def _clip(name: str, size: int, maximum: None | int, explicit: bool) -> int:
@@ -181,7 +188,8 @@ def check_env(env: Any) -> None:
     """Check what can be known of an environment before it is reset.
 
     Raises:
-        EnvError: If it is none, its specs cannot be used, or its `reset` takes no `config`.
+        EnvError: If it is none, its specs or another attribute cannot be used, or its `reset` takes
+            no `config`.
 
     """
     kind = type(env).__name__
@@ -216,12 +224,7 @@ def check_env(env: Any) -> None:
                     f"`{where}` of {kind} holds no numbers: its shape is {list(leaf.shape)}. Give "
                     "it at least one; adapters leave an observation out by `observation_keys`."
                 )
-    for name in ("num_envs", "device"):
-        if not hasattr(env, name):
-            raise EnvError(
-                f"{kind} has no `{name}`: call `super().__init__(num_envs, horizon, "
-                "device=device)` in its constructor."
-            )
+    check_attributes(env)
     reset = inspect.signature(env.reset)
     try:
         reset.bind(config=None)

@@ -4,6 +4,7 @@ A state is compared with the algorithm's own as a whole before anything is writt
 """
 
 import copy
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -138,7 +139,51 @@ def check_state(parts: Parts, counters: AlgorithmState, state: Mapping[str, Any]
     for what, ours, given in pairs:
         given = {name: given[name] for name in ours} if given is state else given
         check_fit(ours, given, f"The checkpoint's {what} do not fit this algorithm's")
+    _check_numbers(parts, own, state)
     parts.updater.check_state(state["optimizer"])
+
+
+def _check_numbers(parts: Parts, own: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+    """Check numbers that a training of this algorithm can have.
+
+    Raises:
+        CheckpointError: Names the number, and what it may be.
+
+    """
+    for name, before in own["counters"].items():
+        value = state["counters"].get(name, before)
+        is_count = type(value) is int and value >= 0
+        is_scale = isinstance(value, int | float) and 0 < value < math.inf
+        rules = {bool: ("a flag", type(value) is bool), int: ("a whole number from 0", is_count)}
+        rule, fits = rules.get(type(before), ("a positive number", is_scale))
+        if not fits:
+            raise CheckpointError(f"The checkpoint's `{name}` must be {rule}; got {value!r}.")
+    owners: list[tuple[None | nn.Module, Any]] = [
+        (parts.policy.model, state["model"]),
+        (parts.policy.normalizer, state["normalizer"]),
+        (parts.discounted_returns, state["discounted_returns"]),
+        *((bonus, state["bonuses"][bonus.name]) for bonus in parts.bonuses),
+    ]
+    for owner, given in owners:
+        for prefix, module in () if owner is None else owner.named_modules():
+            if not isinstance(module, RunningMoments):
+                continue
+            for name in ("count", "mean", "var"):
+                key = f"{prefix}.{name}".lstrip(".")
+                x = given[key]
+                if not bool((x.isfinite() & ((x >= 0) | (name == "mean"))).all()):
+                    least = "finite" if name == "mean" else "finite and not negative"
+                    raise CheckpointError(f"The checkpoint's moments `{key}` must be {least}.")
+    scaler, given = own["grad_scaler"], state["grad_scaler"]
+    for name, before in scaler.items():  # empty unless gradients are scaled
+        value = given.get(name) if isinstance(given, Mapping) else None
+        changes = name in ("scale", "_growth_tracker")
+        is_number = isinstance(value, int | float) and 0 <= value < math.inf
+        if not (is_number if changes else value == before) or (name == "scale" and not value):
+            raise CheckpointError(
+                f"The checkpoint's `grad_scaler` has {name}={value!r}; this algorithm's has "
+                f"{before!r}. Set `enable_amp` and `amp_dtype` as they were in that training."
+            )
 
 
 def _followed(parts: Parts, state: Mapping[str, Any]) -> list[Any]:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..core.names import dotted_name
+from ..core.rules import term_problems
 from ..errors import ConfigError
 from ._base import Bonus, Stream
 from ._rnd import RandomNetworkDistillation
@@ -28,7 +29,7 @@ def make_bonuses(chosen: Sequence[Bonus | Mapping[str, Any]]) -> tuple[Bonus, ..
     """Bonuses from objects, or from descriptions such as `{"rnd": {…}}` and `{Class: {…}}`.
 
     Raises:
-        ConfigError: If a name or an option is unknown, or two bonuses have one name.
+        ConfigError: If a name or an option is unknown, or bonuses have no names of their own.
 
     """
     given: Any = chosen
@@ -40,9 +41,8 @@ def make_bonuses(chosen: Sequence[Bonus | Mapping[str, Any]]) -> tuple[Bonus, ..
                 f"`bonuses` {type(bonus).__name__} has no `stream`: set `self.stream = "
                 "Stream(gamma, weight)` when it is made."
             )
-    names = [bonus.name for bonus in made]
-    if len(set(names)) < len(names):
-        raise ConfigError(f"`bonuses` must have different names; got {', '.join(names)}.")
+    if problems := term_problems("bonuses", made):
+        raise ConfigError(problems)
     weights = {bonus.extrinsic_weight for bonus in made}
     if len(weights) > 1:
         raise ConfigError(

@@ -2,6 +2,7 @@
 
 import argparse
 import shlex
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -30,12 +31,15 @@ _KEYS = (
 )
 
 
-def read_config(run_dir: Path, arguments: argparse.Namespace) -> "TrainConfig":
+def read_config(
+    run_dir: Path, arguments: argparse.Namespace, *, is_shown: bool = False
+) -> "TrainConfig":
     """The configuration of a run that has a policy, as far as playing it depends on it.
 
     Args:
         run_dir: Directory of the run, or file of a policy, which names its environment.
         arguments: Arguments of the command.
+        is_shown: Whether it plays in one environment that shows itself.
 
     Raises:
         ConfigError: If this is not the directory of such a run, or its environment is not named.
@@ -60,6 +64,8 @@ def read_config(run_dir: Path, arguments: argparse.Namespace) -> "TrainConfig":
         known = unknown_name("key", unused[0], _KEYS)
         takes = f"{arguments.command} takes {', '.join(_KEYS)}"
         raise ConfigError(f"command line: {unused[0]}: {known}; {takes}")
+    if idle := list(_idle(arguments, document.values, is_shown)):
+        raise ConfigError([f"command line: {problem}" for problem in idle])
     values = {key: value for key, value in document.values.items() if key in _KEYS}
     document = replace(document, values=values)
     check_trust(run_dir, document, trust=arguments.trust)
@@ -70,6 +76,27 @@ def read_config(run_dir: Path, arguments: argparse.Namespace) -> "TrainConfig":
         hint = f"Name the environment if no file can: {place} env_cls=gymnasium:CartPole-v1"
         hints = [hint] if any(": env_cls: " in problem for problem in error.problems) else []
         raise ConfigError([*error.problems, *hints]) from None
+
+
+def _idle(
+    arguments: argparse.Namespace, values: Mapping[str, Any], is_shown: bool
+) -> Iterator[str]:
+    """Assignments of the command line that have no effect, each with the reason."""
+    from ..visualization._playing import MANY
+
+    named = [override.split("=")[0] for override in arguments.overrides]
+    of_many = {f"{key}.{name}" for key in ("env_kwargs", "eval_env_kwargs") for name in MANY}
+    for name in named:
+        if name in ("seed", "num_envs") and getattr(arguments, name, None) is not None:
+            flag = name.replace("_", "-")
+            yield f"{name}: given by --{flag}, too. Drop one of them."
+        elif is_shown and name in {"num_envs", "device", *of_many}:
+            yield (
+                f"{name}: has no effect: everstep {arguments.command} plays in one environment, on "
+                "the CPU, and sets how it shows itself. Drop it."
+            )
+        elif name.split(".")[0] == "env_config" and values.get("eval_env_config"):
+            yield f"{name}: has no effect beside the run's eval_env_config. Set that one."
 
 
 def beside(file: Path, ending: str) -> Path:
@@ -129,7 +156,7 @@ def player_of(arguments: argparse.Namespace, mode: Literal["rgb_array", "human"]
     from ..visualization.videos import make_rendering_env
 
     run_dir = Path(arguments.run_dir)
-    config = read_config(run_dir, arguments)
+    config = read_config(run_dir, arguments, is_shown=True)
     policy = read_policy(run_dir, config, "cpu")
     seed = eval_seed(config.seed or 0) if arguments.seed is None else arguments.seed
     env = make_rendering_env(config, mode)

@@ -1,8 +1,8 @@
 """A watch over environments and processes: one that hangs ends, and the reason is printed.
 
-The other processes of the training would wait for it without end. A thread of each process looks at
-the clock while a vector step lasts; it also gives signs of life, and looks at those of the next
-rank: a process that is stopped, or in code that holds Python's lock, cannot look at a clock.
+The other processes of the training would wait for it without end. A thread of each process counts
+the seconds of a vector step; it also gives signs of life, and looks at those of the next rank: a
+process that is stopped, or in code that holds Python's lock, cannot count.
 """
 
 import functools
@@ -11,7 +11,6 @@ import multiprocessing
 import os
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -54,7 +53,7 @@ class Watch(threading.Thread):
         super().__init__(name="everstep-watch", daemon=True)
         self.seconds = seconds
         self._interval = min(1.0, seconds / 4)
-        self._call, self._limit = "", math.inf
+        self._call, self._limit, self._now = "", math.inf, 0.0
         self._main = threading.get_ident()
         self._has_ended = threading.Event()
         self._pulse, self._next = Pulse(seconds), NextRank()
@@ -66,7 +65,7 @@ class Watch(threading.Thread):
         @functools.wraps(call)
         def run(*arguments: Any, **options: Any) -> Any:
             nonlocal factor
-            self._call, self._limit = name, time.monotonic() + self.seconds * factor
+            self._call, self._limit = name, self._now + self.seconds * factor
             is_first, factor = factor > 1, 1
             if is_first:  # it may hold Python's lock
                 self._pulse.give(self.seconds * _FIRST)
@@ -80,9 +79,14 @@ class Watch(threading.Thread):
         return run
 
     def run(self) -> None:
-        """Look at the clock, and at the next process, until `end`."""
+        """Look at the call, and at the next process, until `end`.
+
+        Seconds are counted from look to look: a clock would also count those in which this process
+        was stopped, or the machine was busy with others.
+        """
         while not self._has_ended.wait(self._interval):
-            if time.monotonic() > self._limit:
+            self._now += self._interval
+            if self._now > self._limit:
                 self._give_up()
             self._pulse.give()
             if self._next.is_lost(self._interval):

@@ -92,7 +92,7 @@ def _classes(run_dir: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     if not run_dir.is_file():
         document = load(run_dir / "config.yaml", within=run_dir)
     document = apply_overrides(document, arguments.overrides)
-    names = [override.split("=")[0] for override in arguments.overrides]
+    names = [override.split("=")[0] for override in arguments.overrides if "=" in override]
     problems = [
         Problem(
             (name,), f"{unknown_name('key', name, _CLASSES)}; export takes {', '.join(_CLASSES)}"

@@ -137,6 +137,12 @@ def in_processes(arguments: argparse.Namespace, train: Callable[[], int]) -> int
         raise ConfigError(
             "--max-restarts: restarts several processes, and this is one. Add --processes N."
         )
+    if arguments.processes and is_started():
+        size = int(os.environ["WORLD_SIZE"])
+        if size != processes:
+            raise ConfigError(
+                f"--processes {processes}: a launcher has started {size} already. Drop one of them."
+            )
     if processes > 1 and not is_started():
         return start(processes, arguments.words, max_restarts=restarts)
     from ..core.memory import keep_freed_memory  # which imports PyTorch
@@ -264,7 +270,7 @@ def _run_to_continue(arguments: argparse.Namespace) -> None | Path:
             metrics.unlink()
         return None
 
-    return current_reducer().from_first(find)
+    return current_reducer().from_first("everstep train", find)
 
 
 def _assignments(arguments: argparse.Namespace) -> list[str]:

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from ..errors import ConfigError
 from .names import Kind, import_kind
+from .shown import named
 from .validation import binds, signature_of
 
 
@@ -43,7 +44,7 @@ class Entries(NamedTuple):
         if missing := self._missing(entry):
             raise ConfigError(
                 f"`{self.key}`: expected {self.what}, or the dotted name of its class; got "
-                f"{entry!r}, which has no `{missing[0]}`. Write {self.base}."
+                f"{named(entry)}, which has no `{missing[0]}`. Write {self.base}."
             )
         if isinstance(entry, type) and not binds(signature_of(entry), **options):
             taken = f"{entry.__qualname__}{signature_of(entry)}"

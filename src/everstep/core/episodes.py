@@ -7,6 +7,18 @@ from .advantages import masked_moments
 #: Number of finished episodes in the running mean.
 WINDOW = 100
 
+#: Names of the statistics of finished episodes.
+EPISODE_STATISTICS = (
+    *("episodes/count", "episodes/return_mean", "episodes/return_std", "episodes/return_min"),
+    *("episodes/return_max", "episodes/length_mean", "episodes/return_mean_100"),
+)
+
+#: Names of the statistics of rewards.
+REWARD_STATISTICS = (
+    *("env/steps", "returns/min", "returns/max", "returns/mean", "returns/std"),
+    *("rewards/min", "rewards/max", "rewards/mean", "rewards/std"),
+)
+
 
 def episode_sums(x: torch.Tensor, done: torch.Tensor, initial: torch.Tensor) -> torch.Tensor:
     """Sums since each row's episode began, `[T, N, K]`, in float64.
@@ -74,7 +86,8 @@ class EpisodeTracker:
         self._store(returns.flatten(), ended.flatten())
         stored = torch.arange(self.window, device=self.recent.device) < self.finished
         mean = (self.recent * stored).sum() / stored.sum()
-        return _statistics(returns, lengths, ended) | {"episodes/return_mean_100": mean}
+        found = *_statistics(returns, lengths, ended), mean
+        return dict(zip(EPISODE_STATISTICS, found, strict=True))
 
     def _store(self, returns: torch.Tensor, ended: torch.Tensor) -> None:
         """Write the newest returns into the ring buffer, in the order in which episodes ended."""
@@ -97,20 +110,21 @@ class EpisodeTracker:
 
 def _statistics(
     returns: torch.Tensor, lengths: torch.Tensor, ended: torch.Tensor
-) -> dict[str, torch.Tensor]:
+) -> tuple[torch.Tensor, ...]:
+    """All of `EPISODE_STATISTICS` but the last."""
     count = ended.sum()
     zero = returns.new_zeros(())  # once: converting a Python number costs as much as the operation
     mean = torch.where(ended, returns, zero).sum() / count
     variance = torch.where(ended, returns - mean, zero).square().sum() / count
     one = count / count  # NaN without an episode
-    return {
-        "episodes/count": count * one,
-        "episodes/return_mean": mean,
-        "episodes/return_std": variance.sqrt(),
-        "episodes/return_min": torch.where(ended, returns, torch.inf).min() * one,
-        "episodes/return_max": torch.where(ended, returns, -torch.inf).max() * one,
-        "episodes/length_mean": torch.where(ended, lengths, zero).sum() / count,
-    }
+    return (
+        count * one,
+        mean,
+        variance.sqrt(),
+        torch.where(ended, returns, torch.inf).min() * one,
+        torch.where(ended, returns, -torch.inf).max() * one,
+        torch.where(ended, lengths, zero).sum() / count,
+    )
 
 
 def reward_statistics(rewards: torch.Tensor, valid: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -126,17 +140,13 @@ def reward_statistics(rewards: torch.Tensor, valid: torch.Tensor) -> dict[str, t
     # The deviation of one return is 0, not NaN.
     spread, centre = torch.std_mean(returns.double(), correction=min(1, returns.numel() - 1))
     mean, std = masked_moments(rewards, valid)
-    return {
-        "env/steps": valid.sum(),
-        "returns/min": least,
-        "returns/max": most,
-        "returns/mean": centre,
-        "returns/std": spread,
-        "rewards/min": torch.where(valid, rewards, torch.inf).min(),
-        "rewards/max": torch.where(valid, rewards, -torch.inf).max(),
-        "rewards/mean": mean,
-        "rewards/std": std,
-    }
+    found = (
+        *(valid.sum(), least, most, centre, spread),
+        torch.where(valid, rewards, torch.inf).min(),
+        torch.where(valid, rewards, -torch.inf).max(),
+        *(mean, std),
+    )
+    return dict(zip(REWARD_STATISTICS, found, strict=True))
 
 
 def to_floats(statistics: dict[str, torch.Tensor]) -> dict[str, float]:

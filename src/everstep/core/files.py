@@ -45,7 +45,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     It is flushed to the disk and renamed when the block ends, with permissions and owner of the
     file that it replaces; a link is replaced, not what it points to. If anything is raised,
     interrupts included, the new file is removed and the old one is as it was. Pipes and devices,
-    such as `/dev/stdout`, are written directly.
+    such as `/dev/stdout`, are written directly; a pipe that nobody reads is refused.
 
     Args:
         path: The file; its directory must exist. The temporary name beside it has the same suffix.
@@ -58,7 +58,8 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     path = Path(path)
     before = _status(path)
     if before is not None and not stat.S_ISREG(before.st_mode) and not path.is_dir():
-        yield path
+        with _reader_of(path, before):
+            yield path
         return
     if before is not None and not os.access(path, os.W_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
@@ -196,6 +197,23 @@ def _line_end(file: IO[bytes], end: int) -> int:
             return start + found + 1
         end = start
     return 0
+
+
+@contextlib.contextmanager
+def _reader_of(path: Path, status: os.stat_result) -> Iterator[None]:
+    """Context in which a pipe has a reader: without one, opening it would wait for ever."""
+    if not stat.S_ISFIFO(status.st_mode):
+        yield
+        return
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+    except OSError as error:
+        reason = "is a pipe that nobody reads" if error.errno == errno.ENXIO else error.strerror
+        raise OSError(error.errno, reason, str(path)) from None
+    try:
+        yield  # closed after it is written: the reader would see an end before
+    finally:
+        os.close(descriptor)
 
 
 def _status(path: Path) -> None | os.stat_result:

@@ -15,12 +15,14 @@ from ..distributions import Distribution
 from ..errors import ConfigError
 from ..schedulers import MOST
 from .rules import (
+    add_on_problems,
     compile_problems,
     device_problems,
     optimizer_problems,
     rollout_problems,
     schedule_problems,
 )
+from .shown import call, given_fields
 from .validation import (
     STRICT,
     Count,
@@ -86,7 +88,7 @@ LARGEST: dict[str, float] = {
 Resolved = Any
 
 
-@dataclass
+@dataclass(repr=False)
 class Hyperparameters:
     """Hyperparameters of on-policy training.
 
@@ -105,8 +107,9 @@ class Hyperparameters:
     default that fits the environment's specs."""
 
     model_config: None | dict[str, Any] = None
-    """Keyword arguments of the model class. For environments whose episodes end, default models of
-    vectors have `hiddens` [64, 64] and `activation_fn` "tanh" unless these are given."""
+    """Keyword arguments of the model class. For environments whose episodes end, default
+    feedforward models of vectors have `hiddens` [64, 64] and `activation_fn` "tanh" unless these
+    are given."""
 
     distribution_cls: None | type[Distribution] = None
     """Action distribution. None: a default that fits the environment's action spec."""
@@ -194,11 +197,12 @@ class Hyperparameters:
 
     sgd_minibatch_size: None | PositiveInt | Auto = "auto"
     """Sequences (transitions, for a feedforward policy) per minibatch; must divide their number in
-    a rollout. None: the whole rollout. `"auto"`: a 32nd of the rollout, but at least 64
-    transitions; the whole rollout for A2C and if episodes do not end."""
+    a rollout. None: the whole rollout. `"auto"`: a 32nd of the rollout (an 8th with images), but at
+    least 64 transitions; the whole rollout for A2C and if episodes do not end."""
 
     num_sgd_iters: PositiveInt | Auto = "auto"
-    """Epochs per update. `"auto"`: 1 for A2C; otherwise 10 if episodes end, else 4."""
+    """Epochs per update. `"auto"`: 1 for A2C; otherwise 10 if episodes end (4 with images), else
+    4."""
 
     shuffle_minibatches: bool = True
     """Whether to shuffle the rollout before every epoch."""
@@ -247,8 +251,8 @@ class Hyperparameters:
     """Env steps at the start whose updates train the values alone, with advantages of 0, so that
     the policy does not follow values that are not trained yet. None: two rollouts where episodes
     may never end, because a small change of the policy leads an environment that is never reset far
-    away; 0 if one ends in them, the environment has `max_episode_steps` or no episode keys,
-    `horizons_per_env_reset` resets it, or `lr_schedule_kind` is `"adaptive"`."""
+    away; 0 if one ends in them, the environment has `max_episode_steps` or no episode keys, or
+    `lr_schedule_kind` is `"adaptive"`."""
 
     normalize_rewards: bool | Literal["running", "auto"] = "auto"
     """Whether to divide rewards by the standard deviation of their discounted sums within episodes
@@ -328,6 +332,9 @@ class Hyperparameters:
             if unknown:
                 raise ConfigError([f"`{x}`: {unknown_name('field', x, known)}." for x in unknown])
             return super().__new__(cls)
+
+    def __repr__(self) -> str:
+        return call(type(self).__name__, **given_fields(self))
 
     def __post_init__(self) -> None:
         """Functions that were given as values become schedules, unless there is one already."""
@@ -412,7 +419,7 @@ class Hyperparameters:
                     f"`{name}` is a function, and `{schedule}` is set too: drop one of them."
                 )
             problems += schedule_problems(name, getattr(self, schedule))
-        problems += compile_problems(self.compile)
+        problems += compile_problems(self.compile) + add_on_problems(self.policy_loss_addons)
         if isinstance(self.num_envs, int) and isinstance(self.horizon, int):
             problems += rollout_problems(self.num_envs, self.horizon)
         problems += device_problems(self.device, needs_graphs=self.cuda_graphs is True)
@@ -480,13 +487,13 @@ class Hyperparameters:
 _DEFAULTS = {name: getattr(Hyperparameters, name) for name in MOST}
 
 
-@dataclass
+@dataclass(repr=False)
 class RecurrentHyperparameters(Hyperparameters):
     """Hyperparameters of on-policy training with a recurrent policy."""
 
     seq_len: PositiveInt | Auto = "auto"
-    """Env steps of truncated backpropagation through time; must divide `horizon`. `"auto"`: 4;
-    the largest divisor of `horizon` up to 16."""
+    """Env steps of truncated backpropagation through time; must divide `horizon`. `"auto"`: the
+    largest divisor of `horizon` up to 16 if episodes end, else 4."""
 
     seqs_per_state_reset: Integer | Literal["auto"] = "auto"
     """Sequences between resets of all recurrent states; negative: states are reset with

@@ -87,7 +87,7 @@ def call_all(*calls: Callable[[], object], first: None | BaseException = None) -
     """Call each, whatever the others raise, and raise the first error at the end.
 
     Later errors of other causes are logged, so that none hides the one that began it all; those of
-    files say all in one line.
+    files, and interrupts, say all in one line.
 
     Args:
         calls: What to call, in order.
@@ -107,7 +107,7 @@ def call_all(*calls: Callable[[], object], first: None | BaseException = None) -
                     name,
                     type(first).__name__,
                     text_of(error),
-                    exc_info=None if isinstance(error, OSError) else error,
+                    exc_info=None if isinstance(error, OSError | KeyboardInterrupt) else error,
                 )
     if first is not None:
         raise first

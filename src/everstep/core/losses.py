@@ -34,6 +34,29 @@ def check_terms(terms: Any, whose: str) -> None:
             )
 
 
+def with_term(
+    terms: dict[str, torch.Tensor], name: str, loss: torch.Tensor, whose: str
+) -> dict[str, torch.Tensor]:
+    """The terms of a loss with one more, also in their sum.
+
+    Args:
+        terms: Terms by name, 0-d each, with their sum as `total`.
+        name: Name of the further term.
+        loss: The term.
+        whose: What adds it, for errors.
+
+    Raises:
+        ConfigError: If there is a term of that name.
+
+    """
+    if name in terms:
+        raise ConfigError(
+            f"{whose}: the loss has a term `{name}` already, which would be lost among the "
+            f"statistics; its terms are {', '.join(terms)}. Choose another `name`."
+        )
+    return {**terms, name: loss, "total": terms["total"] + loss}
+
+
 def weighted_sum(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Σ x·weight over all rows, a scalar.
 

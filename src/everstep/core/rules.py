@@ -6,7 +6,7 @@ Each function returns the problems that it has found, one message each.
 import inspect
 import math
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
@@ -14,6 +14,7 @@ from torch import nn, optim
 
 from ..errors import ConfigError
 from ..schedulers import MOST, described, value_of
+from .shown import named
 from .validation import binds, signature_of
 
 
@@ -51,6 +52,48 @@ def check_device(device: torch.device | str) -> None:
         problems = ["`device` of an environment is one such as 'cpu' or 'cuda:0'; got 'auto'."]
     if problems:
         raise ConfigError(problems)
+
+
+def add_on_problems(add_ons: Sequence[Any]) -> list[str]:
+    """Added terms of a loss that cannot be called, or whose names are not those of statistics."""
+    key = "`policy_loss_addons`"
+    terms = [x for x in add_ons if callable(x) and not isinstance(x, type)]
+    problems = term_problems("policy_loss_addons", terms)
+    for each in add_ons:
+        if isinstance(each, type):
+            problems.append(
+                f"{key} expected objects; got the class {named(each)}. Write `{named(each)}()`."
+            )
+        elif not callable(each):
+            problems.append(
+                f"{key} expected objects that are called with minibatch, distribution and values; "
+                f"got {named(each)}. See `everstep.objectives.LossAddOn`."
+            )
+        elif not binds(signature := signature_of(each), None, None, None):
+            problems.append(
+                f"{key} are called with minibatch, distribution and values; got {named(each)}, "
+                f"which takes {signature}. Give it three arguments."
+            )
+    return problems
+
+
+#: Names of terms that are Everstep's own.
+_OWN_TERMS = ("total", "symmetry")
+
+
+def term_problems(key: str, terms: Sequence[Any]) -> list[str]:
+    """Terms of a loss without a name of their own: it is that of their statistic."""
+    names, problems = [getattr(term, "name", None) for term in terms], []
+    for term, name in zip(terms, names, strict=True):
+        if not isinstance(name, str) or not name.strip() or name in _OWN_TERMS:
+            got = f"`name = {name!r}`" if hasattr(term, "name") else "no `name`"
+            problems.append(
+                f"`{key}`: {named(term)} needs a name, for its statistic `losses/<name>`, other "
+                f"than 'total' and 'symmetry'; got {got}. Set an attribute: `name = \"my_term\"`."
+            )
+    if not problems and len({*names}) < len(names):
+        problems.append(f"`{key}` must have different names; got {', '.join(map(str, names))}.")
+    return problems
 
 
 #: Rows of a rollout; one of 268 million takes more than 10 GB.

@@ -37,6 +37,10 @@ class Distribution(ABC):
         self.features = features
         self.model = model
 
+    def __repr__(self) -> str:
+        shapes = (f"{name} {list(x.shape)}" for name, x in self.features.items())
+        return f"{type(self).__name__}({', '.join(shapes)})"
+
     #: Default distribution for an action spec; a TypeError if there is none.
     default_dist_cls: ClassVar[Callable[[TensorSpec], type["Distribution"]]]
 

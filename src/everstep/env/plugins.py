@@ -99,14 +99,21 @@ def known_prefixes(prefix: str) -> str:
     return f"Known prefixes: {', '.join(known)}.{guess}"
 
 
-def load(prefix: str) -> Adapter:
-    """The adapter of a prefix; an `AdapterError` if there is none, or it cannot be loaded."""
+def load(prefix: str, name: str = "name") -> Adapter:
+    """The adapter of a prefix; an `AdapterError` if there is none, or it cannot be loaded.
+
+    Args:
+        prefix: Prefix of an environment's name.
+        name: What follows the prefix, for the message.
+
+    """
     point = _registered().get(prefix)
     if point is None:
+        own = name if name.isidentifier() else "name"
         raise AdapterError(
             f"No adapter has the prefix {prefix!r}. {known_prefixes(prefix)} The id of an "
             f"environment that a module registers has both: 'gymnasium:{prefix}:Name-v0'. A class "
-            f"or function of your own has a dot instead: '{prefix}.name'."
+            f"or function of your own has a dot instead: '{prefix}.{own}'."
         )
     try:
         adapter = point.load()

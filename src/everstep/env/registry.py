@@ -113,7 +113,9 @@ def make(
     """
     num_envs, horizon = check_sizes("`make`", num_envs, horizon)
     check_device(device)
-    return _factory(source, kwargs)(num_envs, horizon, device=device)
+    # What is made in the caller's `inference_mode` could not be written outside of it.
+    with torch.inference_mode(False):
+        return _factory(source, kwargs)(num_envs, horizon, device=device)
 
 
 @overload
@@ -328,7 +330,7 @@ class SpecFactory(AdapterFactory):
             except ConfigError as error:
                 raise AdapterError(f"{spec!r}: {error}.") from None
         self.spec = f"{prefix}:{name}"
-        super().__init__(load(prefix), name, _beside(kwargs))
+        super().__init__(load(prefix, name), name, _beside(kwargs))
 
     def __repr__(self) -> str:
         options = "".join(f", {key}={value!r}" for key, value in self.kwargs.items())
@@ -376,6 +378,8 @@ def _split(spec: str) -> tuple[str, str]:
             return prefix, spec
         near += [f"{prefix}:{name}" for name in names]
     guess = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+    if "." in spec and all(part.isidentifier() for part in spec.split(".")):
+        guess += " A class or function of your own is given itself, not by its name."
     raise AdapterError(
         "An environment is written 'prefix:name', such as 'gymnasium:CartPole-v1', or as the id of "
         f"a registered Gymnasium environment; got {spec!r}.{guess} "

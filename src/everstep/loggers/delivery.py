@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from traceback import walk_tb
 from typing import Any, ClassVar, NamedTuple
 
 import numpy.typing as npt
@@ -35,6 +36,21 @@ _LAST_ATTEMPTS = 6
 _LONGEST_MESSAGE = 300
 #: Histograms and videos that wait at most; beyond it the oldest are dropped.
 _MEDIA = 100
+
+#: Statuses of requests that succeed later as they are: of a busy server, or a conflict of writers.
+_TRANSIENT = (408, 409, 425, 429, 499)
+
+#: Statuses that refuse what was sent, and not whoever sends it.
+OF_CONTENT = (400, 413, 422)
+
+#: What helps against an answer, by its status.
+_WAYS_OUT = {
+    401: "check its credentials",
+    403: "check the rights of its user",
+    404: "check its address, and that the experiment and the run exist",
+    407: "check the credentials of the proxy",
+    413: "raise the size of a request that the server and its proxies take",
+}
 
 #: Statistics whose charts would be straight lines, and the first that trackers show.
 TOTALS = frozenset(("env/steps", "algorithm/collects", "algorithm/steps"))
@@ -64,7 +80,8 @@ class Delivery(ABC):
     The tracker may be slow, absent or failing. What it does not accept waits in the queue; when
     the queue is full the oldest are dropped, since the end of a run matters most. However often the
     tracker fails, one warning is logged, and at the end what it lacks is counted. Texts and media
-    that fail keep no points waiting: a run may lack the rights or libraries that they need.
+    that fail keep no points waiting: a run may lack the rights or libraries that they need. After
+    an answer that stays as it is, such as 403, nothing more is sent.
 
     Args:
         place: Where the tracker is, for warnings.
@@ -106,6 +123,7 @@ class Delivery(ABC):
         self._texts: dict[str, str] = {}
         self._rest_pause, self._rest_next = _PERIOD, -math.inf  # and when to try them again
         self._rest_attempts = _LAST_ATTEMPTS
+        self._rest_refusal = ""  # what helps where no text and no medium is taken
         self._is_open = False
         self._progress = 0  # requests that the tracker has answered
         self._warned = False
@@ -120,6 +138,11 @@ class Delivery(ABC):
     def start(self) -> None:
         """Start the thread."""
         self._thread.start()
+
+    @property
+    def place(self) -> str:
+        """Where the tracker is, without passwords."""
+        return redacted(self._place)
 
     @property
     def waiting(self) -> int:
@@ -205,7 +228,7 @@ class Delivery(ABC):
             _log.warning(
                 "%s at %s %s. %s.%s",
                 self.tracker,
-                redacted(self._place),
+                self.place,
                 redacted(what),
                 effect,
                 record,
@@ -246,7 +269,7 @@ class Delivery(ABC):
         """End the run."""
 
     #: Points that are sent at once.
-    _batch: ClassVar[int] = 1000
+    _batch: int = 1000
 
     # ---- the thread ---------------------------------------------------------------------------
 
@@ -258,11 +281,31 @@ class Delivery(ABC):
                     self._deliver()
                     pause = _PERIOD
                 except Exception as error:
-                    self.warn(f"failed with {in_one_line(error)}")
+                    if way_out := self._refusal(error):
+                        self._give_up(way_out, error)
+                    else:
+                        self.warn(f"failed with {in_one_line(error)}")
                     pause = min(2 * pause, _LONGEST_PAUSE)
                 self.processor_seconds = time.thread_time()
                 self.settled.set()
                 self._pause(pause)
+
+    def _refusal(self, error: BaseException) -> str:
+        """Advice on an error that comes again whenever it is tried; empty if it may pass."""
+        status = status_of(error) or 0
+        is_permanent = (400 <= status < 500 or status == 501) and status not in _TRANSIENT
+        return _WAYS_OUT.get(status, "check its address and version") if is_permanent else ""
+
+    def _give_up(self, way_out: str, error: BaseException) -> None:
+        """Send nothing more; what waits, and what follows, is counted as lost."""
+        self.warn(
+            f"refuses this run: {described(error)}",
+            f"Training continues, and nothing more is sent there: {way_out}",
+            is_outage=False,
+        )
+        with self._lock:
+            self.lost_others += len(self._params) + len(self._tags)
+        self._finished.set()
 
     def _pause(self, seconds: float) -> None:
         if self._closing.is_set():
@@ -312,14 +355,14 @@ class Delivery(ABC):
             texts, media = dict(self._texts), list(self._media)
         has_failed = False
         for name, text in texts.items():
-            if self._sent(name, partial(self._send_text, name, text)):
+            if self._is_done(name, partial(self._send_text, name, text)):
                 with self._lock:
                     if self._texts[name] is text:  # and not a later one
                         del self._texts[name]
             else:
                 has_failed = True
         for each in media:
-            if self._sent(each.name, partial(self._send_media, each)):
+            if self._is_done(each.name, partial(self._send_media, each)):
                 with self._lock:
                     left = (x for x in self._media if x is not each)  # arrays have no ==
                     self._media = deque(left, maxlen=_MEDIA)
@@ -328,16 +371,25 @@ class Delivery(ABC):
         self._rest_next = time.monotonic() + self._rest_pause if has_failed else -math.inf
         self._rest_pause = min(2 * self._rest_pause, _LONGEST_PAUSE) if has_failed else _PERIOD
 
-    def _sent(self, name: str, send: Callable[[], None]) -> bool:
+    def _is_done(self, name: str, send: Callable[[], None]) -> bool:
+        """Send a text or medium; return whether it is stored, or refused for good."""
         if self._abandoned.is_set():
             return False
+        refusal = self._rest_refusal
         try:
-            send()
+            if not refusal:
+                send()
         except Exception as error:  # of any library that artifacts are stored with
-            self.warn(f"does not store {name}: {in_one_line(error)}", is_outage=False)
-            return False
+            refusal = self._refusal(error)
+            effect = f"Training continues: {refusal}" if refusal else "Training continues"
+            self.warn(f"does not store {name}: {described(error)}", effect, is_outage=False)
+            if not refusal:
+                return False
+            if status_of(error) not in OF_CONTENT:
+                self._rest_refusal = refusal
         finally:
             self._progress += 1
+        self.lost_others += bool(refusal)
         return True
 
     def _report_losses(self) -> None:
@@ -353,6 +405,28 @@ class Delivery(ABC):
 def redacted(text: str) -> str:
     """The text without the user and password of any URI in it."""
     return re.sub(r"://[^/\s@]+@", "://***@", text)
+
+
+def status_of(error: BaseException) -> None | int:
+    """Status of the HTTP answer that an error is about; None if it is about none.
+
+    Libraries give it to their errors, or read it in the function that raises.
+    """
+    link: None | BaseException = error
+    while link is not None:
+        held = (frame.f_locals.get("response") for frame, _ in walk_tb(link.__traceback__))
+        for response in (getattr(link, "response", None), *held):
+            status = getattr(response, "status_code", None)
+            if isinstance(status, int) and status >= 400:
+                return status
+        link = link.__cause__ or link.__context__
+    return None
+
+
+def described(error: BaseException) -> str:
+    """Status, kind and message of an error."""
+    status = status_of(error)
+    return f"{status}, {in_one_line(error)}" if status else in_one_line(error)
 
 
 def in_one_line(error: BaseException) -> str:

@@ -68,6 +68,10 @@ class QueuedLogger:
         if delivery is not None:
             atexit.register(self._close_at_exit)  # after the tracker's own, so it runs before that
 
+    def __repr__(self) -> str:
+        place = "not tracked" if self._delivery is None else self._delivery.place
+        return f"{type(self).__name__}({place}, undelivered={self.undelivered})"
+
     @property
     def run_id(self) -> None | str:
         """Id of the tracker's run; None if it has none, or not yet."""

@@ -140,6 +140,12 @@ class _WandbRun(Delivery):
         self._last_step = max(self._last_step, media.step)
         self._run.log({media.name: content}, step=self._last_step)
 
+    def _refusal(self, error: BaseException) -> str:
+        """The library hides statuses, and repeats what may pass by itself."""
+        errors = self._wandb.errors
+        is_permanent = isinstance(error, errors.AuthenticationError | errors.UsageError)
+        return "check the API key: wandb login" if is_permanent else super()._refusal(error)
+
     def _flush(self) -> None:
         """The library sends by itself."""
 

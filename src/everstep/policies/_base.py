@@ -50,6 +50,7 @@ class GenericPolicyBase(PolicyCore[_Model], Generic[_Model]):
         path = default if observation_key is None else (observation_key,)
         return as_module(self, deterministic=deterministic, observation_path=path)
 
+    @explained("Write `predict(obs, state, episode_start)`.", deterministic=bool)
     def predict(
         self,
         obs: Any,
@@ -81,7 +82,8 @@ class GenericPolicyBase(PolicyCore[_Model], Generic[_Model]):
             for a policy without.
 
         Raises:
-            ValueError: If observations, state or `episode_start` do not fit the policy.
+            ValueError: If observations, state or `episode_start` do not fit the policy, or a number
+                in host memory is not finite.
 
         """
         return predict(self, obs, state, episode_start, deterministic=deterministic)
@@ -131,7 +133,7 @@ class GenericPolicyBase(PolicyCore[_Model], Generic[_Model]):
             ExportError: If the model or the distribution cannot be exported, or the program
                 does not do what the policy does.
             ValueError: If there is no such format.
-            ConfigError: If `path` is one of another system.
+            ConfigError: If `path` is one of another system, or has the suffix of another format.
 
         """
         from ._export import export  # takes PyTorch's exporter along

@@ -21,7 +21,7 @@ from torch import nn
 from ..core.files import replacing
 from ..data import DataKeys, ExportFormat, Parity
 from ..env.specs import Leaves, Structure, random_values
-from ..errors import ExportError
+from ..errors import ConfigError, ExportError
 from ._core import PolicyCore
 from ._export_formats import WRITERS, Run, Tensors
 from ._predict import acted_on, env_actions
@@ -39,6 +39,9 @@ _COMPARED_STEPS = 3
 #: Differences that are accepted, of a number and of the largest: libraries sum in other orders.
 _RTOL, _ATOL = 1e-4, 1e-5
 
+#: Formats by the suffixes of their files; programs that read them go by these.
+_SUFFIXES: dict[str, ExportFormat] = {".onnx": "onnx", ".pt2": "torch-export"}
+
 _WAY_OUT = (
     "A model can be exported if `forward` and `value_function` use PyTorch operations on tensors "
     "only: no `if` on a tensor's value, no `.item()`, no NumPy, and `x.shape[0]` for the number of "
@@ -55,7 +58,13 @@ def export(
         formats = ", ".join(get_args(ExportFormat))
         raise ValueError(f"`format` must be one of {formats}; got {format!r}.")
     path = Path(path)
-    if path.exists():
+    named = _SUFFIXES.get(path.suffix, format)
+    if named != format:
+        raise ConfigError(
+            f"`path`: {path} is named as a file of the format {named}, and `format` is {format}. "
+            f"Write format={named}, or another name."
+        )
+    if os.path.lexists(path):
         raise FileExistsError(f"{path} exists already: export to another place, or remove it.")
     check_path(path)
     step = Step(_portable(policy))

@@ -19,7 +19,7 @@ from ..distributions import Distribution
 from ..env.specs import Leaves, Path
 from ..views import rolling_window
 from ._core import PolicyCore
-from ._predict import env_actions, read_leaf
+from ._predict import env_actions, read_leaf, read_numbers
 from ._saving import KINDS
 
 with warnings.catch_warnings():
@@ -208,10 +208,11 @@ def _states(policy: PolicyCore[Any], given: Any, count: int) -> Leaves:
         array = np.asarray(value.tolist() if isinstance(value, pd.Series) else value)
         if array.ndim == 1 + len(shape):
             array = np.expand_dims(array, 1)
-        leaf = _tensor(array, ("states", *path), shape, dtype, policy.device)
+        name = _name(("states", *path))
+        leaf = _shaped(read_numbers(array, dtype, name), name, shape).to(policy.device)
         if leaf.shape[:2] != (count, 1):
             raise ValueError(
-                f"{_name(('states', *path))} must hold the states before each of the {count} "
+                f"`{name}` must hold the states before each of the {count} "
                 f"sequences, [{count}, 1, …]; got {list(leaf.shape)}."
             )
         leaves.append(leaf)
@@ -226,16 +227,6 @@ def _at(value: Any, path: Path) -> Any:
             raise ValueError(f"The policy takes {_name(path[: depth + 1])}; got {found}.")
         value = value[key]
     return value
-
-
-def _tensor(
-    value: Any, path: Path, shape: torch.Size, dtype: torch.dtype, device: torch.device
-) -> torch.Tensor:
-    try:
-        tensor = torch.tensor(np.asarray(value)).to(device, dtype)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"`{_name(path)}` is not an array of numbers: {error}") from None
-    return _shaped(tensor, _name(path), shape)
 
 
 def _shaped(tensor: torch.Tensor, name: str, shape: torch.Size) -> torch.Tensor:

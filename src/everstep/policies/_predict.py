@@ -42,8 +42,9 @@ def predict(
     past = past_structure(acting._observation, acting.history)
     windows: Leaves = leaves
     states: Leaves = ()
+    starts = _starts(episode_start, len(leaves[0]))
     if acting.memory.paths:
-        windows, states = _before(acting, past, leaves, state, episode_start)
+        windows, states = _before(acting, past, leaves, state, starts)
     elif state is not None:
         raise ValueError(
             f"`state` must be None, as this {type(policy).__name__} has no state; got a "
@@ -86,11 +87,6 @@ def _read(
         name = "obs" + "".join(f"[{index!r}]" for index in form.path)
         value = obs if is_alone else _pick(obs, form.path, name)
         if isinstance(value, torch.Tensor):
-            if value.is_meta:
-                raise ValueError(
-                    f"`{name}` is on the device meta, which has no numbers; the policy is on "
-                    f"{device}. Give it an observation of an environment that computes them."
-                )
             home = value.device
         tensor = read_leaf(value, form, shape, dtype, limit, name)
         count = counts[name] = _count(tensor.shape, form.shape, shape, dtype, name)
@@ -129,15 +125,41 @@ def read_leaf(
         A tensor of that dtype, of choices that count from 0; it may share the value's memory.
 
     Raises:
-        ValueError: If the dtype is of a larger kind, integers cannot hold the numbers, or a choice
-            does not exist.
+        ValueError: If the dtype is of a larger kind, integers cannot hold the numbers, one in
+            host memory is not finite, or a choice does not exist.
 
     """
-    read = _from_torch if isinstance(value, torch.Tensor) else _from_numpy
-    tensor = read(value, form, dtype, name)
+    tensor = read_numbers(value, dtype, name, form)
     if limit is not None and limit.is_choice:
         _check_choices(tensor, limit, name, shape)
+    # Of host memory: on a GPU it would wait. Training refuses such numbers.
+    if dtype.is_floating_point and tensor.is_cpu and not bool(tensor.isfinite().all()):
+        wrong = tensor[~tensor.isfinite()]
+        raise ValueError(
+            f"`{name}` must be finite, as in training; got {wrong[0].item()} ({len(wrong)} of "
+            f"{tensor.numel()} numbers). Fix the environment, or bound what it returns."
+        )
     return tensor
+
+
+def read_numbers(
+    value: Any, dtype: torch.dtype, name: str, form: None | ObservationFormat = None
+) -> torch.Tensor:
+    """Numbers of any library as a tensor of `dtype`; it may share the value's memory.
+
+    Args:
+        value: Number, list, array or tensor.
+        dtype: Dtype of the tensor.
+        name: Name in errors, such as `state[0]`.
+        form: The leaf as the environment's library has it; None if it counts from 0.
+
+    Raises:
+        ValueError: If there are no such numbers in it.
+
+    """
+    form = form or ObservationFormat((), ())
+    read = _from_torch if isinstance(value, torch.Tensor) else _from_numpy
+    return read(value, form, dtype, name)
 
 
 def acted_on(policy: PolicyCore[Any]) -> tuple[bool, ...]:
@@ -173,7 +195,8 @@ def _from_numpy(value: Any, form: ObservationFormat, dtype: torch.dtype, name: s
     if form.start is not None:
         array = np.asarray(array - form.start)
     check_held(array, target, name, ValueError)
-    array = array.astype(target, copy=False)
+    with np.errstate(over="ignore"):  # what overflows is infinite, and refused as such
+        array = array.astype(target, copy=False)
     if not (array.flags.writeable and array.flags.c_contiguous):
         array = array.copy()  # PyTorch takes no negative strides, and warns of read-only memory
     tensor = torch.from_numpy(array)
@@ -184,6 +207,12 @@ def _from_torch(
     value: torch.Tensor, form: ObservationFormat, dtype: torch.dtype, name: str
 ) -> torch.Tensor:
     """See `read_leaf`."""
+    if value.is_meta or value.is_nested or value.layout is not torch.strided:
+        received = "on the device meta" if value.is_meta else "nested or sparse"
+        raise ValueError(
+            f"`{name}` must be a tensor that holds all its numbers; got one that is {received}. "
+            "Give a dense one, such as an environment computes."
+        )
     is_real, is_flag = value.is_floating_point(), value.dtype is torch.bool
     kind = "c" if value.is_complex() else "f" if is_real else "b" if is_flag else "i"
     _check_kind(kind, value.dtype, numpy_dtype(dtype), type(value), name)
@@ -290,11 +319,10 @@ def _before(
     past: Structure,
     obs: Leaves,
     state: None | Sequence[Any],
-    episode_start: Any,
+    starts: npt.NDArray[np.bool_],
 ) -> tuple[Leaves, Leaves]:
     """Observations or windows `[N, …]`, and recurrent states `[N, …]` before them."""
     rows, device = len(obs[0]), obs[0].device
-    starts = _starts(episode_start, rows)
     if state is None:
         earlier = past.zeros(rows, device=device)
         states = policy.memory.flatten(policy.init_states(rows))
@@ -311,14 +339,15 @@ def _starts(episode_start: Any, rows: int) -> npt.NDArray[np.bool_]:
     """Whether each row begins an episode, `[N, 1]`."""
     if episode_start is None:
         return np.zeros((rows, 1), np.bool_)
-    if isinstance(episode_start, torch.Tensor):
-        episode_start = episode_start.numpy(force=True)
-    flags = np.asarray(episode_start)
-    if flags.shape not in ((), (rows,), (rows, 1)) or flags.dtype.kind not in _RANKS:
-        raise ValueError(
-            f"`episode_start` must be one bool, or one for each of {rows} observations; got "
-            f"{flags.dtype} of shape {list(flags.shape)}."
-        )
+    rule = f"`episode_start` must be one bool, or one for each of {rows} observations; got"
+    try:
+        flags = read_numbers(episode_start, torch.float32, "it").numpy(force=True)
+    except ValueError as error:
+        raise ValueError(f"{rule} {type(episode_start).__name__}: {error}") from None
+    if flags.shape not in ((), (rows,), (rows, 1)):
+        raise ValueError(f"{rule} {type(episode_start).__name__} of shape {list(flags.shape)}.")
+    if (wrong := flags[(flags != 0) & (flags != 1)]).size:
+        raise ValueError(f"{rule} the number {wrong[0]}. Pass `terminated | truncated`.")
     return np.broadcast_to(flags.reshape(-1, 1), (rows, 1)).astype(np.bool_)
 
 
@@ -328,16 +357,20 @@ def _read_state(
     """Past observations and recurrent states `[N, …]`."""
     dtypes = (*past.dtypes, *memory.dtypes)
     expected = [[rows, *shape] for shape in (*past.shapes, *memory.shapes)]
-    is_sequence = isinstance(state, Sequence) and not isinstance(state, str)
-    received: Any = [list(np.shape(x)) for x in state] if is_sequence else type(state).__name__
-    if received != expected:
-        raise ValueError(
-            f"`state` must be what `predict` returned for {rows} observation(s): a tuple of "
-            f"tensors of shapes {expected}; got {received}. Pass None where all episodes begin."
-        )
-    return tuple(
-        torch.as_tensor(x, dtype=dtype, device=device)
-        for x, dtype in zip(state, dtypes, strict=True)
+    received: Any = type(state).__name__
+    if isinstance(state, Sequence) and len(state) == len(dtypes):
+        pairs = enumerate(zip(state, dtypes, strict=True))
+        leaves = tuple(read_numbers(x, dtype, f"state[{i}]") for i, (x, dtype) in pairs)
+        if any(leaf.is_cpu and bool(leaf.isnan().any()) for leaf in leaves):
+            raise ValueError("`state` has NaN, which every later action would be computed from.")
+        received = [list(leaf.shape) for leaf in leaves]
+        if received == expected:
+            return tuple(leaf.to(device) for leaf in leaves)
+    elif isinstance(state, list | tuple):
+        received = f"{received} of {len(state)}"
+    raise ValueError(
+        f"`state` must be what `predict` returned for {rows} observation(s): a tuple of "
+        f"tensors of shapes {expected}; got {received}. Pass None where all episodes begin."
     )
 
 

@@ -21,7 +21,7 @@ from ._subject import Subject
 RESETS, STEPS = 6, 12
 
 #: Packages whose classes are not the user's.
-_LIBRARIES = ("everstep", "everstep_adapters", "gymnasium", "torch", "numpy")
+LIBRARIES = ("everstep", "everstep_adapters", "gymnasium", "torch", "numpy")
 
 _OWN = (
     "Draw from `self.np_random`, which `super().reset(seed=seed)` of Gymnasium seeds, or from a "
@@ -148,8 +148,8 @@ def play(subject: Subject, sources: Sequence[_Source] = ()) -> tuple[Leaves, lis
 
 def own_classes(env: Any) -> list[type]:
     """Classes of an environment and its parts that are the user's."""
-    kinds = {cls for x in _parts(env) for cls in type(x).__mro__}
-    libraries = {*_LIBRARIES, *sys.stdlib_module_names}
+    kinds = {cls for x in parts_of(env) for cls in type(x).__mro__}
+    libraries = {*LIBRARIES, *sys.stdlib_module_names}
     return [cls for cls in kinds if cls.__module__.split(".")[0] not in libraries]
 
 
@@ -168,13 +168,13 @@ def _changed_attributes(subject: Subject) -> list[str]:
         ]
 
 
-def _parts(env: Any) -> Iterator[Any]:
+def parts_of(env: Any) -> Iterator[Any]:
     """An environment, those that it wraps, and its single ones in this process."""
     yield env
     wrapped = [vars(env).get("env")] if hasattr(env, "__dict__") else []
     for part in [*wrapped, *(vars(env).get("envs") or () if hasattr(env, "__dict__") else ())]:
         if part is not None:
-            yield from _parts(part)
+            yield from parts_of(part)
 
 
 def _attributes(cls: type) -> dict[str, str]:

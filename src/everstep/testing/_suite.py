@@ -11,6 +11,7 @@ from . import _checks_bootstrap as bootstrap
 from . import _checks_capture as capture
 from . import _checks_episodes as episodes
 from . import _checks_final as final
+from . import _checks_independence as independence
 from . import _checks_lifecycle as lifecycle
 from . import _checks_memory as memory
 from . import _checks_rows as rows
@@ -40,6 +41,7 @@ CHECKS: dict[str, Check] = {
         lifecycle.check_reseed,
         lifecycle.check_later_resets,
         lifecycle.check_reset,
+        independence.check_independence,
         memory.check_memory,
         memory.check_actions_unwritten,
         memory.check_action_forms,

@@ -48,7 +48,9 @@ from ._evaluations import (
     seed_eval_env,
 )
 from ._files import RunFiles
+from ._idle import idle_in_run
 from ._record import (
+    RUN_KEYS,
     RUNS,
     check_depth,
     check_run_dir,
@@ -128,6 +130,9 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
     #: Whether `run` ended at a limit of its own, rather than because somebody asked for it.
     _has_ended_itself: bool = False
 
+    #: How the last call of `run` ended, with its callbacks and its last checkpoint.
+    _status: RunStatus = "FINISHED"
+
     #: Whether the run is that of another process, and no train step was made since.
     _is_resumed: bool = False
 
@@ -167,11 +172,17 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
         self.callbacks = Callbacks(callbacks)  # refused before a directory is made
         self.algorithm = algorithm
         self.run_arguments = dict(run_arguments or {})
+        if strange := sorted({*self.run_arguments} - {*RUN_KEYS}):
+            raise ConfigError(
+                f"`run_arguments` are arguments of `run`: {', '.join(RUN_KEYS)}; got {strange[0]}."
+            )
         seed_eval_env(eval_env, algorithm)
         self.eval_env = eval_env
         self.eval_episodes = EVAL_EPISODES if eval_episodes is None else eval_episodes
         self.state = {"algorithm/collects": 0, "algorithm/steps": 0, "env/steps": 0}
         self._is_recorded = run_dir is not None
+        shared = {"eval_env": "None" if eval_env is None else "given", "best": str(best)}
+        algorithm.reducer.check_alike("Trainer", shared)
         check_run_dir(run_dir, resume=resume)
         is_first = not algorithm.reducer.rank  # of several processes; it keeps the record
         if not is_first:
@@ -196,10 +207,12 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
         existed = run_dir not in (None, "auto") and os.path.lexists(run_dir)
         if run_dir == "auto":
             with making_run_dir(RUNS):
-                run_dir = algorithm.reducer.from_first(lambda: create_run_dir(RUNS, name))
+                run_dir = algorithm.reducer.from_first(
+                    "Trainer", lambda: create_run_dir(RUNS, name)
+                )
         self.run_dir = None if run_dir is None else Path(run_dir)
         with self._left_as_it_was(is_new=is_first and not resume and not existed, resume=resume):
-            with algorithm.reducer.together():
+            with algorithm.reducer.together("Trainer"):
                 if self.run_dir is not None and is_first:
                     with making_run_dir(self.run_dir):
                         self._files = RunFiles(self.run_dir, checkpoint_every, keep_last, best)
@@ -293,9 +306,7 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
         if error is not None:
             report(error)
-        interrupted = kind is not None and not issubclass(kind, Exception)
-        status: RunStatus = "FINISHED" if kind is None else "KILLED" if interrupted else "FAILED"
-        call_all(partial(self.close, status), first=error)
+        call_all(partial(self.close, None if error is None else _status_of(error)), first=error)
 
     # ---- training -----------------------------------------------------------------------------
 
@@ -374,7 +385,22 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
         keys = run_keys(arguments)
         if self._is_recorded:
             check_depth(keys)
-        self._name_idle(arguments.get("stop_conditions", ()), arguments.get("steps_per_eval"))
+        best = str(self._record.get("best") or "").startswith("eval/")
+        evaluates = arguments.get("steps_per_eval") or self.algorithm.hparams.test_every or best
+        if eval_env_config and not evaluates:
+            raise ConfigError(
+                "`eval_env_config` has no effect: this run makes no evaluations; got "
+                f"{eval_env_config!r}. Set `steps_per_eval`, or drop it."
+            )
+        self.algorithm.reducer.check_alike(
+            "Trainer.run",
+            {
+                "total_env_steps": str(arguments.get("total_env_steps")),
+                "stop_conditions": str(plain(arguments.get("stop_conditions") or [])),
+                "steps_per_eval": str(arguments.get("steps_per_eval")),
+            },
+        )
+        self._name_idle(arguments)
         if end := self._reach(arguments):
             now = self.state["env/steps"]
             is_within = now < (arguments.get("total_env_steps") or now)  # a schedule is in the way
@@ -399,6 +425,7 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
                     self._calling_back(),
                 ):
                     stats = self._loop(signals, **arguments)
+                    self.algorithm.reducer.agree("Trainer.run")  # that no rank's last step failed
             except BaseException as raised:
                 error = raised
             signals.settle()
@@ -416,18 +443,24 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
         if self._is_forked:  # the other process ends the run
             call_all(first=error)
             return
-        killed = signals.wants_stop() if error is None else not isinstance(error, Exception)
-        status = "KILLED" if killed else "FINISHED" if error is None else "FAILED"
+        status = "KILLED" if error is None and signals.wants_stop() else _status_of(error)
         ended = status if self._has_ended_itself else "STOPPED"
         # Of several processes, the others do not know of an error: their last checkpoint remains.
-        saves = error is None or (self.algorithm.reducer.size == 1 and not signals.is_urgent)
-        call_all(
-            self._log_pending,
-            *([] if error else [lambda: self._end_stretch(ended)]),
-            *(partial(member.on_end, status) for member in self.callbacks.members),
-            *([self.save] if saves else []),
-            first=error,
-        )
+        reducer = self.algorithm.reducer
+        saves = error is None or (reducer.size == 1 and not signals.is_urgent)
+        try:
+            with reducer.together("Trainer.run") if error is None else contextlib.nullcontext():
+                call_all(
+                    self._log_pending,
+                    *(partial(member.on_end, status) for member in self.callbacks.members),
+                    *([self.save] if saves else []),
+                    first=error,
+                )
+        except BaseException as raised:
+            self._status = _status_of(raised)
+            raise
+        self._end_stretch(ended)
+        self._status = status
         signals.raise_stop()
 
     @contextlib.contextmanager
@@ -523,8 +556,12 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
             if self._files.history.stretches[-1]["by"] == "program":
                 self._write_record({})
 
-    def _name_idle(self, conditions: Sequence[Condition], every: None | int) -> None:
-        """Warn of a statistic of a condition or of `best` that this run never has."""
+    def _name_idle(self, arguments: Mapping[str, Any]) -> None:
+        """Warn of what has no effect in this run, as a statistic that it never has."""
+        conditions = arguments.get("stop_conditions", ())
+        every = arguments.get("steps_per_eval")
+        for message in idle_in_run(self.algorithm, self.state["env/steps"], arguments):
+            self._say(message)
         best, tests = str(self._record.get("best") or ""), self.algorithm.hparams.test_every
         if best.startswith("eval/") and self.eval_env is None and not (every or tests):
             self._say(
@@ -582,9 +619,10 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
         if self._stretch is not self.algorithm.config:  # by hand, or hyperparameters were changed
             self._note_stretch("step" if self._stretch is None else "program")
         memory_stats = self.algorithm.memory_stats()
-        collect_stats = self.algorithm.collect(env_config=env_config)
-        self.state["algorithm/collects"] += 1
-        step_stats = self.algorithm.step()
+        with self.algorithm.reducer.calling("Trainer.step"):
+            collect_stats = self.algorithm.collect(env_config=env_config)
+            self.state["algorithm/collects"] += 1
+            step_stats = self.algorithm.step()
         with uninterrupted():  # from here on the train step counts, and has a line
             self.state["algorithm/steps"] += 1
             self.state["env/steps"] += collect_stats["env/steps"]
@@ -631,24 +669,12 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
         """
         self._check_open()
         self._log_pending()
-        if (env := self.eval_env) is not None:
-            result = self.algorithm.reducer.from_first(
-                lambda: evaluate_apart(
-                    self.algorithm,
-                    env,
-                    episodes=self.eval_episodes if episodes is None else episodes,
-                    deterministic=deterministic,
-                    env_config=env_config,
-                )
-            )
-        elif episodes is not None:
+        if self.eval_env is None and episodes is not None:
             raise ValueError(f"`episodes` {NEEDS_EVAL_ENV}")
-        else:
-            collects = self.state["algorithm/collects"]
-            result, more = evaluate_shared(
-                self.algorithm, collects, env_config, deterministic=deterministic
-            )
-            self.state["algorithm/collects"] = collects + more
+        played = self.eval_episodes if episodes is None else episodes
+        shared = {"deterministic": str(deterministic), "episodes": str(played)}
+        with self.algorithm.reducer.calling("Trainer.eval", shared):
+            result = self._evaluate(played, env_config, deterministic=deterministic)
         self._last_evaluation = self.state["algorithm/steps"]
         self._pending = stats = {f"eval/{key}": value for key, value in result.items()}
         try:
@@ -656,6 +682,28 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
         finally:
             self._log_pending()
         return cast(EvalCollectStats, stats)
+
+    def _evaluate(
+        self, episodes: int, env_config: None | dict[str, Any], *, deterministic: bool
+    ) -> dict[str, float]:
+        """Statistics of an evaluation."""
+        if (env := self.eval_env) is not None:
+            return self.algorithm.reducer.from_first(
+                "Trainer.eval",
+                lambda: evaluate_apart(
+                    self.algorithm,
+                    env,
+                    episodes=episodes,
+                    deterministic=deterministic,
+                    env_config=env_config,
+                ),
+            )
+        collects = self.state["algorithm/collects"]
+        result, more = evaluate_shared(
+            self.algorithm, collects, env_config, deterministic=deterministic
+        )
+        self.state["algorithm/collects"] = collects + more
+        return result
 
     # ---- the record ---------------------------------------------------------------------------
 
@@ -697,17 +745,28 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
             self._log_s += time.perf_counter() - start
 
     @reported()
-    def close(self, status: RunStatus = "FINISHED") -> None:
+    def close(self, status: None | RunStatus = None) -> None:
         """Flush and close the loggers, and end trackers' runs that are this trainer's own.
 
         Environments stay open, `trainer.algorithm.env` and `trainer.eval_env`: close them when
         nothing steps them any more. Calling it again does nothing.
+
+        Args:
+            status: How the run ended, for loggers; None: as the last call of `run` did.
+
         """
         if self._is_forked:
             return
         self._is_closed = True
         writing = [] if self._files is None else [self._files.wait]
-        call_all(self._log_pending, *writing, lambda: self.logger.close(status))
+        call_all(self._log_pending, *writing, lambda: self.logger.close(status or self._status))
+
+
+def _status_of(error: None | BaseException) -> RunStatus:
+    """How a run ended that raised an error, or none."""
+    if error is None:
+        return "FINISHED"
+    return "FAILED" if isinstance(error, Exception) else "KILLED"
 
 
 def _rates(algorithm: Any) -> str:

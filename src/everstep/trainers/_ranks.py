@@ -20,9 +20,10 @@ def own_part(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def for_rank(state: Mapping[str, Any], algorithm: Any) -> dict[str, Any]:
-    """The state of an algorithm in this process, from a trainer's state.
+    """The states of algorithm and callbacks in this process, from a trainer's state.
 
-    If another number of processes saved it, environments, episodes and noise start anew.
+    If another number of processes saved it, environments, episodes and noise start anew, and
+    callbacks go on from those of rank 0.
 
     Args:
         state: State of a trainer, of one or several processes.
@@ -36,15 +37,18 @@ def for_rank(state: Mapping[str, Any], algorithm: Any) -> dict[str, Any]:
     if not isinstance(saved, Mapping):  # a tensor would be indexed by names, with a warning
         raise CheckpointError(f"`algorithm` of a state is a mapping; got {type(saved).__name__}.")
     reducer, ranks = algorithm.reducer, [own_part(saved), *state.get("ranks", ())]
+    callbacks = state.get("callbacks", ())
     if len(ranks) == reducer.size:
-        return {**saved, **ranks[reducer.rank]}
+        its = dict(ranks[reducer.rank])
+        return {"callbacks": its.pop("callbacks", callbacks), "algorithm": {**saved, **its}}
     own = own_part(algorithm.state_dict())
     bonuses = {
         name: {key: _fitting(x, own["bonuses"][name].get(key)) for key, x in each.items()}
         for name, each in saved["bonuses"].items()
         if name in own["bonuses"]
     }
-    return {**saved, **own, "bonuses": bonuses, "env": None, "continues": False, "memory": None}
+    anew = {"bonuses": bonuses, "env": None, "continues": False, "memory": None}
+    return {"callbacks": callbacks, "algorithm": {**saved, **own, **anew}}
 
 
 def _fitting(saved: torch.Tensor, own: None | torch.Tensor) -> torch.Tensor:

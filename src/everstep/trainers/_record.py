@@ -37,7 +37,7 @@ RUNS = Path("runs")
 _PACKAGES = {"ale": "ale-py"}
 
 #: Keys of a configuration file, by argument of `Trainer.run`.
-_RUN_KEYS = {
+RUN_KEYS = {
     "env_config": "env_config",
     "total_env_steps": "total_env_steps",
     "stop_conditions": "stop",
@@ -56,7 +56,9 @@ def check_run_dir(run_dir: Any, *, resume: bool) -> None:
             read-only.
 
     """
-    current_reducer().from_first(lambda: _check_run_dir(run_dir, resume=resume))
+    reducer = current_reducer()
+    reducer.check_alike("Trainer", {"run_dir": str(run_dir), "resume": str(resume)})
+    reducer.from_first("Trainer", lambda: _check_run_dir(run_dir, resume=resume))
 
 
 def _check_run_dir(run_dir: Any, *, resume: bool) -> None:
@@ -109,10 +111,15 @@ def making_run_dir(path: str | Path) -> Iterator[None]:
         raise _unwritable(path, f"{error.strerror}: {error.filename or path}") from error
 
 
-def choose_seed(run_dir: Any, *, resume: bool) -> None | int:
-    """Seed of a training that is recorded and was given none; of one that continues, its own.
+def choose_seed(seed: None | int, run_dir: Any, *, resume: bool) -> None | int:
+    """Seed of a training, which all processes were given alike, also none.
 
-    It is drawn from PyTorch's generator: another one each time, unless the program has seeded it.
+    One that is recorded and was given none has a seed that is drawn from PyTorch's generator:
+    another one each time, unless the program has seeded it. One that continues has its own.
+
+    Raises:
+        ConfigError: If processes were given different ones.
+
     """
 
     def choose() -> None | int:
@@ -121,7 +128,10 @@ def choose_seed(run_dir: Any, *, resume: bool) -> None | int:
             return seed if isinstance(seed, int) else None
         return int(torch.randint(2**31, ()))
 
-    return None if run_dir is None else current_reducer().from_first(choose)
+    current_reducer().check_alike("Trainer", {"seed": str(seed)})
+    if run_dir is None or seed is not None:
+        return seed
+    return current_reducer().from_first("Trainer(seed=None)", choose)
 
 
 def env_name(env: "Env") -> str:
@@ -134,7 +144,7 @@ def env_name(env: "Env") -> str:
 
 def run_keys(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Keys of a configuration file for those arguments of `Trainer.run` that were given."""
-    given = {key: arguments.get(name) for name, key in _RUN_KEYS.items()}
+    given = {key: arguments.get(name) for name, key in RUN_KEYS.items()}
     if given["total_env_steps"] == float("inf"):
         del given["total_env_steps"]
     return {key: value for key, value in given.items() if value}

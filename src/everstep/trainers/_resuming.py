@@ -15,7 +15,7 @@ from ._checkpointing import checkpoints_of
 from ._config_checks import is_dotted
 from ._options import SAVING
 from ._trainers import RecurrentTrainer, Trainer
-from ._trust import check_trust
+from ._trust import check_trust, without_programs
 from .config import HYPERPARAMETERS, TrainConfig
 
 #: Learning rates, which the checkpoint's optimizer has too.
@@ -109,8 +109,10 @@ def _document(run_dir: Path, overrides: Sequence[str], changes: dict[str, Any]) 
 
 def _is_same(key: str, before: Document, after: Document) -> bool:
     """Whether a key has the same meaning: an id is its spec, a class may have several paths, and
-    what was not named may be.
+    what was not named may be. Programs of an environment, such as another Python, may have moved.
     """
+    if key == "env_kwargs":
+        return without_programs(before.values) == without_programs(after.values)
     if key != "env_cls":
         return False
     old, new = before.values.get(key), after.values[key]

@@ -117,7 +117,8 @@ class SavedTrainer(Generic[_Algorithm]):
         """
         self._check_open()
         try:
-            state = self._run_state()  # of all processes
+            with self.algorithm.reducer.calling("Trainer.save"):
+                state = self._run_state()
         except Exception:
             if self._files is not None:  # the policy alone
                 self._files.save_policies(self.algorithm.policy)
@@ -141,7 +142,8 @@ class SavedTrainer(Generic[_Algorithm]):
 
         """
         if path is not None:
-            state = self.state_dict()
+            with self.algorithm.reducer.calling("Trainer.save_checkpoint"):
+                state = self.state_dict()
             if not self.algorithm.reducer.rank:
                 save_state(Path(path), state)
         elif self.run_dir is None:
@@ -175,7 +177,9 @@ class SavedTrainer(Generic[_Algorithm]):
         Of several processes, all must call it, and that of rank 0 is to be saved.
         """
         state = self._own_state()
-        ranks = self.algorithm.reducer.gather(own_part(state["algorithm"]))
+        reducer, own = self.algorithm.reducer, {"callbacks": state["callbacks"]}
+        sent = {**own, **own_part(state["algorithm"])} if reducer.rank else {}
+        ranks = reducer.gather("Trainer.state_dict", sent)
         return {**state, "ranks": ranks[1:]}
 
     def _own_state(self) -> dict[str, Any]:
@@ -199,17 +203,17 @@ class SavedTrainer(Generic[_Algorithm]):
         """
         self._log_pending()  # of the training that ends here
         own = loading(self._own_state, self._load_own_state)
-        with own, self.algorithm.reducer.together():
-            self._load_own_state({**state, "algorithm": for_rank(state, self.algorithm)})
+        with own, self.algorithm.reducer.together("Trainer.load_state_dict"):
+            self._load_own_state({**state, **for_rank(state, self.algorithm)})
 
     def _load_own_state(self, state: Mapping[str, Any]) -> None:
         """Continue from the state of this process."""
         self.algorithm.load_state_dict(state["algorithm"])
         if state.get("annealed_to") is not None:
-            self.algorithm.anneal(int(state["annealed_to"]))
-        totals = {key: int(state["trainer"][key]) for key in self.state}
+            self.algorithm.anneal(_count("annealed_to", state["annealed_to"], least=1))
+        totals = {key: _count(key, state["trainer"][key]) for key in self.state}
         self.state = cast(TrainerState, totals)
-        self._evaluated = int(state.get("evaluated", totals["algorithm/steps"]))
+        self._evaluated = _count("evaluated", state.get("evaluated", totals["algorithm/steps"]))
         if state.get("eval_env") is not None and hasattr(self.eval_env, "load_state_dict"):
             cast(Any, self.eval_env).load_state_dict(state["eval_env"])
         self.callbacks.load_state_dict(state.get("callbacks", ()))
@@ -222,7 +226,7 @@ class SavedTrainer(Generic[_Algorithm]):
                 return cast(RunFiles, self._files).load()
             return Path(path), load_state(Path(path))
 
-        return self.algorithm.reducer.from_first(read)
+        return self.algorithm.reducer.from_first("Trainer.load_checkpoint", read)
 
     def _log_pending(self) -> None:
         """Log statistics that have not been logged yet: once, also if what comes after raises."""
@@ -256,10 +260,23 @@ class SavedTrainer(Generic[_Algorithm]):
         return {"mlflow": state.get("mlflow_run_id"), **state.get("trackers", {})}
 
     def _save_in_background(self) -> None:
-        state = self._run_state()  # of all processes
+        with self.algorithm.reducer.calling("Trainer.save"):
+            state = self._run_state()
         if self._files is not None:
             path = self._files.save_in_background(self.state, state, self.algorithm.policy)
             self._called.call("on_checkpoint", path)
+
+
+def _count(name: str, value: Any, *, least: int = 0) -> int:
+    """A number of a state that counts something.
+
+    Raises:
+        CheckpointError: If it is none.
+
+    """
+    if type(value) is not int or value < least:
+        raise CheckpointError(f"`{name}` of a state is a whole number from {least}; got {value!r}.")
+    return value
 
 
 def _check_run_keys(path: Path, state: Any) -> None:

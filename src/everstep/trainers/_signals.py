@@ -103,7 +103,8 @@ class Signals:
             due: Whether it asks for a checkpoint.
 
         """
-        stop, due, *signals = reducer.agree(stop, due, *(self.stop == x for x in _STOPS))
+        flags = (stop, due, *(self.stop == x for x in _STOPS))
+        stop, due, *signals = reducer.agree("Trainer.run", *flags)
         if any(signals):
             self.stop = _STOPS[signals.index(True)]
         return stop or any(signals), due

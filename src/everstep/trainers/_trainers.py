@@ -20,6 +20,7 @@ from ..core.validation import (
 from ..errors import ConfigError
 from ._base import GenericTrainerBase
 from ._checkpointing import Interval
+from ._idle import idle_arguments
 from ._keywords import RecurrentTrainerKeywords, TrainerKeywords, with_keywords
 from ._options import RULED, TrainerRules
 from ._record import check_run_dir, choose_seed
@@ -177,8 +178,7 @@ def _build_algorithm(
         own["record"] = {**described, **(own.get("record") or {})}
         run_dir, resume = own.get("run_dir", "auto"), own.get("resume", False)
         check_run_dir(run_dir, resume=resume)  # before an environment is made
-        if config.seed is None:
-            config.seed = choose_seed(run_dir, resume=resume)
+        config.seed = choose_seed(config.seed, run_dir, resume=resume)
         return config.build(resolve(source, env_kwargs) if env_kwargs else source), own
     if wrong:
         raise ConfigError(wrong)
@@ -205,6 +205,8 @@ def _checked(arguments: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
         Interval(given.get("checkpoint_every", "1m"))
     except ConfigError as error:
         wrong = [x for x in wrong if not x.startswith("`checkpoint_every`")] + [*error.problems]
+    if not wrong:
+        wrong = [*idle_arguments(arguments).values()]
     return {**arguments, **given}, wrong
 
 

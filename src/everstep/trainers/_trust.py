@@ -92,12 +92,22 @@ def foreign_names(document: Document) -> list[tuple[str, str]]:
 
 def _programs(values: dict[str, Any]) -> Iterator[tuple[KeyPath, str]]:
     """Programs that the environment starts, and machines to which it connects."""
-    spec = values.get("env_cls")
-    adapter: Any = own_adapters(spec.partition(":")[0]) if isinstance(spec, str) else ()
     for path, own in _env_options(values):
-        for option in getattr(adapter[0], "programs", ()) if adapter else ():
+        for option in _program_options(values):
             if own.get(option) is not None:
                 yield (*path, option), str(own[option])
+
+
+def _program_options(values: dict[str, Any]) -> tuple[str, ...]:
+    spec = values.get("env_cls")
+    adapter: Any = own_adapters(spec.partition(":")[0]) if isinstance(spec, str) else ()
+    return getattr(adapter[0], "programs", ()) if adapter else ()
+
+
+def without_programs(values: dict[str, Any]) -> dict[str, Any]:
+    """The environment's arguments, but for the programs that it starts and their machines."""
+    options = _program_options(values)
+    return {x: value for x, value in (values.get("env_kwargs") or {}).items() if x not in options}
 
 
 def _env_options(values: dict[str, Any]) -> Iterator[tuple[KeyPath, dict[str, Any]]]:

@@ -19,14 +19,16 @@ from ..conditions import condition_from_config
 from ..config import Document, apply_overrides, dotted_name, load, plain
 from ..core.hyperparameters import RecurrentHyperparameters
 from ..core.ranks import reported
+from ..core.shown import call, given_fields
 from ..core.validation import FilePath, Problem, explained, unknown_name
 from ..env import Env, EnvFactory
 from ..env.registry import EnvSource, SpecFactory, is_made, resolve
 from ..errors import AdapterError, ConfigError
-from ..loggers import create_run_dir
+from ..loggers import TRACKERS, create_run_dir
 from ..schedulers import functions_described
 from . import _config_checks as checks
 from ._evaluations import check_evaluations, eval_seed
+from ._idle import idle_arguments, tracker_named
 from ._keywords import with_fields
 from ._options import SAVING, RunOptions
 from ._record import RUNS, check_depth, check_run_dir, choose_seed
@@ -108,6 +110,11 @@ class TrainConfig(RunOptions):
             options["env_cls"] = SpecFactory(env_cls).spec  # an id gets its prefix
         object.__setattr__(self, "_source", source)
         super().__init__(algorithm_config=given, **options)
+
+    def __repr__(self) -> str:
+        given = dict(given_fields(self))
+        given |= given.pop("algorithm_config", {})
+        return call(type(self).__name__, given.pop("env_cls"), **given)
 
     def __getattr__(self, name: str) -> Any:
         if name in HYPERPARAMETERS:
@@ -220,7 +227,7 @@ class TrainConfig(RunOptions):
         if run_dir is not None:
             check_depth({**_given(self._values()), **(trainer_arguments.get("record") or {})})
         check_run_dir(run_dir, resume=resume)
-        seed = choose_seed(run_dir, resume=resume) if self.seed is None else None
+        seed = choose_seed(self.seed, run_dir, resume=resume)
         algorithm = self.build_algorithm(seed=seed)
         arguments: dict[str, Any] = {
             "experiment_name": self.experiment_name,
@@ -230,16 +237,22 @@ class TrainConfig(RunOptions):
         }
         given = {name: getattr(self, name) for name in ("eval_episodes", *SAVING)}
         arguments |= {name: value for name, value in given.items() if value is not None}
-        if self.video_every is not None:
+        if self.video_every is not None and run_dir is not None:
             (videos,) = entry_points(group="everstep.callbacks", name="video_every")
             record = videos.load()
             arguments["callbacks"] = [*arguments.get("callbacks", ()), record(self.video_every)]
         more = trainer_arguments.pop("loggers", ())
-        arguments |= {**trainer_arguments, "loggers": [*arguments.get("loggers", ()), *more]}
+        # What the caller switches off is not needed from this config.
+        is_off = trainer_arguments.get("track") is False
+        off = TRACKERS if run_dir is None else {"mlflow"} if is_off else ()
+        own = [x for x in arguments.get("loggers", ()) if tracker_named(x) not in off]
+        arguments |= {**trainer_arguments, "loggers": [*own, *more]}
+        for name in idle_arguments(arguments).keys() - trainer_arguments.keys() - {"loggers"}:
+            del arguments[name]
         self._check_evaluations(algorithm, shared=arguments["eval_env"] is None)
         if arguments.get("run_dir", "auto") == "auto":
             arguments["run_dir"] = self.run_dir or algorithm.reducer.from_first(
-                lambda: create_run_dir(RUNS, self._env_name())
+                "TrainConfig.build", lambda: create_run_dir(RUNS, self._env_name())
             )
         if isinstance(algorithm, RecurrentAlgorithm):
             return RecurrentTrainer(algorithm, **arguments)
@@ -337,7 +350,8 @@ class TrainConfig(RunOptions):
         """The evaluation environment, unless evaluations share the training environment."""
         hparams = algorithm.hparams
         given = self.eval_episodes, hparams.test_every
-        wanted = given != (None, None) or (self.steps_per_eval and isinstance(self.env_cls, str))
+        is_apart = isinstance(self.env_cls, str) or bool(self.eval_env_kwargs)
+        wanted = given != (None, None) or (self.steps_per_eval and is_apart)
         if is_made(self.env_cls) or not wanted:
             return None
         env: Any = self.make_env_source(evaluating=True)

@@ -194,7 +194,8 @@ class ConsoleProgress:
 
         page = io.StringIO()
         # Wider than any row: the page scrolls, where a console would cut.
-        Console(file=page, width=200, force_jupyter=False).print(self._view())
+        # And without the codes of terminals, which kernels ask for (FORCE_COLOR).
+        Console(file=page, width=200, force_jupyter=False, force_terminal=False).print(self._view())
         shown = HTML(f"<pre>{html.escape(page.getvalue())}</pre>")
         if self._cell is None:
             self._cell = display(shown, display_id=True)

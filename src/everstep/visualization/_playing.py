@@ -25,8 +25,11 @@ Frame = npt.NDArray[np.uint8]
 #: Frames a second of an environment that does not say.
 _FPS = 30.0
 
+#: Most frames a second of a video; above it a second has more pictures than any file should.
+_MOST_FPS = 1000.0
+
 #: Options of many environments, which one of its own does not need.
-_MANY = ("vectorization_mode", "vector_kwargs", "random_phase", "render_mode")
+MANY = ("vectorization_mode", "vector_kwargs", "random_phase", "render_mode")
 
 #: End of errors about environments that cannot be shown.
 _ELSEWHERE = (
@@ -63,9 +66,9 @@ def make_rendering_env(config: "TrainConfig", mode: Literal["rgb_array", "human"
         AdapterError: If the environment cannot be made, or not with this `render_mode`.
 
     """
-    source: Any = config.make_env_source()
+    source: Any = config.make_env_source(evaluating=True)
     if isinstance(source, AdapterFactory):
-        options = {k: v for k, v in source.kwargs.items() if k not in _MANY}
+        options = {k: v for k, v in source.kwargs.items() if k not in MANY}
         source.kwargs = {**options, "render_mode": mode}
     horizon = config.horizon if isinstance(config.horizon, int) else None
     try:
@@ -152,7 +155,7 @@ def frame_of(env: Env) -> Frame:
     array = np.asarray(picture)
     if array.ndim == 4 and len(array) == 1:
         array = array[0]
-    if array.dtype != np.uint8 or array.ndim != 3 or array.shape[-1] != 3:
+    if array.dtype != np.uint8 or array.ndim != 3 or array.shape[-1] != 3 or not array.size:
         received = "None" if picture is None else f"{array.dtype} {list(array.shape)}"
         raise EnvError(
             f"`{name}.render()` must return a picture, uint8 [height, width, 3], as Gymnasium's "
@@ -162,11 +165,11 @@ def frame_of(env: Env) -> Frame:
 
 
 def frames_per_second(env: Env) -> float:
-    """`render_fps` of the environment's metadata, or 30."""
+    """`render_fps` of the environment's metadata, or 30 if it is none that a video can have."""
     for each in (env, getattr(env, "env", None)):
         metadata = getattr(each, "metadata", None)
         fps = metadata.get("render_fps") if isinstance(metadata, Mapping) else None
-        if isinstance(fps, int | float) and fps > 0:
+        if isinstance(fps, int | float) and 0 < fps <= _MOST_FPS:
             return float(fps)
     return _FPS
 

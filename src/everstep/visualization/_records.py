@@ -28,7 +28,7 @@ NAMES = ("seed", "run_dir", "experiment_name")
 RETURN_KEYS = ("episodes/return_mean_100", "episodes/return_mean", "returns/mean")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RunRecord:
     """Configuration and statistics of a run, as its directory has them."""
 
@@ -49,6 +49,11 @@ class RunRecord:
 
     #: Stretches of the training, as `everstep.trainers` wrote them; empty if nobody did.
     history: tuple[dict[str, Any], ...] = ()
+
+    def __repr__(self) -> str:
+        counts = f"{self.env_steps:,} env steps, {len(self.records):,} records"
+        notes = f", {len(self.notes)} notes" if self.notes else ""
+        return f"{type(self).__name__}({str(self.run_dir)!r}, {counts}{notes})"
 
     @property
     def keys(self) -> list[str]:

@@ -17,6 +17,7 @@ from ..core.plain_files import open_plain, printable, read_plain
 from ..errors import ConfigError
 from ..loggers.history import HISTORY
 from ._comparison import result_of, shown
+from ._pages import MAX_VIDEO
 from ._plot import plot_runs
 from ._records import RunRecord, read_run
 
@@ -117,9 +118,10 @@ def _read_best(path: Path, run_dir: Path) -> dict[str, Any]:
     return {printable(k): printable(x) if isinstance(x, str) else x for k, x in found.items()}
 
 
-def _copy(run: RunRecord, name: str, target: Path) -> None:
-    """Copy a file of the run, which must be a plain one."""
-    with open_plain(run.run_dir / name, within=run.run_dir) as file, target.open("xb") as copy:
+def _copy(run: RunRecord, name: str, target: Path, limit: int = 2**32) -> None:
+    """Copy a file of the run, which must be a plain one of at most so many bytes."""
+    source = open_plain(run.run_dir / name, within=run.run_dir, limit=limit)
+    with source as file, target.open("xb") as copy:
         shutil.copyfileobj(file, copy)
 
 
@@ -139,7 +141,7 @@ def _video(run: RunRecord, out: Path) -> list[str]:
     if not made:
         return []
     name = f"replay{made[0].suffix}"
-    _copy(run, str(made[0].relative_to(run.run_dir)), out / name)
+    _copy(run, str(made[0].relative_to(run.run_dir)), out / name, MAX_VIDEO)
     if made[0].suffix == ".gif":
         return ["## Video", "", f"![The policy, playing]({name})", ""]
     return ["## Video", "", f'<video controls src="{name}"></video>', ""]

@@ -15,6 +15,7 @@ import torch
 from ..callbacks import Callback
 from ..config import load
 from ..core.checkpoints import save_file
+from ..errors import ConfigError
 from ..policies import load_policy, policy_state
 from ..trainers import TrainConfig
 from ..trainers._evaluations import seed_eval_env
@@ -61,6 +62,15 @@ class RecordVideos(Callback):
         self._env: None | Env = None
         self._failed = False
 
+    def on_start(self, trainer: Any) -> None:
+        """Begin with a training, which has a directory to write videos to."""
+        if trainer.run_dir is None:
+            raise ConfigError(
+                "`RecordVideos` writes videos to the run's directory, and this trainer has none: "
+                "got `run_dir=None`. Drop one of the two."
+            )
+        super().on_start(trainer)
+
     def on_train_step(self, stats: dict[str, Any]) -> None:
         """Record a video if one is due."""
         if self.every and stats["algorithm/steps"] % self.every == 0:
@@ -75,7 +85,7 @@ class RecordVideos(Callback):
     def record(self) -> None | Path:
         """Record a video of the policy of now; its file, or None if that failed."""
         is_first = not self.trainer.algorithm.reducer.rank  # of several processes
-        if self._failed or self.trainer.run_dir is None or not is_first:
+        if self._failed or not is_first:
             return None
         step = self.trainer.state["env/steps"]
         path = Path(self.trainer.run_dir) / "videos" / f"step-{step:09d}{self.suffix}"

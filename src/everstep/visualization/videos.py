@@ -10,7 +10,7 @@ import numpy as np
 from ..core.files import replacing
 from ..core.installation import install_command
 from ..env import Env
-from ..errors import EverstepError
+from ..errors import EnvError, EverstepError
 from ._figures import check_suffix
 from ._playing import (
     Frame,
@@ -74,13 +74,21 @@ def record_video(
     fps = frames_per_second(env)
 
     def pictures() -> Iterator[Frame]:
+        size: tuple[int, ...] = ()
         for moment in play_episodes(policy, env, episodes=episodes, **options):
-            picture = captioned(frame_of(env), title, _text(moment, episodes))
+            frame = frame_of(env)
+            if frame.shape != (size := size or frame.shape):  # encoders drop those pictures
+                raise EnvError(
+                    f"`{type(env).__name__}.render()` must return pictures of one size; got "
+                    f"{list(frame.shape)} after {list(size)}. Fix the size where it is drawn."
+                )
+            picture = captioned(frame, title, _text(moment, episodes))
             yield picture
             if moment.ended:
                 ends.append(moment)
                 yield from [picture] * round(_HOLD * fps)
 
+    path.parent.mkdir(parents=True, exist_ok=True)
     encode = _write_gif if path.suffix.lower() == ".gif" else _write_mp4
     with replacing(path) as place:
         encode(place, pictures(), fps)

@@ -72,8 +72,10 @@ def run(arguments: argparse.Namespace) -> int:
         pruner=arguments.pruner,
         seed=arguments.sampler_seed,
     )
+    before = len(study.trials)
     space = optimize(
         study,
+        database,
         arguments.file,
         overrides,
         trials=arguments.trials,
@@ -81,6 +83,8 @@ def run(arguments: argparse.Namespace) -> int:
         score=arguments.score,
         show=_show,
     )
+    if len(study.trials) == before:
+        print(f"Study   {database} has {before} trials: none was trained, as --trials counts them.")
     best = Path(arguments.out) if arguments.out else path.with_name(f"{path.stem}-best.yaml")
     write_file(best, best_text(study, space, arguments.file, overrides, arguments.score))
     print(f"Best    {best}: {study.best_value:.5g}, trial {study.best_trial.number}")

@@ -3,16 +3,71 @@
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from everstep.core.files import append_line
+from pydantic import Field, TypeAdapter, ValidationError
+from typing_extensions import NotRequired, TypedDict
+
+from everstep.core.files import MAX_LINE, append_line
+from everstep.core.plain_files import printable, read_plain
 from everstep.errors import EverstepError
 
 from ..recipes import Recipe
 
 #: Name of our own side.
 OURS = "everstep"
+
+#: Bytes of a file of results that is read: those of some ten thousand trainings.
+_MAX_FILE = 30_000_000
+
+# What a line holds. Squares and sums of numbers beyond 1e100 would leave float64.
+_Text = Annotated[str, Field(max_length=1000)]
+_Number = Annotated[float, Field(ge=-1e100, le=1e100, allow_inf_nan=False)]
+_Numbers = Annotated[list[_Number], Field(max_length=10_000)]
+_Count = Annotated[int, Field(ge=0, lt=2**63)]
+
+
+class _Key(TypedDict):
+    recipe: _Text
+    digest: _Text
+    side: _Text
+    seed: _Count
+
+
+class _Failure(TypedDict):
+    error: _Text
+
+
+class _Evaluation(TypedDict):
+    mean: _Number
+
+
+class _Machine(TypedDict):
+    cpu: _Text
+    cores: _Count
+
+
+_Curve = TypedDict(
+    "_Curve",
+    {
+        "return": Annotated[_Numbers, Field(min_length=1)],
+        "env_steps": _Numbers,
+        "processor_seconds": NotRequired[_Numbers],  # not of older results
+    },
+)
+
+
+class _Result(TypedDict):
+    training: _Number
+    evaluation: _Evaluation
+    curve: _Curve
+    processor_seconds: Annotated[_Number, Field(ge=0)]
+    machine: _Machine
+    versions: Annotated[dict[_Text, _Text], Field(max_length=100)]
+    file: NotRequired[_Text]
+    total_env_steps: NotRequired[_Count]
 
 
 @dataclass(frozen=True)
@@ -82,18 +137,19 @@ class Results:
     #: The file.
     path: Path
 
-    #: The line of each training, oldest first.
-    lines: list[dict[str, Any]]
-
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.lines = []
+        self._by_key: dict[tuple[str, str, str, int], dict[str, Any]] = {}
         if not path.exists():
             return
-        text = path.read_text(encoding="utf-8")
-        whole = text[: text.rfind("\n") + 1]
-        for number, line in enumerate(whole.splitlines(), start=1):
+        content = read_plain(path, within=path.parent, limit=_MAX_FILE)
+        for number, line in enumerate(content.split(b"\n")[:-1], start=1):
             self._take(_parsed(line, f"{path}:{number}"))
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        """The line of each training, oldest first."""
+        return list(self._by_key.values())
 
     def missing(self, jobs: Iterable[Job], *, retry: bool = False) -> list[Job]:
         """Jobs without a line; with `retry`, those that failed are among them."""
@@ -109,7 +165,9 @@ class Results:
         self._take(line)
 
     def _take(self, line: dict[str, Any]) -> None:
-        self.lines = [*(x for x in self.lines if key_of(x) != key_of(line)), line]
+        key = key_of(line)
+        self._by_key.pop(key, None)  # the last line of a training stands where it was added
+        self._by_key[key] = line
 
 
 def key_of(line: Mapping[str, Any]) -> tuple[str, str, str, int]:
@@ -117,14 +175,38 @@ def key_of(line: Mapping[str, Any]) -> tuple[str, str, str, int]:
     return line["recipe"], line["digest"], line["side"], line["seed"]
 
 
-def _parsed(text: str, place: str) -> dict[str, Any]:
+def _parsed(content: bytes, place: str) -> dict[str, Any]:
+    problem = "it is too long" if len(content) > MAX_LINE else ""
+    line: Any = None
     try:
-        line = json.loads(text)
-        key_of(line)
-    except (ValueError, TypeError, KeyError):
+        line = None if problem else json.loads(content)
+    except (ValueError, RecursionError):
+        problem = "it is no JSON"
+    if problem := problem or problem_of(line):
         raise EverstepError(
-            f"{place}: expected a result, a JSON object with recipe, digest, side and seed; got "
-            f"{text[:80]!r}. Remove the line."
-        ) from None
+            f"{place}: expected a result, a JSON object with recipe, digest, side and seed, and "
+            "either the error or what was measured, as `everstep reproduce` writes it; "
+            f"{problem}; got {printable(content[:80].decode(errors='replace'))!r}. Remove the line."
+        )
     found: dict[str, Any] = line
     return found
+
+
+def problem_of(line: Any) -> str:
+    """The first rule of lines of results that a value breaks; empty if it breaks none."""
+    kinds = (_Key, _Failure if isinstance(line, dict) and "error" in line else _Result)
+    try:
+        for kind in kinds:
+            _checker(kind).validate_python(line, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        return printable(f"{where}: {first['msg']}" if where else first["msg"])
+    curve = line.get("curve", {}) if kinds[1] is _Result else {}
+    lengths = {len(x) for name, x in curve.items() if name in _Curve.__annotations__}
+    return "" if len(lengths) < 2 else "curve: its lists differ in length"
+
+
+@cache
+def _checker(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)

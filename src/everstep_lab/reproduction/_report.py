@@ -1,12 +1,14 @@
 """The page of results: tables and learning curves, from `results.jsonl` alone."""
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
 from everstep.config import PREFIX, recipe_names
 from everstep.core.files import write_file
+from everstep.core.plain_files import path_within, printable, read_plain
 from everstep.errors import ConfigError, EverstepError
 
 from ..recipes import Recipe, read_recipe
@@ -83,10 +85,10 @@ def write_page(results: Results, page: Path, recipes: Sequence[Recipe]) -> None:
         why = f"all trainings failed, {errors[0]}" if errors else "no result in it"
         again = "Mend it, and add --retry" if errors else "Train first: everstep reproduce …"
         raise EverstepError(f"{results.path}: {why}. {again}")
-    text = page.read_text(encoding="utf-8") if page.exists() else _NEW_PAGE
+    text = _text_of(page) if page.exists() else _NEW_PAGE
+    pictures = path_within(page.with_suffix(""), page.parent)
     measured = {row.recipe.name for row in rows if row.lines}
     expected = list(recipes) or [read_recipe(name) for name in recipe_names()]
-    pictures = page.with_suffix("")
     parts = {
         (BEGIN, END): results_text(rows, pictures, [x for x in expected if x.name not in measured]),
         (DETAILS_BEGIN, DETAILS_END): details_text(rows, pictures),
@@ -107,6 +109,14 @@ def write_page(results: Results, page: Path, recipes: Sequence[Recipe]) -> None:
         draw_profile(LEVELS, profiles(rows), pictures / "profile.svg")
     if page.absolute() == OWN_PAGE:
         write_own_results(rows)
+
+
+def _text_of(page: Path) -> str:
+    """The text of a page that is there, which must be a plain file."""
+    try:
+        return read_plain(page).decode()
+    except UnicodeDecodeError:
+        raise ConfigError(f"--report {page}: it is no text in UTF-8. Name another page.") from None
 
 
 def _recipes_of(results: Results) -> list[Recipe]:
@@ -138,7 +148,11 @@ def results_text(rows: Sequence[Row], pictures: Path, missing: Sequence[Recipe])
         parts.append("\n".join([*_OTHER_HEAD, *map(_other_text, others)]))
     if peers:
         parts += ["## Beside other libraries", "\n".join([*_PEER_HEAD, *peers])]
-    failures = [f"* {row.recipe.name}, {row.side}, {error}" for row in rows for error in row.errors]
+    failures = [
+        f"* {row.recipe.name}, {_shown(row.side)}, {_shown(error)}"
+        for row in rows
+        for error in row.errors
+    ]
     if failures:
         parts.append("\n".join(["Trainings that failed:", "", *failures]))
     parts += [_made_with(rows), _missing(missing)]
@@ -260,7 +274,7 @@ def _peer_text(row: Row, ours: Sequence[Row]) -> str:
     ratio = None if own is None else times_as_long(row, own)
     return _line(
         f"`{row.recipe.name}`",
-        row.side,
+        _shown(row.side),
         "" if own is None else spread(own.summary.mean, _std(own.summary)),
         spread(row.summary.mean, _std(row.summary)),
         "" if own is None else f"{improvement(own.scores, row.scores):.2f}",
@@ -270,7 +284,9 @@ def _peer_text(row: Row, ours: Sequence[Row]) -> str:
 
 def _peer_details_text(row: Row) -> str:
     summary = row.summary
-    return _line(f"`{row.recipe.name}`", row.side, between(summary.interval), str(summary.count))
+    return _line(
+        f"`{row.recipe.name}`", _shown(row.side), between(summary.interval), str(summary.count)
+    )
 
 
 def _name(row: Row) -> str:
@@ -280,6 +296,12 @@ def _name(row: Row) -> str:
 def _line(*cells: str) -> str:
     """A row of a table."""
     return f"| {' | '.join(cells)} |"
+
+
+def _shown(text: str) -> str:
+    """A text of `results.jsonl` in a line of Markdown: no HTML, no link, no end of a cell."""
+    line = " ".join(printable(text).split())
+    return re.sub(r"[<>\[\]|`]", lambda found: f"&#{ord(found[0])};", line)
 
 
 def _std(summary: Summary) -> None | float:
@@ -314,12 +336,13 @@ def _missing(recipes: Sequence[Recipe]) -> str:
 
 def _made_with(rows: Sequence[Row]) -> str:
     lines = [line for row in rows for line in row.lines]
-    machines = sorted({f"{x['machine']['cpu']}, {x['machine']['cores']} core(s)" for x in lines})
+    cpus = {(_shown(x["machine"]["cpu"]), x["machine"]["cores"]) for x in lines}
+    machines = sorted(f"{cpu}, {cores} core(s)" for cpu, cores in cpus)
     versions: dict[str, set[str]] = {}
     for line in lines:
         for name, version in line["versions"].items():
             if name != "commit":
-                versions.setdefault(name, set()).add(version)
+                versions.setdefault(_shown(name), set()).add(_shown(version))
     texts = [f"{name} {', '.join(sorted(found))}" for name, found in sorted(versions.items())]
     return (
         f"Measured on {'; '.join(machines)}, one thread a training, with {'; '.join(texts)}. "

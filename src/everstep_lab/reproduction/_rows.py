@@ -82,7 +82,8 @@ def times_as_long(row: Row, own: Row) -> None | float:
     sides were trained on.
     """
     theirs, ours = row.seconds, own.seconds
-    ratios = [theirs[cpu] / ours[cpu] for cpu in sorted(theirs.keys() & ours)]
+    common = sorted(cpu for cpu in theirs.keys() & ours if ours[cpu])  # 0.0: it took no time
+    ratios = [theirs[cpu] / ours[cpu] for cpu in common]
     return sum(ratios) / len(ratios) if ratios else None
 
 
@@ -92,8 +93,11 @@ def rows_of(results: Results, recipes: Sequence[Recipe]) -> list[Row]:
     A recipe that has no line of its present keys has those of the keys that were trained last.
     """
     rows = []
+    by_name: dict[str, list[dict[str, Any]]] = {}
+    for line in results.lines:
+        by_name.setdefault(line["recipe"], []).append(line)
     for recipe in recipes:
-        own = [x for x in results.lines if x["recipe"] == recipe.name]
+        own = by_name.get(recipe.name, [])
         digests = {x["digest"] for x in own}
         digest = recipe.digest if recipe.digest in digests else _latest(own)
         lines = [x for x in own if x["digest"] == digest]

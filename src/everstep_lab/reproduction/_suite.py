@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..benchmarks import machine
-from ._jobs import OURS, Job, Results
+from ._jobs import OURS, Job, Results, problem_of
 from ._peers import peer_command, peer_request
 
 #: Seconds between looks at the processes.
@@ -101,7 +101,9 @@ class Process:
             "machine": {k: v for k, v in machine("cpu").items() if k in ("cpu", "cores")},
         }
         if code == 0 and self.result.is_file():
-            return {**line, **json.loads(self.result.read_text(encoding="utf-8"))}
+            line |= json.loads(self.result.read_text(encoding="utf-8"))
+            problem = problem_of(line)  # without a return there is nothing to compare
+            return {**line, "error": f"no result: {problem}"} if problem else line
         return {**line, "error": self._why(code)}
 
     def _why(self, code: int) -> str:

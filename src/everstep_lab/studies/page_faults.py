@@ -17,7 +17,7 @@ import subprocess
 import sys
 
 #: What makes glibc keep memory.
-KEEPING = {"MALLOC_TRIM_THRESHOLD_": "4294967296", "MALLOC_MMAP_THRESHOLD_": "1073741824"}
+KEEPING = {"MALLOC_TRIM_THRESHOLD_": "17179869184", "MALLOC_MMAP_THRESHOLD_": "1073741824"}
 
 
 def updates(count: int, threads: int, num_envs: int = 256) -> list[tuple[float, int]]:

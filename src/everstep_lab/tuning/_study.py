@@ -1,16 +1,19 @@
 """A study: trainings with suggested hyperparameters, kept in a database that processes share."""
 
 import json
+import os
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import quote
 
 from everstep.callbacks import Callback
 from everstep.config import apply_overrides, load
 from everstep.core.installation import install_command
 from everstep.core.interrupts import closing
+from everstep.core.plain_files import open_plain, printable
 from everstep.errors import ConfigError, EverstepError
 
 from ._space import KEY, Space, read_space
@@ -70,6 +73,10 @@ def open_study(path: Path, name: str, *, sampler: str, pruner: str, seed: None |
         pruner: `median`, `hyperband` or `none`.
         seed: Seed of the sampler.
 
+    Raises:
+        EverstepError: If the database cannot be read or written, or holds no such study.
+        OSError: If it is no plain file.
+
     """
     optuna = require_optuna()
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # failures are shown by the command
@@ -84,13 +91,15 @@ def open_study(path: Path, name: str, *, sampler: str, pruner: str, seed: None |
         "none": optuna.pruners.NopPruner,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    with without_experimental_warnings():
+    if os.path.lexists(path):
+        open_plain(path, within=path.parent).close()
+    with without_experimental_warnings(), _naming(path, Exception):
         storage = optuna.storages.RDBStorage(
-            f"sqlite:///{path}",
+            f"sqlite:///{quote(str(path))}",
             engine_kwargs={"connect_args": {"timeout": 60}},
             heartbeat_interval=_HEARTBEAT_S,
         )
-        return optuna.create_study(
+        study = optuna.create_study(
             storage=storage,
             study_name=name,
             sampler=samplers[sampler](),
@@ -98,6 +107,30 @@ def open_study(path: Path, name: str, *, sampler: str, pruner: str, seed: None |
             direction="maximize",
             load_if_exists=True,
         )
+        if any(trial.state == optuna.trial.TrialState.COMPLETE for trial in study.trials):
+            format(study.best_value, ".5g")  # an error where it is no number
+        return study
+
+
+@contextmanager
+def _naming(path: Path, *kinds: type[Exception]) -> Iterator[None]:
+    """Context in which errors of these kinds become one that names the database.
+
+    Raises:
+        EverstepError: In place of an error of a kind.
+
+    """
+    try:
+        yield
+    except EverstepError:
+        raise
+    except kinds as error:
+        cause = getattr(error, "orig", None) or error.__cause__ or error  # of SQLAlchemy, Optuna
+        text = printable(" ".join(f"{type(cause).__name__}: {cause}".split()))[:300].rstrip(".")
+        raise EverstepError(
+            f"{path}: it cannot be used as the database of a study ({text}). Name another file "
+            "with --study, or remove it to begin anew."
+        ) from error
 
 
 @contextmanager
@@ -110,6 +143,7 @@ def without_experimental_warnings() -> Iterator[None]:
 
 def optimize(
     study: Any,
+    database: Path,
     file: str,
     overrides: Sequence[str],
     *,
@@ -124,6 +158,7 @@ def optimize(
 
     Args:
         study: The study.
+        database: Its database, for errors.
         file: The training file with a search space, or a recipe.
         overrides: Assignments such as `total_env_steps=50_000`.
         trials: Trials that the study has in the end, those of other processes included.
@@ -135,18 +170,31 @@ def optimize(
         ConfigError: If the file has no search space, or no trial could be trained.
 
     """
+    from sqlalchemy.exc import SQLAlchemyError
+
     optuna = require_optuna()
     document = apply_overrides(load(file), overrides)
     space = read_space(document)
+    if any(override.split("=")[0] == "seed" for override in overrides):
+        raise ConfigError(
+            "command line: seed: has no effect: a trial trains with the seeds 0, 1, … Set how many "
+            "with --seeds."
+        )
+    if (earlier := study.user_attrs.get("score", score)) != score:
+        raise ConfigError(
+            f"{KEY}: {database} has scores of {earlier}, and --score {score} has others. Name "
+            "another database with --study."
+        )
+    study.set_user_attr("score", score)
     first = space.first(document.values)
     if first and not study.trials:
         study.enqueue_trial(first, skip_if_exists=True)
     states = optuna.trial.TrialState
 
     def objective(trial: Any) -> float:
-        values = space.suggest(trial)
-        assignments = [*overrides, *(f"{k}={json.dumps(v)}" for k, v in values.items())]
         try:
+            values = _suggested(space, trial, database)
+            assignments = [*overrides, *(f"{k}={json.dumps(v)}" for k, v in values.items())]
             scores = [_train(file, assignments, seed, trial, score) for seed in range(seeds)]
         except EverstepError as error:
             trial.set_user_attr("error", str(error))
@@ -154,19 +202,39 @@ def optimize(
         return sum(scores) / len(scores)
 
     ended = (states.COMPLETE, states.PRUNED, states.FAIL)
+    broken = (optuna.exceptions.StorageInternalError, SQLAlchemyError)
     if len([t for t in study.trials if t.state in ended]) < trials:
-        study.optimize(
-            objective,
-            callbacks=[
-                optuna.study.MaxTrialsCallback(trials, states=ended),
-                lambda _, trial: show(trial),
-            ],
-            catch=(EverstepError,),
-        )
+        with _naming(database, *broken):
+            study.optimize(
+                objective,
+                callbacks=[
+                    optuna.study.MaxTrialsCallback(trials, states=ended),
+                    lambda _, trial: show(trial),
+                ],
+                catch=(EverstepError,),
+            )
     if not any(trial.state == states.COMPLETE for trial in study.trials):
         errors = [trial.user_attrs.get("error", "") for trial in study.trials]
         raise ConfigError(f"{file}: no trial could be trained: {next(filter(None, errors), '')}")
     return space
+
+
+def _suggested(space: Space, trial: Any, database: Path) -> dict[str, Any]:
+    """Values of a trial.
+
+    Raises:
+        ConfigError: If the study was begun with another search space.
+
+    """
+    try:
+        return space.suggest(trial)
+    except ValueError as error:
+        # Optuna keeps the choices of the first trial.
+        text = printable(" ".join(str(error).split())).rstrip(".")
+        raise ConfigError(
+            f"{KEY}: {database} has trials of another search space ({text}). Name another database "
+            "with --study."
+        ) from None
 
 
 def _train(file: str, assignments: Sequence[str], seed: int, trial: Any, score: Score) -> float:

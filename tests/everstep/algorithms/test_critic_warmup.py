@@ -70,7 +70,7 @@ HELD, LEARNS = "values", "policy+values"
         ({}, {"ends": HORIZON + 2}, [HELD, LEARNS, LEARNS]),
         ({}, {"has_keys": False}, [LEARNS] * 3),  # all are reset together
         ({}, {"limit": 500}, [LEARNS] * 3),
-        ({"horizons_per_env_reset": 2}, {}, [LEARNS] * 3),
+        ({"horizons_per_env_reset": 1}, {}, [HELD, HELD, LEARNS]),
         ({"lr_schedule_kind": "adaptive", "target_kl_div": 0.01}, {}, [LEARNS] * 3),
         ({"critic_warmup": 0}, {}, [LEARNS] * 3),
         ({"critic_warmup": ROLLOUT}, {"ends": 2}, [HELD, LEARNS, LEARNS]),

@@ -114,6 +114,13 @@ def test_a_model_that_is_frozen_as_a_whole() -> None:
     model.requires_grad_(False)
     with pytest.raises(ConfigError, match=r"every parameter .* frozen .*requires_grad_\(True\)"):
         built(DiscreteDummyEnv, model=model, model_config=None)
+    algorithm = built(DiscreteDummyEnv)
+    algorithm.policy.model.requires_grad_(False)
+    algorithm.collect()
+    with pytest.raises(ConfigError, match=r"every parameter .* frozen"):
+        algorithm.step()
+    algorithm.policy.model.requires_grad_(True)
+    algorithm.step()
 
 
 class Empty(Model):

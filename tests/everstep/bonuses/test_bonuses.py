@@ -55,6 +55,10 @@ class Counted(Bonus):
         return (self.weight - 1).square()
 
 
+def named_bonus(name: Any) -> Bonus:
+    return type("Other", (Counted,), {"name": name})(Stream(0.9))
+
+
 SCRIPTS = [
     [Episode(4, TERMINATED), Episode(2, TRUNCATED)],
     [Episode(1, TRUNCATED), Episode(3, TERMINATED)],
@@ -741,6 +745,11 @@ def test_files_name_networks(tmp_path: Path) -> None:
         ([{"rnd": {"predictor_proportion": 0}}], "above 0; got 0"),
         (["rnd"], "expected objects, or mappings"),
         ([{"rnd": {}}, {"rnd": {}}], "different names"),
+        ([named_bonus(None)], "`bonuses`: .* needs a name.*got `name = None`"),
+        ([named_bonus(property(lambda self: self.missing))], "needs a name.*got no `name`"),
+        ([named_bonus(5)], "got `name = 5`"),
+        ([named_bonus("total")], "other than 'total'"),
+        ([named_bonus("symmetry")], "and 'symmetry'; got `name = 'symmetry'`"),
         ([{"rnd": {}}, Counted(Stream(0.9))], "must agree on the weight"),
     ],
 )

@@ -797,6 +797,16 @@ def run_export(here, capsys):
 
 
 @pytest.mark.slow
+def test_each_word_that_is_no_key_is_told_once(run_export, my_run):
+    code, _, err = run_export(my_run, "out", "b", "gamma=1")
+    assert code == 2
+    lines = err.splitlines()
+    assert len(lines) == 2, err
+    assert "command line: b: expected key=value" in lines[1]
+    assert "gamma=1: unknown key" in lines[0]
+
+
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*type hint:UserWarning")  # MLflow's, of its own
 def test_a_run_is_exported(run_export, my_run, here):
     import mlflow

@@ -25,7 +25,9 @@ from everstep.core import files
 from everstep.core.files import append_line, replacing, write_file
 from everstep.errors import ConfigError
 from everstep.loggers import JsonlLogger, read_metrics, writer_of
+from everstep_lab.recipes import read_recipe
 from everstep_lab.reproduction import Results
+from tests.everstep_lab.reproduction.lines import result
 from tests.tracing import traced
 
 #: What writes a file by itself, beside `open`, `replace` and `rename`.
@@ -297,7 +299,10 @@ def test_a_whole_last_line_without_its_end_is_kept(tmp_path: Path) -> None:
 
 
 def row(seed: int, **more: Any) -> dict[str, Any]:
-    return {"recipe": "a", "digest": "b", "side": "everstep", "seed": seed, **more}
+    """A line of a failed training, or of one with a result."""
+    measured = result(read_recipe("classic/CartPole-v1"), "everstep", seed, 1.0)
+    key = {"recipe": "a", "digest": "b", "side": "everstep", "seed": seed}
+    return ({} if "error" in more else measured) | key | more
 
 
 @unclosed
@@ -451,3 +456,15 @@ def test_a_file_system_without_locks_is_named(
     JsonlLogger(tmp_path / "metrics.jsonl").close()
     [record] = caplog.records
     assert f"{tmp_path}: this file system has no locks" in record.getMessage()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there are no pipes among files")
+def test_a_pipe_that_nobody_reads_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(path := tmp_path / "pipe")
+    with pytest.raises(OSError, match="is a pipe that nobody reads"):
+        write_file(path, "text")
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    write_file(path, "text")
+    assert os.read(reader, 100) == b"text"
+    assert os.read(reader, 100) == b""
+    os.close(reader)

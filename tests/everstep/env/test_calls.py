@@ -1,5 +1,6 @@
 """Environments run in their caller's settings of PyTorch, and keep no graph between env steps."""
 
+import contextlib
 import gc
 import weakref
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from torchrl.data import Composite, Unbounded
 from torchrl.envs import EnvBase, SerialEnv
 
 import everstep
-from everstep import AlgorithmConfig, Env, RecurrentAlgorithmConfig
+from everstep import AlgorithmConfig, DiscreteDummyEnv, Env, RecurrentAlgorithmConfig
 from everstep.algorithms.recording import Recorder
 from everstep.core.graphs import Tape
 from everstep.errors import EnvError
@@ -160,6 +161,21 @@ def test_the_environment_has_the_settings_of_the_caller(context: Any, amp: bool)
         assert settings() == expected
     assert all(x == expected for x in env.seen + other.seen)
     assert settings()["gradients"]
+
+
+@pytest.mark.parametrize("config", [AlgorithmConfig, RecurrentAlgorithmConfig])
+@pytest.mark.parametrize("source", ["CartPole-v1", DiscreteDummyEnv])
+def test_an_algorithm_that_was_built_in_inference_mode_trains_outside(
+    config: Any, source: Any
+) -> None:
+    found = []
+    for context in (torch.inference_mode, contextlib.nullcontext):
+        with context():
+            algorithm, _ = trained(everstep.make(source, 4, horizon=8), config)
+        algorithm.collect()
+        algorithm.step()
+        found.append([*algorithm.parameters()])
+    assert all(map(torch.equal, *found))
 
 
 def test_an_error_leaves_the_settings_of_the_caller() -> None:

@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import os
+import random
 import shlex
 import shutil
 import socket
@@ -336,8 +337,13 @@ class Tracker(BaseHTTPRequestHandler):
             server.stopping.wait()
         if server.mode == "slow":
             server.stopping.wait(0.15)
-        status, answer = (500, {}) if server.mode == "500" else self._route(request)
-        body = json.dumps(answer).encode()
+        if any(place in self.path for place in server.refusing):
+            status, answer = server.refusing_with
+        elif self.path.endswith("/log-batch") and len(json.dumps(request)) > server.largest:
+            status, answer = 413, "<h1>Request Entity Too Large</h1>"
+        else:
+            status, answer = (500, {}) if server.mode == "500" else self._route(request)
+        body = (answer if isinstance(answer, str) else json.dumps(answer)).encode()
         with contextlib.suppress(OSError):  # the client may have given up
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
@@ -351,7 +357,11 @@ class Tracker(BaseHTTPRequestHandler):
         if "/experiments/get" in self.path:
             return 200, {"experiment": experiment}
         if self.path.endswith("/runs/log-batch"):
-            for metric in request.get("metrics", ()):
+            metrics = request.get("metrics", ())
+            if wrong := [x["key"] for x in metrics if x["key"] in self.server.refused]:
+                code = "INVALID_PARAMETER_VALUE"
+                return 400, {"error_code": code, "message": f"Invalid metric name: {wrong[0]}"}
+            for metric in metrics:
                 self.server.points[metric["key"]].append((metric["step"], metric["value"]))
             return 200, {}
         if self.path.endswith("/runs/update"):
@@ -368,6 +378,8 @@ def tracker(mode):
     server.daemon_threads = True
     server.mode, server.requests, server.status = mode, 0, None
     server.points = defaultdict(list)
+    server.refused = set()
+    server.refusing, server.refusing_with, server.largest = (), None, math.inf
     server.stopping = threading.Event()
     server.uri = f"http://127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
@@ -431,6 +443,9 @@ def test_a_failing_tracker_costs_one_warning(
         assert sink.run_id is None
         assert mlflow.active_run() is None
         assert threading.current_thread() not in connecting_threads
+        give_up = time.monotonic() + 30  # a busy machine has not connected yet
+        while not connecting_threads and time.monotonic() < give_up:
+            time.sleep(0.01)
         assert connecting_threads
     [message] = warned(caplog)
     assert server.uri in message
@@ -467,6 +482,118 @@ def test_a_healthy_server(tmp_path, caplog):
         assert server.points == {"nan": [(3, "NaN")], "inf": [(3, "Infinity")], "a": [(3, 1.0)]}
         assert server.status == "FAILED"
     assert warned(caplog) == []
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_refused_statistic_costs_no_other(seed, tmp_path, caplog):
+    """However many there are: all others arrive, and those that do not are counted."""
+    draw = random.Random(seed)
+    names = [f"m{i}" for i in range(draw.choice((3, 60, 400)))]
+    with tracker("ok") as server:
+        server.refused = set(draw.sample(names, draw.choice((1, 2, len(names) // 3))))
+        logger = MlflowLogger(tmp_path, tracking_uri=server.uri, patience=30.0)
+        for step in range(20):
+            logger.log_metrics(dict.fromkeys(names, step), step=step)
+        logger.close()
+        assert server.points.keys() == set(names) - server.refused
+        assert all(len(points) == 20 for points in server.points.values())
+        assert server.requests < 30 + 24 * len(server.refused)
+    assert logger.undelivered == 20 * len(server.refused)
+    assert any("refuses" in message for message in warned(caplog))
+
+
+def test_a_run_that_refuses_everything_is_not_asked_for_each_statistic(tmp_path, caplog):
+    names = [f"m{i}" for i in range(100)]
+    with tracker("ok") as server:
+        server.refused = set(names)
+        logger = MlflowLogger(tmp_path, tracking_uri=server.uri, patience=30.0)
+        for step in range(100):
+            logger.log_metrics(dict.fromkeys(names, step), step=step)
+        logger.close()
+        assert server.requests < 250
+    assert logger.undelivered == 10_000
+
+
+#: Bodies of refusals as MLflow's server, a proxy and a gateway write them.
+BODIES = ({"error_code": "PERMISSION_DENIED"}, "<h1>No</h1>", {"message": "Forbidden"}, {}, "")
+
+
+@pytest.mark.few(5)
+@pytest.mark.parametrize("status", [401, 403, 404, 405, 410, 501])
+@pytest.mark.parametrize("where", ["/experiments/get", "/runs/create", "/log-batch", "/update"])
+@pytest.mark.parametrize("body", BODIES, ids=str)
+def test_what_refuses_for_good_is_told_once_and_not_asked_again(
+    status, where, body, tmp_path, caplog, monkeypatch
+):
+    """In no form of a body is it taken for an error that passes."""
+    monkeypatch.setattr("everstep.loggers.delivery._PERIOD", 0.01)
+    monkeypatch.setattr("everstep.loggers.delivery._LONGEST_PAUSE", 0.02)
+    if where == "/experiments/get" and (status == 404 or "error_code" in body):
+        pytest.skip("MLflow takes a 404 there for an experiment that is to be created")
+    with tracker("ok") as server:
+        server.refusing, server.refusing_with = (where,), (status, body)
+        sink = train(server.uri, tmp_path, steps=20, wait=30.0, patience=30.0)
+        requests = server.requests
+        for step in range(20, 40):
+            sink.log_metrics({"a": step}, step=step)
+        time.sleep(0.1)
+        assert server.requests == requests
+    first, *counted = warned(caplog)
+    assert f"refuses this run: {status}, " in first
+    assert "nothing more is sent there: check " in first
+    assert f"{tmp_path}/metrics.jsonl has every statistic" in first
+    assert len(read_metrics(tmp_path / "metrics.jsonl")) == 20
+    lost = 0 if where == "/update" else 40
+    assert sink.undelivered == lost
+    assert len(counted) == (lost > 0)
+    assert all(line.startswith("40 points") for line in counted)
+
+
+@pytest.mark.parametrize("status", [408, 429, 502, 503])
+def test_what_passes_is_asked_again(status, tmp_path, caplog, monkeypatch):
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    monkeypatch.setattr("everstep.loggers.delivery._PERIOD", 0.01)
+    with tracker("ok") as server:
+        server.refusing, server.refusing_with = ("/log-batch",), (status, "busy")
+        logger = MlflowLogger(tmp_path, tracking_uri=server.uri, patience=30.0)
+        logger.log_metrics({"a": 1.0}, step=1)
+        give_up = time.monotonic() + 30
+        while not warned(caplog) and time.monotonic() < give_up:
+            time.sleep(0.01)
+        server.refusing = ()
+        logger.close()
+        assert server.points == {"a": [(1, 1.0)]}
+    assert len(warned(caplog)) == 1
+
+
+@pytest.mark.parametrize("largest", [150, 400, 3000])
+def test_batches_of_a_server_that_takes_small_ones_are_halved(largest, tmp_path, caplog):
+    with tracker("ok") as server:
+        server.largest = largest
+        logger = MlflowLogger(tmp_path, tracking_uri=server.uri, patience=30.0)
+        logger.log_params({f"p{i}": i for i in range(30)} | {"long": "x" * 400})
+        for step in range(50):
+            logger.log_metrics(dict.fromkeys("abcd", step), step=step)
+        logger.close()
+        steps = [(step, step) for step in range(50)]
+        assert {name: sorted(points) for name, points in server.points.items()} == dict.fromkeys(
+            "abcd", steps
+        )
+    assert logger.undelivered == 0
+    is_lost = largest < 500  # the long parameter alone is larger
+    assert len(warned(caplog)) == 2 * is_lost
+    if is_lost:
+        assert "refuses a request: 413, " in warned(caplog)[0]
+        assert warned(caplog)[1].startswith("1 parameters, texts or media were not delivered")
+
+
+def test_statistics_whose_names_become_one_keep_apart(root):
+    logger = MlflowLogger(root)
+    logger.log_metrics({"a?b": 1.0, "a_b": 2.0, "a!b": 3.0, "y" * 300: 4.0, "y" * 301: 5.0}, step=1)
+    logger.close()
+    found = stored(logger).data.metrics
+    assert sorted(found.values()) == [1.0, 2.0, 3.0, 4.0, 5.0]
+    assert {"a_b", "a_b_2", "a_b_3"} <= found.keys()
 
 
 def test_an_outage_loses_nothing(tmp_path, caplog, monkeypatch):

@@ -5,6 +5,7 @@ import logging
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -180,6 +181,46 @@ def test_texts_and_media_that_are_never_stored_are_counted(
     failed, counted = (record.message for record in caplog.records)
     assert "does not store" in failed
     assert counted.startswith("103 parameters, texts or media were not delivered to Broken.")
+
+
+class Answer(OSError):
+    """An error of `requests`, by the status of the answer."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"{status} Client Error")
+        self.response = SimpleNamespace(status_code=status)
+
+
+class Refusing(Storing):
+    """A tracker whose store of files answers with a status."""
+
+    def __init__(self, status: int) -> None:
+        self.status = status
+        self.asked: list[str] = []
+        super().__init__(fails_for=0)
+
+    def _send_text(self, name: str, text: str) -> None:
+        self.asked.append(name)
+        raise OSError("upload failed") from Answer(self.status)
+
+
+@pytest.mark.parametrize(("status", "asked"), [(403, 1), (404, 1), (413, 3)])
+def test_files_that_are_refused_for_good_are_not_sent_again(
+    status: int, asked: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each alone if its size is refused, and else all of them."""
+    monkeypatch.setattr(delivering, "_PERIOD", 0.01)
+    monkeypatch.setattr(delivering, "_CLOSING_PAUSE", 0.01)
+    store = Refusing(status)
+    for step, name in enumerate(("a", "b", "c")):
+        store.put_media(name, np.zeros(3), step)
+    store.put_metrics({"x": 1.0}, 3)
+    store.close("FINISHED", patience=30, limit=60)
+    assert store.asked == ["a", "b", "c"][:asked]
+    assert store.received == [3]
+    first, counted = (record.message for record in caplog.records)
+    assert f"does not store a: {status}, OSError: upload failed. Training continues: " in first
+    assert counted.startswith("3 parameters, texts or media were not delivered")
 
 
 # ---- TensorBoard -----------------------------------------------------------------------------

@@ -317,7 +317,7 @@ def test_states_go_on_where_they_were_left(recurrent: Any, form: str) -> None:
         ({"obs": [[[1, 2, 3], [4]]]}, "`obs` cannot be an array"),
         (
             {"obs": np.zeros((2, 1, 3)), "states": {"hidden_states": "zero"}},
-            "`states.hidden_states` is not an array of numbers",
+            "`states.hidden_states` must have the dtype float32.*got <U4",
         ),
         (
             {"obs": np.zeros((2, 1, 3)), "states": {"hidden_states": np.zeros((2, 1, 8))}},
@@ -325,7 +325,7 @@ def test_states_go_on_where_they_were_left(recurrent: Any, form: str) -> None:
         ),
         (
             {"obs": np.zeros((2, 1, 3)), "states": {"hidden_states": np.zeros((3, 1, 1, 8))}},
-            r"states.hidden_states must hold the states before each of the 2 sequences",
+            r"`states.hidden_states` must hold the states before each of the 2 sequences",
         ),
     ],
 )

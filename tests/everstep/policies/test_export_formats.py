@@ -16,7 +16,7 @@ from gymnasium.vector import SyncVectorEnv
 import everstep
 from everstep.__main__ import main
 from everstep.core.normalizers import ObservationNormalizer
-from everstep.errors import ExportError
+from everstep.errors import ConfigError, ExportError
 from everstep.policies import Policy, RecurrentPolicy
 from tests.everstep.policies.test_deployment import CHOICE, OBS, Linear, Padded, make
 from tests.test_docs import DOCS, blocks
@@ -230,6 +230,34 @@ def test_what_onnx_lacks_is_told(tmp_path: Path) -> None:
 def test_an_unknown_format_is_told(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="must be one of mlflow, onnx, torch-export; got 'onxx'"):
         make(OBS, CHOICE).export(tmp_path / "policy", format="onxx")
+
+
+@pytest.mark.parametrize(
+    ("name", "format", "named"),
+    [
+        ("p.onnx", "mlflow", "onnx"),
+        ("p.pt2", "mlflow", "torch-export"),
+        ("p.pt2", "onnx", "torch-export"),
+        ("p.onnx", "torch-export", "onnx"),
+    ],
+)
+def test_a_file_of_one_format_is_not_named_as_of_another(
+    name: str, format: Any, named: str, tmp_path: Path
+) -> None:
+    path = tmp_path / name
+    with pytest.raises(
+        ConfigError, match=f"a file of the format {named}, and `format` is {format}"
+    ):
+        make(OBS, CHOICE).export(path, format=format)
+    assert not path.exists()
+
+
+def test_a_link_that_leads_nowhere_is_not_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "policy"
+    path.symlink_to(tmp_path / "gone")
+    with pytest.raises(FileExistsError):
+        make(OBS, CHOICE).export(path, format="torch-export")
+    assert path.is_symlink()
 
 
 def test_the_command_and_the_documented_program(

@@ -2,6 +2,7 @@
 
 import random
 import threading
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from gymnasium.vector import AutoresetMode
 from tensordict import TensorDict
 from torch import nn
-from torchrl.data import Bounded, Categorical, Composite, Unbounded
+from torchrl.data import Binary, Bounded, Categorical, Composite, MultiCategorical, Unbounded
 
 from everstep import AlgorithmConfig, Policy, RecurrentAlgorithmConfig, RecurrentPolicy
 from everstep.core.normalizers import ObservationNormalizer
@@ -173,10 +174,27 @@ class OfA(TwoHeads):
         (([[1, 2, 3], [4]],), "`obs` cannot be an array"),
         (({"a": 1},), r"`obs` must have the dtype float32 .* got object \(dict\)"),
         ((torch.zeros(3, dtype=torch.complex64),), "got torch.complex64"),
-        ((np.zeros((2, 3)), None, [True] * 3), "one for each of 2 observations; got bool of sh"),
+        ((np.zeros((2, 3)), None, [True] * 3), "each of 2 observations; got list of shape"),
         ((np.zeros((2, 3)), None, "yes"), "`episode_start` must be one bool"),
-        ((np.zeros(3), (torch.zeros(1, 2),)), r"`state` must be .*\[1, 1, 8\]\]; got \[\[1, 2\]\]"),
+        ((np.zeros(3), (torch.zeros(1, 2),)), r"`state` must be .*\[1, 1, 8\]\]; got tuple of 1"),
+        ((np.zeros(3), (torch.zeros(1, 2),) * 2), r"got \[\[1, 2\], \[1, 2\]\]"),
         ((np.zeros(3), {}), "got dict. Pass None"),
+        (([0.0, np.nan, 0.0],), r"`obs` must be finite, .* got nan \(1 of 3 numbers\)"),
+        ((torch.full((2, 3), -torch.inf),), r"got -inf \(6 of 6"),
+        ((np.full(3, 1e300),), r"got inf \(3 of 3"),
+        ((torch.zeros(3, device="meta"),), "holds all its numbers; got one that is on the device"),
+        ((torch.zeros(3).to_sparse(),), "nested or sparse"),
+        ((np.zeros(3), (torch.full((1, 1, 8), torch.nan),) * 2), "`state` has NaN"),
+        (
+            (np.zeros(3), (torch.zeros(1, 1, 8, dtype=torch.complex64),) * 2),
+            r"`state\[0\]` must have",
+        ),
+        ((np.zeros(3), ([[1], [1, 2]],) * 2), r"`state\[0\]` cannot be an array"),
+        ((np.zeros(3), (np.zeros((1, 1, 8)),) * 3), "got tuple of 3"),
+        ((np.zeros(3), None, np.nan), "`episode_start` must be one bool, .* got the number nan"),
+        ((np.zeros(3), None, 0.5), "the number 0.5. Pass `terminated"),
+        ((np.zeros(3), None, [[1], [1, 0]]), "`episode_start` must .* got list: .* inhomogeneous"),
+        ((np.zeros(3), None, None, "no"), "`deterministic`: expected bool; got 'no'"),
     ],
 )
 def test_what_does_not_fit_is_refused(arguments: Any, message: str) -> None:
@@ -188,6 +206,95 @@ def test_what_does_not_fit_is_refused(arguments: Any, message: str) -> None:
 def test_a_policy_without_state_takes_none() -> None:
     with pytest.raises(ValueError, match="`state` must be None"):
         Policy(OBS, CHOICE).predict(np.zeros(3), (torch.zeros(1),))
+    with pytest.raises(ValueError, match="`episode_start` must be one bool"):
+        Policy(OBS, CHOICE).predict(np.zeros(3), episode_start="yes")
+
+
+#: Spaces by their names, each with what a policy of it observes.
+SPACES: dict[str, Any] = {
+    "numbers": OBS,
+    "doubles": Unbounded(3, dtype=torch.float64),
+    "choice": Categorical(5, shape=torch.Size([1])),
+    "choices": MultiCategorical([3, 4]),
+    "flags": Binary(4, dtype=torch.bool),
+    "image": Bounded(0, 255, shape=torch.Size([3, 36, 36]), dtype=torch.uint8),
+}
+SPACES["mapping"] = Composite(a=OBS, b=SPACES["choice"])
+SPACES["masked"] = Composite(obs=OBS, action_mask=SPACES["flags"])
+
+#: The same numbers as an array `x` has, in other forms.
+SAME: list[Callable[[Any], Any]] = [
+    lambda x: x,
+    lambda x: x.tolist(),
+    lambda x: list(x),
+    torch.from_numpy,
+    lambda x: torch.nn.Parameter(torch.from_numpy(x), requires_grad=False),
+    lambda x: np.broadcast_to(x, x.shape),
+    lambda x: np.repeat(x, 2, -1)[..., ::2],
+    lambda x: np.asfortranarray(x),
+    lambda x: x.astype(x.dtype.newbyteorder(">")),
+    lambda x: x.astype(np.float64) if x.dtype.kind == "f" else x.astype(np.min_scalar_type(x)),
+]
+
+#: Others, which may fit a space nevertheless.
+OTHER: list[Callable[[Any], Any]] = [
+    lambda x: x.astype(object),
+    lambda x: x.astype(complex),
+    lambda x: x.astype(str),
+    lambda x: x.astype("datetime64[s]") if x.dtype.kind == "i" else b"x",
+    lambda x: np.full(x.shape, np.nan),
+    lambda x: np.full(x.shape, np.inf, np.float32),
+    lambda x: np.full(x.shape, 1e300),
+    lambda x: np.full(x.shape, -1),
+    lambda x: np.full(x.shape, 2**63 + 5, np.uint64),
+    lambda x: np.full(x.shape, 10**30, dtype=object).tolist(),
+    lambda x: x[..., :0],
+    lambda x: x[..., 0],
+    lambda x: np.concatenate([x, x], -1),
+    lambda x: x[None, None],
+    lambda x: np.zeros(x.shape, [("a", "f4")]),
+    lambda x: torch.from_numpy(x).to("meta"),
+    lambda x: torch.from_numpy(x).float().to_sparse(),
+    lambda x: torch.nested.nested_tensor([torch.ones(3), torch.ones(2)]),
+    lambda x: None,
+    lambda x: [[1, 2], [3]],
+    lambda x: {"a": x},
+    lambda x: {1, 2},
+    lambda x: iter(x),
+]
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("space", SPACES)
+@pytest.mark.parametrize("cls", [Policy, RecurrentPolicy])
+def test_drawn_inputs_are_read_as_the_same_numbers_or_refused(cls: Any, space: str) -> None:
+    draw = random.Random(space)
+    torch.manual_seed(3)
+    spec = SPACES[space]
+    policy = cls(spec, CHOICE)
+    for _ in range(40):
+        rows = draw.choice([None, 1, 3])
+        plain = spec.rand([] if rows is None else [rows])
+        leaves = dict(plain.items()) if space in ("mapping", "masked") else {"": plain}
+        arrays = {name: leaf.numpy() for name, leaf in leaves.items()}
+        has_other = draw.random() < 0.5
+        changed = {name: draw.choice(SAME)(x) for name, x in arrays.items()}
+        if has_other:
+            name = draw.choice(list(arrays))
+            changed[name] = draw.choice(OTHER)(arrays[name])
+        given: Any = dict(reversed(changed.items())) if "" not in changed else changed[""]
+        expected, after = policy.predict(plain)
+        state = draw.choice([None, after])
+        refusal = ""
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                found, _ = policy.predict(given, state)
+        except ValueError as error:
+            refusal = str(error)
+        assert not refusal or (has_other and refusal.startswith(("`", "All entries of `obs`")))
+        if not has_other and state is None:
+            np.testing.assert_array_equal(np.asarray(found), expected)
 
 
 class Dropped(DefaultDiscreteModel):

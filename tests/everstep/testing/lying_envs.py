@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from gymnasium import spaces
 from tensordict import TensorDict
 from torchrl.data import Bounded, Unbounded
 
@@ -421,6 +422,34 @@ class RemembersTheAction(Walk):
 
     def step(self, action: Any) -> Any:
         return super().step(action).set("rewards", action.detach())
+
+
+@lie("independence")
+class CopiesThatShareAList(Walk):
+    """Its rows are said to be environments of their own."""
+
+    def __init__(self, num_envs: int, /, horizon: Any = None, *, device: Any = "cpu") -> None:
+        super().__init__(num_envs, horizon, device=device)
+        self.envs = [_Copy(self.shared_steps) for _ in range(num_envs)]
+
+    shared_steps: list[int] = []  # noqa: RUF012 - which they share
+
+
+class _Copy:
+    """An environment of a single row, which counts its env steps in a list."""
+
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, steps: list[int]) -> None:
+        self.steps = steps
+
+    def reset(self, *, seed: None | int = None) -> Any:
+        self.steps.clear()
+        return 0, {}
+
+    def step(self, action: int) -> Any:
+        self.steps.append(action)
+        return len(self.steps), 0.0, False, False, {}
 
 
 @lie("memory")

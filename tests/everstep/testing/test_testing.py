@@ -66,10 +66,10 @@ def names_of(found: dict[str, CheckResult], status: str) -> set[str]:
 @pytest.mark.parametrize(
     ("cls", "unseen"),
     [
-        (Walk, {"invalid_rows", "asynchronous"}),
-        (NextStepWalk, {"asynchronous"}),
-        (ForgetfulWalk, {"invalid_rows", "final_obs", "asynchronous"}),
-        (HalvedWalk, {"invalid_rows"}),
+        (Walk, {"invalid_rows", "asynchronous", "independence"}),
+        (NextStepWalk, {"asynchronous", "independence"}),
+        (ForgetfulWalk, {"invalid_rows", "final_obs", "asynchronous", "independence"}),
+        (HalvedWalk, {"invalid_rows", "independence"}),
     ],
 )
 def test_the_honest_pass(cls: Any, unseen: set[str]) -> None:
@@ -85,7 +85,7 @@ def test_environments_without_episodes_pass_what_applies_to_them(cls: Any) -> No
     assert names_of(found, "failed") == set(), found
     assert names_of(found, "not applicable") == {
         *("none_end", "some_end", "all_end", "final_obs", "invalid_rows"),
-        *("seed", "reseed", "asynchronous", "description"),
+        *("seed", "reseed", "asynchronous", "independence", "description"),
     }
 
 

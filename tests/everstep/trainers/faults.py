@@ -51,6 +51,9 @@ COMMAND = (
     *("model_config.hiddens=[8]", "checkpoint_every=1"),
 )
 
+#: Arguments of a job that does not end by itself.
+ENDLESS = ["--no-mlflow", "--steps", "1_000_000_000"]
+
 #: Fault, the exit code of its job, and text on the job's standard error. The disk's job is ended by
 #: SIGTERM: 1 is the code of rank 0, which cannot save, and either rank may be the first to end.
 #: So it is with a rank that another one has killed.
@@ -131,10 +134,12 @@ class Job(Started):
         return self.metrics.read_bytes().count(b"\n") if self.metrics.exists() else 0
 
     def wait_for_a_line(self) -> None:
-        """Wait for a train step of this job."""
+        """Wait for a train step of this job, and for a checkpoint of the run."""
         limit = time.monotonic() + 2 * LIMIT
         while self.count() <= self.lines and self.poll() is None and time.monotonic() < limit:
             self.lines = min(self.lines, self.count())  # those after the checkpoint were cut
+            time.sleep(0.01)
+        while not checkpoints_of(self.directory / "run") and time.monotonic() < limit:
             time.sleep(0.01)
         assert self.poll() is None, self.text()
 
@@ -163,8 +168,14 @@ class Job(Started):
         assert not left, f"processes were left: {self.text()}"
         return seconds
 
+    def terminate(self) -> None:
+        """End it by SIGTERM to the launcher."""
+        os.kill(self.pid, signal.SIGTERM)
+        self.end(time.monotonic())
+        assert self.status == 143, self.text()
+
     def text(self) -> str:
-        return self.log.read_text(errors="replace")[-6000:]
+        return self.log.read_text(errors="replace")
 
     def _members(self) -> list[int]:
         """Processes of the launcher's session, and others that have the job's variable."""
@@ -235,7 +246,7 @@ def inject(fault: str, directory: Path, rng: random.Random, *, real: bool = Fals
         AssertionError: If the job does not end as it should, or cannot go on.
 
     """
-    words, variables, restarts = ["--no-mlflow", "--steps", "1_000_000_000"], {}, 0
+    words, variables, restarts = ENDLESS, {}, 0
     if fault in ("raise", "nan", "hang", "lock"):
         variables[FAULT] = f"{fault} {rng.randrange(2, 400)}"
     if fault == "restart":
@@ -265,6 +276,7 @@ def inject(fault: str, directory: Path, rng: random.Random, *, real: bool = Fals
     if variables.get(FAULT):
         while not (directory / "fault").exists() and job.poll() is None:
             time.sleep(0.01)
+        since = time.monotonic()
     trains_on = fault in ("restart", "tracker")  # to its budget
     seconds = job.end(since, limit=20 * LIMIT if trains_on else LIMIT)
     if variables.get(FAULT):
@@ -296,12 +308,9 @@ def check(run_dir: Path, fault: str) -> None:
 
 def goes_on(directory: Path, *, real: bool = False) -> None:
     """The command makes another train step."""
-    job = Job(directory, ["--no-mlflow", "--steps", "1_000_000_000"], real=real)
+    job = Job(directory, ENDLESS, real=real)
     job.wait_for_a_line()
-    since = time.monotonic()
-    os.kill(job.pid, signal.SIGTERM)  # the launcher's
-    job.end(since)
-    assert job.status == 143, job.text()
+    job.terminate()
 
 
 def often(fault: str, times: int, *, seed: int = 0, real: bool = False) -> list[float]:

@@ -407,13 +407,15 @@ def test_an_end_is_whole_in_each_order_of_failures(
     else:
         assert caught is (expected[0] if expected else None)
     assert all(x.called.count("on_end") == 1 for x in callbacks)
+    interrupted = caught is not None and not isinstance(caught, Exception)
+    status = "FINISHED" if caught is None else "KILLED" if interrupted else "FAILED"
     caught = None
     try:
         trainer.close()
     except BaseException as error:
         caught = error
     assert caught is (None if isinstance(closing_error, Exception) else closing_error)
-    assert logger.closed == ["FINISHED"]
+    assert logger.closed == [status]
     state = trainer.state["algorithm/steps"]
     assert steps_of(tmp_path) == [*range(1, state + 1)] == logger.steps
     if save_error is None:

@@ -334,6 +334,7 @@ def test_results_in_a_file_are_not_written_to_the_terminal(clock, capsys):
 
 def test_a_notebook_shows_a_cell(clock, monkeypatch):
     pytest.importorskip("IPython")
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as kernels do
     console = Console(file=StringIO(), force_jupyter=True)
     progress = ConsoleProgress(console=console, clock=clock)
     shown = []
@@ -342,6 +343,7 @@ def test_a_notebook_shows_a_cell(clock, monkeypatch):
     assert "123.4" in shown[0].data
     assert "episode length, last rollout" in shown[0].data
     assert "…" not in shown[0].data
+    assert "\x1b" not in shown[0].data
     assert console.file.getvalue() == ""
 
 

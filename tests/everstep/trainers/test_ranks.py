@@ -164,6 +164,6 @@ def test_noise_of_ranks_is_not_that_of_neighbouring_seeds(ranks: list[dict[str, 
     assert [found["seed"] for found in ranks] == [1, seed_of(1, 1)]
 
 
-def test_run_has_six_collectives_beside_the_optimizer_steps(tmp_path: Path) -> None:
-    """Also where rollouts are counted in pieces, and with the question whether to stop."""
-    assert run_ranks(2, counted, tmp_path) == 2 * [[8 + 6] * 3]
+def test_run_has_seven_collectives_beside_the_optimizer_steps(tmp_path: Path) -> None:
+    """Where rollouts are counted in pieces, and with the question whether to stop, too."""
+    assert run_ranks(2, counted, tmp_path) == 2 * [[8 + 7] * 3]

@@ -43,6 +43,16 @@ def of_parameter(key: str, value: Any) -> Any:
     return change
 
 
+def of_key(*path: str, value: Any) -> Any:
+    def change(state: Any) -> None:
+        *places, key = path
+        for place in places:
+            state = state[place]
+        state[key] = value
+
+    return change
+
+
 CHANGES = {
     "trackers": lambda state: state.update(trackers=()),
     "trackers.0": lambda state: state.update(trackers={"wandb": 3}),
@@ -56,9 +66,30 @@ CHANGES = {
     "exp_avg": of_parameter("exp_avg", 1),
     "exp_avg_sq": of_parameter("exp_avg_sq", None),
     "step": of_parameter("step", torch.zeros(3)),
+    # What the run's optimizer is not configured with, though its class would take it.
+    "maximize.True": of_optimizer("maximize", True),
+    "amsgrad.True": of_optimizer("amsgrad", True),
+    "weight_decay": of_optimizer("weight_decay", -1),
+    "weight_decay.0.1": of_optimizer("weight_decay", 0.1),
+    "betas.above 1": of_optimizer("betas", (2.0, 0.999)),
+    "lr": of_optimizer("lr", float("nan")),
+    "lr.negative": of_optimizer("lr", -1e-3),
+    "lr.of 9e18": of_optimizer("lr", 9e18),
+    # Numbers that no training has.
+    "env_steps": of_key("algorithm", "counters", "env_steps", value=-1),
+    "horizons": of_key("algorithm", "counters", "horizons", value=1.5),
+    "reward_scale": of_key("algorithm", "counters", "reward_scale", value=float("nan")),
+    "buffered": of_key("algorithm", "counters", "buffered", value="yes"),
+    "count": of_key("algorithm", "discounted_returns", "count", value=torch.tensor(-1.0)),
+    "var": of_key("algorithm", "discounted_returns", "var", value=torch.tensor(float("nan"))),
+    "env/steps": of_key("trainer", "env/steps", value=-16),
+    "algorithm/steps": of_key("trainer", "algorithm/steps", value="2"),
+    "annealed_to": of_key("annealed_to", value=0),
+    "evaluated": of_key("evaluated", value=True),
 }
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize("name", CHANGES)
 def test_values_that_no_run_has_written_are_named(trained: Path, tmp_path: Path, name: str) -> None:
     run_dir = shutil.copytree(trained, tmp_path / "run")
@@ -72,6 +103,22 @@ def test_values_that_no_run_has_written_are_named(trained: Path, tmp_path: Path,
     with pytest.raises(CheckpointError, match=name.partition(".")[0]):
         Trainer.load(run_dir, track=False, progress=False)
     assert (run_dir / "metrics.jsonl").read_bytes() == before
+
+
+def test_flags_of_an_implementation_stay_those_of_this_machine(
+    trained: Path, tmp_path: Path
+) -> None:
+    run_dir = shutil.copytree(trained, tmp_path / "run")
+    place = checkpoints_of(run_dir)[0]
+    state = copy.deepcopy(load_state(place))
+    for flag in ("foreach", "differentiable", "capturable"):
+        of_optimizer(flag, True)(state)
+    save_state(place, state)
+    with Trainer.load(run_dir, track=False, progress=False) as trainer:
+        (group,) = trainer.algorithm.optimizer.param_groups
+        assert (group["fused"], group["foreach"]) == (True, None)
+        assert (group["differentiable"], group["capturable"]) == (False, False)
+        trainer.run(additional_env_steps=8)
 
 
 @pytest.mark.parametrize("name", ["Adafactor", "Adagrad", "NAdam", "Rprop"])

@@ -1,6 +1,6 @@
 """An environment that paints its clock, so that a picture says which env step it is of."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from tensordict import TensorDict
@@ -49,6 +49,34 @@ class PaintedEnv(Env):
     def render(self) -> torch.Tensor:
         """A picture whose brightness is the number of the env step."""
         return torch.full((1, 30, 51, 3), 20 * self.shown, dtype=torch.uint8)
+
+
+class SizedEnv(PaintedEnv):
+    """The same, with episodes of a length that is an option."""
+
+    def __init__(self, *arguments: Any, length: int = 5, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.length = length
+
+
+class EmptyEnv(PaintedEnv):
+    """An environment whose pictures have no points."""
+
+    def render(self) -> torch.Tensor:
+        return torch.zeros(1, 0, 0, 3, dtype=torch.uint8)
+
+
+class GrowingEnv(PaintedEnv):
+    """An environment whose pictures grow."""
+
+    def render(self) -> torch.Tensor:
+        return torch.zeros(1, 30 + self.shown, 51, 3, dtype=torch.uint8)
+
+
+class RushedEnv(PaintedEnv):
+    """An environment that says that it draws more pictures than any file should have."""
+
+    metadata: ClassVar[dict[str, float]] = {"render_fps": 1e9}
 
 
 class BlindEnv(PaintedEnv):

@@ -508,3 +508,15 @@ def test_a_line_of_somebody_else_stays_where_a_run_goes_on(run_dir: Path) -> Non
     assert main(["resume", "run", "--steps", "64", "--no-mlflow"]) == 0
     assert path.read_bytes().startswith(b"# my own line\n" + kept)
     assert b'"step": 999' not in path.read_bytes()
+
+
+@pytest.mark.parametrize(("name", "size"), [("play.mp4", 10**8 + 1), ("best/policy", 2**33)])
+def test_a_published_file_has_a_limit(
+    run_dir: Path, name: str, size: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run_dir / name).parent.mkdir(exist_ok=True)
+    with (run_dir / name).open("wb") as file:
+        file.truncate(size)  # a hole: it takes no room
+    assert main(["publish", str(run_dir), "shared"]) == 2
+    assert f"{run_dir / name}: has {size:,} bytes" in capsys.readouterr().err
+    assert not Path("shared").exists()

@@ -80,6 +80,34 @@ def test_returns_are_those_of_an_evaluation(
     assert len(set(returns)) > 1
 
 
+def test_options_of_an_evaluation_count_where_it_is_shown(
+    painted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("PIL")
+    sized = [f"env_cls={PAINTED}.SizedEnv", "env_kwargs.length=7", "eval_env_kwargs.length=3"]
+    played = [str(painted), *sized, "--episodes", "2"]
+    assert main(["video", *played, "--out", str(tmp_path / "play.gif")]) == 0
+    assert printed(capsys)[1] == [3, 3]
+    assert main(["eval", *played, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["episodes/length_mean"] == 3
+
+
+def test_numbers_of_environments_are_given_once(
+    painted: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["eval", str(painted), "num_envs=2", "--num-envs", "4"]) == 2
+    assert "num_envs: given by --num-envs, too" in capsys.readouterr().err
+
+
+def test_a_rate_of_pictures_that_no_video_has_is_left_out(painted: Path, tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    out = tmp_path / "new" / "play.gif"  # the directory is made
+    words = [str(painted), f"env_cls={PAINTED}.RushedEnv", "--episodes", "1", "--out", str(out)]
+    assert main(["video", *words]) == 0
+    with image.open(out) as made:
+        assert made.n_frames < 100
+
+
 def test_an_episode_is_cut_after_max_env_steps(
     painted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -94,6 +122,8 @@ def test_an_episode_is_cut_after_max_env_steps(
     [
         ("BlindEnv", "must return a picture, uint8 [height, width, 3]"),
         ("UnrenderedEnv", "has no `render()`"),
+        ("EmptyEnv", "must return a picture, uint8 [height, width, 3]"),
+        ("GrowingEnv", "must return pictures of one size; got [31, 51, 3] after [30, 51, 3]"),
     ],
 )
 def test_environments_that_cannot_render_are_named(
@@ -170,6 +200,15 @@ def test_an_environment_of_another_library_is_replaced_by_name(
         (["--out", "play.avi"], "must end in .mp4, .gif; got '.avi'"),
         (["--out", "play"], "Try play.mp4"),
         (["gamma=1"], "video takes env_cls"),
+        (["num_envs=4"], "num_envs: has no effect: everstep video plays in one environment"),
+        (["device=cpu"], "device: has no effect"),
+        (["env_kwargs.render_mode=human"], "env_kwargs.render_mode: has no effect"),
+        (["eval_env_kwargs.vectorization_mode=sync"], "vectorization_mode: has no effect"),
+        (["seed=1", "--seed", "2"], "seed: given by --seed, too. Drop one of them"),
+        (
+            ["env_config.a=1", "eval_env_config.a=2"],
+            "env_config.a: has no effect beside the run's eval_env_config",
+        ),
     ],
 )
 def test_errors_name_the_way_out(

@@ -313,6 +313,53 @@ def without_flags():
     return inner
 
 
+def odd(dtype="float32", obs="np.zeros(2, np.float32)", reward="0.0", info="{}", step="0"):
+    """An environment that returns what these expressions give."""
+    import gymnasium
+
+    known = {"np": np, "os": os, "sys": sys}
+
+    class Odd(gymnasium.Env):
+        observation_space = gymnasium.spaces.Box(0, 1, (2,), np.dtype(dtype))
+        action_space = gymnasium.spaces.Discrete(2)
+
+        def reset(self, seed=None, options=None):
+            super().reset(seed=seed)
+            return np.zeros(2, dtype), {}
+
+        def step(self, action):
+            eval(step, known)
+            return eval(obs, known), eval(reward, known), False, False, eval(info, known)
+
+    return Odd()
+
+
+def parses():
+    """Reads the options of its program, as tasks of Isaac Gym do."""
+    import argparse
+
+    argparse.ArgumentParser().parse_args()
+    return Old()
+
+
+def sleeps():
+    time.sleep(1000)
+
+
+def leaves():
+    sys.exit("no licence for the simulator")
+
+
+class Estranged(Old):
+    """Starts a process that leaves its group and session, as simulators in Java do."""
+
+    def __init__(self):
+        import subprocess
+
+        super().__init__()
+        self.child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+
+
 def isaacgym_project(num_envs, project, name, module, config, longest):
     """A task of IsaacGymEnvs, or of legged_gym (no module), over the stand-in simulator."""
     from pathlib import Path

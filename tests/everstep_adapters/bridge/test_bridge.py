@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import gymnasium
@@ -24,10 +25,12 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from tensordict import TensorDict
 
 import everstep
-from everstep.errors import AdapterError, CheckpointError, EnvError
+from everstep.errors import AdapterError, CheckpointError, ConfigError, EnvError
 from everstep.testing import run_checks
+from everstep.trainers._resuming import resume
 from everstep_adapters.bridge import BridgeEnv, client, server
 from everstep_adapters.gymnasium import GymnasiumEnv
+from everstep_adapters.gymnasium.rows import fitting
 from tests.everstep_adapters.bridge import bridge_toys
 
 TOYS = "tests.everstep_adapters.bridge.bridge_toys"
@@ -202,6 +205,28 @@ def test_it_trains_from_a_name(tmp_path: Path) -> None:
     assert (tmp_path / "r" / "policy").exists()
 
 
+@pytest.mark.slow
+def test_a_run_goes_on_when_its_interpreter_has_moved(tmp_path: Path) -> None:
+    before, after = tmp_path / "before", tmp_path / "after"
+    before.symlink_to(sys.prefix)
+    python = [str(x / "bin" / "python") for x in (before, after)]
+    options: dict[str, Any] = {"num_envs": 2, "horizon": 8, "track": False, "progress": False}
+    name, run_dir = "bridge:gymnasium:CartPole-v1", tmp_path / "run"
+    kwargs = {"python": python[0]}
+    with everstep.Trainer(name, env_kwargs=kwargs, run_dir=run_dir, **options) as trainer:
+        trainer.run(total_env_steps=32)
+    trainer.algorithm.env.close()
+    before.rename(after)
+    with pytest.raises(ConfigError, match="cannot be started"):
+        everstep.Trainer.load(run_dir, track=False)
+    with pytest.raises(ConfigError, match="cannot change in a run that is resumed"):
+        resume(run_dir, [f"env_kwargs.python={python[1]}", "env_kwargs.gravity=3"])
+    with resume(run_dir, [f"env_kwargs.python={python[1]}"], track=False) as trainer:
+        trainer.run(additional_env_steps=16)
+        assert trainer.state["env/steps"] == 48
+    trainer.algorithm.env.close()
+
+
 def assert_continues(make: Any, spec_steps: int = 13) -> None:
     """A second environment continues from the first one's state as the first one does."""
     with make() as env, make() as other:
@@ -252,12 +277,21 @@ def test_a_state_that_does_not_fit_is_refused() -> None:
         (f"{TOYS}:odd_space", {}, "no arrays of a fixed shape"),
         ("CartPole-v1", {}, "library:name"),
         (f"{TOYS}:Old", {"kwargs": {"limit": {1, 2}}}, "cross as JSON"),
-        (f"{TOYS}:Old", {"step_timeout": 0.0}, "`step_timeout`"),
+        *[
+            (f"{TOYS}:Old", {"step_timeout": value}, "`step_timeout` of BridgeEnv: expected")
+            for value in (0.0, -1, float("nan"), "5", True)
+        ],
+        *[
+            (f"{TOYS}:Old", {"processes": value}, "`processes` of BridgeEnv: expected")
+            for value in (0, 1.5, "2", None)
+        ],
+        (f"{TOYS}:Old", {"kwargs": [1]}, "`kwargs` of BridgeEnv: expected a mapping"),
+        (f"{TOYS}:Old", {"python": 3}, "`python` of BridgeEnv: expected"),
     ],
 )
 def test_refusals_say_why(entry: str, options: Any, says: str) -> None:
     with pytest.raises((AdapterError, EnvError), match=says):
-        BridgeEnv.make(entry, 2, python=sys.executable, **options)
+        BridgeEnv.make(entry, 2, **{"python": sys.executable, **options})
 
 
 def test_the_interpreter_is_needed_and_must_start(tmp_path: Path) -> None:
@@ -265,8 +299,25 @@ def test_the_interpreter_is_needed_and_must_start(tmp_path: Path) -> None:
         BridgeEnv.make("gymnasium:CartPole-v1", 1)
     with pytest.raises(AdapterError, match="must be an interpreter"):
         BridgeEnv.make("gymnasium:CartPole-v1", 1, python=tmp_path / "python")
-    with pytest.raises(EnvError, match="exit status 1"):
+    with pytest.raises(EnvError, match=r"exit status 1.*everstep doctor --python /bin/false"):
         BridgeEnv.make("gymnasium:CartPole-v1", 1, python="/bin/false")
+
+
+def test_a_path_may_begin_with_the_home_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "with a space").symlink_to(sys.prefix)
+    python = "~/with a space/bin/python"
+    assert BridgeEnv.examine(python)["numpy"]
+    with BridgeEnv.make(f"{TOYS}:Old", 1, python=python) as env:
+        env.reset()
+
+
+def test_a_server_that_does_not_start_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "STARTING", 1.5)
+    with pytest.raises(EnvError, match=r"did not answer within 1\.5 s"):
+        BridgeEnv.make(f"{TOYS}:sleeps", 1, python=sys.executable, step_timeout=0.5)
 
 
 def test_a_wrong_shape_is_named() -> None:
@@ -485,6 +536,164 @@ def test_bounds_of_arrays_cross_as_bytes() -> None:
 
     assert space_from(server.space_of(box)) == box
     assert struct.calcsize("<4sHHQ") == server._HEADER.size
+
+
+# ---- what an environment returns --------------------------------------------------------------
+
+DTYPES = [*"?bhilBHILefdFSO"]
+
+
+@pytest.mark.few(20)
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast")
+@pytest.mark.parametrize("dtype", [*"?bhilBHILefd"])
+@pytest.mark.parametrize("own", DTYPES)
+def test_numbers_of_another_dtype_are_those_or_refused_as_in_process(dtype: str, own: str) -> None:
+    """NumPy's assignment would wrap, truncate or parse them in silence."""
+    random = np.random.default_rng(ord(dtype) * 128 + ord(own))
+    for scale in (1, 2, 200, 70_000):
+        values = random.integers(-scale * random.integers(2), scale, 5).astype(own)
+        try:
+            expected: Any = fitting(values, np.dtype(dtype), "obs")
+        except EnvError:
+            with pytest.raises(server.Refused, match=r"the observation has .* its space"):
+                server._fitting(values, (5,), np.dtype(dtype), ())
+            continue
+        out = np.empty(5, dtype)
+        out[...] = server._fitting(values, (5,), np.dtype(dtype), ())
+        assert np.array_equal(out, expected)
+
+
+@pytest.mark.few(4)
+@pytest.mark.parametrize(
+    ("expression", "says"),
+    [
+        ("np.array([300, 0])", r"values from 0 to 300, .* uint8"),
+        ("np.array([0.5, 0])", r"the dtype float64, .* uint8"),
+        ("[0.5, 0.5]", r"the dtype float64, .* uint8"),
+        ("np.array(['1', '2'])", r"the dtype <U1, .* uint8"),
+        ("None", r"the shape \[\]"),
+    ],
+)
+def test_an_observation_that_its_space_has_not_is_refused(expression: str, says: str) -> None:
+    with bridge(f"{TOYS}:odd", 1, dtype="uint8", obs=expression) as env:
+        env.reset()
+        with pytest.raises(AdapterError, match=says):
+            env.step(torch.zeros(1, 1, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("value", [None, "3", 1j, [1.0, None], {}])
+def test_rewards_that_are_no_numbers_are_named(value: Any, count: int) -> None:
+    rewards: Any = server._rewards  # type: ignore[attr-defined]
+    assert rewards([[x] for x in range(count)], count).tolist() == [*range(count)]
+    with pytest.raises(ValueError, match="`reward` must be"):
+        rewards([value] * count, count)
+
+
+def test_a_reward_is_one_number() -> None:
+    for value, expected in ((2, 2), (np.float16(1.5), 1.5), (np.array([1.5]), 1.5), (True, 1)):
+        assert server._reward(value) == expected  # type: ignore[attr-defined]
+    with bridge(f"{TOYS}:odd", 1, reward="None") as env:
+        env.reset()
+        with pytest.raises(EnvError, match="`reward` must be one number; got None"):
+            env.step(torch.zeros(1, 1, dtype=torch.int64))
+
+
+def test_names_and_arrays_of_infos_are_those_in_process() -> None:
+    info = "{'x': 1.0, '_x': 2.0, '_y': 3, 'z': np.array([4.0]), 'w': np.zeros(2), 5: 6}"
+    own = GymnasiumEnv(
+        SyncVectorEnv(
+            [lambda: bridge_toys.odd(info=info)] * 2, autoreset_mode=AutoresetMode.SAME_STEP
+        )
+    )
+    with bridge(f"{TOYS}:odd", 2, info=info) as env:
+        for each in (env, own):
+            each.reset()
+            each.step(torch.zeros(2, 1, dtype=torch.int64))
+        assert env.metrics() == own.metrics() == {"x": 1.0, "z": 4.0}
+    assert server._columns([{"x": 1.0, "_x": 2.0}], 1) == {"x": [1.0]}  # type: ignore[attr-defined]
+
+
+def test_a_seed_of_numpy_is_one() -> None:
+    with bridge("gymnasium:CartPole-v1", 2) as env:
+        env.seed(np.int64(3))  # type: ignore[arg-type]
+        first: Any = env.reset()
+        first = first.clone()
+        env.seed(3)
+        assert torch.equal(env.reset(), first)  # type: ignore[arg-type]
+        env.env.reset(seed=0)
+        with pytest.raises(AdapterError, match=r"it must be 0 or more, and less than 2\*\*63"):
+            env.env.reset(seed=2**63)
+
+
+def test_a_dtype_that_cannot_cross_is_refused() -> None:
+    with pytest.raises(AdapterError, match="a Box of the dtype float128 cannot cross"):
+        BridgeEnv.make(f"{TOYS}:odd", 1, python=sys.executable, dtype="longdouble")
+
+
+def test_the_arguments_of_the_server_are_not_those_of_the_environment() -> None:
+    with bridge(f"{TOYS}:parses", 1) as env:
+        env.reset()
+
+
+def test_an_environment_that_exits_is_an_error_with_its_traceback() -> None:
+    with pytest.raises(EnvError, match=r"SystemExit: no licence for the simulator[\s\S]*leaves"):
+        BridgeEnv.make(f"{TOYS}:leaves", 1, python=sys.executable)
+    for expression, says in (("sys.exit(3)", "SystemExit: 3"), ("1 / 0", "ZeroDivisionError")):
+        with bridge(f"{TOYS}:odd", 1, step=expression) as env:
+            env.reset()
+            with pytest.raises(EnvError, match=says):
+                env.step(torch.zeros(1, 1, dtype=torch.int64))
+            env.reset()  # the server goes on
+
+
+class _Textless(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [(_Textless(), "its text cannot be had"), (ValueError("x" * 2**20), "x" * 100)],
+)
+def test_any_error_is_one_message(error: Exception, says: str) -> None:
+    try:
+        raise error
+    except Exception as caught:
+        failure: Any = server._failure(caught)  # type: ignore[attr-defined]
+    assert says in failure["message"]
+    assert "Traceback" in failure["traceback"] or len(failure["traceback"]) == server.LONGEST
+    assert len(str(failure)) < 3 * server.LONGEST
+
+
+@pytest.mark.parametrize("version", ["0.9.4", "0.21.0", "0.24.1", "0.26.2"])
+def test_old_gym_has_the_render_mode_in_render(
+    monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    """Videos are of environments that are made with `render_mode`, which gym 0.25 introduced."""
+    is_new = version == "0.26.2"
+
+    class Rendering(bridge_toys.Old):
+        def __init__(self, **kwargs: Any) -> None:
+            super().__init__()
+            assert kwargs == ({"render_mode": "rgb_array"} if is_new else {})
+
+        def render(self, *, mode: str) -> Any:
+            assert mode == "rgb_array"
+            return np.zeros((2, 3, 3), np.uint8)
+
+    gym: Any = ModuleType("gym")
+    gym.make, gym.__version__ = lambda name, **kwargs: Rendering(**kwargs), version
+    monkeypatch.setitem(sys.modules, "gym", gym)
+    host = server.host_of("gym:X-v0", {"render_mode": "rgb_array"}, 1)  # type: ignore[no-untyped-call]
+    assert host.render().shape == (2, 3, 3)
+
+
+def test_an_environment_that_renders_no_frame_is_named() -> None:
+    with bridge("gymnasium:CartPole-v1", 1) as env:
+        env.reset()
+        with pytest.raises(AdapterError, match="make it with render_mode='rgb_array'"):
+            env.env.render()
 
 
 def test_flags_that_are_neither_true_nor_false_are_named() -> None:

@@ -3,6 +3,7 @@
 The tests marked `exhaustive` draw as often as the page says: 200 servers and 50 clients.
 """
 
+import fcntl
 import gc
 import json
 import os
@@ -165,6 +166,63 @@ def test_what_an_environment_started_ends_with_it(mark: str) -> None:
     assert_nothing_left(mark)
 
 
+@pytest.mark.parametrize("end", ["close", "server", pytest.param("client", marks=pytest.mark.slow)])
+def test_what_left_the_group_of_a_server_ends_with_it(mark: str, end: str) -> None:
+    """Closed, or one side killed."""
+    if end == "client":
+        code = (
+            "import os, signal, sys; from everstep_adapters.bridge import BridgeEnv; "
+            f"env = BridgeEnv.make('{TOYS}:Estranged', 2, python=sys.executable); env.reset(); "
+            "os.kill(os.getpid(), signal.SIGKILL)"
+        )
+        assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
+        assert_nothing_left(mark)
+        return
+    env = BridgeEnv.make(f"{TOYS}:Estranged", 2, python=sys.executable)
+    env.reset()
+    assert len([x for x in left_of(mark) if "sleep" in x]) == 2
+    if end == "server":
+        os.kill(env.env._connections[0].process.pid, signal.SIGKILL)
+        with pytest.raises(EnvError, match="killed by signal 9"):
+            env.step(torch.zeros(2, 1, dtype=torch.int64))
+    env.close()
+    assert_nothing_left(mark)
+
+
+def test_a_fork_of_the_client_steps_nothing() -> None:
+    env: Any = client.start(sys.executable, f"{TOYS}:Old", 2)
+    env.reset()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            env.step(np.zeros(2, np.int64))
+        except EnvError as error:
+            env.close()
+            os._exit(0 if f"is that of the process {os.getppid()}" in str(error) else 2)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    obs, *_ = env.step(np.zeros(2, np.int64))
+    assert obs[:, 1].tolist() == [1, 1]
+    env.close()
+
+
+def test_a_process_may_have_more_files_than_select_takes() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+    own, other = socket.socketpair()
+    try:
+        high = socket.socket(fileno=fcntl.fcntl(own, fcntl.F_DUPFD, 2000))
+        found = client.Connection(high, "python", 1.0)
+        other.sendall(message(server.DONE, b"{}"))
+        assert found.ask(server.RESET) == b"{}"
+        with pytest.raises(EnvError, match="did not answer within 1 s"):
+            found.ask(server.RESET)
+    finally:
+        own.close()
+        other.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
 def test_a_fork_that_goes_on_does_not_answer(mark: str) -> None:
     env = BridgeEnv.make(f"{TOYS}:Runaway", 2, python=sys.executable)
     env.reset()
@@ -308,35 +366,50 @@ mutations = pytest.mark.parametrize(
 )
 
 
+#: Whether messages carry the rows, as those of a server on another machine do.
+carrying = pytest.mark.parametrize("carries", [False, True], ids=["shared memory", "messages"])
+
+#: Rows of `OPENED`: observations, rewards, flags, of which one row has a final observation.
+RESULT = bytes(54 + 16) + bytes([0, 1, 0, 0, 0, 1]) + bytes(27)
+
+
+@carrying
 @mutations
 @pytest.mark.usefixtures("without_pickle")
-def test_mutated_answers_of_a_server(number: int) -> None:
+def test_mutated_answers_of_a_server(number: int, carries: bool) -> None:
     """Each is refused by an error of ours, or is an answer that a server may give."""
     random, refused = np.random.default_rng(0), 0
-    infos = json.dumps({"speed": [1.0, None]}).encode()
+    infos = {"speed": [1.0, None]}
     frame = b'{"shape": [2, 1, 3]}'
     frame = len(frame).to_bytes(4, "little") + frame + bytes(6)
     answers = [
         message(server.DONE, len(OPENED).to_bytes(4, "little") + OPENED),
         message(server.DONE),
-        message(server.DONE),
-        message(server.DONE, infos),
+        message(server.DONE, split({}, RESULT) if carries else b""),
+        message(server.DONE, split(infos, RESULT) if carries else json.dumps(infos).encode()),
         message(server.DONE, frame),
         message(server.FAILED, FAILURE),
     ]
-    assert _ask(answers) == 0
+    assert _ask(answers, carries) == 0
     for _ in range(number):
-        refused += _ask(mutated(answers, random))
-    assert refused > number / 2
+        refused += _ask(mutated(answers, random), carries)
+    print(f"\n{number} mutated, {refused} refused")
+    assert refused > number / 3
 
 
-def _ask(answers: list[bytes]) -> int:
+def connection(own: socket.socket, carries: bool) -> client.Connection:
+    found = client.Connection(own, "python", 5.0)
+    found.carries = carries
+    return found
+
+
+def _ask(answers: list[bytes], carries: bool) -> int:
     """Whether one of the answers to each kind of message is refused."""
     own, other = socket.socketpair()
     other.sendall(b"".join(answers))
     other.shutdown(socket.SHUT_WR)
     try:
-        env = client.opened([client.Connection(own, "python", 5.0)], "x:y", 2)
+        env = client.opened([connection(own, carries)], "x:y", 2)
         env.reset()
         env.step(np.zeros(2, np.int64))
         assert env.render().dtype == np.uint8
@@ -352,18 +425,34 @@ def _ask(answers: list[bytes]) -> int:
         other.close()
 
 
+@carrying
 @mutations
 @pytest.mark.usefixtures("without_pickle")
-def test_mutated_messages_to_a_server(number: int) -> None:
+def test_mutated_messages_to_a_server(number: int, carries: bool) -> None:
     """Each gets an answer of the protocol; the server ends in order when its client has."""
     random, refused = np.random.default_rng(1), 0
     messages = [message(kind, json.dumps(body).encode() if body else b"") for kind, body in TALK]
-    assert serve(messages) == [server.DONE] * 4 + [server.FAILED]  # `Old` does not render
+    messages = carried(messages, carries)
+    assert serve(messages, carries) == [server.DONE] * 4 + [server.FAILED]  # `Old` renders nothing
     for _ in range(number):
-        kinds = serve(mutated(messages, random))
+        kinds = serve(mutated(messages, random), carries)
         assert set(kinds) <= {server.DONE, server.FAILED}
         refused += kinds != [server.DONE] * 4 + [server.FAILED]
-    assert refused > number / 2
+    print(f"\n{number} mutated, {refused} refused")
+    assert refused > number / 3
+
+
+def carried(messages: list[bytes], carries: bool) -> list[bytes]:
+    """The messages as they are to a server on another machine: with the rows, of which two."""
+    rows = {server.RESET: b"\1\1", server.STEP: bytes(16)}
+    found = []
+    for each in messages:
+        _, _, kind, _ = server._HEADER.unpack_from(each)
+        payload = each[server._HEADER.size :]
+        if carries and kind not in (server.CALL, server.RESTORE):
+            payload = len(payload).to_bytes(4, "little") + payload + rows.get(kind, b"")
+        found.append(message(kind, payload))
+    return found
 
 
 PLACES = {
@@ -385,12 +474,12 @@ TALK: list[tuple[int, Any]] = [
 ]
 
 
-def serve(messages: list[bytes]) -> list[int]:
+def serve(messages: list[bytes], carries: bool) -> list[int]:
     """Kinds of a server's answers, which must be well-formed."""
-    return [kind for kind, _ in answers_to(messages)]
+    return [kind for kind, _ in answers_to(messages, carries)]
 
 
-def answers_to(messages: list[bytes]) -> list[tuple[int, bytes]]:
+def answers_to(messages: list[bytes], carries: bool) -> list[tuple[int, bytes]]:
     """Kinds and payloads of a server's answers, which must be well-formed."""
     own, other = socket.socketpair()
     descriptor = os.memfd_create("test")
@@ -398,7 +487,7 @@ def answers_to(messages: list[bytes]) -> list[tuple[int, bytes]]:
     socket.send_fds(own, [b"".join(messages)], [descriptor])
     os.close(descriptor)
     own.shutdown(socket.SHUT_WR)
-    server.serve(server.Channel(other, spinning=0.0))
+    server.serve(server.Channel(other, spinning=0.0, carries=carries))
     other.close()
     answers = b""
     while True:
@@ -492,21 +581,23 @@ def _resident() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
+@carrying
 @mutations
 @pytest.mark.usefixtures("without_pickle", "bounded")
 @pytest.mark.parametrize("talk", ["call", "state"])
-def test_mutated_calls_and_states_to_a_server(number: int, talk: str) -> None:
+def test_mutated_calls_and_states_to_a_server(number: int, talk: str, carries: bool) -> None:
     """Each gets an answer of the protocol; what is malformed is refused, without a traceback."""
-    random, refused, messages = np.random.default_rng(2), 0, TALKS[talk]
+    random, refused, messages = np.random.default_rng(2), 0, carried(TALKS[talk], carries)
     good = [server.DONE] * len(messages)
-    assert serve(messages) == good
+    assert serve(messages, carries) == good
     for _ in range(number):
-        answers = answers_to(mutated(messages, random))
+        answers = answers_to(mutated(messages, random), carries)
         for kind, payload in answers:
             assert kind in (server.DONE, server.FAILED)
             if kind == server.FAILED:
                 assert_not_ours(json.loads(payload))
         refused += [kind for kind, _ in answers] != good
+    print(f"\n{number} mutated, {refused} refused")
     assert refused > number / 3
 
 
@@ -516,27 +607,35 @@ def assert_not_ours(failure: dict[str, Any]) -> None:
     assert failure["refused"] or "server.py" not in files[-1], failure["traceback"]
 
 
+@carrying
 @mutations
 @pytest.mark.usefixtures("without_pickle", "bounded")
 @pytest.mark.parametrize("talk", ["call", "state"])
-def test_mutated_results_of_calls_and_states(number: int, talk: str) -> None:
+def test_mutated_results_of_calls_and_states(number: int, talk: str, carries: bool) -> None:
     """Each is refused by an error of ours, or is an answer that a server may give."""
     random, refused = np.random.default_rng(3), 0
-    answers = [message(kind, payload) for kind, payload in answers_to(TALKS[talk])]
-    assert _hear(answers, talk) == 0
+    messages = carried(TALKS[talk], carries)
+    if carries and talk == "call":
+        del messages[1]  # a client shares no memory of calls then
+    answers = [message(kind, payload) for kind, payload in answers_to(messages, carries)]
+    assert _hear(answers, talk, carries) == 0
     for _ in range(number):
-        refused += _hear(mutated(answers, random), talk)
+        refused += _hear(mutated(answers, random), talk, carries)
+    print(f"\n{number} mutated, {refused} refused")
     assert refused > number / 3
 
 
-def _hear(answers: list[bytes], talk: str) -> int:
+def _hear(answers: list[bytes], talk: str, carries: bool) -> int:
     """Whether an answer to a talk is refused."""
     own, other = socket.socketpair()
     other.sendall(b"".join(answers))
     other.shutdown(socket.SHUT_WR)
     try:
-        env: Any = client.opened([client.Connection(own, "python", 5.0)], "x:y", 2)
+        env: Any = client.opened([connection(own, carries)], "x:y", 2)
         if talk == "call":
+            names = ("step", "reset_idx", "compute_observations")
+            if not all(hasattr(env, name) for name in names):  # it says that it has none
+                return 1
             env.step(torch.zeros(2, 1))
             env.reset_idx(torch.tensor([1]))
             env.seed(3)

@@ -149,6 +149,7 @@ def test_rows_of_the_suite_are_its_own(suite: Any) -> None:
     """With its time limit, against the environment itself from the same seed."""
     limit = {"time_limit": 0.05}  # 5 env steps
     env = everstep.make("dm_control:cartpole/swingup", 2, task_kwargs=limit)
+    assert env.max_episode_steps == 5
     env.seed(4)
     obs = env.reset()
     alone = suite.load("cartpole", "swingup", task_kwargs={**limit, "random": 5})

@@ -48,7 +48,10 @@ def test_specs_are_those_of_one_environment() -> None:
     assert env.observation_spec == Unbounded([4], dtype=torch.float32)
     assert env.action_spec == Bounded(-1, 1, [1], dtype=torch.float32)
     assert (env.num_envs, env.horizon, env.device) == (2, None, "cpu")
-    assert IsaacGymEnv(LeggedTask([[3]])).action_spec == Unbounded([1])
+    assert env.max_episode_steps == env.task.max_episode_length - 1  # as VecTasks count
+    legged = IsaacGymEnv(LeggedTask([[3]]))
+    assert legged.action_spec == Unbounded([1])
+    assert legged.max_episode_steps == legged.task.max_episode_length
     assert IsaacGymEnv(LabEnv([[3]])).action_spec == Unbounded([1])
 
 

@@ -61,7 +61,9 @@ def resets(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("num_envs", [1, 5, 70])
 @pytest.mark.parametrize("limit", [None, 3])
 def test_rows_are_those_of_episodes_worked_out_by_hand(num_envs: int, limit: None | int) -> None:
-    obs, actions, rows = play(counters(num_envs, limit))
+    env = counters(num_envs, limit)
+    assert env.max_episode_steps == limit
+    obs, actions, rows = play(env)
     ends = 0
     for n in range(num_envs):
         # Which episode follows is random; all else follows from its first observation.

@@ -611,3 +611,13 @@ def test_environments_that_differ_are_refused() -> None:
     ):
         with pytest.raises(AdapterError, match=message):
             everstep.wrap([Team({"a_0": (3, T), "b_0": (3, T)}), other])
+
+
+def test_a_limit_of_episodes_is_the_environments_own() -> None:
+    """The refusal advised an option that these environments do not have."""
+    message = r"`max_episode_steps` of PettingZoo's.*got 5\..*`max_cycles=5`\.$"
+    for make in (everstep.wrap, PettingZooEnv):
+        with pytest.raises(AdapterError, match=message):
+            make([Team(TEAM), Team(TEAM)], max_episode_steps=5)
+    with pytest.raises(AdapterError, match=message):
+        PettingZooEnv.make(lambda: Team(TEAM), 4, max_episode_steps=5)

@@ -1,19 +1,33 @@
 """The page of results: what the data gives, and the page of this repository."""
 
 import json
+import math
+import os
+import random
+import re
 import shutil
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.everstep_lab.reproduction.lines import result
 
 from everstep.__main__ import main
-from everstep.errors import ConfigError
-from everstep_lab.recipes import Recipe, own_results, read_recipe
+from everstep.errors import ConfigError, EverstepError
+from everstep_lab.recipes import own_results, read_recipe
 from everstep_lab.reproduction import Results, key_of
 from everstep_lab.reproduction._pictures import _axis
-from everstep_lab.reproduction._report import BEGIN, DETAILS_BEGIN, END, write_own_results
+from everstep_lab.reproduction._report import (
+    BEGIN,
+    DETAILS_BEGIN,
+    END,
+    details_text,
+    results_text,
+    write_own_results,
+)
 from everstep_lab.reproduction._rows import normalized, rows_of, times_as_long
 
 pytest.importorskip("scipy")
@@ -22,25 +36,6 @@ pytest.importorskip("matplotlib")
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "results.md"
 DETAILS = ROOT / "docs" / "evidence" / "results.md"
-
-
-def result(recipe: Recipe, side: str, seed: int, score: float, **more: Any) -> dict[str, Any]:
-    """A line as `everstep reproduce` writes it, of a curve from 0 to the score."""
-    steps = [recipe.env_steps * i // 5 for i in range(6)]
-    return {
-        **{"recipe": recipe.name, "digest": recipe.digest, "side": side, "seed": seed},
-        **{"env_steps": steps[-1], "seconds": 60.0, "processor_seconds": 120.0, "training": score},
-        "evaluation": {"mean": score + 1, "std": 0.0, "returns": [score + 1] * 20},
-        "curve": {
-            "env_steps": steps,
-            "seconds": [12.0 * i for i in range(6)],
-            "processor_seconds": [24.0 * i for i in range(6)],
-            "return": [score * i / 5 for i in range(6)],
-        },
-        "versions": {"everstep": "0.1.0", "torch": "2.13.0"},
-        "machine": {"cpu": "a processor", "cores": 2},
-        **more,
-    }
 
 
 @pytest.fixture
@@ -244,3 +239,106 @@ def test_a_page_without_marks_is_refused(out: Path, tmp_path: Path) -> None:
     (tmp_path / "page.md").write_text("nothing")
     with pytest.raises(ConfigError, match="Add both lines"):
         write_page(Results(out / "results.jsonl"), tmp_path / "page.md", [])
+
+
+# Results of somebody else.
+
+#: Values that a line of results may be damaged with.
+_STRANGE: list[Any] = [
+    *(math.nan, math.inf, 1e308, -1, 10**400, None, True, "", "x" * 5000, "\x1b[31m", "a | <b>"),
+    *([], [[]], {}, {"a": 1}, [None], [math.nan] * 6, "\ud800", "../../x", 0, 0.0, 2**63),
+]
+
+
+def _places(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    yield place
+    inner = value.items() if isinstance(value, dict) else ()
+    for key, x in enumerate(value[:2]) if isinstance(value, list) else inner:
+        yield from _places(x, (*place, key))
+
+
+def damaged(line: dict[str, Any], draw: random.Random) -> Any:
+    """The line with one value replaced, removed or added."""
+    root = {"line": json.loads(json.dumps(line))}
+    *folders, last = draw.choice([p for p in _places(root) if p])
+    parent: Any = root
+    for key in folders:
+        parent = parent[key]
+    how = draw.choice(("set", "set", "set", "del", "add"))
+    if how == "add" and isinstance(parent, dict):
+        parent[draw.choice(("error", "file", "total_env_steps", "more"))] = draw.choice(_STRANGE)
+    elif how == "del" and folders:
+        del parent[last]
+    else:
+        parent[last] = draw.choice(_STRANGE)
+    return root["line"]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_damaged_results_are_shown_or_refused_in_one_line(seed: int, tmp_path: Path) -> None:
+    recipes = [read_recipe("mujoco/Hopper-v4"), read_recipe("classic/Pendulum-v1")]
+    good = [result(recipes[0], side, i, 2900.0) for side in ("everstep", "rl") for i in range(5)]
+    draw, path = random.Random(seed), tmp_path / "results.jsonl"
+    for _ in range(25):
+        more = [damaged(draw.choice(good), draw) for _ in range(draw.choice((1, 3)))]
+        text = "".join(f"{json.dumps(x)}\n" for x in draw.sample([*good, *more], 10 + len(more)))
+        path.write_bytes(text.encode())
+        refusal, results = "", Results(tmp_path / "none.jsonl")
+        try:
+            results = Results(path)
+        except EverstepError as error:
+            refusal = str(error)
+        if refusal:
+            assert re.match(rf"{re.escape(str(path))}:\d+: expected a result", refusal)
+            assert refusal.isprintable()
+            assert len(refusal) < 2000
+            continue
+        rows = rows_of(results, recipes)
+        page = results_text(rows, tmp_path / "page", []) + details_text(rows, tmp_path / "page")
+        assert page.replace("\n", "").isprintable()
+        assert "<b>" not in page
+
+
+@pytest.mark.parametrize("line", ["[" * 100_000, "{" * 2_000_000, "\xff", "null", "[]", "1" * 9999])
+def test_lines_that_are_no_json_are_refused(line: str, tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    path.write_bytes(line.encode("latin-1") + b"\n")
+    with pytest.raises(EverstepError, match=r"results.jsonl:1: expected a result"):
+        Results(path)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there are no pipes among files")
+@pytest.mark.parametrize("name", ["results.jsonl", "results.md", "results"])
+def test_files_of_a_stranger_that_are_no_files_are_refused(
+    out: Path, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    for make in (
+        os.mkfifo,
+        lambda path: path.symlink_to("/dev/zero"),
+        lambda path: path.symlink_to(tmp_path / "elsewhere"),
+    ):
+        if (out / name).exists() or name != "results.jsonl":
+            (out / name).unlink(missing_ok=True)
+        make(out / name)
+        assert main(["reproduce", "--report", "--out", str(out)]) == 2
+        assert str(out / name) in capsys.readouterr().err
+        (out / name).unlink()
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_many_lines_are_read_at_once(tmp_path: Path) -> None:
+    """Each line once: the time does not grow with the square of their number."""
+    path, key = tmp_path / "results.jsonl", '"recipe": "a", "digest": "b", "side": "everstep"'
+    path.write_text("".join(f'{{{key}, "seed": {i}, "error": ""}}\n' for i in range(50_000)))
+    start = time.process_time()
+    assert len(Results(path).lines) == 50_000
+    assert time.process_time() - start < 15
+
+
+def test_times_of_nothing_have_no_ratio(tmp_path: Path) -> None:
+    results, recipe = Results(tmp_path / "results.jsonl"), read_recipe("mujoco/Hopper-v4")
+    for side in ("everstep", "cleanrl"):
+        results.add(result(recipe, side, 0, 1.0, processor_seconds=0.0))
+    ours, theirs = rows_of(results, [recipe])
+    assert times_as_long(theirs, ours) is None

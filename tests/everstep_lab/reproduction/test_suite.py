@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.everstep_lab.reproduction.lines import result
 
 from everstep.__main__ import main
 from everstep.errors import EverstepError
@@ -64,20 +65,20 @@ def without_times(line: dict[str, Any]) -> dict[str, Any]:
 # ---- results.jsonl ----------------------------------------------------------------------------
 
 
-def line_of(job: Job, **more: Any) -> dict[str, Any]:
-    name, digest, side, seed = job.key
-    return {"recipe": name, "digest": digest, "side": side, "seed": seed, **more}
+def line_of(job: Job, score: float) -> dict[str, Any]:
+    return result(job.recipe, job.side, job.seed, score)
 
 
 def test_what_is_there_is_not_missing(tmp_path: Path) -> None:
     jobs = jobs_of([read_recipe("classic/CartPole-v1")], 3)
     results = Results(tmp_path / "results.jsonl")
-    results.add(line_of(jobs[0], training=1.0))
-    results.add(line_of(jobs[1], error="no"))
+    results.add(line_of(jobs[0], 1.0))
+    name, digest, side, seed = jobs[1].key
+    results.add({"recipe": name, "digest": digest, "side": side, "seed": seed, "error": "no"})
     again = Results(results.path)
     assert again.missing(jobs) == [jobs[2]]
     assert again.missing(jobs, retry=True) == jobs[1:]
-    again.add(line_of(jobs[1], training=2.0))
+    again.add(line_of(jobs[1], 2.0))
     assert Results(results.path).lines == again.lines
     assert [x.get("training") for x in again.lines] == [1.0, 2.0]
 
@@ -85,12 +86,12 @@ def test_what_is_there_is_not_missing(tmp_path: Path) -> None:
 def test_a_torn_last_line_is_removed(tmp_path: Path) -> None:
     jobs = jobs_of([read_recipe("classic/CartPole-v1")], 2)
     results = Results(tmp_path / "results.jsonl")
-    results.add(line_of(jobs[0]))
+    results.add(line_of(jobs[0], 1.0))
     with results.path.open("a") as file:
         file.write('{"recipe": "classic/Ca')
     again = Results(results.path)
     assert again.missing(jobs) == [jobs[1]]
-    again.add(line_of(jobs[1]))
+    again.add(line_of(jobs[1], 1.0))
     assert len(lines(results.path)) == 2
 
 

@@ -1,6 +1,8 @@
 """`everstep tune` with Optuna itself: spaces, pruning, studies that go on and are shared."""
 
 import os
+import random
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -129,3 +131,101 @@ def test_processes_share_a_study(file: Path) -> None:
     both = [subprocess.Popen(command, env=environment) for _ in range(2)]
     assert [process.wait() for process in both] == [0, 0]
     assert 4 <= len(states(file.with_suffix(".db"))) <= 5  # two may begin the last one together
+
+
+# Databases of somebody else, or of another search.
+
+SMALL = FILE.replace("1_500", "256").replace("lr: {low: 1e-4, high: 1e-2, log: true}", "lr: [1e-3]")
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The database of a study of one trial."""
+    pytest.importorskip("optuna")
+    folder = tmp_path_factory.mktemp("study")
+    (folder / "pole.yaml").write_text(SMALL)
+    assert main(["tune", str(folder / "pole.yaml"), "--trials", "1"]) == 0
+    return folder / "pole.db"
+
+
+def _link(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there are no pipes among files")
+@pytest.mark.parametrize("name", ["pole.db", "pole-best.yaml"])
+@pytest.mark.parametrize("make", [os.mkfifo, _link, Path.mkdir])
+def test_files_that_are_none_are_refused(
+    name: str, make: Any, study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "pole.yaml").write_text(SMALL)
+    shutil.copy(study, tmp_path)
+    (tmp_path / name).unlink(missing_ok=True)
+    make(tmp_path / name)
+    if make is not _link or name == "pole.db":  # a device is written to directly
+        assert main(["tune", str(tmp_path / "pole.yaml"), "--trials", "1"]) == 2
+        assert str(tmp_path / name) in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore:The reported value is ignored")  # Optuna's, of a lost table
+@pytest.mark.parametrize("seed", range(8))
+def test_a_damaged_database_is_named(
+    seed: int, study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Or its study goes on, where the damage is in none of what is read."""
+    draw, path = random.Random(seed), tmp_path / "pole.db"
+    (tmp_path / "pole.yaml").write_text(SMALL)
+    content = bytearray(study.read_bytes())
+    for _ in range(draw.choice((1, 30, 1000))):
+        content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+    path.write_bytes(bytes(content) if seed else b"no database " * 500)
+    if seed % 2:
+        shutil.copy(study, path)
+        with sqlite3.connect(path) as connection:
+            names = connection.execute("select name from sqlite_master where type = 'table'")
+            table = draw.choice([name for (name,) in names if name != "version_info"])
+            connection.execute(f"drop table {table}")
+    code = main(["tune", str(tmp_path / "pole.yaml"), "--trials", "1"])
+    assert code in ((0, 2) if seed else (2,))
+    if code:
+        [line] = capsys.readouterr().err.splitlines()
+        assert str(path) in line
+
+
+def test_another_space_in_a_study_is_named(
+    study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copy(study, tmp_path)
+    (tmp_path / "pole.yaml").write_text(SMALL.replace("[1e-3]", "[1e-3, 1e-4]"))
+    assert main(["tune", str(tmp_path / "pole.yaml"), "--trials", "2"]) == 0
+    assert "has trials of another search space" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["seed=5"], 2, "seed: has no effect: a trial trains with the seeds 0, 1"),
+        (["--score", "evaluation"], 2, "has scores of training, and --score evaluation has others"),
+        ([], 0, "has 1 trials: none was trained, as --trials counts them"),
+    ],
+)
+def test_what_a_study_leaves_without_effect_is_told(
+    study: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    code: int,
+    message: str,
+) -> None:
+    shutil.copy(study, tmp_path)
+    (tmp_path / "pole.yaml").write_text(SMALL)
+    assert main(["tune", str(tmp_path / "pole.yaml"), "--trials", "1", *words]) == code
+    assert message in "".join(capsys.readouterr())
+
+
+def test_a_study_may_have_any_name(study: Path, tmp_path: Path) -> None:
+    (tmp_path / "pole.yaml").write_text(SMALL)
+    shutil.copy(study, tmp_path / "a?b=c %41#.db")
+    words = ["--study", str(tmp_path / "a?b=c %41#.db")]
+    assert main(["tune", str(tmp_path / "pole.yaml"), "--trials", "1", *words]) == 0
+    assert sorted(x.name for x in tmp_path.glob("a*")) == ["a?b=c %41#.db"]

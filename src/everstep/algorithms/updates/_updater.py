@@ -12,6 +12,7 @@ from torch.amp.grad_scaler import GradScaler
 
 from ...core.fast import AdamStep, eligible
 from ...errors import CheckpointError, ConfigError
+from ...schedulers import MOST
 
 #: Options that choose an implementation of an optimizer, not its numbers.
 _IMPLEMENTATIONS = frozenset({"fused", "foreach", "capturable", "differentiable"})
@@ -64,13 +65,12 @@ class Updater:
         ]
         self._parameters: list[nn.Parameter] = [p for group in groups for p in group["params"]]
         self._known = frozenset(self._parameters)
-        if not any(p.requires_grad for p in self._parameters):
-            raise ConfigError(
-                "There is nothing to train: every parameter of the model is frozen "
-                "(`requires_grad` is False). Call `requires_grad_(True)` on what is to be trained."
-            )
+        self.check_trained(())
         config = _fused(optimizer_cls, optimizer_config, self._parameters)
         self.optimizer = optimizer_cls(groups, **config)
+        #: Options that stay as they were configured.
+        self._options = inspect.signature(optimizer_cls).parameters.keys() - _IMPLEMENTATIONS
+        self._options -= {"params", "lr"}
         _open_momentum(self.optimizer)
         # Fused optimizers skip a step on the device when told so; others need the host to decide.
         self._skips_on_device = bool(config.get("fused"))
@@ -93,9 +93,15 @@ class Updater:
         """Check that the parameters of the model and of bonuses are those that are trained.
 
         Raises:
-            ConfigError: If a layer was put into the model since: the optimizer does not know it.
+            ConfigError: If all are frozen, or if a layer was put into the model since: the
+                optimizer does not know it.
 
         """
+        if not any(p.requires_grad for p in self._parameters):
+            raise ConfigError(
+                "There is nothing to train: every parameter of the model is frozen "
+                "(`requires_grad` is False). Call `requires_grad_(True)` on what is to be trained."
+            )
         strange = [p for p in parameters if p.requires_grad and p not in self._known]
         if strange:
             raise ConfigError(
@@ -202,7 +208,8 @@ class Updater:
         """Check that `load_state_dict` can load a state; nothing is changed.
 
         Raises:
-            CheckpointError: If it is of another optimizer, or of other parameters.
+            CheckpointError: If it is of another optimizer, of other parameters, or has options
+                that this one has not, whose learning rates alone change while it trains.
 
         """
         own, loaded = self.optimizer.param_groups, state["param_groups"]
@@ -227,6 +234,17 @@ class Updater:
                     raise CheckpointError(
                         f"The checkpoint's optimizer has {key}={options[key]!r}; {name} needs a "
                         f"value such as {group[key]!r}."
+                    )
+            if not 0 <= float(options["lr"]) <= MOST["lr"]:
+                raise CheckpointError(
+                    f"The checkpoint's optimizer has lr={options['lr']!r}; a learning rate is a "
+                    f"number from 0 to {MOST['lr']:g}."
+                )
+            for key in options.keys() & group.keys() & self._options:
+                if not _is_same(options[key], group[key]):
+                    raise CheckpointError(
+                        f"The checkpoint's optimizer has {key}={options[key]!r}, and this one "
+                        f"{group[key]!r}: set `optimizer_config` as it was in that training."
                     )
         ranks = {x.ndim for x in self._parameters}
         kept = {rank: _state_after_a_step(self.optimizer, rank) for rank in ranks}
@@ -403,6 +421,13 @@ def _kind_of(value: Any, parameter: None | torch.Tensor = None) -> str:
     number = value.item() if isinstance(value, torch.Tensor) else value
     is_finite = isinstance(number, int | float) and math.isfinite(number)
     return "a finite number" if is_finite else type(value).__name__
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Whether an option has one value in two groups; a file has lists for tuples."""
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(_is_same, one, other))
+    return bool(one == other)
 
 
 def _state_after_a_step(optimizer: optim.Optimizer, ndim: int) -> dict[str, str]:

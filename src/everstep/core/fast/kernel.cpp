@@ -358,16 +358,23 @@ template <class T> void activate(int64_t kind, T* y, T* before, int64_t rows, in
 // Gradients by the outputs become those by what the activation was applied to; adds their sums.
 template <class T> void differentiate(int64_t kind, T* g, const T* y, const T* before, int64_t rows,
                                       int64_t n, int64_t ld, T* sums) {
-  auto apply = [&](auto f) {
-    for (int64_t j = 0; j < n; j += LANES<T>) {
-      V<T> total = load<T>(sums + j);
-      for (int64_t r = 0; r < rows; r++) {
-        V<T> x = f(load<T>(g + r * ld + j), r * ld + j);
-        store<T>(g + r * ld + j, x);
-        total += x;
+  constexpr int64_t WIDTH = 4;  // vectors of a row at once: whole cache lines beside each other
+  auto columns = [&](auto f, int64_t j, auto width) {
+    V<T> totals[width];
+    for (int64_t k = 0; k < width; k++) totals[k] = load<T>(sums + j + k * LANES<T>);
+    for (int64_t r = 0; r < rows; r++)
+      for (int64_t k = 0; k < width; k++) {
+        const int64_t i = r * ld + j + k * LANES<T>;
+        const V<T> x = f(load<T>(g + i), i);
+        store<T>(g + i, x);
+        totals[k] += x;
       }
-      store<T>(sums + j, total);
-    }
+    for (int64_t k = 0; k < width; k++) store<T>(sums + j + k * LANES<T>, totals[k]);
+  };
+  auto apply = [&](auto f) {
+    int64_t j = 0;
+    for (; j + WIDTH * LANES<T> <= n; j += WIDTH * LANES<T>) columns(f, j, std::integral_constant<int64_t, WIDTH>{});
+    for (; j < n; j += LANES<T>) columns(f, j, std::integral_constant<int64_t, 1>{});
   };
   switch (kind) {
     case RELU: return apply([&](V<T> g, int64_t i) { return load<T>(y + i) <= T(0) ? V<T>{} : g; });
@@ -439,6 +446,14 @@ template <class T> void pack(Engine<T>& e) {
   }
 }
 
+// Whether the gradients of a layer's weights are [inputs, out], as `transposed`, since most of a vector of inputs would be
+// padding; else [outputs, in].
+template <class T> INLINE bool is_narrow(const Layer& layer) { return layer.inputs < LANES<T> && layer.outputs >= LANES<T>; }
+
+template <class T> INLINE int64_t gradient_size(const Weights<T>& x) {
+  return is_narrow<T>(x.layer) ? x.layer.inputs * x.out : x.layer.outputs * x.in;
+}
+
 // Where a layer's inputs are.
 template <class T> INLINE Matrix<const T> input_of(const Engine<T>& e, const Work<T>& w, int64_t l) {
   const bool begins = l == first(e, 1) || l == first(e, 2);
@@ -462,7 +477,10 @@ template <class T> void backward(const Engine<T>& e, Work<T>& w, int64_t rows, i
     const Weights<T>& x = e.weights[l];
     differentiate<T>(x.layer.activation, w.g[l], w.y[l], w.before[l], rows, padded<T>(x.layer.outputs), x.out, w.db[l]);
     const Matrix<const T> input = input_of(e, w, l);
-    if (x.layer.weight_grad)
+    if (x.layer.weight_grad && is_narrow<T>(x.layer))
+      product<T>(x.layer.inputs, padded<T>(x.layer.outputs), rows, {input.at, 1, input.row}, w.g[l], x.out,
+                 w.dw[l], x.out, nullptr, true);
+    else if (x.layer.weight_grad)
       product<T>(x.layer.outputs, padded<T>(x.layer.inputs), rows, {w.g[l], 1, x.out}, input.at, input.row,
                  w.dw[l], x.in, nullptr, true);
     T* to_below = l > from ? w.g[l - 1] : below;
@@ -594,7 +612,7 @@ template <class T> void categorical_gradients(const Engine<T>& e, Work<T>& w, Ro
 // large numbers whose differences are looked at.
 template <class N> void add(N& sum, N& lost, N term) {
   const N corrected = term - lost, after = sum + corrected, error = (after - sum) - corrected;
-  lost = error == error ? error : N{};  // NaN: the sum is infinite
+  lost = error - error == N{} ? error : N{};  // NaN or infinite: the sum is infinite
   sum = after;
 }
 
@@ -680,7 +698,9 @@ template <class T> void normal_gradients(const Engine<T>& e, Work<T>& w, Rows<T>
     for (int64_t i = 0; i < n; i += LANES<T>) {
       const V<T> log_std = number.log_std_at(i), mean = load<T>(number.mean + i), weight = load<T>(rows.weight + i);
       const V<T> x = load<T>(scaled + i), by_logp = load<T>(rows.by_logp + i);
-      V<T> by_mean = x * by_logp * exponential<T>(-log_std), by_log_std = (x * x - T(1)) * by_logp + weight * by_entropy, slope;
+      // Of a row whose ratio is 0 they are 0, also where x² overflows.
+      const V<T> by_scaled = x * by_logp;
+      V<T> by_mean = by_scaled * exponential<T>(-log_std), by_log_std = by_scaled * x - by_logp + weight * by_entropy, slope;
       if (noise && by_entropy != 0) {
         const V<T> moved = exponential<T>(log_std) * number.noise_at(i, count);
         const V<T> by_sample = log_slope_derivative<T>(mean + moved, number.side) * weight * by_entropy;
@@ -857,7 +877,7 @@ template <class T> void tile(const Engine<T>& e, Work<T>& w, const Batch& b, con
 
 template <class T> void clear(const Engine<T>& e, Work<T>& w) {
   for (int64_t l = 0; l < e.layers; l++) {
-    memset(w.dw[l], 0, sizeof(T) * e.weights[l].layer.outputs * e.weights[l].in);
+    memset(w.dw[l], 0, sizeof(T) * gradient_size<T>(e.weights[l]));
     memset(w.db[l], 0, sizeof(T) * e.weights[l].out);
   }
   memset(w.log_std, 0, sizeof(T) * (e.action_size + 1));
@@ -867,9 +887,10 @@ template <class T> void clear(const Engine<T>& e, Work<T>& w) {
 template <class T> void add_gradients(const Engine<T>& e, const Work<T>& w) {
   for (int64_t l = 0; l < e.layers; l++) {
     const Weights<T>& x = e.weights[l];
+    const int64_t row = is_narrow<T>(x.layer) ? 1 : x.in, column = is_narrow<T>(x.layer) ? x.out : 1;
     if (T* to = (T*)x.layer.weight_grad)
       for (int64_t o = 0; o < x.layer.outputs; o++)
-        for (int64_t i = 0; i < x.layer.inputs; i++) to[o * x.layer.inputs + i] += w.dw[l][o * x.in + i];
+        for (int64_t i = 0; i < x.layer.inputs; i++) to[o * x.layer.inputs + i] += w.dw[l][o * row + i * column];
     if (T* to = (T*)x.layer.bias_grad)
       for (int64_t o = 0; o < x.layer.outputs; o++) to[o] += w.db[l][o];
   }
@@ -1242,13 +1263,123 @@ template <class T> Engine<T>* create(const Model& m) {
       take(w.y[l], TILE * x.out);
       take(w.g[l], TILE * x.out);
       take(w.before[l], keeps_input(x.layer.activation) ? TILE * x.out : 1);
-      take(w.dw[l], x.layer.outputs * x.in);
+      take(w.dw[l], gradient_size<T>(x));
       take(w.db[l], x.out);
     }
   }
   if (complete) return e;
   destroy<T>(e);
   return nullptr;
+}
+
+// ---- rows of a rollout ---------------------------------------------------------------------------
+// Time-major, [steps, envs, streams]. Flags are bytes; null: all rows count, or none is passed. What
+// flags leave out may be NaN, so it is selected and never multiplied.
+
+// Â_t = δ_t + γλ·Â_{t+1}, as advantages.gae.
+template <class T>
+void advantages(int64_t steps, int64_t envs, int64_t streams, const T* rewards, const T* values, const T* next, const uint8_t* done, const uint8_t* known, const uint8_t* passed, const double* gamma, double lambda, T* out) {
+  const int64_t columns = envs * streams;
+  for (int64_t t = steps; t-- > 0;)
+    for (int64_t j = 0; j < columns; j += streams)
+      for (int64_t k = 0; k < streams; k++) {
+        const int64_t i = t * columns + j + k;
+        const T later = done[i] || t + 1 == steps ? T(0) : out[i + columns];
+        const T delta = !known || known[i] ? rewards[i] + T(gamma[k]) * next[i] - values[i] : T(0);
+        out[i] = passed && passed[i] ? later : delta + T(gamma[k] * lambda) * later;
+      }
+}
+
+// R_t = r_t + γ·R_{t−1}, as advantages.reversed_discounted_returns.
+template <class T>
+void discount(int64_t steps, int64_t envs, const T* rewards, const T* initial, const uint8_t* done, double gamma, T* out) {
+  for (int64_t i = 0; i < steps * envs; i++) {
+    const int64_t before = i - envs;
+    out[i] = rewards[i] + T(gamma) * (before < 0 ? initial[i] : done[before] ? T(0) : out[before]);
+  }
+}
+
+template <class T> INLINE bool is_less(T x, T y) { return x < y || x != x; }  // NaN stays
+
+// Count, mean, sum of squared distances from it and largest magnitude of rows with `mask`.
+template <class T> void measure(int64_t n, const T* x, const uint8_t* mask, double* out) {
+  constexpr int64_t LANES = 8;  // sums that do not wait for each other
+  auto sum = [&](auto f) {
+    double sums[LANES] = {}, total = 0;
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+      for (int64_t k = 0; k < LANES; k++) sums[k] += !mask || mask[i + k] ? f(double(x[i + k])) : 0.0;
+    for (; i < n; i++) total += !mask || mask[i] ? f(double(x[i])) : 0.0;
+    for (double each : sums) total += each;
+    return total;
+  };
+  const double count = sum([](double) { return 1.0; });
+  const double mean = sum([](double y) { return y; }) / (count > 1 ? count : 1);
+  double largest = 0;
+  for (int64_t i = 0; i < n; i++) {
+    const double size = !mask || mask[i] ? std::fabs(double(x[i])) : 0.0;
+    if (is_less(-size, -largest)) largest = size;
+  }
+  out[0] = count;
+  out[1] = mean;
+  out[2] = sum([=](double y) { return (y - mean) * (y - mean); });
+  out[3] = largest;
+}
+
+// REWARD_STATISTICS of core/episodes.py; `returns` are the sums of rewards in each environment.
+template <class T>
+void sum_rewards(int64_t steps, int64_t envs, const T* rewards, const uint8_t* valid, double* returns, double* out) {
+  constexpr double infinity = std::numeric_limits<double>::infinity();
+  double least[2] = {infinity, infinity}, most[2] = {-infinity, -infinity};
+  auto extend = [&](int64_t k, double x) {
+    if (is_less(x, least[k])) least[k] = x;
+    if (is_less(-x, -most[k])) most[k] = x;
+  };
+  for (int64_t j = 0; j < envs; j++) returns[j] = 0;
+  for (int64_t t = 0; t < steps; t++)
+    for (int64_t j = 0; j < envs; j++) {
+      const int64_t i = t * envs + j;
+      returns[j] += rewards[i];
+      if (valid[i]) extend(1, rewards[i]);
+    }
+  for (int64_t j = 0; j < envs; j++) extend(0, returns[j]);
+  double sums[4], rows[4];
+  measure<double>(envs, returns, nullptr, sums);
+  measure<T>(steps * envs, rewards, valid, rows);
+  auto deviation = [](const double* x) { return std::sqrt(x[2] / (x[0] > 2 ? x[0] - 1 : 1)); };
+  const double found[] = {rows[0], least[0], most[0], sums[1], deviation(sums), least[1], most[1], rows[1], deviation(rows)};
+  memcpy(out, found, sizeof found);
+}
+
+// EPISODE_STATISTICS of core/episodes.py; `open`, `recent` and `finished` are an EpisodeTracker's.
+template <class T>
+void finish_episodes(int64_t steps, int64_t envs, const T* rewards, const uint8_t* valid, const uint8_t* done, double* open, double* recent, int64_t window, int64_t* finished, double* out) {
+  double count = 0, sum = 0, lengths = 0, mean = 0, squares = 0;  // of Welford
+  double least = std::numeric_limits<double>::infinity(), most = -least;
+  for (int64_t t = 0; t < steps; t++)
+    for (int64_t j = 0; j < envs; j++) {
+      const int64_t i = t * envs + j;
+      double &value = open[2 * j], &length = open[2 * j + 1];
+      value += rewards[i];
+      length += valid[i];
+      if (!done[i]) continue;
+      recent[(*finished)++ % window] = value;
+      const double distance = value - mean;
+      count++;
+      sum += value;
+      lengths += length;
+      mean += distance / count;
+      squares += distance * (value - mean);
+      if (is_less(value, least)) least = value;
+      if (is_less(-value, -most)) most = value;
+      value = length = 0;
+    }
+  const double one = count / count;  // NaN without an episode
+  double latest = 0;
+  const int64_t stored = *finished < window ? *finished : window;
+  for (int64_t i = 0; i < stored; i++) latest += recent[i];
+  const double found[] = {count * one, sum / count, std::sqrt(squares / count), least * one, most * one, lengths / count, latest / double(stored)};
+  memcpy(out, found, sizeof found);
 }
 
 }  // namespace
@@ -1312,6 +1443,24 @@ EXPORT(cells_backward)(const Cells* c, int64_t step) {
   if (c->is_double) each_row(*c, [=](int64_t row) { cell_backward<double>(*c, step, row); });
   else each_row(*c, [=](int64_t row) { cell_backward<float>(*c, step, row); });
   return 0;
+}
+
+// Rows of rollouts: see the functions of these names.
+#define BY_TYPE(name, ...) do { if (is_double) { using T = double; name<T>(__VA_ARGS__); } else { using T = float; name<T>(__VA_ARGS__); } return 0; } while (0)
+EXPORT(advantages)(int64_t is_double, int64_t steps, int64_t envs, int64_t streams, const void* rewards, const void* values, const void* next, const uint8_t* done, const uint8_t* known, const uint8_t* passed, const double* gamma, double lambda, void* out) {
+  BY_TYPE(advantages, steps, envs, streams, (const T*)rewards, (const T*)values, (const T*)next, done, known, passed, gamma, lambda, (T*)out);
+}
+EXPORT(discount)(int64_t is_double, int64_t steps, int64_t envs, const void* rewards, const void* initial, const uint8_t* done, double gamma, void* out) {
+  BY_TYPE(discount, steps, envs, (const T*)rewards, (const T*)initial, done, gamma, (T*)out);
+}
+EXPORT(measure)(int64_t is_double, int64_t n, const void* x, const uint8_t* mask, double* out) {
+  BY_TYPE(measure, n, (const T*)x, mask, out);
+}
+EXPORT(sum_rewards)(int64_t is_double, int64_t steps, int64_t envs, const void* rewards, const uint8_t* valid, double* returns, double* out) {
+  BY_TYPE(sum_rewards, steps, envs, (const T*)rewards, valid, returns, out);
+}
+EXPORT(finish_episodes)(int64_t is_double, int64_t steps, int64_t envs, const void* rewards, const uint8_t* valid, const uint8_t* done, double* open, double* recent, int64_t window, int64_t* finished, double* out) {
+  BY_TYPE(finish_episodes, steps, envs, (const T*)rewards, valid, done, open, recent, window, finished, out);
 }
 
 // Elementwise functions, to measure their errors: 0 exponential, 1 expm1, 2 tanh, 3 sigmoid, 4 Φ.

@@ -123,6 +123,11 @@ _ARGUMENTS: dict[str, list[Any]] = {
     "act": [_address, _int, _int, *[_address] * 7],
     "cells_forward": [_address, _int],
     "cells_backward": [_address, _int],
+    "advantages": [*[_int] * 4, *[_address] * 7, _double, _address],
+    "discount": [*[_int] * 3, *[_address] * 3, _double, _address],
+    "measure": [_int, _int, *[_address] * 3],
+    "sum_rewards": [*[_int] * 3, *[_address] * 4],
+    "finish_episodes": [*[_int] * 3, *[_address] * 5, _int, *[_address] * 2],
     "apply": [_int, _int, _address],
 }
 
@@ -148,6 +153,11 @@ class Library:
     act: Any
     cells_forward: Any
     cells_backward: Any
+    advantages: Any
+    discount: Any
+    measure: Any
+    sum_rewards: Any
+    finish_episodes: Any
     apply: Any
 
     def __init__(self, path: Path, level: None | str = None) -> None:

@@ -82,10 +82,10 @@ class Failures:
                 raise found
 
     def tell(self, reason: str, trace: str = "", rank: None | int = None) -> None:
-        """Write down why this rank, or `rank`, fails."""
+        """Write down why this rank fails, or `rank`, which will start no collective any more."""
         record = {
             "rank": self.rank if rank is None else rank,
-            "at": self._started,
+            "at": self._started if rank is None else 0,  # before those that others wait in
             "reason": reason,
             "trace": trace,
         }

@@ -15,22 +15,33 @@ import torch.distributed as dist
 from torch import nn
 
 from ... import errors
-from ...errors import ConfigError, EverstepError, NonFiniteError
+from ...errors import ConfigError, EverstepError, NonFiniteError, RankError
 from ._collectives import Collectives
-from ._single import Counter, Measured, Moments, Reducer
+from ._single import NOTHING, Counter, Measured, Moments, Reducer
 from ._statistics import reduce_stats
 
 T = TypeVar("T")
 
-#: Name of the number of rows among the terms of a loss.
-_ROWS = "rows"
+#: Name of the number of rows among the terms of a loss, where no term has it.
+_ROWS = "/rows"
 
 #: Environment variable with a number of rollouts: after as many, the processes compare their
 #: models; 0, the default, for never.
 CHECK_EVERY = "EVERSTEP_CHECK_RANKS"
 
-#: Bytes in which the statistics of a rollout are sent; longer ones take a second collective.
-_BYTES = 8192
+#: Bytes in which the statistics of a rollout, and the name and values of a call, are sent; longer
+#: ones take a second collective.
+_BYTES, _CALL_BYTES = 8192, 512
+
+#: What is said of values that users may want to differ, by name.
+_MORE = {
+    "seed": ": from one seed, each rank draws actions of its own, and its environments have other "
+    "seeds than those of all other ranks",
+    "num_envs": ": it counts the environments of all ranks, which have equal shares",
+}
+
+#: Calls of this process that have begun, of all its reducers; the first one was announced.
+_calls: list[str] = []
 
 
 class GroupReducer(Reducer):
@@ -43,6 +54,8 @@ class GroupReducer(Reducer):
         #: Whether rows are counted later, and those that wait for it.
         self._is_joined, self._waiting = False, cast(dict[Counter, Moments], {})
         self._rollouts, self._check_every = 0, _check_every()
+        #: Values that every call compares.
+        self._noted: dict[str, str] = {}
 
     def moments(
         self, each: Sequence[Moments], largest: Sequence[torch.Tensor] = ()
@@ -139,6 +152,7 @@ class GroupReducer(Reducer):
         if "cuda:nccl" in dist.get_backend_config():
             self._check_gpus([_name_of_gpu(x) for x in devices if x.type == "cuda"])
         self.collectives.choose_waiting()
+        self.check_alike("Algorithm", _shapes_of(self._modules))
         for module in self._modules:
             for tensor in (*module.parameters(), *module.buffers()):
                 self.collectives.copy_first(tensor.detach())
@@ -148,33 +162,42 @@ class GroupReducer(Reducer):
         self._check_equal()
         torch.manual_seed(seed_of(torch.initial_seed(), self.rank))
 
-    def check_alike(self, values: Mapping[str, str]) -> None:
-        """See `Reducer.check_alike`."""
-        first, *others = map(json.loads, self.collectives.of_all(json.dumps(values).encode()))
-        for rank, each in enumerate(others, 1):
-            for name in first.keys() | each.keys():
-                if first.get(name) != each.get(name):
-                    raise ConfigError(
-                        f"`{name}` must be the same on all ranks; got {first.get(name)} on rank 0 "
-                        f"and {each.get(name)} on rank {rank}. Give every process the same."
-                    )
+    @contextmanager
+    def calling(self, call: str, values: Mapping[str, str] = NOTHING) -> Iterator[None]:
+        """See `Reducer.calling`; one collective."""
+        if not _calls:
+            self._announce(call, values)
+        _calls.append(call)
+        try:
+            yield
+        finally:
+            _calls.pop()
 
-    def agree(self, *flags: bool) -> tuple[bool, ...]:
-        """See `Reducer.agree`; one collective of a byte a flag."""
-        asked = torch.tensor(flags, dtype=torch.uint8, device=self.collectives.device)
-        answers = torch.stack(self.collectives.gather(asked)).amax(0)
-        return tuple(bool(flag) for flag in answers.tolist())
+    def check_alike(self, call: str, values: Mapping[str, str]) -> None:
+        """See `Reducer.check_alike`."""
+        self._announce(call, values)
+
+    def note(self, values: Mapping[str, str]) -> None:
+        """See `Reducer.note`."""
+        self._noted |= values
+
+    def agree(self, call: str, *flags: bool) -> tuple[bool, ...]:
+        """See `Reducer.agree`; one collective."""
+        found = self._announce(call, sent=[int(flag) for flag in flags])
+        return tuple(any(each) for each in zip(*found, strict=True))
 
     @contextmanager
-    def together(self) -> Iterator[None]:
+    def together(self, call: str) -> Iterator[None]:
         """See `Reducer.together`."""
         own: None | Exception = None
         try:
             yield
+        except RankError:
+            raise  # the others are not there any more
         except Exception as error:
             own = error
         sent = {} if own is None else {"kind": type(own).__name__, "message": str(own)}
-        found = self._exchange(sent)
+        found = self._announce(call, sent=sent)
         if own is not None:
             raise own
         for rank, each in enumerate(found):
@@ -182,12 +205,17 @@ class GroupReducer(Reducer):
                 kind = getattr(errors, each["kind"], EverstepError)
                 raise kind(f"Rank {rank} failed: {each['message'] or each['kind']}")
 
-    def gather(self, value: Any) -> list[Any]:
+    def gather(self, call: str, value: Any) -> list[Any]:
         """See `Reducer.gather`."""
-        return [_unpacked(each) for each in self.collectives.of_all_on_first(_packed(value))]
+        with self.calling(call):
+            return [_unpacked(each) for each in self.collectives.of_all_on_first(_packed(value))]
 
-    def from_first(self, make: Callable[[], T]) -> T:
+    def from_first(self, call: str, make: Callable[[], T]) -> T:
         """See `Reducer.from_first`."""
+        with self.calling(call):
+            return self._from_first(make)
+
+    def _from_first(self, make: Callable[[], T]) -> T:
         if self.rank:
             made, error = _unpacked(self.collectives.of_first(b""))
         else:
@@ -201,6 +229,33 @@ class GroupReducer(Reducer):
         if error is not None:
             raise error
         return cast(T, made)
+
+    def _announce(
+        self, call: str, values: Mapping[str, str] = NOTHING, sent: Any = None
+    ) -> list[Any]:
+        """Values that ranks send with a call that all make alike: the first collective of each.
+
+        Raises:
+            ConfigError: On all ranks, if one makes another call or has other values.
+
+        """
+        own = {"call": call, "values": {**self._noted, **values}, "sent": sent}
+        ranks = self._exchange(own, _CALL_BYTES)
+        calls = [f"`{each['call']}`" for each in ranks]
+        if len({*calls}) > 1:
+            raise ConfigError(
+                f"All ranks must make the same calls, in the same order; got {_by_rank(calls)}. "
+                "Make calls that train, evaluate, save or load in every process, outside of "
+                "`if rank == 0`."
+            )
+        for name in dict.fromkeys(name for each in ranks for name in each["values"]):
+            found = [each["values"].get(name, "nothing") for each in ranks]
+            if len({*found}) > 1:
+                raise ConfigError(
+                    f"`{name}` must be the same on all ranks; got {_by_rank(found)}, "
+                    f"in {calls[0]}. Give every process the same{_MORE.get(name, '')}."
+                )
+        return [each["sent"] for each in ranks]
 
     def _check_equal(self) -> None:
         """Compare weights and moments of all processes, by a hash; the moments of rows are shared.
@@ -240,9 +295,9 @@ class GroupReducer(Reducer):
                         "many processes as there are GPUs, or set `device` to 'cpu'."
                     )
 
-    def _exchange(self, value: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def _exchange(self, value: Mapping[str, Any], size: int = _BYTES) -> list[dict[str, Any]]:
         """The value of every rank, as text of a fixed length; a longer one is sent again."""
-        text, size = json.dumps(value).encode(), _BYTES
+        text = json.dumps(value).encode()
         while True:
             padded = text[:size].ljust(size) + len(text).to_bytes(8, "little")
             sent = torch.frombuffer(bytearray(padded), dtype=torch.uint8).to(
@@ -267,6 +322,15 @@ def _sum(one: Moments, other: Moments) -> Moments:
     return n + m, mean + shift * (m / total), squares
 
 
+def _by_rank(values: Sequence[str]) -> str:
+    """Values with the ranks that have them, such as "2 on rank 0 and 3 on ranks 1, 2"."""
+    ranks: dict[str, list[str]] = {}
+    for rank, value in enumerate(values):
+        ranks.setdefault(value, []).append(str(rank))
+    named = [f"{x} on rank{'s' * (len(y) > 1)} {', '.join(y)}" for x, y in ranks.items()]
+    return " and ".join((", ".join(named[:-1]), named[-1]))
+
+
 def _packed(value: Any) -> bytes:
     """A Python object as bytes; pickle alone cannot load tensors of some dtypes, such as uint32."""
     file = io.BytesIO()
@@ -286,6 +350,16 @@ def _sendable(error: Exception) -> Exception:
     except Exception:
         return EverstepError(f"Rank 0 failed: {type(error).__name__}: {error}")
     return error
+
+
+def _shapes_of(modules: Sequence[nn.Module]) -> dict[str, str]:
+    """Shapes of parameters and buffers of modules, by their names."""
+    named = ((x, (*x.named_parameters(), *x.named_buffers())) for x in modules)
+    return {
+        f"{type(module).__name__}.{name}": str(list(tensor.shape))
+        for module, tensors in named
+        for name, tensor in tensors
+    }
 
 
 def _check_every() -> int:

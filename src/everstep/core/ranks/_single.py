@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -13,6 +14,9 @@ T = TypeVar("T")
 
 #: Count, mean and sum of squared distances from the mean, each of any shape.
 Moments = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+#: No values of a call.
+NOTHING: Mapping[str, str] = MappingProxyType({})
 
 #: Moments, and the largest magnitude.
 Measured = tuple[Moments, torch.Tensor]
@@ -37,13 +41,27 @@ class Reducer:
     def __deepcopy__(self, memo: Any) -> "Reducer":
         return self
 
-    def check_alike(self, values: Mapping[str, str]) -> None:
-        """Check that all processes have the same values.
+    @contextmanager
+    def calling(self, call: str, values: Mapping[str, str] = NOTHING) -> Iterator[None]:
+        """Context of what all processes must call alike; callbacks are called outside of it.
+
+        Each says first which call it begins, and with what; calls within it say nothing.
+
+        Args:
+            call: Name of the call.
+            values: Values that must be the same on all, by name.
 
         Raises:
-            ConfigError: If one differs from the first process; names the value.
+            ConfigError: If another process makes another call, or has other values.
 
         """
+        yield
+
+    def check_alike(self, call: str, values: Mapping[str, str]) -> None:
+        """Check that all processes make the same call with the same values; see `calling`."""
+
+    def note(self, values: Mapping[str, str]) -> None:
+        """Let all further calls compare these values, too: they were changed since the start."""
 
     def share(self, name: str, total: int) -> int:
         """Share of this process in a size of the whole training.
@@ -127,12 +145,12 @@ class Reducer:
     def begin(self, *modules: None | nn.Module) -> None:
         """Begin a training: weights and buffers are those of rank 0, noise is a rank's own."""
 
-    def agree(self, *flags: bool) -> tuple[bool, ...]:
+    def agree(self, call: str, *flags: bool) -> tuple[bool, ...]:
         """Whether any process says yes, for each flag; the answer is the same on all of them."""
         return flags
 
     @contextmanager
-    def together(self) -> Iterator[None]:
+    def together(self, call: str) -> Iterator[None]:
         """Context whose errors are of all processes: if one raises in it, each does at its end.
 
         Raises:
@@ -141,10 +159,10 @@ class Reducer:
         """
         yield
 
-    def gather(self, value: Any) -> list[Any]:
+    def gather(self, call: str, value: Any) -> list[Any]:
         """The value of each process, on rank 0; an empty list on the others."""
         return [value]
 
-    def from_first(self, make: Callable[[], T]) -> T:
+    def from_first(self, call: str, make: Callable[[], T]) -> T:
         """The result of a function that rank 0 calls, on all processes; so is an error of it."""
         return make()

@@ -134,7 +134,7 @@ def built(rng: random.Random, dtype: torch.dtype, *, widest: int, rows: int) -> 
             Bounded(*BOUNDS[:, : rng.randint(1, 4)].to(dtype), dtype=dtype),
         ]
     )
-    hiddens = tuple(rng.randint(1, widest) for _ in range(rng.randint(0, 3)))
+    hiddens = tuple(rng.randint(1, widest) for _ in range(rng.randint(0, 4)))
     network: dict[str, Any] = {
         "hiddens": hiddens,
         "activation_fn": rng.choice(ACTIVATIONS),
@@ -199,7 +199,10 @@ def check_gradients(seed: int, dtype: torch.dtype, widest: int, rows: int) -> to
     algorithm = built(random.Random(seed), dtype, widest=widest, rows=rows)
     (expected, exact_), (terms, found) = (learned(algorithm, natively=x) for x in (False, True))
     relative = 1e-10 if dtype is torch.float64 else 1e-3
-    assert terms == pytest.approx(expected, rel=relative, abs=relative)
+    assert terms == pytest.approx(expected, rel=relative, abs=relative, nan_ok=True)
+    if not exact_.isfinite().all():  # layers of squares overflow; the step is skipped
+        assert not found.isfinite().all()
+        return found
     size = exact_.abs().max().clamp(min=1e-3)
     torch.testing.assert_close(found / size, exact_ / size, rtol=relative, atol=relative)
     return found

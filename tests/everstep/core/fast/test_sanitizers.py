@@ -1,4 +1,8 @@
-"""The kernel's tests of odd inputs under the sanitizers of addresses and undefined behaviour."""
+"""The kernel under the sanitizers of addresses, undefined behaviour, and threads.
+
+The tests of odd inputs run under the first two. Python and PyTorch, which are built without, report
+races of their own: the third watches the driver, whose threads call the kernel alone.
+"""
 
 import os
 import shutil
@@ -9,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from everstep.core.fast import build
+from tests.everstep.core.fast.test_processors import built, with_threads
 
 ROOT = Path(__file__).parents[4]
 
@@ -50,7 +55,7 @@ def test_odd_inputs_neither_leave_memory_nor_what_is_defined(
     chosen = (
         "left_out" if has_defect else "odd or strange or left_out or special or no_row or resets"
     )
-    tests = [f"tests/everstep/core/fast/test_{name}.py" for name in ("kernel", "recurrent")]
+    tests = [f"tests/everstep/core/fast/test_{name}.py" for name in ("kernel", "recurrent", "rows")]
     run = subprocess.run(
         [
             *(
@@ -78,6 +83,35 @@ def test_odd_inputs_neither_leave_memory_nor_what_is_defined(
     else:
         assert run.returncode == 0, text[-4000:]
         assert " passed" in text
+
+
+#: A thread that adds to what another one adds to.
+RACE = ("Work<T>& w = e.work[t];\n    clear", "Work<T>& w = e.work[0];\n    clear")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("sanitizers", "has_defect"),
+    [("address,undefined", False), ("thread", False), ("thread", True)],
+    ids=["memory", "threads", "threads with a race"],
+)
+def test_threads_neither_race_nor_leave_memory(
+    sanitizers: str, has_defect: bool, tmp_path: Path
+) -> None:
+    compiler = shutil.which("g++")
+    if compiler is None or not sys.platform.startswith("linux"):
+        pytest.skip("there is no g++ of Linux")
+    folder = with_threads(tmp_path, *([RACE] if has_defect else []))
+    options = ["-g", f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all"]
+    program = built([compiler, *options], tmp_path, folder)
+    for threads in ["4"] if has_defect else ["1", "2", "4"]:
+        command, environ = (
+            [str(program), threads],
+            {**os.environ, "TSAN_OPTIONS": "halt_on_error=1"},
+        )
+        run = subprocess.run(command, env=environ, capture_output=True, text=True)
+        assert ("data race" in run.stderr) is has_defect, run.stderr[-2000:]
+        assert (run.returncode != 0) is has_defect, run.stderr[-2000:]
 
 
 def replace(path: Path, before: str, after: str) -> None:

@@ -1,0 +1,125 @@
+"""Rows of rollouts, natively, are what the general functions of `core` compute."""
+
+import copy
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from everstep.core import advantages, episodes, fast
+from everstep.core.fast import rows
+from everstep.core.graphs import static_shapes
+
+
+@pytest.fixture(autouse=True)
+def native() -> None:
+    if reason := fast.unavailable():
+        pytest.skip(reason)
+
+
+class Drawn:
+    """Shapes, and tensors `[T, N, K]` of them, some of which are not contiguous."""
+
+    def __init__(self, seed: int) -> None:
+        draw, self.generator = random.Random(seed), torch.Generator().manual_seed(seed)
+        self.steps, self.envs = draw.choice([1, 2, 3, 17]), draw.choice([1, 2, 5, 33])
+        self.streams = draw.choice([1, 1, 2, 3])
+        self.dtype = draw.choice([torch.float32, torch.float64])
+        self.size = draw.choice([1.0, 1e-15, 1e4])
+        self.ends = draw.choice([0.0, 0.1, 1.0])
+        self.is_strided = draw.random() < 0.3
+
+    def numbers(self, streams: int = 1, mean: float = 0.0) -> torch.Tensor:
+        shape = self.steps, self.envs, streams + self.is_strided
+        drawn = torch.randn(shape, dtype=self.dtype, generator=self.generator) + mean
+        return (drawn * self.size)[..., :streams]
+
+    def flags(self, rate: float, streams: int = 1) -> torch.Tensor:
+        shape = self.steps, self.envs, streams
+        return torch.rand(shape, generator=self.generator) < rate
+
+    def check(self, found: Any, expected: Any) -> None:
+        """Compare, up to the rounding of sums."""
+        precision = 1e-4 if self.dtype == torch.float32 else 1e-11
+        options = {"equal_nan": True, "check_dtype": False}
+        torch.testing.assert_close(
+            found, expected, rtol=precision, atol=precision * self.size, **options
+        )
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_advantages_and_discounted_sums_of_odd_rows(seed: int) -> None:
+    drawn = Drawn(seed)
+    x = [drawn.numbers(drawn.streams) for _ in range(3)]
+    known, done = drawn.flags(0.8), drawn.flags(drawn.ends, drawn.streams)
+    x[2] = torch.where(known, x[2], torch.nan)
+    gamma: Any = 0.9
+    if drawn.streams > 1:
+        gamma = torch.rand(drawn.streams, dtype=drawn.dtype, generator=drawn.generator)
+    passed = drawn.flags(0.2) if seed % 2 else None
+    options: dict[str, Any] = {"gae_lambda": 0.95, "known": known, "passed": passed}
+    found = rows.gae(*x, done, gamma=gamma, **options)
+    assert found.dtype == drawn.dtype
+    drawn.check(found, advantages.gae(*x, done, gamma=gamma, **options))
+
+    done = drawn.flags(drawn.ends)
+    rewards, initial = drawn.numbers(), drawn.numbers()[0]
+    drawn.check(
+        rows.reversed_discounted_returns(rewards, initial, done, gamma=0.9),
+        advantages.reversed_discounted_returns(rewards, initial, done, gamma=0.9),
+    )
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_moments_and_statistics_of_odd_rewards(seed: int) -> None:
+    drawn = Drawn(seed)
+    x, mask = drawn.numbers(mean=3.0), drawn.flags(random.Random(seed).choice([0.0, 0.5, 1.0]))
+    (count, mean, squares), largest = rows.measured(torch.where(mask, x, torch.nan), mask)
+    expected = advantages.moments_of(x, mask), advantages.largest_of(x, mask)
+    drawn.check(((count, mean), largest), (expected[0][:2], expected[1]))
+    drawn.check((squares / drawn.size).float(), (expected[0][2] / drawn.size).float())
+    assert largest.dtype == drawn.dtype
+    drawn.check(rows.moments_of(x, mask)[1], mean)
+
+    x = torch.where(mask, x, 0.0)  # as `close_rows` leaves them
+    found, general = rows.reward_statistics(x, mask), episodes.reward_statistics(x, mask)
+    assert list(found) == list(general)
+    drawn.check(found, general)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_episodes_of_odd_rollouts(seed: int) -> None:
+    drawn = Drawn(seed)
+    processes = random.Random(seed).choice([1, 20])  # 100 or 5 recent episodes
+    device = torch.device("cpu")
+    one = episodes.EpisodeTracker(drawn.envs, device=device, processes=processes)
+    other = copy.deepcopy(one)
+    for _ in range(3):
+        valid, done = drawn.flags(0.8), drawn.flags(drawn.ends)
+        rewards = torch.where(valid, drawn.numbers(mean=1.0), 0.0)
+        found = rows.update_episodes(one, rewards, valid, done)
+        expected = other.update(rewards, valid, done)
+        assert list(found) == list(expected)
+        drawn.check(found, expected)
+        drawn.check(one.state_dict(), other.state_dict())
+
+
+def test_odd_numbers_are_seen() -> None:
+    x, mask = torch.tensor([1.0, torch.nan, -torch.inf]).view(3, 1, 1), torch.ones(3, 1, 1).bool()
+    found, general = rows.reward_statistics(x, mask), episodes.reward_statistics(x, mask)
+    assert [k for k in found if found[k].isnan()] == [k for k in general if general[k].isnan()]
+    assert rows.measured(x, mask)[1].isnan()
+
+
+def test_a_general_function_takes_what_the_library_does_not(monkeypatch: Any) -> None:
+    x, mask = torch.ones(3, 1, 1), torch.ones(3, 1, 1).bool()
+    assert rows._native("measure", x) is not None
+    assert rows._native("measure", x.half()) is None
+    assert rows._native("measure", x, x.double()) is None
+    with static_shapes():
+        assert rows._native("measure", x) is None
+    drawn = rows.measured(x.half(), mask)
+    assert (float(drawn[0][1]), drawn[1].dtype) == (1.0, torch.float16)
+    monkeypatch.setenv(fast.SWITCH, "0")
+    assert rows._native("measure", x) is None
