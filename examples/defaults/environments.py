@@ -148,6 +148,107 @@ class TMaze(Small):
         return -0.01 if is_ahead else -0.1, False
 
 
+class Queues(Small):
+    """Customers arrive in three queues, one of which is served in each env step. Nothing ends."""
+
+    observation_space, action_space = vector(3), Discrete(3)
+    arrivals, served = np.array([0.15, 0.2, 0.4]), np.array([2, 1, 1])
+
+    def start(self) -> None:
+        self.lengths = self.np_random.integers(0, 10, 3)
+
+    def look(self) -> Any:
+        return np.float32(self.lengths)
+
+    def move(self, action: Any) -> tuple[float, bool]:
+        self.lengths[int(action)] -= min(self.lengths[int(action)], self.served[int(action)])
+        arrived = self.np_random.random(3) < self.arrivals
+        self.lengths = np.minimum(self.lengths + arrived, 50)
+        return -float(self.lengths.sum()) / 10, False
+
+
+class Room(Small):
+    """A room is heated to the temperature that is wanted; the weather wanders. Nothing ends."""
+
+    observation_space, action_space = vector(3), Box(0.0, 1.0, (1,), np.float32)
+
+    def start(self) -> None:
+        self.inside, self.outside = self.np_random.uniform([10, -5], [25, 10])
+        self.wanted = 20.0
+
+    def look(self) -> Any:
+        return np.array([self.inside, self.outside, self.wanted], np.float32)
+
+    def move(self, action: Any) -> tuple[float, bool]:
+        if self.np_random.random() < 0.02:
+            self.wanted = self.np_random.uniform(16, 24)
+        self.outside = np.clip(self.outside + self.np_random.normal(0, 0.2), -10, 15)
+        heat = 3 * float(np.clip(action[0], 0, 1))
+        self.inside += heat - 0.05 * (self.inside - self.outside)
+        return -abs(self.inside - self.wanted), False
+
+
+class Quadrant(Small):
+    """One env step: which quarter of a noisy picture in colours is the brightest."""
+
+    length, size = 1, 40
+    observation_space, action_space = Box(0, 255, (40, 40, 3), np.uint8), Discrete(4)
+
+    def look(self) -> Any:
+        picture = self.np_random.integers(0, 160, (self.size, self.size, 3), np.uint8)
+        self.brightest, half = int(self.np_random.integers(4)), self.size // 2
+        row, column = half * (self.brightest // 2), half * (self.brightest % 2)
+        picture[row : row + half, column : column + half] += 40
+        return picture
+
+    def move(self, action: Any) -> tuple[float, bool]:
+        return float(int(action) == self.brightest), True
+
+
+class DotToReach(Small):
+    """One dot walks to another one, seen in 48x48 pixels."""
+
+    length, cells = 24, 8
+    observation_space, action_space = Box(0, 255, (48, 48, 1), np.uint8), Discrete(5)
+    moves = np.array([[0, 0], [-1, 0], [1, 0], [0, -1], [0, 1]])
+
+    def start(self) -> None:
+        self.place, self.goal = self.np_random.integers(0, self.cells, (2, 2))
+
+    def look(self) -> Any:
+        cells = np.zeros((self.cells, self.cells), np.uint8)
+        cells[tuple(self.goal)] = 120
+        cells[tuple(self.place)] += 135
+        return np.kron(cells, np.ones((6, 6), np.uint8))[..., None]
+
+    def move(self, action: Any) -> tuple[float, bool]:
+        self.place = np.clip(self.place + self.moves[int(action)], 0, self.cells - 1)
+        return -float(np.abs(self.place - self.goal).sum()) / (2 * self.cells), False
+
+
+class Gauge(Small):
+    """The pointer of a gauge in a picture is brought to the angle that a number asks for."""
+
+    length, size = 30, 36
+    observation_space = Dict({"gauge": Box(0, 255, (36, 36, 1), np.uint8), "wanted": vector(1)})
+    action_space = Box(-1.0, 1.0, (1,), np.float32)
+
+    def start(self) -> None:
+        self.angle, self.wanted = self.np_random.uniform(-1, 1, 2)
+
+    def look(self) -> Any:
+        picture = np.zeros((self.size, self.size, 1), np.uint8)
+        lengths = np.linspace(0, self.size / 2 - 1, self.size)
+        middle, turn = self.size // 2, self.angle * np.pi / 2
+        rows = np.int64(middle - lengths * np.cos(turn))
+        picture[rows, np.int64(middle + lengths * np.sin(turn))] = 255
+        return {"gauge": picture, "wanted": np.array([self.wanted], np.float32)}
+
+    def move(self, action: Any) -> tuple[float, bool]:
+        self.angle = float(np.clip(self.angle + 0.2 * np.clip(action[0], -1, 1), -1, 1))
+        return -abs(self.angle - self.wanted), False
+
+
 # ---- the held-out set -------------------------------------------------------------------------
 
 

@@ -68,6 +68,17 @@ _CHOOSING = {
     "CartPole-v1 of 2,000 env steps": Task(
         "CartPole-v1", 40_000, options={"max_episode_steps": 2_000}
     ),
+    "queues to serve, never-ending": Task("small:Queues", 30_000, cut=300),
+    "room to be heated, never-ending": Task("small:Room", 20_000, cut=300),
+    "Pendulum-v1 without a limit": Task(
+        "Pendulum-v1", 50_000, cut=200, options={"max_episode_steps": -1}
+    ),
+    "quadrant of a picture, one step": Task("small:Quadrant", 10_000, episodes=200),
+    "dot to reach in 48x48 pixels": Task("small:DotToReach", 20_000, episodes=50),
+    "gauge and number in a Dict": Task("small:Gauge", 15_000),
+    "MiniGrid-Empty-5x5-v0 in pixels, 20,000 env steps": Task(
+        "MiniGrid-Empty-5x5-v0", 20_000, view="pixels"
+    ),
 }
 
 _HELD_OUT = {
@@ -170,10 +181,10 @@ def make_env(task: Task) -> gym.Env:
         from examples.defaults import environments
 
         return getattr(environments, name)()
+    if task.view:  # the import registers the environments
+        from minigrid.wrappers import ImgObsWrapper, RGBImgPartialObsWrapper
     env = gym.make(name, **(task.options or {}))
     if task.view:
-        from minigrid.wrappers import ImgObsWrapper, RGBImgPartialObsWrapper
-
         if task.view == "pixels":
             return ImgObsWrapper(RGBImgPartialObsWrapper(env))
         return gym.wrappers.FlattenObservation(ImgObsWrapper(env))

@@ -378,6 +378,9 @@ LRScheduleKind = Literal["interp", "step", "adaptive"]
 #: How a schedule interpolates between its points: linearly, or as a step function.
 ScheduleKind = Literal["interp", "step"]
 
+#: Schedules of the budget that have a name.
+ScheduleName = Literal["linear", "constant_then_linear"]
+
 #: Format of an exported policy: MLflow's directory, an ONNX file, or one of `torch.export`.
 ExportFormat = Literal["mlflow", "onnx", "torch-export"]
 

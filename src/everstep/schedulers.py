@@ -4,12 +4,12 @@ import bisect
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import optim
 
-from .data import LRScheduleKind, ScheduleKind
+from .data import LRScheduleKind, ScheduleKind, ScheduleName
 from .errors import ConfigError
 
 #: (env steps, value) points of a schedule.
@@ -20,6 +20,10 @@ Function = Callable[[float], float]
 
 #: Largest values of schedules, by the name of what they set. The smallest is 0.
 MOST = {"lr": 1000.0, "entropy_coeff": 1000.0, "clip_param": 1.0}
+
+#: Schedules with a name fall to 0 over the budget, in a line that begins after these env steps, or
+#: after three quarters of the budget if that is earlier.
+HOLDS: dict[ScheduleName, int] = {"linear": 0, "constant_then_linear": 100_000}
 
 #: Keys of configuration files that take functions: values that follow a schedule, and schedules.
 FUNCTIONS = (*MOST, *(f"{name}_schedule" for name in MOST))
@@ -220,9 +224,9 @@ def make_scheduler(value: float, schedule: None | Points, kind: ScheduleKind) ->
 
 
 class _Coefficient:
-    """Base class of what follows a schedule: points, "linear", or a function.
+    """Base class of what follows a schedule: points, a key of `HOLDS`, or a function.
 
-    Points count env steps. "linear" and functions are of the budget: the value is constant until
+    Points count env steps. Names and functions are of the budget: the value is constant until
     `anneal` is called.
     """
 
@@ -232,8 +236,8 @@ class _Coefficient:
     #: Current value.
     coeff: float
 
-    #: Points, "linear" or a function, as they were given; None for a constant.
-    schedule: None | Points | Literal["linear"] | Function
+    #: Points, a name or a function, as they were given; None for a constant.
+    schedule: None | Points | ScheduleName | Function
 
     #: Schedule of the value.
     scheduler: Scheduler
@@ -241,7 +245,7 @@ class _Coefficient:
     #: Env steps of the budget; None before `anneal`.
     total: None | int = None
 
-    #: Value where "linear" begins.
+    #: Value where a schedule that has a name begins.
     _initial: float
 
     def __repr__(self) -> str:
@@ -262,12 +266,14 @@ class _Coefficient:
         return make_scheduler(initial, self.schedule, kind)
 
     def anneal(self, total: int, /) -> None:
-        """From now on the budget is `total` env steps: there "linear" ends in 0."""
+        """From now on the budget is `total` env steps: there schedules with names end in 0."""
         self.total = total
         if callable(self.schedule):
             self.scheduler = FunctionScheduler(self.name, self.schedule, total)
         elif isinstance(self.schedule, str):
-            self.scheduler = InterpScheduler([(0, self._initial), (total, 0.0)])
+            begin = min(HOLDS[self.schedule], 3 * total // 4)
+            points = [(0, self._initial), *([(begin, self._initial)] if begin else [])]
+            self.scheduler = InterpScheduler([*points, (total, 0.0)])
 
     def continue_from(self, previous: "_Coefficient") -> None:
         """Take the budget of `previous`."""
@@ -283,12 +289,12 @@ class _Coefficient:
 class ClipScheduler(_Coefficient):
     """`clip_param` over env steps.
 
-    With the schedule "linear" or a function it is constant until `anneal` is called.
+    With a schedule of the budget it is constant until `anneal` is called.
 
     Args:
-        clip_param: Value if there is no schedule, and where "linear" begins.
-        schedule: (env steps, value) points, "linear", or a function of the fraction of the budget
-            that is left.
+        clip_param: Value if there is no schedule, and where one with a name begins.
+        schedule: (env steps, value) points, a key of `HOLDS`, or a function of the fraction of
+            the budget that is left.
         kind: `"step"` for a step function, `"interp"` for linear interpolation.
 
     """
@@ -300,7 +306,7 @@ class ClipScheduler(_Coefficient):
         clip_param: float,
         /,
         *,
-        schedule: None | Points | Literal["linear"] | Function = None,
+        schedule: None | Points | ScheduleName | Function = None,
         kind: ScheduleKind = "step",
     ) -> None:
         self.schedule = schedule
@@ -341,13 +347,13 @@ ADAPTIVE_FACTOR, ADAPTIVE_MIN, ADAPTIVE_MAX = 1.5, 1e-5, 1e-2
 class LRScheduler(_Coefficient):
     """Learning rate over env steps, written into the optimizer.
 
-    Without a schedule the optimizer keeps its own learning rates, and so it does with "linear"
-    until `anneal` is called; with a function, that of the whole budget.
+    Without a schedule the optimizer keeps its own learning rates, and so it does with one that has
+    a name until `anneal` is called; with a function, that of the whole budget.
 
     Args:
         optimizer: Optimizer whose parameter groups are written.
-        schedule: (env steps, learning rate) points, "linear", or a function of the fraction of the
-            budget that is left.
+        schedule: (env steps, learning rate) points, a key of `HOLDS`, or a function of the fraction
+            of the budget that is left.
         kind: `"step"` for a step function, `"interp"` for linear interpolation, `"adaptive"` if
             only `adapt` changes the learning rate.
 
@@ -363,7 +369,7 @@ class LRScheduler(_Coefficient):
         optimizer: optim.Optimizer,
         /,
         *,
-        schedule: None | Points | Literal["linear"] | Function = None,
+        schedule: None | Points | ScheduleName | Function = None,
         kind: LRScheduleKind = "step",
     ) -> None:
         self.optimizer, self.schedule = optimizer, schedule
@@ -400,7 +406,7 @@ class LRScheduler(_Coefficient):
                 group["lr"] = rate
 
     def continue_from(self, previous: "_Coefficient", *, keep_rate: bool = False) -> None:
-        """Take the budget of `previous`, and where "linear" begins if `keep_rate`."""
+        """Take the budget of `previous`, and its initial rate if `keep_rate`."""
         self._initial = previous._initial if keep_rate else self._initial
         super().continue_from(previous)
 

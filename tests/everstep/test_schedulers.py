@@ -148,6 +148,22 @@ def test_clip_param_follows_its_points() -> None:
     assert ClipScheduler(0.2, schedule=POINTS, kind="interp").step(5) == pytest.approx(0.75)
 
 
+@pytest.mark.parametrize("total", [1, 7, 100, 100_001, 133_333, 133_334, 150_000, 10_000_000])
+def test_a_schedule_is_constant_for_100_000_env_steps_at_most_for_three_quarters(
+    total: int,
+) -> None:
+    """Then it falls in a line to 0, at the budget's end, and stays there."""
+    scheduler = ClipScheduler(0.2, schedule="constant_then_linear")
+    assert scheduler.step(total) == 0.2
+    scheduler.anneal(total)
+    begin = min(100_000, 3 * total // 4)
+    assert {scheduler.step(n) for n in (0, begin // 2, begin)} == {0.2}
+    for share in (0.25, 0.5, 0.75, 1.0):
+        n = begin + share * (total - begin)
+        assert scheduler.step(n) == pytest.approx(0.2 * (1 - share))  # type: ignore[arg-type]
+    assert scheduler.step(2 * total) == 0
+
+
 def test_a_linear_clip_param_ends_with_the_budget() -> None:
     """After n of N transitions it is ε·(1 - n/N); it is constant without a budget."""
     scheduler = ClipScheduler(0.2, schedule="linear")

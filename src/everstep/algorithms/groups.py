@@ -346,7 +346,7 @@ class GroupedAlgorithm:
         return cast("None | int", self._first.annealed_to)
 
     def anneal(self, total: int) -> None:
-        """Set the budget of schedules that are "linear" or functions, and follow them."""
+        """Set the budget of schedules that have names or are functions, and follow them."""
         for member in self._each:
             member.anneal(total)
 

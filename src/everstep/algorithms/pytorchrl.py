@@ -18,7 +18,7 @@ from ..env.registry import EnvSource
 from ..env.specs import Leaves, leaf_specs
 from ..errors import ConfigError
 from ..policies import GenericPolicyBase, model_mode
-from ..schedulers import MOST, ClipScheduler, EntropyScheduler, LRScheduler
+from ..schedulers import HOLDS, MOST, ClipScheduler, EntropyScheduler, LRScheduler
 from .build import Parts, changed_parts, compared
 from .resolve import build_env, closed_on_error, divisors_of, sequences_of
 
@@ -193,7 +193,7 @@ class PytorchrlOperations:
 
     @property
     def annealed_to(self) -> None | int:
-        """Env steps of the budget, if a schedule depends on it: where "linear" ends in 0."""
+        """Env steps of the budget, if a schedule depends on it: where those with names end in 0."""
         return next((x.total for x in self._schedulers if x.is_of_budget), None)
 
     @property
@@ -202,7 +202,7 @@ class PytorchrlOperations:
         return parts.lr_scheduler, parts.entropy_scheduler, parts.clip_scheduler
 
     def anneal(self, total: int) -> None:
-        """Set the budget of schedules that are "linear" or functions, and follow them."""
+        """Set the budget of schedules that have names or are functions, and follow them."""
         for scheduler in self._schedulers:
             scheduler.anneal(total)
         self.follow_schedules()
@@ -248,7 +248,7 @@ class PytorchrlOperations:
                 "build a new algorithm."
             )
         schedule = _SCHEDULES.get(name if name in _RATES else field)
-        if schedule is not None and getattr(config, schedule) not in (None, "linear"):
+        if schedule is not None and getattr(config, schedule) not in (None, *HOLDS):
             raise ConfigError(
                 f"`{name}` is set by `{schedule}`: change that, or set it to None before."
             )

@@ -279,7 +279,7 @@ def _index(device: torch.device) -> torch.device:
 DEFAULTS: dict[str, tuple[Any, Any]] = {
     "gamma": (0.95, 0.99),
     "horizons_per_env_reset": (1, -1),
-    "lr_schedule": (None, "linear"),
+    "lr_schedule": (None, "constant_then_linear"),
     "max_grad_norm": (5.0, 0.5),
     "normalize_observations": (False, True),
     "normalize_rewards": (True, "running"),

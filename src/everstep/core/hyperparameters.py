@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import nn, optim
 from typing_extensions import Self
 
-from ..data import LRScheduleKind, ScheduleKind
+from ..data import LRScheduleKind, ScheduleKind, ScheduleName
 from ..distributions import Distribution
 from ..errors import ConfigError
 from ..schedulers import MOST
@@ -167,12 +167,13 @@ class Hyperparameters:
     enable_amp: bool = False
     """Whether models run under autocast, in collection and update. Losses stay in float32."""
 
-    lr_schedule: None | Schedule | ScheduleFunction | Literal["linear", "auto"] = "auto"
+    lr_schedule: None | Schedule | ScheduleFunction | ScheduleName | Auto = "auto"
     """Learning rate over env steps, as (env steps, learning rate) points that start at 0; or as a
     function of the fraction of the budget of `Trainer.run` that is left, which falls from 1 to 0
     (and is 1 without one), such as `lambda left: 3e-4 * left`. None: constant; `"linear"`: from the
-    optimizer's learning rate to 0 over the budget (constant without one). `"auto"`: `"linear"` if
-    episodes end, else None."""
+    optimizer's learning rate to 0 over the budget (constant without one);
+    `"constant_then_linear"`: constant for 100,000 env steps, at most three quarters of the budget,
+    and then to 0. `"auto"`: `"constant_then_linear"` if episodes end, else None."""
 
     lr_schedule_kind: LRScheduleKind = "step"
     """`"step"`: step function; `"interp"`: linear interpolation; `"adaptive"`: no schedule, after
@@ -211,10 +212,10 @@ class Hyperparameters:
     """ε of the clipped surrogate: bound on the distance of the probability ratio from 1; a function
     is that of `clip_param_schedule`."""
 
-    clip_param_schedule: None | Schedule | ScheduleFunction | Literal["linear"] = None
+    clip_param_schedule: None | Schedule | ScheduleFunction | ScheduleName = None
     """ε over env steps, as (env steps, ε) points that start at 0, or as a function of the fraction
     of the budget that is left. None: `clip_param`; `"linear"`: from `clip_param` to 0 over the
-    budget of `Trainer.run` (constant without one)."""
+    budget of `Trainer.run` (constant without one); `"constant_then_linear"`: as for the rate."""
 
     clip_param_schedule_kind: ScheduleKind = "step"
     """`"step"`: step function; `"interp"`: linear interpolation."""

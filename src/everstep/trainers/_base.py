@@ -519,10 +519,11 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
             before, rate = algorithm.annealed_to, _rates(algorithm)
             algorithm.anneal(int(total))
             end, changed = algorithm.schedule_end, before is not None and before != int(total)
-            if changed and now and algorithm.annealed_to is not None:
+            after = _rates(algorithm)
+            if changed and after != rate and algorithm.annealed_to is not None:
                 self._say(
                     f"Linear schedules now end at {int(total):,} env steps instead of {before:,}, "
-                    f"which changes {rate} to {_rates(algorithm)} at {now:,} env steps."
+                    f"which changes {rate} to {after} at {now:,} env steps."
                 )
             if end is not None and now < end < int(total):
                 self._say(

@@ -85,6 +85,8 @@ def check_peer(recipe: Recipe, peer: str) -> None:
         for key, value in FIXED[peer].items()
         if said.get(key, value) != value
     ]
+    if said.get("lr_schedule") not in (None, "linear"):
+        other.append(f"lr_schedule: {said['lr_schedule']} (null or linear there)")
     problems = [
         *([f"{peer} is not given {', '.join(unknown)}"] if unknown else []),
         *([f"the recipe leaves {', '.join(missing)} to Everstep's defaults"] if missing else []),

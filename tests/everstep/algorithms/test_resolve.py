@@ -46,7 +46,7 @@ EPISODIC = {
     "horizon": 256,
     "horizons_per_env_reset": -1,
     "lr": 3e-4,
-    "lr_schedule": "linear",
+    "lr_schedule": "constant_then_linear",
     "max_grad_norm": 0.5,
     "model_config": {"hiddens": [64, 64], "activation_fn": "tanh"},
     "normalize_observations": True,
@@ -221,16 +221,17 @@ def trainer() -> Trainer:
 
 
 def test_the_learning_rate_falls_to_zero_over_the_budget() -> None:
-    """After n of N transitions it is lr·(1 - n/N)."""
+    """In the last quarter of N transitions, after n of them, it is lr·(1 - n/N)·4."""
     with trainer() as run:
-        assert run.algorithm.hparams.lr_schedule == "linear"
+        assert run.algorithm.hparams.lr_schedule == "constant_then_linear"
         stats = run.run(total_env_steps=256)
-        expected = 1e-3 * (1 - run.algorithm.state.env_steps / 256)
+        expected = min(1e-3, 4e-3 * (1 - run.algorithm.state.env_steps / 256))
         assert stats["env/steps"] >= 256
         assert run.algorithm.optimizer.param_groups[0]["lr"] == pytest.approx(max(expected, 0.0))
         # A larger budget starts from the same learning rate.
         run.run(total_env_steps=1024)
-        assert run.algorithm.lr_scheduler.step(512) == pytest.approx(0.5e-3)
+        assert run.algorithm.lr_scheduler.step(768) == pytest.approx(1e-3)
+        assert run.algorithm.lr_scheduler.step(896) == pytest.approx(0.5e-3)
 
 
 def test_without_a_budget_the_learning_rate_stays() -> None:
@@ -273,9 +274,9 @@ def test_another_hyperparameter_leaves_the_annealing_alone() -> None:
     with trainer() as run:
         run.run(total_env_steps=64)
         run.algorithm.update_algorithm_parameter("gamma", 0.9)
-        assert run.algorithm.lr_scheduler.step(32) == pytest.approx(0.5e-3)
+        assert run.algorithm.lr_scheduler.step(56) == pytest.approx(0.5e-3)
         run.algorithm.update_algorithm_parameter("lr", 4e-3)
-        assert run.algorithm.lr_scheduler.step(32) == pytest.approx(2e-3)
+        assert run.algorithm.lr_scheduler.step(56) == pytest.approx(2e-3)
 
 
 # ---- options without effect -------------------------------------------------------------------

@@ -178,7 +178,8 @@ BAD_LINES = [
     ("optimizer_config: 3e-4", "optimizer_config: expected a mapping or null; got 0.0003"),
     (
         "lr_schedule: 3",
-        "lr_schedule: expected a list of [int >= 0, float] or 'linear' or 'auto' or null; got 3",
+        "lr_schedule: expected a list of [int >= 0, float] or 'linear' or 'constant_then_linear' "
+        "or 'auto' or null; got 3",
     ),
     ("lr_schedule: []", "lr_schedule: must start at 0 env steps; got []"),
     ("lr_schedule: [[1, 1]]", "lr_schedule: must start at 0 env steps; got [(1, 1.0)]"),

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -242,6 +243,19 @@ def test_wrong_command_lines(
 ) -> None:
     assert main(words) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("peer", ["cleanrl", "stable-baselines3"])
+@pytest.mark.parametrize("schedule", ["constant_then_linear", "[[0, 1e-3], [100, 1e-4]]"])
+def test_a_peer_is_not_given_a_schedule_that_it_does_not_have(
+    peer: str, schedule: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its rate would be constant."""
+    classic = files("everstep_lab.recipes").joinpath("classic/CartPole-v1.yaml").read_text()
+    recipe = tmp_path / "cartpole.yaml"
+    recipe.write_text(re.sub("(?m)^lr_schedule: .*", f"lr_schedule: {schedule}", classic))
+    assert main(["reproduce", str(recipe), "--compare", peer]) == 2
+    assert f"{peer} does not have lr_schedule: " in capsys.readouterr().err
 
 
 @pytest.mark.long
