@@ -160,9 +160,8 @@ def mean_of(returns: list[float]) -> str:
 
 
 def report(tasks: str = "known", *, seeds: bool = False) -> str:
-    """A set's table in Markdown: means and the ratio of times, or each seed and the times."""
-    columns = ["seconds of both"] if seeds else ["time, theirs ÷ ours", "env steps"]
-    head = ["task", "Everstep", "stable-baselines3", *columns]
+    """A set's table in Markdown: means and budgets, or each seed and the times."""
+    head = ["task", "Everstep", "stable-baselines3", "seconds of both" if seeds else "env steps"]
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for name, task in SETS[tasks].items():
         cells, times = [], []
@@ -172,10 +171,9 @@ def report(tasks: str = "known", *, seeds: bool = False) -> str:
             each = ", ".join(map(rounded, returns)) if seeds else mean_of(returns)
             cells.append(each or "–")
             times.append(float(np.median([line["seconds"] for line in own] or [np.nan])))
-        ratio = [f"{times[1] / times[0]:.1f}", f"{task.env_steps:,}"]
-        last = [f"{times[0]:.0f}, {times[1]:.0f}"] if seeds else ratio
+        last = f"{times[0]:.0f}, {times[1]:.0f}" if seeds else f"{task.env_steps:,}"
         if cells != ["–", "–"]:
-            lines.append(f"| {name} | {' | '.join(cells + last).replace('nan', '–')} |")
+            lines.append(f"| {name} | {' | '.join([*cells, last]).replace('nan', '–')} |")
     return "\n".join(lines)
 
 
