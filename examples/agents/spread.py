@@ -27,6 +27,7 @@ def train(variant: str, seed: int, total_env_steps: int = 300_000) -> float:
         num_envs=96,
         horizon=25,
         seed=seed,
+        lr_schedule="linear",
         run_dir=None,
         eval_env=everstep.make(SPREAD, 96, **options.get("env_kwargs", {})),
     ) as trainer:

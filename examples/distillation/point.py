@@ -86,7 +86,8 @@ class Point(Env):
 
 def train_teacher(seed: int, budget: int = 200_000) -> Policy:
     """A policy that sees everything."""
-    trainer = Trainer(Point, num_envs=32, horizon=80, seed=seed, run_dir=None, progress=False)
+    options: dict[str, Any] = {"lr_schedule": "linear", "run_dir": None, "progress": False}
+    trainer = Trainer(Point, num_envs=32, horizon=80, seed=seed, **options)
     trainer.run(total_env_steps=budget)
     return trainer.algorithm.policy
 
@@ -99,6 +100,7 @@ def train_student(seed: int, budget: int, **arguments: Any) -> Any:
         horizon=80,
         seq_len=40,
         seed=seed,
+        lr_schedule="linear",
         model_config={"actor_obs": ["seen"]},
         run_dir=None,
         progress=False,
