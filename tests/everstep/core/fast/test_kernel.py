@@ -21,7 +21,7 @@ from tests.everstep.core.fast.test_rollout import env_of
 pytestmark = pytest.mark.usefixtures("native")
 
 #: Largest errors of the elementwise functions, in units in the last place of float32.
-FUNCTIONS = {"exp": (0, 1), "expm1": (1, 2), "tanh": (2, 3), "sigmoid": (3, 3)}
+FUNCTIONS = {"exp": (0, 1), "expm1": (1, 2), "tanh": (2, 5), "sigmoid": (3, 3)}
 
 ACTIVATIONS = (
     *("relu", "tanh", "sigmoid", "elu", "swish", "gelu", "selu"),
