@@ -395,3 +395,165 @@ class OneThrow(Small):
         angle, strength = np.clip(action, -1, 1)
         lands = (strength + 1) * np.array([np.sin(angle * np.pi), np.cos(angle * np.pi)])
         return -float(np.linalg.norm(lands - self.target)), True
+
+
+# ---- the second held-out set ------------------------------------------------------------------
+
+
+class Ring(Small):
+    """Twelve places in a ring; one of them, a quarter of the ring away, has the reward."""
+
+    length, places = 30, 12
+    observation_space, action_space = Discrete(12), Discrete(3)
+
+    def start(self) -> None:
+        self.place = int(self.np_random.integers(self.places))
+
+    def look(self) -> Any:
+        return self.place
+
+    def move(self, action: Any) -> tuple[float, bool]:
+        self.place = (self.place + int(action) - 1) % self.places
+        return float(self.place == 3), False
+
+
+class Inventory(Small):
+    """A stock is refilled by orders that arrive two env steps later. Nothing ever ends."""
+
+    observation_space, action_space = vector(4), Discrete(5)
+
+    def start(self) -> None:
+        self.stock, self.orders, self.season = 5, [0, 0], 0.0
+
+    def look(self) -> Any:
+        return np.array([self.stock, *self.orders, np.sin(self.season)], np.float32)
+
+    def move(self, action: Any) -> tuple[float, bool]:
+        self.season += 0.05
+        self.orders = [int(action), *self.orders]
+        demand = int(self.np_random.poisson(1.5 + np.sin(self.season)))
+        self.stock = min(self.stock + self.orders.pop() - demand, 30)
+        missed, self.stock = max(0, -self.stock), max(0, self.stock)
+        return -0.1 * self.stock - float(missed), False
+
+
+class Buoy(Small):
+    """A buoy is held at its place against a current that turns slowly. Nothing ever ends."""
+
+    observation_space, action_space = vector(4), Box(-1.0, 1.0, (2,), np.float32)
+
+    def start(self) -> None:
+        self.place, self.angle = self.np_random.uniform(-1, 1, 2), self.np_random.uniform(0, 6.3)
+
+    def look(self) -> Any:
+        return np.float32([*self.place, np.cos(self.angle), np.sin(self.angle)])
+
+    def move(self, action: Any) -> tuple[float, bool]:
+        self.angle += self.np_random.normal(0, 0.1)
+        current = 0.05 * np.array([np.cos(self.angle), np.sin(self.angle)])
+        self.place = np.clip(self.place + current + 0.1 * np.clip(action, -1, 1), -4, 4)
+        return -float(np.linalg.norm(self.place)), False
+
+
+class Levers(Small):
+    """Four levers of three positions follow the one of eight signals that is shown."""
+
+    length = 5
+    observation_space, action_space = Discrete(8), MultiDiscrete([3] * 4)
+    positions = np.random.default_rng(1).integers(0, 3, (8, 4))
+
+    def look(self) -> Any:
+        self.signal = int(self.np_random.integers(8))
+        return self.signal
+
+    def move(self, action: Any) -> tuple[float, bool]:
+        return float(np.mean(np.asarray(action) == self.positions[self.signal])), False
+
+
+class Signs(Small):
+    """Six real numbers are seen; switches tell which of them are above the mean of all."""
+
+    length = 10
+    observation_space, action_space = vector(6), MultiBinary(6)
+
+    def look(self) -> Any:
+        self.numbers = self.np_random.normal(size=6)
+        return np.float32(self.numbers)
+
+    def move(self, action: Any) -> tuple[float, bool]:
+        above = self.numbers > self.numbers.mean()
+        return float(np.mean(np.asarray(action, bool) == above)), False
+
+
+class Tanks(Small):
+    """Two levels are brought to what a mode asks for; numbers and a choice in a `Dict`."""
+
+    length = 40
+    observation_space = Dict({"levels": vector(2), "mode": Discrete(3)})
+    action_space = Box(-1.0, 1.0, (2,), np.float32)
+    asked = np.array([[2.0, 8.0], [5.0, 5.0], [8.0, 2.0]])
+
+    def start(self) -> None:
+        self.levels, self.mode = self.np_random.uniform(0, 10, 2), int(self.np_random.integers(3))
+
+    def look(self) -> Any:
+        return {"levels": np.float32(self.levels), "mode": self.mode}
+
+    def move(self, action: Any) -> tuple[float, bool]:
+        self.levels = np.clip(self.levels + np.clip(action, -1, 1), 0, 10)
+        return -float(np.mean(np.abs(self.levels - self.asked[self.mode]))), False
+
+
+class Bar(Small):
+    """A bar is to be under a light that is elsewhere in each episode, seen in 36x36 pixels."""
+
+    length = 16
+    observation_space, action_space = Box(0, 255, (36, 36, 3), np.uint8), Discrete(3)
+
+    def start(self) -> None:
+        self.light, self.bar = (int(x) for x in self.np_random.integers(0, 9, 2))
+
+    def look(self) -> Any:
+        picture = np.zeros((36, 36, 3), np.uint8)
+        picture[:8, 4 * self.light : 4 * self.light + 4, 0] = 255
+        picture[28:, 4 * self.bar : 4 * self.bar + 4, 1] = 255
+        return picture
+
+    def move(self, action: Any) -> tuple[float, bool]:
+        self.bar = int(np.clip(self.bar + int(action) - 1, 0, 8))
+        return float(self.bar == self.light), False
+
+
+class WhichCameFirst(Small):
+    """Two of three lamps flash, one after the other; at the end the first of them is asked for."""
+
+    length = 7
+    observation_space, action_space = vector(4), Discrete(3)
+
+    def start(self) -> None:
+        self.first, self.second = self.np_random.permutation(3)[:2]
+
+    def look(self) -> Any:
+        seen = np.zeros(4, np.float32)
+        seen[self.first] = self.t == 1
+        seen[self.second] = self.t == 3
+        seen[3] = self.t == 6
+        return seen
+
+    def move(self, action: Any) -> tuple[float, bool]:
+        return float(self.t == 6 and int(action) == self.first), self.t == 6
+
+
+class Aim(Small):
+    """One env step: three numbers are to be the products of pairs of those that are seen."""
+
+    length = 1
+    observation_space, action_space = vector(3), Box(-1.0, 1.0, (3,), np.float32)
+
+    def look(self) -> Any:
+        self.seen = self.np_random.uniform(-1, 1, 3)
+        return np.float32(100 * self.seen)
+
+    def move(self, action: Any) -> tuple[float, bool]:
+        wanted = self.seen * np.roll(self.seen, 1)
+        return -float(np.mean(np.abs(np.clip(action, -1, 1) - wanted))), True

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, Generic, TypeVar, cast
 
@@ -31,7 +31,15 @@ from ..env.registry import EnvSource
 from ..env.specs import Leaves
 from ..errors import ConfigError, DivergedError, EnvError, NonFiniteError, NotBufferedError
 from ..objectives import ENTROPY_EVERY, MONITORS, ActorCritic, add_ons
-from ..policies import Actor, GenericPolicyBase, Policy, RecurrentPolicy, check_policy, model_mode
+from ..policies import (
+    Actor,
+    GenericPolicyBase,
+    Policy,
+    RecurrentPolicy,
+    check_policy,
+    model_mode,
+    preserving,
+)
 from . import estimates
 from . import snapshot as snapshots
 from .build import build_parts
@@ -361,16 +369,30 @@ class OnPolicyAlgorithm(
 
     def hold_policy(self) -> None:
         """While `critic_warmup` lasts, set advantages to 0: the update trains the values alone."""
+        if self._is_held:
+            self.rollout.advantages.zero_()
+
+    @property
+    def _is_held(self) -> bool:
+        """Whether `critic_warmup` lasts."""
         config, env_steps = self.config, self.config.critic_warmup
         if env_steps is None:
-            is_short = (
-                self._has_ends
-                or config.lr_schedule_kind == "adaptive"
-                or getattr(self.env, "max_episode_steps", None) is not None
-            )
-            env_steps = 0 if is_short else WARMUP * self._rows_to_learn
-        if self.state.env_steps < env_steps:
-            self.rollout.advantages.zero_()
+            is_adaptive = config.lr_schedule_kind == "adaptive"
+            is_needed = self._may_never_end and not is_adaptive
+            env_steps = WARMUP * self._rows_to_learn if is_needed else 0
+        return bool(self.state.env_steps < env_steps)
+
+    @property
+    def _may_never_end(self) -> bool:
+        """Whether no episode ended in the rollout, and none has to."""
+        return not self._has_ends and getattr(self.env, "max_episode_steps", None) is None
+
+    def _preserving(self) -> AbstractContextManager[None]:
+        """Context that updates statistics of observations; see `preserve_outputs`."""
+        asked = self.config.preserve_outputs
+        is_asked = self._may_never_end if asked is None else asked
+        is_trained = self.state.env_steps > 0 and not self._is_held
+        return preserving(self.policy) if is_asked and is_trained else nullcontext()
 
     def learn(self, steps: Iterable[Iterator[Minibatch]]) -> None:
         """Take optimizer steps, until the meter ends the update.
@@ -544,7 +566,7 @@ class OnPolicyAlgorithm(
 
     def _end_update(self, lr: None | float = None) -> None:
         """Update statistics of observations and bonuses, count env steps, move schedules on."""
-        with self.reducer.joined():
+        with self._preserving(), self.reducer.joined():
             self.policy.update_statistics(self.rollout)
             for bonus in self.bonuses:
                 bonus.update(self.rollout)

@@ -281,6 +281,14 @@ class Hyperparameters:
     observations of the first rollout are not normalised. `"auto"`: yes if episodes end and there
     are numbers other than images."""
 
+    preserve_outputs: None | bool = None
+    """Whether the model's first layers change with the statistics of observations, after each
+    update from the second on that trains the policy, so that what it computes of an observation
+    stays (after arXiv 1602.07714): in default models with biases, without windows and without
+    normalised images. None: after rollouts that no episode ends in, if the environment has no
+    `max_episode_steps`, because a policy that changes by itself leads an environment that is never
+    reset far away."""
+
     clip_observations: None | PositiveFloat = 10.0
     """Largest absolute value of a normalised observation. None: not clipped."""
 
@@ -447,6 +455,7 @@ class Hyperparameters:
             idle["amp_dtype"] = "`enable_amp` is off"
         if not self.normalize_observations:
             idle["clip_observations"] = "observations are not normalised"
+            idle["preserve_outputs"] = "observations are not normalised"
         if self.test_every is None:
             idle["num_test_episodes"] = "`test_every` is not set"
         if self.model is not None:

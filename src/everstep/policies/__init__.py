@@ -11,6 +11,7 @@ from ._core import Actor, PolicyCore, Sample, autocast_of, model_mode
 from ._feedforward import Policy
 from ._following import Follower
 from ._groups import GroupedPolicy
+from ._preserving import preserving
 from ._recurrent import RecurrentPolicy
 from ._saving import env_of
 from ._saving import save as save_policy
@@ -39,6 +40,7 @@ __all__ = [
     "make_policy",
     "model_mode",
     "policy_state",
+    "preserving",
     "save_policy",
     "trying",
 ]
