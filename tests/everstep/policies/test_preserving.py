@@ -18,7 +18,8 @@ from tests.toys import RecordedEnv
 
 PLAIN = Unbounded((3,))
 NAMED = Composite(
-    {"one": Unbounded((2, 2)), "choice": Categorical(4, shape=[1]), "other": Unbounded((3,))}, shape=[]
+    {"one": Unbounded((2, 2)), "choice": Categorical(4, shape=[1]), "other": Unbounded((3,))},
+    shape=[],
 )
 IMAGE = Unbounded((3, 40, 40))
 
