@@ -16,6 +16,7 @@ from ..env.formats import EnvFormat
 from ..env.registry import describe_env
 from ..errors import ConfigError
 from ._core import PolicyCore, model_mode
+from ._preserving import preserves
 
 P = TypeVar("P", bound=PolicyCore[Any])
 
@@ -53,6 +54,11 @@ def make_policy(
     if config.normalize_values:
         policy.normalize_values(num_values)
     check_means(policy, config)
+    if config.preserve_outputs and not preserves(policy):
+        raise ConfigError(
+            "`preserve_outputs` is for default models with biases, without windows, that see "
+            f"normalised numbers and no images; got {type(policy.model).__name__}. Drop it."
+        )
     if config.compile:
         policy.model.compile(**({} if config.compile is True else {"backend": config.compile}))
     return policy

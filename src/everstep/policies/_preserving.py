@@ -22,6 +22,13 @@ if TYPE_CHECKING:
     from ._core import PolicyCore
 
 
+#: Standard deviations that a mean, and factor that a standard deviation, may change by.
+MOST = 10.0
+
+#: Methods of default models that decide what the first layers see.
+_METHODS = ("forward", "value_function", "_run", "_encode")
+
+
 class _Columns(NamedTuple):
     """Columns of a layer's input that hold a normalised leaf, and the leaf's moments."""
 
@@ -42,8 +49,10 @@ def preserving(policy: "PolicyCore[Any]") -> Iterator[None]:
     """Context that updates the moments of observations; what the model computes stays.
 
     The layers that observations enter are changed by as much as the observations are, up to
-    rounding and to `clip_observations`. Nothing is done for other models than the default ones, nor
-    if one of these layers has no bias, if the model sees windows, or if images are normalised.
+    rounding and to `clip_observations`. An element whose moments move by more than `MOST`, such as
+    one that was constant, is left alone: nearly all of it was clipped. Nothing is done for other
+    models than the default ones, nor if one of these layers has no bias, if the model sees windows,
+    or if images are normalised.
     """
     layers = list(_inputs(policy))
     before = [[(x.moments.mean.clone(), x.moments.std) for x in layer.parts] for layer in layers]
@@ -52,9 +61,16 @@ def preserving(policy: "PolicyCore[Any]") -> Iterator[None]:
         for (weight, bias, parts), old in zip(layers, before, strict=True):
             for (columns, moments), (mean, std) in zip(parts, old, strict=True):
                 own = weight[:, columns]
-                shift = ((moments.mean - mean) / std).flatten()
-                bias.add_((own.double() @ shift).to(bias.dtype))
-                own.mul_((moments.std / std).flatten().to(own.dtype))
+                shift, ratio = (moments.mean - mean) / std, moments.std / std
+                is_near = (shift.abs() <= MOST) & (ratio <= MOST) & (ratio >= 1 / MOST)
+                shift, ratio = shift.where(is_near, 0.0), ratio.where(is_near, 1.0)
+                bias.add_((own.double() @ shift.flatten()).to(bias.dtype))
+                own.mul_(ratio.flatten().to(own.dtype))
+
+
+def preserves(policy: "PolicyCore[Any]") -> bool:
+    """Whether `preserving` does anything."""
+    return any(layer.parts for layer in _inputs(policy))
 
 
 def _inputs(policy: "PolicyCore[Any]") -> Iterator[_Input]:
@@ -74,7 +90,10 @@ def _inputs(policy: "PolicyCore[Any]") -> Iterator[_Input]:
 def _first_layers(model: Any) -> Iterator[tuple[None | ObservationEncoder, Any, Any, Any]]:
     """Encoder, layer, weight and bias of each layer that encoded observations enter."""
     kind = DefaultModel if isinstance(model, DefaultModel) else DefaultRecurrentModel
-    if not isinstance(model, kind) or type(model).forward is not kind.forward:
+    if not isinstance(model, kind) or any(
+        name in vars(model) or getattr(type(model), name, None) is not getattr(kind, name, None)
+        for name in _METHODS
+    ):
         return  # a model of the user's
     critic_encoder = model.critic_encoder or model.encoder
     if isinstance(model, DefaultRecurrentModel):

@@ -10,6 +10,7 @@ from torchrl.data import Categorical, Composite, Unbounded
 from everstep import AlgorithmConfig, RecurrentAlgorithmConfig
 from everstep.algorithms.recording import Recorder
 from everstep.core.graphs import Tape
+from everstep.errors import ConfigError
 from everstep.models import DefaultDiscreteModel
 from everstep.policies import preserving
 from tests.everstep.algorithms.test_critic_warmup import ENVS, HORIZON, env
@@ -133,6 +134,22 @@ def test_what_cannot_be_preserved_is_left_alone(spec: Any, options: dict[str, An
             policy._observation.flatten(rows(spec, 0.3)), torch.ones(64, dtype=torch.bool)
         )
     assert all(torch.equal(x, before[name]) for name, x in policy.model.state_dict().items())
+    with pytest.raises(ConfigError, match=r"`preserve_outputs` is for default models .*; got"):
+        built(spec, preserve_outputs=True, **options)
+
+
+def test_what_was_constant_is_left_alone() -> None:
+    policy = built(PLAIN).policy
+    mask, seen = torch.ones(64, dtype=torch.bool), rows(PLAIN, 1.0)
+    seen[:, 1] = 5.0
+    policy.normalizer.update((seen,), mask)
+    layers = [policy.model.policy[0], policy.model.vf_model[0]]
+    before = [layer.weight.clone() for layer in layers]
+    with preserving(policy):
+        policy.normalizer.update((rows(PLAIN, 2.0),), mask)
+    for layer, weight in zip(layers, before, strict=True):
+        assert torch.equal(layer.weight[:, 1], weight[:, 1])
+        assert not torch.isclose(layer.weight[:, 0], weight[:, 0]).any()
 
 
 @pytest.mark.parametrize("way", ["native", "general", "recorded"])
