@@ -28,6 +28,7 @@ def train(variant: str, seed: int, total_env_steps: int = 300_000) -> float:
         horizon=25,
         seed=seed,
         lr_schedule="linear",
+        num_sgd_iters=10,
         run_dir=None,
         eval_env=everstep.make(SPREAD, 96, **options.get("env_kwargs", {})),
     ) as trainer:

@@ -86,8 +86,9 @@ class Point(Env):
 
 def train_teacher(seed: int, budget: int = 200_000) -> Policy:
     """A policy that sees everything."""
-    options: dict[str, Any] = {"lr_schedule": "linear", "run_dir": None, "progress": False}
-    trainer = Trainer(Point, num_envs=32, horizon=80, seed=seed, **options)
+    options: dict[str, Any] = {"lr_schedule": "linear", "num_sgd_iters": 10}
+    quiet: dict[str, Any] = {"run_dir": None, "progress": False}
+    trainer = Trainer(Point, num_envs=32, horizon=80, seed=seed, **options, **quiet)
     trainer.run(total_env_steps=budget)
     return trainer.algorithm.policy
 
@@ -131,7 +132,7 @@ if __name__ == "__main__":
             "distilled": {**STUDENT, "objective": Distillation(teacher)}
         }
         if given.alone:
-            ways["PPO"] = {}
+            ways["PPO"] = {"num_sgd_iters": 10}
         for name, arguments in ways.items():
             student = train_student(seed, given.steps, **arguments)
             shares.setdefault(name, []).append(100 * mean_return(student) / best)

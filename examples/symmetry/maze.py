@@ -105,6 +105,7 @@ def steps_to_goal(settings: dict[str, Any], seed: int, budget: int = 400_000) ->
         seed=seed,
         horizon=64,
         lr_schedule=None,
+        num_sgd_iters=10,
         run_dir=None,
         **settings,
     )

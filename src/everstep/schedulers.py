@@ -128,6 +128,11 @@ class StepScheduler(_PointScheduler):
         return self.y[bisect.bisect_right(self.x, count) - 1]
 
 
+def count_at(numbers: int | Points, env_steps: int) -> int:
+    """A whole number after `env_steps`: itself, or that of its points."""
+    return numbers if isinstance(numbers, int) else int(StepScheduler(numbers).step(env_steps))
+
+
 class FunctionScheduler:
     """A function of the fraction of the budget that is left.
 

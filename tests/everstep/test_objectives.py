@@ -1,9 +1,12 @@
 """Objectives: laws, PPO and A2C where they must agree, and TorchRL's losses as oracles."""
 
+import itertools
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
+import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
@@ -16,7 +19,16 @@ from tensordict.nn import (
 from torch import nn
 from torchrl.objectives import A2CLoss, ClipPPOLoss
 
-from everstep import AlgorithmConfig, ContinuousDummyEnv, DiscreteDummyEnv, TrainConfig
+from everstep import (
+    AlgorithmConfig,
+    ContinuousDummyEnv,
+    DiscreteDummyEnv,
+    RecurrentTrainer,
+    TrainConfig,
+    Trainer,
+)
+from everstep.algorithms.recording import Recorder
+from everstep.core.graphs import Tape
 from everstep.core.hyperparameters import Hyperparameters
 from everstep.core.losses import weighted_sum
 from everstep.core.rollouts import Minibatch
@@ -72,6 +84,58 @@ def test_a2c_goes_through_a_rollout_once_and_ppo_four_times() -> None:
         assert algorithm.hparams.num_sgd_iters == epochs
     chosen = AlgorithmConfig(num_envs=2, horizon=2, objective="a2c", num_sgd_iters=3)
     assert chosen.build(DiscreteDummyEnv).hparams.num_sgd_iters == 3
+
+
+class Pictures(gym.Env):
+    """Pictures without meaning; episodes of one env step."""
+
+    observation_space = gym.spaces.Box(0, 255, (36, 36, 3), np.uint8)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> Any:
+        return self.observation_space.sample(), 0.0, True, False, {}
+
+
+@pytest.mark.parametrize("trainer_cls", [Trainer, RecurrentTrainer])
+@pytest.mark.parametrize("graphs", [False, True])
+def test_epochs_follow_their_points(trainer_cls: Any, graphs: bool) -> None:
+    small: dict[str, Any] = {"num_envs": 4, "horizon": 4, "sgd_minibatch_size": None}
+    with trainer_cls(
+        DiscreteDummyEnv, **small, num_sgd_iters=[[0, 3], [32, 1], [48, 2]], run_dir=None
+    ) as trainer:
+        algorithm = trainer.algorithm
+        if graphs:
+            algorithm.recorder = Recorder(Tape)
+        taken = [0]
+        for _ in range(5):
+            trainer.step()
+            (state, *_) = algorithm.optimizer.state.values()
+            taken.append(int(state["step"]))
+        assert [b - a for a, b in itertools.pairwise(taken)] == [3, 3, 1, 2, 2]
+        assert algorithm.num_epochs == 2
+
+
+@pytest.mark.parametrize(
+    ("env", "num_envs", "horizon", "epochs"),
+    [
+        ("CartPole-v1", 8, 256, [(0, 20), (100_000, 10)]),
+        ("CartPole-v1", 64, 256, 10),
+        (DiscreteDummyEnv, 8, 256, 4),
+        (Pictures, 8, 16, 4),
+    ],
+)
+def test_small_rollouts_have_more_epochs_at_first(
+    env: Any, num_envs: int, horizon: int, epochs: Any
+) -> None:
+    options: dict[str, Any] = {"num_envs": num_envs, "horizon": horizon, "run_dir": None}
+    with Trainer(env, **options) as trainer:
+        assert trainer.algorithm.hparams.num_sgd_iters == epochs
+    with Trainer(env, **options, objective="a2c") as trainer:
+        assert trainer.algorithm.hparams.num_sgd_iters == 1
 
 
 def test_an_unknown_objective_is_told() -> None:

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar, cast
 import torch
 
 from ..core.episodes import to_floats
-from ..core.fast import Learner, NativeActor, actor, learner, recurrence
+from ..core.fast import Learner, NativeActor, actor, learner, recurrence, rows
 from ..core.graphs import CUDAGraph, is_static
 from ..core.hyperparameters import Hyperparameters, RecurrentHyperparameters
 from ..core.losses import check_terms, with_term
@@ -431,10 +431,9 @@ class OnPolicyAlgorithm(
         """Take the same optimizer steps as `learn`, each in one call of the native library."""
         config, count = self.config, self.parts.sequences_per_rollout
         is_drawn = config.shuffle_minibatches and self.minibatch_size < count
-        epochs = range(int(config.num_sgd_iters))
         terms, has_ended = fast.learn(
             self.rollout,
-            (torch.randperm(count) if is_drawn else None for _ in epochs),
+            (torch.randperm(count) if is_drawn else None for _ in range(self.num_epochs)),
             self.minibatch_size,
             self.updater,
             chunk=self.chunk_size,
@@ -546,7 +545,7 @@ class OnPolicyAlgorithm(
         if is_recorded:
             explained_variance = recorder.estimate(self.parts, self.estimate, scale)
             self.hold_policy()
-            recorder.learn(self.parts, self.learn, self.meter)
+            recorder.learn(self.parts, self.learn, self.meter, self.num_epochs)
             return explained_variance
         explained_variance = self.estimate(scale)
         self.hold_policy()
@@ -554,7 +553,7 @@ class OnPolicyAlgorithm(
             self._learn_at_once(self._fast)
         else:
             with recurrence(self.policy):
-                self.learn(optimizer_steps(self.parts, self.chunk_size))
+                self.learn(optimizer_steps(self.parts, self.num_epochs, self.chunk_size))
         return explained_variance
 
     def _take_rollout(self, caller: str) -> None:
@@ -567,7 +566,7 @@ class OnPolicyAlgorithm(
     def _end_update(self, lr: None | float = None) -> None:
         """Update statistics of observations and bonuses, count env steps, move schedules on."""
         with self._preserving(), self.reducer.joined():
-            self.policy.update_statistics(self.rollout)
+            self.policy.update_statistics(self.rollout, rows.column_moments)
             for bonus in self.bonuses:
                 bonus.update(self.rollout)
         self.state.env_steps += self._rows_to_learn

@@ -195,8 +195,9 @@ def estimate_advantages(
     values = rollout.values[:-1]
     advantages = _advantages(rollout, config, streams, _scaled(rollout, config, reward_scale))
     rollout.returns[:-1] = advantages + values
-    weights = _filled([stream.weight for stream in streams], rollout.values)
-    combined = (advantages * weights).sum(-1, keepdim=True)
+    combined, weights = advantages, [stream.weight for stream in streams]
+    if weights != [1.0]:
+        combined = (advantages * _filled(weights, rollout.values)).sum(-1, keepdim=True)
     explained = advantages[..., :1], rollout.returns[:-1, :, :1]
     standardized = [combined] if config.normalize_advantages is True else []  # else `Sequences`
     own = [rows.measured(x, learnable) for x in standardized]

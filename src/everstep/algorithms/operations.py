@@ -285,7 +285,7 @@ class WorkerOperations(PytorchrlOperations, ABC, Generic[_Hparams, _State, _Poli
         self.hold_policy()
         state, horizons = self.state, self.state.horizons
         try:
-            yield from chain.from_iterable(optimizer_steps(self.parts, chunk=None))
+            yield from chain.from_iterable(optimizer_steps(self.parts, self.num_epochs, chunk=None))
         finally:
             if self._open_update is update:
                 self._open_update = None

@@ -18,7 +18,7 @@ from ..env.registry import EnvSource
 from ..env.specs import Leaves, leaf_specs
 from ..errors import ConfigError
 from ..policies import GenericPolicyBase, model_mode
-from ..schedulers import HOLDS, MOST, ClipScheduler, EntropyScheduler, LRScheduler
+from ..schedulers import HOLDS, MOST, ClipScheduler, EntropyScheduler, LRScheduler, count_at
 from .build import Parts, changed_parts, compared
 from .resolve import build_env, closed_on_error, divisors_of, sequences_of
 
@@ -89,6 +89,9 @@ class PytorchrlOperations:
     #: The parts of the algorithm.
     parts: Parts
 
+    #: Counters.
+    state: Any
+
     follow_schedules: Callable[[], None]
 
     # ---- acting -------------------------------------------------------------------------------
@@ -152,8 +155,8 @@ class PytorchrlOperations:
 
     @property
     def num_epochs(self) -> int:
-        """How often an update goes through the rollout."""
-        return int(self.parts.config.num_sgd_iters)
+        """How often an update goes through the rollout now."""
+        return count_at(self.parts.config.num_sgd_iters, self.state.env_steps)
 
     @property
     def num_mini_batch(self) -> int:

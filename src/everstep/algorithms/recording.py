@@ -189,15 +189,15 @@ class Recorder:
                 snapshots=tuple,  # estimates are written whole
             ).clone()
 
-    def learn(self, parts: Parts, learn: Learn, meter: Meter) -> None:
+    def learn(self, parts: Parts, learn: Learn, meter: Meter, epochs: int) -> None:
         """Take the optimizer steps of an update, some in each graph."""
         with _on(parts.rollout.device):
-            for steps, order in _orders(parts):
+            for steps, order in _orders(parts, epochs):
                 held = None if order is None else self._hold("order", order)
                 self.update(
                     lambda steps=steps, held=held: learn(_recorded_steps(parts, steps, held)),  # type: ignore[misc]
                     version=self.version,
-                    key=lambda: _key_of_update(parts),
+                    key=lambda steps=steps: {"steps": steps, **_key_of_update(parts)},  # type: ignore[misc]
                     snapshots=lambda: _before_update(parts, meter),
                 )
         self._forget_all_after_failure()
@@ -253,20 +253,20 @@ class RecordedActor(Actor):
         return sample._replace(actions=tuple(x.clone() for x in sample.actions))
 
 
-def _orders(parts: Parts) -> Iterator[tuple[int, None | torch.Tensor]]:
+def _orders(parts: Parts, epochs: int) -> Iterator[tuple[int, None | torch.Tensor]]:
     """Optimizer steps of a graph, and the order of their sequences `[steps, …]`, for each replay.
 
     The order is None where it is always the same.
     """
     config, count = parts.config, parts.sequences_per_rollout
     minibatches = 1 if config.accumulate_grads else count // parts.minibatch_size
-    steps = int(config.num_sgd_iters) * minibatches
+    steps = epochs * minibatches
     each = steps if steps <= MAX_STEPS else 1
     if parts.minibatch_size == count or (each == steps and not config.shuffle_minibatches):
         yield from [(each, None)] * (steps // each)
         return
     make = torch.randperm if config.shuffle_minibatches else torch.arange
-    orders = [make(count, device=parts.rollout.device) for _ in range(int(config.num_sgd_iters))]
+    orders = [make(count, device=parts.rollout.device) for _ in range(epochs)]
     for order in torch.cat(orders).view(steps, -1).split(each):
         yield each, order
 
@@ -301,11 +301,11 @@ def sequences_of(parts: Parts) -> Sequences:
     return sequences
 
 
-def optimizer_steps(parts: Parts, chunk: None | int) -> Iterator[Iterator[Minibatch]]:
+def optimizer_steps(parts: Parts, epochs: int, chunk: None | int) -> Iterator[Iterator[Minibatch]]:
     """Minibatches of each optimizer step of an update, epoch by epoch; see `Sequences.epochs`."""
     config, device = parts.config, parts.rollout.device
     return sequences_of(parts).epochs(
-        int(config.num_sgd_iters),
+        epochs,
         parts.minibatch_size,
         chunk=chunk,
         shuffle=config.shuffle_minibatches,

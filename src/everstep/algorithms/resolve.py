@@ -305,6 +305,9 @@ DEFAULT_SEQ_LEN, MAX_SEQ_LEN = 4, 16
 #: Minibatches an epoch and transitions a minibatch, at most and at least, if episodes end.
 MAX_MINIBATCHES, MIN_ROWS = 32, 64
 
+#: Rollouts of at most so many env steps have more epochs at first: how many times, until when.
+SMALL_ROLLOUT, EARLY_EPOCHS, EARLY_STEPS = 8192, 2, 100_000
+
 #: Minibatches an epoch and epochs at most where images are observed and episodes end, as in the
 #: usual settings for Atari: convolutions take most of the time, and more of them teach little.
 IMAGE_MINIBATCHES, IMAGE_EPOCHS = 8, 4
@@ -449,11 +452,29 @@ def resolve_update(config: C, env: Env, *, sequences: int) -> C:
         )
     epochs = config.num_sgd_iters
     if epochs == "auto":
-        epochs = own_epochs
-        if is_episodic:
-            epochs = getattr(objective, "episodic_num_sgd_iters", own_epochs)
-            epochs = min(epochs, IMAGE_EPOCHS) if _has_images(env) else epochs
+        epochs = _epochs(config, env, objective, own_epochs) if is_episodic else own_epochs
     return replace(config, sgd_minibatch_size=size, num_sgd_iters=epochs)
+
+
+def _epochs(
+    config: Hyperparameters, env: Env, objective: Any, own: int
+) -> int | list[tuple[int, int]]:
+    """Default epochs of an update where episodes end.
+
+    Args:
+        config: Config whose number of environments and horizon are resolved.
+        env: The environment.
+        objective: The objective's class.
+        own: Its epochs where episodes do not end.
+
+    """
+    epochs: int = getattr(objective, "episodic_num_sgd_iters", own)
+    if _has_images(env):
+        return min(epochs, IMAGE_EPOCHS)
+    rows = cast(int, config.num_envs) * cast(int, config.horizon)
+    if epochs <= own or rows > SMALL_ROLLOUT:
+        return epochs
+    return [(0, EARLY_EPOCHS * epochs), (EARLY_STEPS, epochs)]
 
 
 def sequences_of(config: Hyperparameters, sequences: int) -> str:

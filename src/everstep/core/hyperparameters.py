@@ -19,6 +19,7 @@ from .rules import (
     compile_problems,
     device_problems,
     optimizer_problems,
+    point_problems,
     rollout_problems,
     schedule_problems,
 )
@@ -26,6 +27,7 @@ from .shown import call, given_fields
 from .validation import (
     STRICT,
     Count,
+    CountSchedule,
     Integer,
     InvalidError,
     NonNegativeFloat,
@@ -201,9 +203,10 @@ class Hyperparameters:
     a rollout. None: the whole rollout. `"auto"`: a 32nd of the rollout (an 8th with images), but at
     least 64 transitions; the whole rollout for A2C and if episodes do not end."""
 
-    num_sgd_iters: PositiveInt | Auto = "auto"
-    """Epochs per update. `"auto"`: 1 for A2C; otherwise 10 if episodes end (4 with images), else
-    4."""
+    num_sgd_iters: PositiveInt | CountSchedule | Auto = "auto"
+    """Epochs per update; also as (env steps, epochs) points that start at 0, each of which holds
+    until the next. `"auto"`: 1 for A2C; otherwise 10 if episodes end (4 with images), else 4. Where
+    it is 10, rollouts of at most 8,192 env steps have 20 epochs in the first 100,000."""
 
     shuffle_minibatches: bool = True
     """Whether to shuffle the rollout before every epoch."""
@@ -428,6 +431,9 @@ class Hyperparameters:
                     f"`{name}` is a function, and `{schedule}` is set too: drop one of them."
                 )
             problems += schedule_problems(name, getattr(self, schedule))
+        if isinstance(self.num_sgd_iters, list):
+            points = self.num_sgd_iters
+            problems += point_problems("num_sgd_iters", points, LARGEST["num_sgd_iters"])
         problems += compile_problems(self.compile) + add_on_problems(self.policy_loss_addons)
         if isinstance(self.num_envs, int) and isinstance(self.horizon, int):
             problems += rollout_problems(self.num_envs, self.horizon)

@@ -101,13 +101,17 @@ class RunningMoments(nn.Module):
     @torch.no_grad()
     def add(self, n: torch.Tensor, mean: torch.Tensor, squares: torch.Tensor) -> None:
         """Add `n` rows with this mean and sum of squared distances from it."""
-        total = self.count + n
-        rows = total.clamp(min=1)
-        own = self.var * self.count  # 0 before the first row, whatever the variance
-        between = (mean - self.mean).square() * (self.count * n / rows)
-        self.var.copy_(torch.where(total > 0, (own + squares + between) / rows, 1.0))
-        self.mean.add_((mean - self.mean) * (n / rows))
-        self.count.copy_(total)
+        x: list[Any] = [self.count, self.mean, self.var, n, mean, squares]
+        if all(each.device.type == "cpu" and each.dtype is torch.float64 for each in x):
+            x = [each.numpy() for each in x]  # views: its operations take a fifth of the time
+        count, own_mean, var, n, mean, squares = x
+        total = count + n
+        is_empty = total == 0
+        rows, distance = total + is_empty, mean - own_mean
+        between = distance * distance * (count * n / rows)
+        var[...] = (var * count + squares + between + is_empty) / rows  # 1 before the first row
+        own_mean += distance * (n / rows)
+        count[...] = total
 
     @property
     def std(self) -> torch.Tensor:
@@ -117,11 +121,20 @@ class RunningMoments(nn.Module):
         return (var + torch.where(var > 0, size.clamp(max=EPSILON), EPSILON)).sqrt()
 
 
-def update_moments(each: nn.ModuleDict, leaves: Leaves, mask: torch.Tensor) -> None:
+#: A function that computes what `RunningMoments.moments_of` does.
+MomentsOf = Callable[[RunningMoments, torch.Tensor, torch.Tensor], Moments]
+
+
+def update_moments(
+    each: nn.ModuleDict,
+    leaves: Leaves,
+    mask: torch.Tensor,
+    moments_of: MomentsOf = RunningMoments.moments_of,
+) -> None:
     """Update the moments of leaves `[R, …]`, by their indices, where `mask` `[R]`."""
     every = [(cast(RunningMoments, moments), leaves[int(place)]) for place, moments in each.items()]
     if every:
-        every[0][0].reducer.count([(x, x.moments_of(leaf, mask)) for x, leaf in every])
+        every[0][0].reducer.count([(x, moments_of(x, leaf, mask)) for x, leaf in every])
 
 
 class ValueNormalizer(RunningMoments):
@@ -240,15 +253,21 @@ class ObservationNormalizer(nn.Module):
             moments, self.clip, dtype if dtype.is_floating_point else torch.float64
         )
 
-    def update(self, leaves: Leaves, mask: torch.Tensor) -> None:
+    def update(
+        self,
+        leaves: Leaves,
+        mask: torch.Tensor,
+        moments_of: MomentsOf = RunningMoments.moments_of,
+    ) -> None:
         """Update the moments with observations, in place.
 
         Args:
             leaves: Observations `[R, …]`.
             mask: True where a row counts, bool `[R]`.
+            moments_of: Computes moments of rows.
 
         """
-        update_moments(self.moments, leaves, mask)
+        update_moments(self.moments, leaves, mask, moments_of)
 
     def describe(self) -> dict[str, Any]:
         """Clip and moments, as `from_description` reads them."""

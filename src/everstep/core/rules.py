@@ -231,7 +231,11 @@ def schedule_problems(name: str, schedule: Any) -> list[str]:
         except ConfigError as error:
             return list(error.problems)
         return []
-    most = MOST[name]
+    return point_problems(f"{name}_schedule", schedule, MOST[name])
+
+
+def point_problems(name: str, schedule: Any, most: float) -> list[str]:
+    """`schedule_problems` of the points of hyperparameter `name`, whose values are up to `most`."""
     counts = [count for count, _ in schedule]
     broken = {
         f"start at 0 env steps; got {schedule!r}": counts[:1] != [0],
@@ -239,4 +243,4 @@ def schedule_problems(name: str, schedule: Any) -> list[str]:
         f"not be negative; got {schedule!r}": any(value < 0 for _, value in schedule),
         f"not exceed {most:g}; got {schedule!r}": any(value > most for _, value in schedule),
     }
-    return [f"`{name}_schedule` must {rule}." for rule, is_broken in broken.items() if is_broken]
+    return [f"`{name}` must {rule}." for rule, is_broken in broken.items() if is_broken]

@@ -13,7 +13,12 @@ from torch import nn
 from torchrl.data import Composite, TensorSpec
 from typing_extensions import Self
 
-from ..core.normalizers import ObservationNormalizer, ValueNormalizer
+from ..core.normalizers import (
+    MomentsOf,
+    ObservationNormalizer,
+    RunningMoments,
+    ValueNormalizer,
+)
 from ..core.rollouts import Minibatch, Rollout, Sequences
 from ..data import DataKeys, Device
 from ..distributions import Distribution
@@ -290,11 +295,19 @@ class PolicyCore(ABC, Generic[_Model]):
 
     # ---- learning -----------------------------------------------------------------------------
 
-    def update_statistics(self, rollout: Rollout) -> None:
-        """Update the moments of observations and returns with a rollout, after an update."""
+    def update_statistics(
+        self, rollout: Rollout, moments_of: MomentsOf = RunningMoments.moments_of
+    ) -> None:
+        """Update the moments of observations and returns with a rollout, after an update.
+
+        Args:
+            rollout: Complete rollout, with advantages.
+            moments_of: Computes moments of observations.
+
+        """
         if self.normalizer is not None:
             obs = tuple(leaf[:-1].flatten(0, 1) for leaf in rollout.obs)
-            self.normalizer.update(obs, rollout.valid.flatten())
+            self.normalizer.update(obs, rollout.valid.flatten(), moments_of)
         if self.value_normalizer is not None:
             rows = self.learnable(rollout).flatten()
             self.value_normalizer.update(rollout.returns[:-1].flatten(0, 1), rows)

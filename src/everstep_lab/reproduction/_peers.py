@@ -87,6 +87,8 @@ def check_peer(recipe: Recipe, peer: str) -> None:
     ]
     if said.get("lr_schedule") not in (None, "linear"):
         other.append(f"lr_schedule: {said['lr_schedule']} (null or linear there)")
+    if not isinstance(said.get("num_sgd_iters", 1), int):
+        other.append(f"num_sgd_iters: {said['num_sgd_iters']} (a number there)")
     problems = [
         *([f"{peer} is not given {', '.join(unknown)}"] if unknown else []),
         *([f"the recipe leaves {', '.join(missing)} to Everstep's defaults"] if missing else []),

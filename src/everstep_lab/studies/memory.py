@@ -135,7 +135,7 @@ def acting(algorithm: Any) -> None:
 
 def learning(algorithm: Any) -> None:
     """One chunk's share of `step`: gather, forward, backward."""
-    chunk = next(next(optimizer_steps(algorithm.parts, algorithm.chunk_size)))
+    chunk = next(next(optimizer_steps(algorithm.parts, 1, algorithm.chunk_size)))
     algorithm._fast = learner(algorithm.policy, algorithm.objective, algorithm._fast)
     algorithm._add_gradients(chunk)
     algorithm.updater.zero_grad()

@@ -54,7 +54,7 @@ def test_the_first_minibatch_has_ratios_of_1(case: str, kind: str) -> None:
         algorithm.step()
     algorithm.collect()
     algorithm.estimate()
-    first = next(chain.from_iterable(optimizer_steps(algorithm.parts, chunk=None)))
+    first = next(chain.from_iterable(optimizer_steps(algorithm.parts, 1, chunk=None)))
     distribution, values = algorithm.policy.evaluate(first)
     ratios = (distribution.latents_logp(first.actions) - first.logp).exp()
     torch.testing.assert_close(ratios, torch.ones_like(ratios), rtol=0, atol=1e-9)

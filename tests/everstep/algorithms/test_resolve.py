@@ -52,7 +52,7 @@ EPISODIC = {
     "normalize_observations": True,
     "normalize_rewards": "running",
     "num_envs": 8,
-    "num_sgd_iters": 10,
+    "num_sgd_iters": [(0, 20), (100_000, 10)],
     "optimizer_config": {"eps": 1e-5},
     "sgd_minibatch_size": 64,
     "vf_clip_param": None,

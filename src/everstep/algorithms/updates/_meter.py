@@ -25,7 +25,7 @@ class Meter:
     def __init__(self, device: torch.device) -> None:
         self._target: None | float = None
         self._adapted: None | LRScheduler = None
-        #: On the host: terms of the steps, and steps by what became of them.
+        #: On the host: terms of the steps, 0-d or of several, and steps by what became of them.
         self._terms: dict[str, list[torch.Tensor]] = {}
         self._counts: dict[str, float] = {}
         #: In recorded work: whether the update has ended, whether it begins, steps that were
@@ -98,7 +98,7 @@ class Meter:
         `has_ended` says whether the divergence of the last step ended the update.
         """
         self._counts["steps"] = len(terms["kl_div"])
-        self._terms = {name: list(term.unbind()) for name, term in terms.items()}
+        self._terms = {name: [term] for name, term in terms.items()}
         if has_ended:
             self._count_end(float(terms["kl_div"][-1]))
 
@@ -136,10 +136,10 @@ class Meter:
             numbers = to_floats({**sums, **{f"of {k}": x for k, x in counts}, **others})
             self._counts = {k: numbers.pop(f"of {k}") for k in self._counts}
         else:
-            sums = {k: total(x) for k, x in self._terms.items()}
-            numbers = to_floats({**sums, **others})
-            for name, terms in self._terms.items():
-                numbers[name] *= self._counts["steps"] / len(terms)
+            found = {k: x[0] if len(x) == 1 else torch.stack(x) for k, x in self._terms.items()}
+            numbers = to_floats({**{k: x.sum() for k, x in found.items()}, **others})
+            for name, terms in found.items():
+                numbers[name] *= self._counts["steps"] / terms.numel()
         skipped = numbers.pop("skipped") + self._counts["skipped"]
         return {**numbers, **self._counts, "skipped": skipped}
 

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
+from operator import attrgetter
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -69,6 +70,9 @@ _METHODS: dict[type, tuple[str, ...]] = {
 #: These methods as they were when this module was imported: patches of a class show, too.
 _ORIGINALS = {cls: {name: getattr(cls, name) for name in names} for cls, names in _METHODS.items()}
 
+
+#: The same for a quick look at all methods of a class.
+_QUICK = {cls: (attrgetter(*each), tuple(each.values())) for cls, each in _ORIGINALS.items()}
 
 #: Names of methods that an object must not have as attributes of its own.
 _NAMES = frozenset(name for names in _METHODS.values() for name in names)
@@ -321,6 +325,9 @@ def _against_optimizer(optimizer: optim.Optimizer) -> Iterator[str]:
 def _patched(thing: Any, kind: type, cls: type) -> list[str]:
     """Methods of `cls` that `kind` overrides, or that are patched there or on the object itself."""
     own = getattr(thing, "__dict__", ())
+    get, originals = _QUICK[cls]
+    if get(kind) == (originals if len(originals) > 1 else originals[0]) and _NAMES.isdisjoint(own):
+        return []  # nearly always: asked for in every rollout and update
     return [
         f"`{kind.__name__}.{name}` is overridden or patched"
         for name, original in _ORIGINALS[cls].items()

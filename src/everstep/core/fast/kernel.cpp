@@ -44,7 +44,7 @@ struct Layer {  // y = f(x·weightᵀ + bias); gradients are added; null: no bia
 struct Leaf {  // of observations: numbers, or choices (int64), which become one-hot vectors
   int64_t size, column;                 // numbers or choices; where it begins in the networks' input
   const int64_t* options;               // of each choice; null: numbers
-  const void *mean, *std, *low, *high;  // of the normaliser of numbers; null: none
+  const void* constants;  // of the normaliser of numbers, [4, size]; null: none
 };
 
 struct Model {
@@ -565,8 +565,8 @@ template <class T> void gather(const Engine<T>& e, T* row, const void* const* ob
       continue;
     }
     const T* x = (const T*)obs[l] + k * n;
-    if (!leaf.mean) { memcpy(to, x, sizeof(T) * n); continue; }
-    const T *mean = (const T*)leaf.mean, *std = (const T*)leaf.std, *low = (const T*)leaf.low, *high = (const T*)leaf.high;
+    if (!leaf.constants) { memcpy(to, x, sizeof(T) * n); continue; }
+    const T *mean = (const T*)leaf.constants, *std = mean + n, *low = std + n, *high = low + n;
     for (int64_t i = 0; i < n; i++) {
       T y = (x[i] - mean[i]) / std[i];
       y = y < low[i] ? low[i] : y;
@@ -1379,6 +1379,33 @@ template <class T> void measure(int64_t n, const T* x, const uint8_t* mask, doub
   out[3] = largest;
 }
 
+// Count, means and sums of squared distances from them of columns, [1 + 2·columns], over rows [n, columns] with `mask`.
+template <class T> void measure_columns(int64_t n, int64_t columns, const T* x, const uint8_t* mask, double* out) {
+  double *mean = out + 1, *squares = mean + columns;
+  memset(out, 0, sizeof(double) * (1 + 2 * columns));
+  for (int64_t i = 0; i < n; i++) {
+    if (!mask[i]) continue;
+    out[0]++;
+    for (int64_t j = 0; j < columns; j++) mean[j] += x[i * columns + j];
+  }
+  for (int64_t j = 0; j < columns; j++) mean[j] /= out[0] > 1 ? out[0] : 1;
+  for (int64_t i = 0; i < n; i++) {
+    if (!mask[i]) continue;
+    for (int64_t j = 0; j < columns; j++) squares[j] += (x[i * columns + j] - mean[j]) * (x[i * columns + j] - mean[j]);
+  }
+}
+
+// Mean, standard deviation, lowest and highest number of each element, [4, columns], as normalizers._Constants.
+template <class T> void constants(int64_t columns, const double* count, const double* mean, const double* var, double clip, double epsilon, double most_of_size, T* out) {
+  for (int64_t j = 0; j < columns; j++) {
+    const double size = (var[j] + mean[j] * mean[j]) * most_of_size;
+    const double std = std::sqrt(var[j] + (var[j] > 0 && size < epsilon ? size : epsilon));
+    const double bound = *count == 0 ? std::numeric_limits<double>::infinity() : clip;
+    const double found[] = {*count == 0 ? 0 : mean[j], *count == 0 ? 1 : std, -bound, bound};
+    for (int64_t k = 0; k < 4; k++) out[k * columns + j] = T(found[k]);
+  }
+}
+
 // REWARD_STATISTICS of core/episodes.py; `returns` are the sums of rewards in each environment.
 template <class T>
 void sum_rewards(int64_t steps, int64_t envs, const T* rewards, const uint8_t* valid, double* returns, double* out) {
@@ -1508,6 +1535,12 @@ EXPORT(discount)(int64_t is_double, int64_t steps, int64_t envs, const void* rew
 }
 EXPORT(measure)(int64_t is_double, int64_t n, const void* x, const uint8_t* mask, double* out) {
   BY_TYPE(measure, n, (const T*)x, mask, out);
+}
+EXPORT(measure_columns)(int64_t is_double, int64_t n, int64_t columns, const void* x, const uint8_t* mask, double* out) {
+  BY_TYPE(measure_columns, n, columns, (const T*)x, mask, out);
+}
+EXPORT(constants)(int64_t is_double, int64_t columns, const double* count, const double* mean, const double* var, double clip, double epsilon, double most_of_size, void* out) {
+  BY_TYPE(constants, columns, count, mean, var, clip, epsilon, most_of_size, (T*)out);
 }
 EXPORT(sum_rewards)(int64_t is_double, int64_t steps, int64_t envs, const void* rewards, const uint8_t* valid, double* returns, double* out) {
   BY_TYPE(sum_rewards, steps, envs, (const T*)rewards, valid, returns, out);

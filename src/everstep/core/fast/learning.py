@@ -1,8 +1,9 @@
 """Learning natively: a minibatch's gradients, or a whole optimizer step, in one call."""
 
 import ctypes
+import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -67,9 +68,10 @@ class Learner:
         }
         obs = tuple(leaf.flatten(0, 1) for leaf in minibatch.obs)
         batch = self._batch(len(minibatch.logp), obs, tensors)
-        self._draw(batch, len(minibatch.logp))
+        if self._is_sampled:
+            self._draw(batch, len(minibatch.logp))
         results = np.zeros(len(RESULTS))
-        self._call(batch, None, results)
+        self._call(batch)(None, results.ctypes.data)
         return self._terms(torch.from_numpy(results).to(self._policy.dtype))
 
     def learn(
@@ -103,34 +105,39 @@ class Learner:
         obs = tuple(leaf[: rollout.horizon].flatten(0, 1) for leaf in rollout.obs)
         batch = self._batch(size, obs, self._tensors_of(rollout))
         batch.standardized = standardized
-        quick, adam = None, None
+        call = self._call(batch)
+        quick, adam, structure = None, None, None
         found: list[npt.NDArray[np.float64]] = []
-        is_refused = False
+        steps, is_refused = 0, False
         for order in orders:
             if order is None and size < count:
                 order = torch.arange(count)
-            for start in range(0, count, size):
-                if is_refused:
-                    break
-                batch.index = None if order is None else order.data_ptr() + 8 * start
-                # An entropy that has no weight is measured in some steps only.
-                self._objective.measures_entropy = len(found) % ENTROPY_EVERY == 0
-                self._draw(batch, chunk or size)
+            results = np.empty((-(-count // size), len(RESULTS)))
+            address, distance = results.ctypes.data, results.strides[0]
+            index = None if order is None else order.data_ptr()
+            for i in range(len(results)):
+                batch.index = None if index is None else index + 8 * size * i
+                if self._is_sampled:
+                    # An entropy that has no weight is measured in some steps only.
+                    self._objective.measures_entropy = steps % ENTROPY_EVERY == 0
+                    self._draw(batch, chunk or size)
                 if updater._quick_step is not quick:
                     quick = updater._quick_step
                     adam = _AdamOfLibrary(quick, updater.max_grad_norm, target_kl)
-                results = np.empty(len(RESULTS))
-                found.append(results)
-                outcome = self._call(batch, None if adam is None else adam.structure, results)
+                    structure = ctypes.addressof(adam.structure)
+                outcome = call(structure, address + distance * i)
                 if adam is None:  # the optimizer has no state yet, or is not Adam
-                    outcome = self._step(updater, float(results[KL]), target_kl)
+                    outcome = self._step(updater, float(results[i, KL]), target_kl)
                 elif outcome == SKIPPED:
                     updater.skipped += 1
-                is_refused = outcome == REFUSED
+                steps += 1
+                if is_refused := outcome == REFUSED:
+                    break
+            found.append(results[: i + 1])
             if is_refused:
                 break
         self._objective.measures_entropy = True  # so that the terms have it
-        rows = np.stack(found)
+        rows = np.concatenate(found)
         if adam is not None:
             updater.grad_norm += float(rows[:, NORM].sum())
         updater.pending = False
@@ -150,7 +157,7 @@ class Learner:
     def _draw(self, batch: Any, chunk: int) -> None:
         """Draw the noise that entropies of a minibatch are estimated with."""
         batch.noise = None
-        if self._is_sampled and self._objective.needs_entropy:
+        if self._objective.needs_entropy:
             shape = self._policy._action.shapes[0]
             batch.drawn = torch.empty(batch.rows, *shape, dtype=self._policy.dtype)
             for rows in batch.drawn.split(chunk):
@@ -166,17 +173,11 @@ class Learner:
             terms = {**terms, "bounds": bounds, "total": terms["total"] + coeff * bounds}
         return terms | {"kl_div": kl_div, "clip_fraction": clip_fraction}
 
-    def _call(self, batch: Any, optimizer: Any, results: Any) -> int:
-        structure = None if optimizer is None else ctypes.addressof(optimizer)
-        outcome: int = self._library.learn(
-            self._engine.address,
-            self._engine.is_double,
-            ctypes.addressof(batch),
-            ctypes.addressof(self._loss),
-            structure,
-            results.ctypes.data,
-        )
-        return outcome
+    def _call(self, batch: Any) -> Callable[[None | int, int], int]:
+        """A function that computes gradients, from addresses of an `Optimizer` and of results."""
+        engine = self._engine
+        arguments = engine.address, engine.is_double, *map(ctypes.addressof, (batch, self._loss))
+        return functools.partial(self._library.learn, *arguments)
 
     def _batch(self, rows: int, obs: Leaves, tensors: dict[str, torch.Tensor]) -> Any:
         """A `Batch` of so many rows, of observations `[B, …]` and the other tensors."""

@@ -42,7 +42,7 @@ Leaf = _structure(
     "Leaf",
     **dict.fromkeys(("size", "column"), _int),
     options=ctypes.POINTER(_int),
-    **dict.fromkeys(("mean", "std", "low", "high"), _address),
+    constants=_address,
 )
 Model = _structure(
     "Model",
@@ -126,6 +126,8 @@ _ARGUMENTS: dict[str, list[Any]] = {
     "advantages": [*[_int] * 4, *[_address] * 7, _double, _address],
     "discount": [*[_int] * 3, *[_address] * 3, _double, _address],
     "measure": [_int, _int, *[_address] * 3],
+    "measure_columns": [*[_int] * 3, *[_address] * 3],
+    "constants": [*[_int] * 2, *[_address] * 3, *[_double] * 3, _address],
     "sum_rewards": [*[_int] * 3, *[_address] * 4],
     "finish_episodes": [*[_int] * 3, *[_address] * 5, _int, *[_address] * 2],
     "apply": [_int, _int, _address],
@@ -156,6 +158,8 @@ class Library:
     advantages: Any
     discount: Any
     measure: Any
+    measure_columns: Any
+    constants: Any
     sum_rewards: Any
     finish_episodes: Any
     apply: Any

@@ -1,6 +1,7 @@
 """A default model as the native library sees it: addresses of its tensors, and an engine."""
 
 import ctypes
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ from ...env.specs import Leaves, Path, options
 from ...models._encoders import ACTION_MASK, Flatten, ObservationEncoder, OneHot
 from ...nn.modules.activations import SquaredReLU
 from ...policies import GenericPolicyBase
-from ..normalizers import ObservationNormalizer, RunningMoments, _Constants
+from ..normalizers import EPSILON, MOST_OF_SIZE, ObservationNormalizer, RunningMoments
 from .library import Engine, Layer, Leaf, Library, Model, library
 
 #: Activations by the numbers that `kernel.cpp` has for them.
@@ -82,7 +83,7 @@ _LANES = 16
 
 
 class Observations:
-    """Observations as the library reads them, and the constants that it normalises them by.
+    """Observations as the library reads them, and the moments that it normalises them by.
 
     Args:
         policy: The policy, whose normaliser does not change meanwhile.
@@ -111,17 +112,15 @@ class Observations:
         self._is_native = dtypes <= {policy.dtype} and (
             normalizer is None or type(normalizer) is ObservationNormalizer
         )
-        #: Mean, standard deviation, lowest and highest number of each leaf; empty where it is not
-        #: normalised.
-        self.constants: list[tuple[torch.Tensor, ...]] = [() for _ in self.leaves]
+        #: Largest absolute value of a normalised number; infinity for no limit.
+        self.clip = math.inf
+        #: Moments that each leaf is normalised by; None where it is not.
+        self.moments: list[None | RunningMoments] = [None for _ in self.leaves]
         if not self._is_native or normalizer is None:
             return
-        for i, leaf in enumerate(self.leaves):
-            if str(leaf.place) in normalizer.moments:
-                moments: Any = normalizer.moments[str(leaf.place)]
-                assert isinstance(moments, RunningMoments)
-                found = _Constants.of(moments, normalizer.clip, policy.dtype)
-                self.constants[i] = tuple(x.contiguous() for x in found)
+        self.clip = math.inf if normalizer.clip is None else normalizer.clip
+        known: Any = dict(normalizer.moments.items())
+        self.moments = [known.get(str(leaf.place)) for leaf in self.leaves]
 
     def _add(self, paths: tuple[Path, ...], encoder: ObservationEncoder) -> None:
         column = self.critic_column
@@ -223,18 +222,32 @@ class NativeModel:
         log_std = addresses(getattr(model.outputs, "log_std", None))
         threads = torch.get_num_threads() if trains else 1
         shape = [len(part) for part in parts], threads, native.level
-        constants = [*observations.constants, _units(policy)]
-        seen = observations.leaves, list(map(bool, constants))
+        units = _units(policy)
+        are_normalised = [x is not None for x in observations.moments]
+        seen = observations.leaves, are_normalised, len(units)
         key = layers, log_std, shape, seen, kind_of(policy), policy.dtype, policy.distribution_cls
         if key != self._key:
-            # One engine's constants are written in place: they are of the same shapes.
-            self._constants = [tuple(x.clone() for x in each) for each in constants]
             self._open(native, policy, observations, layers, log_std, shape)
             self._key = key
-        for own, new in zip(self._constants, constants, strict=True):
-            for mine, x in zip(own, new, strict=True):
-                mine.copy_(x)
+        self._fill(native, observations, units)
         return native, self._engine
+
+    def _fill(self, native: Library, observations: Observations, units: Sequence[Any]) -> None:
+        """Write the numbers that normalise observations and values where the engine reads them."""
+        for own, moments in zip(self._constants, observations.moments, strict=True):
+            if moments is not None:
+                found = [x.double().contiguous() for x in moments.buffers()]
+                native.constants(
+                    own.dtype is torch.float64,
+                    moments.mean.numel(),
+                    *(x.data_ptr() for x in found),
+                    observations.clip,
+                    EPSILON,
+                    MOST_OF_SIZE,
+                    own.data_ptr(),
+                )
+        for mine, x in zip(self._units, units, strict=True):
+            mine.copy_(x)
 
     def _open(
         self,
@@ -264,22 +277,28 @@ class NativeModel:
         sizes = list(options(policy.model.action_spec)) if kind == CATEGORICAL else []
         model.choices, model.options = len(sizes), _integers(sizes)
         model.log_std, model.log_std_grad = log_std
-        *normalised, units = self._constants
+        #: Mean, standard deviation, lowest and highest number of each leaf, `[4, size]`; none where
+        #: it is not normalised.
+        self._constants = [
+            torch.empty(0 if x is None else 4 * x.mean.numel(), dtype=policy.dtype)
+            for x in observations.moments
+        ]
+        self._units = [torch.empty_like(x) for x in _units(policy)]
         leaves = (Leaf * len(observations.leaves))()
-        for to, leaf, constants in zip(leaves, observations.leaves, normalised, strict=True):
+        for to, leaf, constants in zip(leaves, observations.leaves, self._constants, strict=True):
             to.size, to.column = leaf.size, leaf.column
             if leaf.options:
                 to.options = _integers(leaf.options)
-            if constants:
-                to.mean, to.std, to.low, to.high = (x.data_ptr() for x in constants)
+            if len(constants):
+                to.constants = constants.data_ptr()
         model.leaf_count, model.leaves = len(leaves), leaves
         model.critic_column = observations.critic_column
-        if units:
-            model.value_mean, model.value_scale = (x.data_ptr() for x in units)
+        if self._units:
+            model.value_mean, model.value_scale = (x.data_ptr() for x in self._units)
         fixed = () if kind is None or kind == CATEGORICAL else _numbers(policy)
         for name, x in zip(("low", "high", "half", "side", "log_half"), fixed, strict=False):
             setattr(model, name, x.data_ptr())
-        self._engine = Engine(native, model, leaves, self._constants, fixed)
+        self._engine = Engine(native, model, leaves, self._constants, self._units, fixed)
 
 
 def _units(policy: GenericPolicyBase[Any]) -> tuple[torch.Tensor, ...]:

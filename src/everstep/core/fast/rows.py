@@ -12,6 +12,7 @@ import torch
 
 from .. import advantages, episodes, triton
 from ..graphs import is_static
+from ..normalizers import RunningMoments
 from ..ranks import Measured, Moments
 from .library import library
 
@@ -61,6 +62,18 @@ def measured(x: torch.Tensor, mask: torch.Tensor) -> Measured:
 def moments_of(x: torch.Tensor, mask: torch.Tensor) -> Moments:
     """`advantages.moments_of`, of all rows."""
     return advantages.moments_of(x, mask) if _native("measure", x) is None else measured(x, mask)[0]
+
+
+def column_moments(running: RunningMoments, rows: torch.Tensor, mask: torch.Tensor) -> Moments:
+    """`RunningMoments.moments_of`, of each element of rows."""
+    call = _native("measure_columns", rows)
+    if call is None:
+        return running.moments_of(rows, mask)
+    shape = running.mean.shape
+    out = _numbers(1 + 2 * shape.numel())
+    call(len(rows), shape.numel(), rows, mask, out)
+    mean, squares = out[1:].view(2, *shape).unbind()
+    return out[0], mean, squares
 
 
 def reward_statistics(rewards: torch.Tensor, valid: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -1,6 +1,7 @@
 """Rows of rollouts, natively, are what the general functions of `core` compute."""
 
 import copy
+import math
 import random
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from everstep.core import advantages, episodes, fast
 from everstep.core.fast import rows
 from everstep.core.graphs import static_shapes
+from everstep.core.normalizers import EPSILON, MOST_OF_SIZE, RunningMoments, _Constants
 
 
 @pytest.fixture(autouse=True)
@@ -86,6 +88,50 @@ def test_moments_and_statistics_of_odd_rewards(seed: int) -> None:
     found, general = rows.reward_statistics(x, mask), episodes.reward_statistics(x, mask)
     assert list(found) == list(general)
     drawn.check(found, general)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_moments_of_columns_of_odd_rows(seed: int) -> None:
+    drawn = Drawn(seed)
+    shape = random.Random(seed).choice([(), (1,), (5,), (3, 4), (37,)])
+    rows_, dtype = drawn.steps * drawn.envs, drawn.dtype
+    x = 3 + torch.randn(rows_, *shape, dtype=dtype, generator=drawn.generator)
+    mask = torch.rand(rows_, generator=drawn.generator) < random.Random(seed).choice([0, 0.5, 1])
+    x[~mask] = torch.nan
+    one, other = RunningMoments(*shape), RunningMoments(*shape)
+    for _ in range(2):
+        found, expected = rows.column_moments(one, x, mask), other.moments_of(x, mask)
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+        one.add(*found)
+        other.add(*expected)
+    torch.testing.assert_close(list(one.buffers()), list(other.buffers()), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("clip", [None, 10.0])
+@pytest.mark.parametrize("count", [0, 7])
+def test_numbers_that_observations_are_normalised_by(
+    count: int, clip: None | float, dtype: torch.dtype
+) -> None:
+    moments = RunningMoments(5)
+    moments.count.fill_(count)
+    moments.mean.copy_(torch.tensor([0.0, 1.0, -1e-20, 1e15, 3.0]))
+    moments.var.copy_(torch.tensor([0.0, 0.0, 1e-40, 1e30, 2.0]))
+    out = torch.empty(4, 5, dtype=dtype)
+    native: Any = fast.library()
+    native.constants(
+        dtype is torch.float64,
+        5,
+        *(x.data_ptr() for x in moments.buffers()),
+        math.inf if clip is None else clip,
+        EPSILON,
+        MOST_OF_SIZE,
+        out.data_ptr(),
+    )
+    expected = torch.stack([*_Constants.of(moments, clip, dtype)])
+    torch.testing.assert_close(
+        out, expected, rtol=1e-6 if dtype is torch.float32 else 1e-14, atol=0
+    )
 
 
 @pytest.mark.parametrize("seed", range(60))

@@ -955,7 +955,7 @@ LIVE_VALUES: dict[str, list[Any]] = {
     "lr_schedule_kind": ["interp", "step", "adaptive"],
     "max_grad_norm": [None, 0.01],
     "normalize_advantages": [True, False, "minibatch"],
-    "num_sgd_iters": [1, 2],
+    "num_sgd_iters": [1, 2, [(0, 3), (128, 1)]],
     "num_test_episodes": [1, 2],
     "on_missing_final": ["mask", "approximate", "terminate"],
     "reward_scale": [1.0, 3.0],

@@ -10,7 +10,7 @@ from torchrl.data import Categorical, Composite, Unbounded
 from everstep.core.rollouts import Rollout
 from everstep.data import EPISODE_KEYS
 from everstep.env.specs import Structure
-from everstep.errors import NonFiniteError
+from everstep.errors import EnvError, NonFiniteError
 from tests.toys import flags
 
 N = 2
@@ -220,3 +220,20 @@ def test_numbers_that_are_not_finite_are_found_in_every_leaf(leaf: int) -> None:
     assert not rollout.examine()["finite"]
     with pytest.raises(NonFiniteError, match=rf"`obs\.{'ab'[leaf]}` of environment 1"):
         rollout.find_fault()
+
+
+@pytest.mark.parametrize(
+    "changed", [torch.zeros(N, 1, dtype=torch.float64), torch.zeros(1, N), torch.zeros(N, 3)]
+)
+def test_a_tensor_that_an_environment_changes_in_place_is_checked_again(
+    changed: torch.Tensor,
+) -> None:
+    rollout, obs = make(3), torch.zeros(N, 1)
+    outcome: Any = {"obs": obs, "rewards": torch.zeros(N, 1)}
+    rollout.write_outcome(0, outcome)
+    obs.fill_(2.0)
+    rollout.write_outcome(1, outcome)
+    assert rollout.obs[0][2].tolist() == [[2.0]] * N
+    obs.data = changed
+    with pytest.raises((EnvError, RuntimeError)):
+        rollout.write_outcome(2, outcome)
