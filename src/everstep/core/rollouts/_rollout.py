@@ -169,8 +169,9 @@ class Rollout:
         #: Whether final observations lay in the memory of observations then.
         self._shares_final = False
         self._outcomes, self._expected = self._outcome_rows()
-        #: Tensors of the last outcome, which fitted.
-        self._checked: list[Any] = [None] * len(self._expected)
+        #: Tensors that fitted, of an environment that returns the same ones in each vector step.
+        self._unchecked: list[Any] = [None] * len(self._expected)
+        self._checked = self._unchecked
 
     def _outcome_rows(self) -> tuple[list[list[torch.Tensor]], list[_Expected]]:
         """Storage rows of each vector step's outcome, and the tensors they accept, in one order."""
@@ -302,7 +303,8 @@ class Rollout:
             ):
                 expected.check(x)
             has_graph |= x.requires_grad
-        self._checked = leaves
+        if leaves[0] is not self._checked[0]:  # only an environment's own tensors are held
+            self._checked = leaves if self._is_first else self._unchecked
         # It waits for a device: in the first rollout alone there, and not in recorded work.
         if self._shares_final and (
             self.device.type != "cuda" or (self._is_first and not is_static())

@@ -1,0 +1,1 @@
+"""A policy that begins with recorded behaviour."""
