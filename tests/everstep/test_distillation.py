@@ -42,7 +42,7 @@ def policy_of(config_cls: Any = AlgorithmConfig, seed: int = 7, **spec: Any) -> 
 def minibatch_of(algorithm: Any) -> Any:
     algorithm.collect()
     algorithm.estimate()
-    (chunk,) = next(iter(optimizer_steps(algorithm.parts, None)))
+    (chunk,) = next(iter(optimizer_steps(algorithm.parts, 1, None)))
     return chunk
 
 

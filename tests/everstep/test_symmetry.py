@@ -87,7 +87,7 @@ def minibatch_of(algorithm: Any) -> Any:
     """All rows of a rollout that was collected."""
     algorithm.collect()
     algorithm.estimate()
-    (chunk,) = next(iter(optimizer_steps(algorithm.parts, None)))
+    (chunk,) = next(iter(optimizer_steps(algorithm.parts, 1, None)))
     return chunk
 
 

@@ -309,7 +309,7 @@ def test_resets_are_those_of_the_general_way_where_calls_are_watched() -> None:
     """A mode that looks at operations is not shown less than there is: pieces are computed."""
     algorithm = built()
     algorithm.collect()
-    minibatch = next(iter(next(iter(optimizer_steps(algorithm.parts, None)))))
+    minibatch = next(iter(next(iter(optimizer_steps(algorithm.parts, 1, None)))))
     with torch.no_grad():
         expected = algorithm.policy.evaluate(minibatch)[1]
         with recurrence(algorithm.policy):
