@@ -29,14 +29,14 @@ from everstep.algorithms.resolve import (
     DEFAULT_NUM_ENVS,
     DEFAULT_SEQ_LEN,
     DEFAULTS,
-    EARLY_EPOCHS,
-    EARLY_STEPS,
     EPISODIC_NUM_ENVS,
     IMAGE_EPOCHS,
     IMAGE_MINIBATCHES,
     MAX_MINIBATCHES,
     MAX_SEQ_LEN,
     MIN_ROWS,
+    MORE_EPOCHS,
+    SMALL_BUDGET,
     SMALL_ROLLOUT,
 )
 from everstep.bonuses import RandomNetworkDistillation
@@ -337,10 +337,11 @@ def of_code(read: Read) -> Iterator[tuple[str, str]]:
         yield model, f"| `{name}` | {lstm[name]} |"
     ppo: Any = OBJECTIVES["ppo"]
     a2c: Any = OBJECTIVES["a2c"]
-    early = EARLY_EPOCHS * ppo.episodic_num_sgd_iters
+    more = MORE_EPOCHS * ppo.episodic_num_sgd_iters
     yield (
         "docs/guides/defaults.md",
-        f"| {early} in the first {EARLY_STEPS:,} env steps, then {ppo.episodic_num_sgd_iters}; "
+        f"| {more} with budgets of `run` below {SMALL_BUDGET:,} env steps, else "
+        f"{ppo.episodic_num_sgd_iters}; "
         f"always {ppo.episodic_num_sgd_iters} if a rollout has more than {SMALL_ROLLOUT:,}, and "
         f"{IMAGE_EPOCHS} with images |",
     )
@@ -348,7 +349,7 @@ def of_code(read: Read) -> Iterator[tuple[str, str]]:
         "docs/guides/objectives.md",
         (
             f"| {ppo.default_num_sgd_iters}; where episodes end {ppo.episodic_num_sgd_iters}, "
-            f"[at first {early}](defaults.md), with images {IMAGE_EPOCHS} |"
+            f"[{more} with small budgets](defaults.md), {IMAGE_EPOCHS} with images |"
         ),
     )
     assert a2c.default_num_sgd_iters == a2c.episodic_num_sgd_iters
@@ -367,8 +368,8 @@ def of_code(read: Read) -> Iterator[tuple[str, str]]:
     yield pytorchrl, f"| {DEFAULTS['vf_clip_param'][0]:g}; {DEFAULTS['vf_clip_param'][1]} |"
     yield (
         pytorchrl,
-        f"`num_sgd_iters` | {ppo.default_num_sgd_iters}; {early}, then "
-        f"{ppo.episodic_num_sgd_iters}; "
+        f"`num_sgd_iters` | {ppo.default_num_sgd_iters}; {more} with small "
+        f"budgets, else {ppo.episodic_num_sgd_iters}; "
         f"{a2c.default_num_sgd_iters} for A2C |",
     )
     rewards = DEFAULTS["normalize_rewards"]
@@ -411,8 +412,8 @@ def of_docstrings() -> Iterator[tuple[str, str]]:
         page,
         f"{of_a2c} for A2C; otherwise {epochs} if episodes end ({IMAGE_EPOCHS} with images), else "
         f"{own[0].default_num_sgd_iters}. Where it is {epochs}, rollouts of at most "
-        f"{SMALL_ROLLOUT:,} env steps have {EARLY_EPOCHS * epochs} epochs in the first "
-        f"{EARLY_STEPS:,}.",
+        f"{SMALL_ROLLOUT:,} env steps have {MORE_EPOCHS * epochs} with budgets below "
+        f"{SMALL_BUDGET:,}.",
     )
     assert (MAX_MINIBATCHES, IMAGE_MINIBATCHES) == (32, 8)
     yield (

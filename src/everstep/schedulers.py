@@ -128,9 +128,11 @@ class StepScheduler(_PointScheduler):
         return self.y[bisect.bisect_right(self.x, count) - 1]
 
 
-def count_at(numbers: int | Points, env_steps: int) -> int:
-    """A whole number after `env_steps`: itself, or that of its points."""
-    return numbers if isinstance(numbers, int) else int(StepScheduler(numbers).step(env_steps))
+def count_of(numbers: int | Points, budget: None | int) -> int:
+    """A whole number: itself, or that of its (budget, number) points; without one the last."""
+    if isinstance(numbers, int):
+        return numbers
+    return int(numbers[-1][1] if budget is None else StepScheduler(numbers).step(budget))
 
 
 class FunctionScheduler:

@@ -1,6 +1,5 @@
 """Objectives: laws, PPO and A2C where they must agree, and TorchRL's losses as oracles."""
 
-import itertools
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -102,21 +101,35 @@ class Pictures(gym.Env):
 
 @pytest.mark.parametrize("trainer_cls", [Trainer, RecurrentTrainer])
 @pytest.mark.parametrize("graphs", [False, True])
-def test_epochs_follow_their_points(trainer_cls: Any, graphs: bool) -> None:
+def test_epochs_may_depend_on_the_budget(trainer_cls: Any, graphs: bool, tmp_path: Path) -> None:
     small: dict[str, Any] = {"num_envs": 4, "horizon": 4, "sgd_minibatch_size": None}
-    with trainer_cls(
-        DiscreteDummyEnv, **small, num_sgd_iters=[[0, 3], [32, 1], [48, 2]], run_dir=None
-    ) as trainer:
-        algorithm = trainer.algorithm
+    small |= {"num_sgd_iters": [[0, 3], [33, 1], [64, 2]], "lr_schedule": None}
+
+    def build() -> Any:
+        trainer = trainer_cls(DiscreteDummyEnv, **small, run_dir=None, progress=False)
         if graphs:
-            algorithm.recorder = Recorder(Tape)
-        taken = [0]
-        for _ in range(5):
-            trainer.step()
-            (state, *_) = algorithm.optimizer.state.values()
-            taken.append(int(state["step"]))
-        assert [b - a for a, b in itertools.pairwise(taken)] == [3, 3, 1, 2, 2]
-        assert algorithm.num_epochs == 2
+            trainer.algorithm.recorder = Recorder(Tape)
+        return trainer
+
+    def steps_of(trainer: Any, call: Any) -> int:
+        def taken() -> int:
+            states = list(trainer.algorithm.optimizer.state.values())
+            return int(states[0]["step"]) if states else 0
+
+        before = taken()
+        call()
+        return taken() - before
+
+    with build() as trainer:
+        assert steps_of(trainer, trainer.step) == 2  # without a budget that of the largest
+        assert steps_of(trainer, lambda: trainer.run(total_env_steps=32)) == 3
+        assert steps_of(trainer, lambda: trainer.run(total_env_steps=48)) == 1
+        trainer.save_checkpoint(tmp_path / "checkpoint")
+        with build() as other:
+            other.load_checkpoint(tmp_path / "checkpoint")
+            assert steps_of(other, other.step) == 1
+        trainer.algorithm.update_algorithm_parameter("num_epochs", 5)
+        assert steps_of(trainer, trainer.step) == 5
 
 
 @pytest.mark.parametrize(
@@ -128,9 +141,7 @@ def test_epochs_follow_their_points(trainer_cls: Any, graphs: bool) -> None:
         (Pictures, 8, 16, 4),
     ],
 )
-def test_small_rollouts_have_more_epochs_at_first(
-    env: Any, num_envs: int, horizon: int, epochs: Any
-) -> None:
+def test_small_budgets_have_more_epochs(env: Any, num_envs: int, horizon: int, epochs: Any) -> None:
     options: dict[str, Any] = {"num_envs": num_envs, "horizon": horizon, "run_dir": None}
     with Trainer(env, **options) as trainer:
         assert trainer.algorithm.hparams.num_sgd_iters == epochs

@@ -342,11 +342,11 @@ class GroupedAlgorithm:
 
     @property
     def annealed_to(self) -> None | int:
-        """Env steps of the budget, if a schedule depends on it."""
+        """Env steps of the budget, if anything depends on it."""
         return cast("None | int", self._first.annealed_to)
 
     def anneal(self, total: int) -> None:
-        """Set the budget of schedules that have names or are functions, and follow them."""
+        """Set the budget: of `num_sgd_iters`, and of schedules that have names or are functions."""
         for member in self._each:
             member.anneal(total)
 

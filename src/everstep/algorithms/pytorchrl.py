@@ -18,7 +18,7 @@ from ..env.registry import EnvSource
 from ..env.specs import Leaves, leaf_specs
 from ..errors import ConfigError
 from ..policies import GenericPolicyBase, model_mode
-from ..schedulers import HOLDS, MOST, ClipScheduler, EntropyScheduler, LRScheduler, count_at
+from ..schedulers import HOLDS, MOST, ClipScheduler, EntropyScheduler, LRScheduler, count_of
 from .build import Parts, changed_parts, compared
 from .resolve import build_env, closed_on_error, divisors_of, sequences_of
 
@@ -89,9 +89,6 @@ class PytorchrlOperations:
     #: The parts of the algorithm.
     parts: Parts
 
-    #: Counters.
-    state: Any
-
     follow_schedules: Callable[[], None]
 
     # ---- acting -------------------------------------------------------------------------------
@@ -155,8 +152,8 @@ class PytorchrlOperations:
 
     @property
     def num_epochs(self) -> int:
-        """How often an update goes through the rollout now."""
-        return count_at(self.parts.config.num_sgd_iters, self.state.env_steps)
+        """How often an update goes through the rollout."""
+        return count_of(self.parts.config.num_sgd_iters, self.parts.lr_scheduler.total)
 
     @property
     def num_mini_batch(self) -> int:
@@ -196,7 +193,11 @@ class PytorchrlOperations:
 
     @property
     def annealed_to(self) -> None | int:
-        """Env steps of the budget, if a schedule depends on it: where those with names end in 0."""
+        """Env steps of the budget, if anything depends on it: where schedules with names end in
+        0.
+        """
+        if isinstance(self.parts.config.num_sgd_iters, list):
+            return self.parts.lr_scheduler.total
         return next((x.total for x in self._schedulers if x.is_of_budget), None)
 
     @property
@@ -205,7 +206,7 @@ class PytorchrlOperations:
         return parts.lr_scheduler, parts.entropy_scheduler, parts.clip_scheduler
 
     def anneal(self, total: int) -> None:
-        """Set the budget of schedules that have names or are functions, and follow them."""
+        """Set the budget: of `num_sgd_iters`, and of schedules that have names or are functions."""
         for scheduler in self._schedulers:
             scheduler.anneal(total)
         self.follow_schedules()

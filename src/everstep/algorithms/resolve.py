@@ -305,8 +305,9 @@ DEFAULT_SEQ_LEN, MAX_SEQ_LEN = 4, 16
 #: Minibatches an epoch and transitions a minibatch, at most and at least, if episodes end.
 MAX_MINIBATCHES, MIN_ROWS = 32, 64
 
-#: Rollouts of at most so many env steps have more epochs at first: how many times, until when.
-SMALL_ROLLOUT, EARLY_EPOCHS, EARLY_STEPS = 8192, 2, 100_000
+#: Rollouts of at most so many env steps have more epochs with smaller budgets: how many times, and
+#: below how many env steps.
+SMALL_ROLLOUT, MORE_EPOCHS, SMALL_BUDGET = 8192, 2, 100_000
 
 #: Minibatches an epoch and epochs at most where images are observed and episodes end, as in the
 #: usual settings for Atari: convolutions take most of the time, and more of them teach little.
@@ -474,7 +475,7 @@ def _epochs(
     rows = cast(int, config.num_envs) * cast(int, config.horizon)
     if epochs <= own or rows > SMALL_ROLLOUT:
         return epochs
-    return [(0, EARLY_EPOCHS * epochs), (EARLY_STEPS, epochs)]
+    return [(0, MORE_EPOCHS * epochs), (SMALL_BUDGET, epochs)]
 
 
 def sequences_of(config: Hyperparameters, sequences: int) -> str:

@@ -27,7 +27,7 @@ from .shown import call, given_fields
 from .validation import (
     STRICT,
     Count,
-    CountSchedule,
+    CountsOfBudgets,
     Integer,
     InvalidError,
     NonNegativeFloat,
@@ -203,10 +203,11 @@ class Hyperparameters:
     a rollout. None: the whole rollout. `"auto"`: a 32nd of the rollout (an 8th with images), but at
     least 64 transitions; the whole rollout for A2C and if episodes do not end."""
 
-    num_sgd_iters: PositiveInt | CountSchedule | Auto = "auto"
-    """Epochs per update; also as (env steps, epochs) points that start at 0, each of which holds
-    until the next. `"auto"`: 1 for A2C; otherwise 10 if episodes end (4 with images), else 4. Where
-    it is 10, rollouts of at most 8,192 env steps have 20 epochs in the first 100,000."""
+    num_sgd_iters: PositiveInt | CountsOfBudgets | Auto = "auto"
+    """Epochs per update; also as (budget, epochs) points that start at 0: the last one whose budget
+    in env steps that of `Trainer.run` reaches, without a budget the last. `"auto"`: 1 for A2C;
+    otherwise 10 if episodes end (4 with images), else 4. Where it is 10, rollouts of at most 8,192
+    env steps have 20 with budgets below 100,000."""
 
     shuffle_minibatches: bool = True
     """Whether to shuffle the rollout before every epoch."""

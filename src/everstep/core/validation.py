@@ -87,8 +87,8 @@ class _OfBudget:
 ScheduleFunction = Annotated[Callable[[float], float], _OfBudget()]
 #: `(env steps, value)` points of a schedule.
 Schedule = Annotated[list[tuple[NonNegativeInt, float]], BeforeValidator(_points)]
-#: `(env steps, number)` points of a number that is whole and positive.
-CountSchedule = Annotated[list[tuple[NonNegativeInt, PositiveInt]], BeforeValidator(_points)]
+#: `(budget, number)` points of a number that is whole and positive.
+CountsOfBudgets = Annotated[list[tuple[NonNegativeInt, PositiveInt]], BeforeValidator(_points)]
 
 
 @dataclass(frozen=True)
