@@ -48,8 +48,11 @@ template <class T> std::vector<double> train(int64_t kind, int64_t threads) {
   }
   const int64_t size = is_shared ? WIDTH : WIDTH / 2;
   std::vector<T> side = {0, 1, -1, 0, 1, -1}, log_half = {T(0.5), 0, 0, 0, 0, 0}, low = {-1, 0, T(-INFINITY), -1, -1, -1}, high = {2, T(INFINITY), 1, 1, 1, 1}, half = {T(1.5), 1, 1, 1, 1, 1};
-  std::vector<T> mean = numbers<T>(INPUTS), std = {1, 2, 1, 1, T(0.5)}, least(INPUTS, T(-1.5)), most(INPUTS, T(1.5));
-  Leaf leaf = {INPUTS, 0, nullptr, mean.data(), std.data(), least.data(), most.data()};
+  std::vector<double> mean = numbers<double>(INPUTS), var = {1, 4, 1, 0, 0.25};
+  std::vector<T> normal(4 * INPUTS);
+  const double seen = 9;
+  everstep_constants_plain(sizeof(T) == 8, INPUTS, &seen, mean.data(), var.data(), 1.5, 1e-8, 1e-2, normal.data());
+  Leaf leaf = {INPUTS, 0, nullptr, normal.data()};
   Model model = {};
   model.is_double = sizeof(T) == 8, model.kind = kind, model.threads = threads;
   memcpy(model.counts, counts, sizeof counts);
@@ -127,16 +130,17 @@ template <class T> std::vector<double> run_rows() {
   for (int64_t i = 0; i < N * STREAMS; i++) done[i] = i % 5 == 2, known[i] = i % 3 != 1;
   const double gamma[STREAMS] = {0.99, 0.9};
   int64_t finished = 3;
-  std::vector<double> found, moments(4), sums(9), ended(7);
+  std::vector<double> found, moments(4), columns(1 + 2 * ENVS), sums(9), ended(7);
   everstep_advantages_plain(IS_DOUBLE, STEPS, ENVS, STREAMS, rewards.data(), values.data(), next.data(), done.data(), known.data(), nullptr, gamma, 0.95, out.data());
   add_to(found, out);
   everstep_discount_plain(IS_DOUBLE, STEPS, ENVS, rewards.data(), initial.data(), done.data(), 0.99, out.data());
   out.resize(N);
   add_to(found, out);
   everstep_measure_plain(IS_DOUBLE, N, rewards.data(), known.data(), moments.data());
+  everstep_measure_columns_plain(IS_DOUBLE, STEPS, ENVS, rewards.data(), known.data(), columns.data());
   everstep_sum_rewards_plain(IS_DOUBLE, STEPS, ENVS, rewards.data(), known.data(), returns.data(), sums.data());
   everstep_finish_episodes_plain(IS_DOUBLE, STEPS, ENVS, rewards.data(), known.data(), done.data(), open.data(), recent.data(), 5, &finished, ended.data());
-  for (const auto* x : {&moments, &returns, &sums, &open, &recent, &ended}) add_to(found, *x);
+  for (const auto* x : {&moments, &columns, &returns, &sums, &open, &recent, &ended}) add_to(found, *x);
   return found;
 }
 
