@@ -331,6 +331,11 @@ class GroupedAlgorithm:
         return self._first.clip_scheduler
 
     @property
+    def num_epochs(self) -> int:
+        """How often an update of the first policy goes through its rollout."""
+        return int(self._first.num_epochs)
+
+    @property
     def minibatch_size(self) -> int:
         """Sequences a minibatch of the first policy."""
         return int(self._first.minibatch_size)

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, cast
 
+import numpy as np
 import torch
 from torch import nn
 from torchrl.data import TensorSpec
@@ -105,13 +106,14 @@ class RunningMoments(nn.Module):
         if all(each.device.type == "cpu" and each.dtype is torch.float64 for each in x):
             x = [each.numpy() for each in x]  # views: its operations take a fifth of the time
         count, own_mean, var, n, mean, squares = x
-        total = count + n
-        is_empty = total == 0
-        rows, distance = total + is_empty, mean - own_mean
-        between = distance * distance * (count * n / rows)
-        var[...] = (var * count + squares + between + is_empty) / rows  # 1 before the first row
-        own_mean += distance * (n / rows)
-        count[...] = total
+        with np.errstate(all="ignore"):  # as in PyTorch
+            total = count + n
+            is_empty = total == 0
+            rows, distance = total + is_empty, mean - own_mean
+            between = distance * distance * (count * n / rows)
+            var[...] = (var * count + squares + between + is_empty) / rows  # 1 before the first row
+            own_mean += distance * (n / rows)
+            count[...] = total
 
     @property
     def std(self) -> torch.Tensor:

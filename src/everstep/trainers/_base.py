@@ -509,9 +509,9 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
         return stats
 
     def _reach(self, arguments: Mapping[str, Any]) -> str:
-        """Let linear schedules end at the budget; the limit that is reached, empty if none is.
+        """Set the budget; the limit that is reached, empty if none is.
 
-        What a budget changes in a schedule that was followed already is said.
+        What another budget changes in what was followed already is said.
         """
         total = arguments.get("total_env_steps") or math.inf
         algorithm, now = self.algorithm, self.state["env/steps"]
@@ -522,7 +522,7 @@ class GenericTrainerBase(SavedTrainer[_Algorithm]):
             after = _rates(algorithm)
             if changed and after != rate and algorithm.annealed_to is not None:
                 self._say(
-                    f"Linear schedules now end at {int(total):,} env steps instead of {before:,}, "
+                    f"The budget is now {int(total):,} env steps instead of {before:,}, "
                     f"which changes {rate} to {after} at {now:,} env steps."
                 )
             if end is not None and now < end < int(total):
@@ -771,11 +771,13 @@ def _status_of(error: None | BaseException) -> RunStatus:
 
 
 def _rates(algorithm: Any) -> str:
-    """Learning rate and `clip_param` of now, as far as they have a schedule."""
+    """Learning rate, `clip_param` and epochs of now, as far as they may change."""
     rate, config = float(algorithm.optimizer.param_groups[0]["lr"]), algorithm.config
     rates = [f"learning rate {rate:.3g}"] if config.lr_schedule is not None else []
     if config.clip_param_schedule is not None:
         rates.append(f"clip_param {algorithm.clip_scheduler.coeff:.3g}")
+    if isinstance(config.num_sgd_iters, list):
+        rates.append(f"{algorithm.num_epochs} epochs")
     return " and ".join(rates)
 
 

@@ -593,3 +593,11 @@ def test_statistics_begin_with_a_single_observation() -> None:
     assert normalizer(obs)[0] == 100.0
     normalizer.update((torch.ones(2, 1),), torch.tensor([False, True]))
     assert normalizer(obs)[0] == 10.0
+
+
+def test_numbers_whose_squares_are_infinite_are_counted_in_silence() -> None:
+    moments = RunningMoments(2)
+    for size in (1e200, -1e200):
+        rows = torch.full((3, 2), size, dtype=torch.float64)
+        moments.update(rows, torch.ones(3, dtype=torch.bool))
+    assert moments.mean.tolist() == [0.0, 0.0]

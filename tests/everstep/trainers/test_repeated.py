@@ -149,9 +149,17 @@ def test_more_env_steps_let_linear_schedules_end_later(caplog: pytest.LogCapture
     assert [rate for _, rate in found] == pytest.approx([1e-2, 5e-3, 5e-3, 2.5e-3])
     (line,) = [record.getMessage() for record in caplog.records]
     assert line == (
-        "Linear schedules now end at 32 env steps instead of 16, which changes learning rate 0 to "
+        "The budget is now 32 env steps instead of 16, which changes learning rate 0 to "
         "learning rate 0.005 at 16 env steps."
     )
+
+
+def test_a_larger_budget_says_that_it_has_other_epochs(caplog: pytest.LogCaptureFixture) -> None:
+    trainer, _ = dummy(num_sgd_iters=[[0, 3], [20, 1]], lr_schedule=None)
+    trainer.run(total_env_steps=16)
+    trainer.run(additional_env_steps=16)
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.endswith("which changes 3 epochs to 1 epochs at 16 env steps.")
 
 
 @pytest.mark.parametrize(
