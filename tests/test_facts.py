@@ -113,7 +113,7 @@ def claims(read: Read) -> Iterator[tuple[str, str]]:
     yield from costs(read)
 
 
-COUNTS = {2: "two", 3: "three", 4: "four", 5: "five"}
+COUNTS = {2: "two", 3: "three", 4: "four", 5: "five", 10: "ten"}
 
 #: Examples of the README's table, and the page with each seed's numbers.
 TRAINED = {"CartPole-v1": "cartpole", "Acrobot-v1": "acrobot", "Pendulum-v1": "pendulum"}
