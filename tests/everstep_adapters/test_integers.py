@@ -184,5 +184,7 @@ def test_pettingzoo() -> None:
         return env.step(torch.zeros(2, 1, dtype=torch.int64))
 
     assert stepped(127)["obs", "count"].flatten().tolist() == [127, 127]
-    with pytest.raises(EnvError, match=r"'count'\]` must hold numbers of int8, .*; got 300 \(int64"):
+    with pytest.raises(
+        EnvError, match=r"'count'\]` must hold numbers of int8, .*; got 300 \(int64"
+    ):
         stepped(300)
