@@ -11,7 +11,7 @@ policy (more where chance decides, and a part of one that never ends). Seconds a
 for making environments and policy and for training: on a machine that does nothing else, those of
 a clock.
 
-`tasks.py` has the tasks in three sets; `--only` chooses some by name. `--set KEY=VALUE` trains
+`tasks.py` has the tasks in sets; `--only` chooses some by name. `--set KEY=VALUE` trains
 Everstep with other values than its defaults; its lines of `results.jsonl` have them in the name of
 the side. stable-baselines3 sees the environment in PyTorch one row at a time, so its interpreter
 needs Everstep, too.

@@ -188,6 +188,46 @@ class Room(Small):
         return -abs(self.inside - self.wanted), False
 
 
+class Balloon(Small):
+    """A balloon with inertia sinks, and follows a height that wanders. Nothing ever ends."""
+
+    observation_space, action_space = vector(3), Box(-1.0, 1.0, (1,), np.float32)
+
+    def start(self) -> None:
+        self.height, self.speed = self.np_random.uniform(0, 20), 0.0
+        self.wanted = 10.0
+
+    def look(self) -> Any:
+        return np.array([self.height, self.speed, self.wanted], np.float32)
+
+    def move(self, action: Any) -> tuple[float, bool]:
+        self.wanted = float(np.clip(self.wanted + self.np_random.normal(0, 0.1), 5, 15))
+        push = 0.05 * float(np.clip(action[0], -1, 1))
+        self.speed = 0.95 * self.speed + push - 0.01 + self.np_random.normal(0, 0.01)
+        self.height = float(np.clip(self.height + self.speed, 0, 20))
+        return -abs(self.height - self.wanted) / 10, False
+
+
+class Reservoir(Small):
+    """One of four gates is opened; water comes by the season, and gates wear. Nothing ever ends."""
+
+    observation_space, action_space = vector(4), Discrete(4)
+
+    def start(self) -> None:
+        self.level, self.season, self.gate = self.np_random.uniform(20, 80), 0.0, 0
+
+    def look(self) -> Any:
+        season = np.sin(self.season), np.cos(self.season)
+        return np.array([self.level, *season, self.gate], np.float32)
+
+    def move(self, action: Any) -> tuple[float, bool]:
+        self.season += 0.02
+        wear, self.gate = 0.05 * abs(int(action) - self.gate), int(action)
+        inflow = max(0.0, 1.5 + np.sin(self.season) + self.np_random.normal(0, 0.5))
+        self.level = float(np.clip(self.level + inflow - self.gate, 0, 100))
+        return -abs(self.level - 50) / 50 - wear, False
+
+
 class Quadrant(Small):
     """One env step: which quarter of a noisy picture in colours is the brightest."""
 
@@ -557,3 +597,204 @@ class Aim(Small):
     def move(self, action: Any) -> tuple[float, bool]:
         wanted = self.seen * np.roll(self.seen, 1)
         return -float(np.mean(np.abs(np.clip(action, -1, 1) - wanted))), True
+
+
+# ---- the third held-out set -------------------------------------------------------------------
+
+
+class KeyAndDoor(Small):
+    """A key lies in one corner of 5x5 cells and a door in another; the door needs the key."""
+
+    length, size = 60, 5
+    observation_space, action_space = Discrete(50), Discrete(4)
+    moves = np.array([[-1, 0], [1, 0], [0, -1], [0, 1]])
+
+    def start(self) -> None:
+        self.place, self.has_key = np.array([2, 2]), False
+
+    def look(self) -> Any:
+        return int(self.place @ [self.size, 1]) + 25 * self.has_key
+
+    def move(self, action: Any) -> tuple[float, bool]:
+        self.place = np.clip(self.place + self.moves[int(action)], 0, self.size - 1)
+        self.has_key |= tuple(self.place) == (0, 0)
+        is_out = self.has_key and tuple(self.place) == (4, 0)
+        return float(is_out), is_out
+
+
+class Spring(Small):
+    """A weight on a spring that gusts set moving is to be calmed. Nothing ever ends."""
+
+    observation_space, action_space = vector(2), Box(-1.0, 1.0, (1,), np.float32)
+
+    def start(self) -> None:
+        self.place, self.speed = self.np_random.uniform(-2, 2, 2)
+
+    def look(self) -> Any:
+        return np.array([self.place, self.speed], np.float32)
+
+    def move(self, action: Any) -> tuple[float, bool]:
+        push = 0.05 * float(np.clip(action[0], -1, 1)) - 0.02 * self.place
+        if self.np_random.random() < 0.03:
+            push += self.np_random.normal(0, 0.5)
+        self.speed = 0.995 * self.speed + push
+        self.place += self.speed
+        return -(self.place**2) - self.speed**2, False
+
+
+class Greenhouse(Small):
+    """Heater, window or water: warmth and moisture are kept by day and night. Nothing ever ends."""
+
+    observation_space, action_space = vector(4), Discrete(4)
+
+    def start(self) -> None:
+        self.warmth, self.moisture = self.np_random.uniform([10, 30], [30, 90])
+        self.hour = self.np_random.uniform(0, 24)
+
+    def look(self) -> Any:
+        hour = np.sin(self.hour * np.pi / 12), np.cos(self.hour * np.pi / 12)
+        return np.array([self.warmth, self.moisture, *hour], np.float32)
+
+    def move(self, action: Any) -> tuple[float, bool]:
+        self.hour = (self.hour + 0.25) % 24
+        outside = 12 - 8 * np.cos(self.hour * np.pi / 12) + self.np_random.normal()
+        heat, air, water = (int(action) == x for x in (1, 2, 3))
+        self.warmth += heat + (0.02 + 0.1 * air) * (outside - self.warmth)
+        self.moisture += 3 * water - 0.02 * self.warmth - 2 * air
+        self.moisture = float(np.clip(self.moisture, 0, 100))
+        return -abs(self.warmth - 22) / 10 - abs(self.moisture - 60) / 40, False
+
+
+class Largest(Small):
+    """One env step: which of six numbers is the largest."""
+
+    length = 1
+    observation_space, action_space = vector(6), Discrete(6)
+
+    def look(self) -> Any:
+        self.numbers = self.np_random.normal(size=6)
+        return np.float32(self.numbers)
+
+    def move(self, action: Any) -> tuple[float, bool]:
+        return float(int(action) == self.numbers.argmax()), False
+
+
+class Pairs(Small):
+    """Eight bits are seen; switches tell which of four pairs of them differ."""
+
+    length = 10
+    observation_space, action_space = MultiBinary(8), MultiBinary(4)
+
+    def look(self) -> Any:
+        self.bits = self.np_random.integers(0, 2, 8).astype(np.int8)
+        return self.bits
+
+    def move(self, action: Any) -> tuple[float, bool]:
+        return float(np.mean(np.asarray(action) == self.bits[:4] ^ self.bits[4:])), False
+
+
+class Dials(Small):
+    """Three dials are turned by one mark, to where three numbers say."""
+
+    length = 20
+    observation_space, action_space = vector(6), MultiDiscrete([3, 3, 3])
+
+    def start(self) -> None:
+        self.dials, self.wanted = self.np_random.integers(0, 10, (2, 3))
+
+    def look(self) -> Any:
+        return np.float32([*self.dials, *self.wanted])
+
+    def move(self, action: Any) -> tuple[float, bool]:
+        self.dials = np.clip(self.dials + np.asarray(action) - 1, 0, 9)
+        return -float(np.abs(self.dials - self.wanted).mean()) / 10, False
+
+
+class Parcel(Small):
+    """A parcel is fetched and brought away; heavy ones are slow. Places and a load in a `Dict`."""
+
+    length = 50
+    observation_space = Dict({"place": vector(2), "goal": vector(2), "load": Discrete(3)})
+    action_space = Box(-1.0, 1.0, (2,), np.float32)
+
+    def start(self) -> None:
+        self.place, self.goal = self.np_random.uniform(-5, 5, (2, 2))
+        self.load = 0
+
+    def look(self) -> Any:
+        return {"place": np.float32(self.place), "goal": np.float32(self.goal), "load": self.load}
+
+    def move(self, action: Any) -> tuple[float, bool]:
+        self.place = self.place + np.clip(action, -1, 1) / (1 + self.load)
+        distance = float(np.linalg.norm(self.place - self.goal))
+        if distance > 0.7:
+            return -0.02 * distance, False
+        is_brought, self.load = self.load > 0, int(self.np_random.integers(1, 3))
+        self.goal = self.np_random.uniform(-5, 5, 2)
+        return 2.0 if is_brought else 1.0, is_brought
+
+
+class Flashes(Small):
+    """A lamp flashes up to three times; then their number is asked for."""
+
+    length = 8
+    observation_space, action_space = vector(2), Discrete(4)
+
+    def start(self) -> None:
+        self.number = int(self.np_random.integers(4))
+        self.times = self.np_random.permutation(6)[: self.number]
+
+    def look(self) -> Any:
+        return np.float32([self.t in self.times, self.t == 7])
+
+    def move(self, action: Any) -> tuple[float, bool]:
+        return float(self.t == 7 and int(action) == self.number), self.t == 7
+
+
+class WalkToGoal(Small):
+    """A walk to a goal around a wall with one gap, seen in 42x42 pixels in colours."""
+
+    length, cells = 30, 7
+    observation_space, action_space = Box(0, 255, (42, 42, 3), np.uint8), Discrete(4)
+    moves = KeyAndDoor.moves
+
+    def start(self) -> None:
+        self.gap = int(self.np_random.integers(self.cells))
+        self.place, self.goal = self.np_random.integers([0, 4], [self.cells, 7], (2, 2))
+        self.place[1] = self.np_random.integers(3)
+
+    def look(self) -> Any:
+        cells = np.zeros((self.cells, self.cells, 3), np.uint8)
+        cells[:, 3, 2] = 255
+        cells[self.gap, 3, 2] = 0
+        cells[tuple(self.place)][0] = cells[tuple(self.goal)][1] = 255
+        return np.kron(cells, np.ones((6, 6, 1), np.uint8))
+
+    def move(self, action: Any) -> tuple[float, bool]:
+        there = np.clip(self.place + self.moves[int(action)], 0, self.cells - 1)
+        if there[1] != 3 or there[0] == self.gap:
+            self.place = there
+        is_there = tuple(self.place) == tuple(self.goal)
+        return 1.0 if is_there else -0.03, is_there
+
+
+class Dodge(Small):
+    """Blocks fall, and the one below is not to be hit, seen in 36x36 pixels."""
+
+    length, cells = 40, 9
+    observation_space, action_space = Box(0, 255, (36, 36, 1), np.uint8), Discrete(3)
+
+    def start(self) -> None:
+        self.place, self.blocks = 4, np.zeros((self.cells, self.cells), np.uint8)
+
+    def look(self) -> Any:
+        cells = self.blocks * 120
+        cells[-1, self.place] += 135
+        return np.kron(cells, np.ones((4, 4), np.uint8))[..., None]
+
+    def move(self, action: Any) -> tuple[float, bool]:
+        self.place = int(np.clip(self.place + int(action) - 1, 0, self.cells - 1))
+        self.blocks = np.roll(self.blocks, 1, 0)
+        self.blocks[0] = self.np_random.random(self.cells) < 0.3 * (self.t % 2)
+        is_hit = bool(self.blocks[-1, self.place])
+        return 0.0 if is_hit else 1.0, is_hit

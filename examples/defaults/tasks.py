@@ -1,8 +1,8 @@
-"""The tasks of `compare.py` in four sets, and how one environment of a task is made.
+"""The tasks of `compare.py` in five sets, and how one environment of a task is made.
 
 `known` are those that the defaults were first chosen on, `choosing` further ones to choose on.
-`held-out` and `held-out 2` have tasks of the same kinds to judge a choice by: nothing is chosen by
-their results. The second one was written when the first had been looked at four times.
+`held-out`, `held-out 2` and `held-out 3` have tasks of the same kinds to judge a choice by: nothing
+is chosen by their results. Each was written before the choice that it was first looked at after.
 """
 
 from typing import Any, NamedTuple
@@ -71,6 +71,8 @@ _CHOOSING = {
     ),
     "queues to serve, never-ending": Task("small:Queues", 30_000, cut=300),
     "room to be heated, never-ending": Task("small:Room", 20_000, cut=300),
+    "height to be followed, never-ending": Task("small:Balloon", 20_000, cut=300),
+    "reservoir to be kept, never-ending": Task("small:Reservoir", 30_000, cut=300),
     "Pendulum-v1 without a limit": Task(
         "Pendulum-v1", 50_000, cut=200, options={"max_episode_steps": -1}
     ),
@@ -122,11 +124,31 @@ _HELD_OUT_2 = {
     "MiniGrid-Empty-Random-6x6-v0": Task("MiniGrid-Empty-Random-6x6-v0", 40_000, view="flat"),
 }
 
+_HELD_OUT_3 = {
+    "CliffWalking-v1, slippery": Task(
+        "CliffWalking-v1", 30_000, options={"max_episode_steps": 200, "is_slippery": True}
+    ),
+    "key and door in 5x5 cells": Task("small:KeyAndDoor", 40_000),
+    "spring to be calmed, never-ending": Task("small:Spring", 20_000, cut=300),
+    "greenhouse to be kept, never-ending": Task("small:Greenhouse", 30_000, cut=300),
+    "Pusher-v5, rewards × 1e-2": Task("Pusher-v5", 30_000, reward_scale=1e-2),
+    "Walker2d-v5": Task("Walker2d-v5", 40_000),
+    "largest of six numbers, one step": Task("small:Largest", 20_000, episodes=200),
+    "pairs that differ (MultiBinary)": Task("small:Pairs", 20_000),
+    "dials to be turned (MultiDiscrete)": Task("small:Dials", 20_000),
+    "parcel to be brought, in a Dict": Task("small:Parcel", 30_000),
+    "flashes to be counted": Task("small:Flashes", 20_000, recurrent=True, episodes=100),
+    "walk to a goal in 42x42 pixels": Task("small:WalkToGoal", 15_000, episodes=50),
+    "blocks to be dodged in 36x36 pixels": Task("small:Dodge", 15_000),
+    "MiniGrid-LavaGapS5-v0": Task("MiniGrid-LavaGapS5-v0", 40_000, view="flat"),
+}
+
 SETS: dict[str, dict[str, Task]] = {
     "known": _KNOWN,
     "choosing": _CHOOSING,
     "held-out": _HELD_OUT,
     "held-out 2": _HELD_OUT_2,
+    "held-out 3": _HELD_OUT_3,
 }
 
 TASKS: dict[str, Task] = {name: task for tasks in SETS.values() for name, task in tasks.items()}

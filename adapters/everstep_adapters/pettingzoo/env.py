@@ -66,6 +66,9 @@ class PettingZooEnv(GymnasiumEnv):
     #: Number of rows that `num_envs="auto"` makes.
     default_num_envs: ClassVar[int] = 32
 
+    #: Vector steps that `horizon="auto"` means.
+    default_horizon: ClassVar[int] = 256
+
     #: Name of the environment type in `describe`.
     family: ClassVar[str] = "PettingZoo"
 

@@ -91,8 +91,8 @@ class TorchRLEnv(AdapterEnv):
     #: Number of environments that `num_envs="auto"` makes; each costs CPU time in every step.
     default_num_envs: ClassVar[int] = 8
 
-    #: Vector steps that `horizon="auto"` means.
-    default_horizon: ClassVar[int] = 256
+    #: Vector steps that `horizon="auto"` means, and those where no limit of episodes is known.
+    default_horizon: ClassVar[int | tuple[int, int]] = (256, 128)
 
     #: Env steps after which the adapter truncates an episode.
     max_episode_steps: None | int

@@ -56,11 +56,12 @@ def build_env(source: EnvSource, config: C) -> tuple[Env, C]:
     """
     resolved = resolve(source, device=None if config.device == "auto" else config.device)
     env: Env = cast(Env, resolved)
+    asked = config.horizon
     if not is_made(resolved):
         env, config = _make(cast(EnvFactory, resolved), config)
     with closed_on_error(env, source):
         check_env(env)
-        env, config = _adopt(env, config) if is_made(resolved) else _fitted(env, config)
+        env, config = _adopt(env, config) if is_made(resolved) else _fitted(env, config, asked)
         if config.policies == "shared":
             _check_agents(env)
         _check_rollout(env, config)
@@ -136,7 +137,7 @@ def _adopt(env: Env, config: C) -> tuple[Env, C]:
         raise ConfigError(problems)
     asked = config.horizon
     own = getattr(env, "horizon", None)
-    horizon = cast(int, own or getattr(env, "default_horizon", DEFAULT_HORIZON))
+    horizon = cast(int, own or _default_horizon(env))
     if asked != "auto":
         horizon = asked
     horizon = _clip("horizon", horizon, getattr(env, "max_horizon", None), asked != "auto")
@@ -151,6 +152,7 @@ def _make(factory: EnvFactory, config: C) -> tuple[Env, C]:
     for name, default in (("num_envs", many), ("horizon", DEFAULT_HORIZON)):
         asked = getattr(config, name)
         size = getattr(factory, f"default_{name}", default) if asked == "auto" else asked
+        size = max(size) if isinstance(size, tuple) else size
         sizes[name] = _clip(name, size, getattr(factory, f"max_{name}", None), asked != "auto")
     check_room(
         sizes["num_envs"] * (_ENV_BYTES + sizes["horizon"] * _STEP_BYTES),
@@ -163,13 +165,33 @@ def _make(factory: EnvFactory, config: C) -> tuple[Env, C]:
     return env, replace(config, device=device, **sizes)
 
 
-def _fitted(env: Env, config: C) -> tuple[Env, C]:
-    """The config of an environment that `_make` has made, which may have rounded its rows up."""
+def _fitted(env: Env, config: C, asked: int | str) -> tuple[Env, C]:
+    """The config of an environment that `_make` has made.
+
+    It may have rounded its rows up, and tells whether there is a limit of episodes.
+
+    Args:
+        env: The environment.
+        config: Config with the sizes that it was made with.
+        asked: Its `horizon` before.
+
+    """
+    if asked == "auto" and isinstance(getattr(env, "default_horizon", None), tuple):
+        env.horizon = _default_horizon(env)
+        config = replace(config, horizon=env.horizon)
     size = current_reducer().size
     more = env.num_envs * size - cast(int, config.num_envs)
     if 0 < more < getattr(env, "rows_per_env", 1) * size:
         return env, replace(config, num_envs=env.num_envs * size)
     return env, config
+
+
+def _default_horizon(env: Env) -> int:
+    """The environment's default; of a pair the first if a limit of episodes is known."""
+    horizon: int | tuple[int, int] = getattr(env, "default_horizon", DEFAULT_HORIZON)
+    if isinstance(horizon, tuple):
+        return horizon[getattr(env, "max_episode_steps", None) is None]
+    return horizon
 
 
 def _clip(name: str, size: int, maximum: None | int, explicit: bool) -> int:

@@ -195,7 +195,8 @@ class EnvFactory(Protocol):
     """A class of environments, or a function with the same signature.
 
     Optional attributes: `default_num_envs` and `default_horizon`, which `"auto"` resolves to, and
-    `max_num_envs` and `max_horizon`, the limits of `num_envs` and `horizon`.
+    `max_num_envs` and `max_horizon`, the limits of `num_envs` and `horizon`. A `default_horizon` of
+    two is for environments with `max_episode_steps`, and for those without.
     """
 
     def __call__(

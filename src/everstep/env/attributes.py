@@ -46,7 +46,10 @@ RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "device": ("a device of PyTorch, such as 'cpu' or 'cuda:0'", _is_device),
     "horizon": _LIMIT,
     "max_horizon": _LIMIT,
-    "default_horizon": _SIZE,
+    "default_horizon": (
+        "an integer of at least 1, or a tuple of two: with a limit of episodes and without",
+        lambda x: len(x) == 2 and all(map(_is_size, x)) if isinstance(x, tuple) else _is_size(x),
+    ),
     "max_episode_steps": _LIMIT,
     "rows_per_env": _SIZE,
     "episode_keys": (

@@ -6,7 +6,9 @@ import gymnasium as gym
 import pytest
 import torch
 from torchrl.data import Composite, MultiCategorical, Unbounded
+from torchrl.envs import GymEnv
 
+import everstep
 from everstep import (
     AlgorithmConfig,
     ContinuousDummyEnv,
@@ -86,6 +88,33 @@ def test_a_class_whose_episodes_end_is_made_with_fewer_environments() -> None:
     assert (env.num_envs, config.horizon) == (64, 32)
     env, config = build_env(DiscreteDummyEnv, AlgorithmConfig(device="cpu"))
     assert (env.num_envs, config.horizon) == (8192, 32)
+
+
+def function(**options: Any) -> Any:
+    return lambda: gym.make("CartPole-v1", **options)
+
+
+@pytest.mark.parametrize(
+    ("make_source", "asked", "horizon"),
+    [
+        (lambda: factory(CARTPOLE), "auto", 256),
+        (lambda: factory("gymnasium:Blackjack-v1"), "auto", 128),
+        (lambda: function(), "auto", 256),
+        (lambda: function(max_episode_steps=-1), "auto", 128),
+        (lambda: function(max_episode_steps=-1), 100, 100),
+        (lambda: factory(function(max_episode_steps=-1), max_episode_steps=30), "auto", 256),
+        (lambda: everstep.make(CARTPOLE, 2), "auto", 256),
+        (lambda: everstep.make("gymnasium:Blackjack-v1", 2, horizon=40), "auto", 40),
+        (lambda: GymEnv("CartPole-v1"), "auto", 128),
+        (lambda: Episodes, "auto", 32),
+    ],
+)
+def test_rollouts_are_shorter_where_no_limit_of_episodes_is_known(
+    make_source: Any, asked: Any, horizon: int
+) -> None:
+    env, config = build_env(make_source(), AlgorithmConfig(horizon=asked, device="cpu"))
+    assert config.horizon == horizon
+    assert env.horizon in (horizon, None)
 
 
 def test_nothing_is_left_to_resolve() -> None:

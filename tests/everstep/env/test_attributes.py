@@ -17,7 +17,7 @@ VALUES: dict[str, tuple[list[Any], list[Any]]] = {
     "device": (["cpu", torch.device("cpu")], [None, "gpu", 1.5, ["cpu"]]),
     "horizon": ([None, 4, np.int32(4)], [0, -4, 4.0, "4", True]),
     "max_horizon": ([None, 64], [0, 2.5, "64"]),
-    "default_horizon": ([8], [None, 0, "8"]),
+    "default_horizon": ([8, (8, 4)], [None, 0, "8", (8,), (8, 0), [8, 4]]),
     "max_episode_steps": ([None, 500, np.int64(500)], [0, -1, 1e3, "500", False]),
     "rows_per_env": ([1, np.int64(1)], [None, 0, 1.0, "1"]),
     "episode_keys": (

@@ -113,7 +113,7 @@ def test_everything_after_the_first_colon_is_the_name() -> None:
 def test_a_factory_makes_environments_and_knows_its_defaults() -> None:
     factory = registry.factory("gymnasium:CartPole-v1", max_episode_steps=7)
     assert isinstance(factory, EnvFactory)
-    assert (factory.default_num_envs, factory.default_horizon) == (8, 256)
+    assert (factory.default_num_envs, factory.default_horizon) == (8, (256, 128))
     assert not hasattr(factory, "max_num_envs")
     assert not hasattr(factory, "max_horizon")
     assert factory.spec == "gymnasium:CartPole-v1"

@@ -71,7 +71,7 @@ def test_every_source_of_single_environments_makes_batches(source: Any) -> None:
     assert env.step(torch.zeros(3, 1, dtype=torch.int64))["rewards"].sum() == 3
     env.close()
     factory = everstep.factory(source)
-    assert (factory.default_num_envs, factory.default_horizon) == (8, 256)  # type: ignore[attr-defined]
+    assert (factory.default_num_envs, factory.default_horizon) == (8, (256, 128))  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("source", SINGLE.values(), ids=SINGLE.keys())
