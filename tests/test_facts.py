@@ -32,6 +32,7 @@ from everstep.algorithms.resolve import (
     EPISODIC_NUM_ENVS,
     IMAGE_EPOCHS,
     IMAGE_MINIBATCHES,
+    IMAGE_VF_COEFF,
     MAX_MINIBATCHES,
     MAX_SEQ_LEN,
     MIN_ROWS,
@@ -340,16 +341,16 @@ def of_code(read: Read) -> Iterator[tuple[str, str]]:
     more = MORE_EPOCHS * ppo.episodic_num_sgd_iters
     yield (
         "docs/guides/defaults.md",
-        f"| {more} with budgets of `run` below {SMALL_BUDGET:,} env steps, else "
-        f"{ppo.episodic_num_sgd_iters}; "
-        f"always {ppo.episodic_num_sgd_iters} if a rollout has more than {SMALL_ROLLOUT:,}, and "
-        f"{IMAGE_EPOCHS} with images |",
+        f"| {more} (images: {ppo.episodic_num_sgd_iters}) with budgets of `run` below "
+        f"{SMALL_BUDGET:,} env steps, else {ppo.episodic_num_sgd_iters} (images: {IMAGE_EPOCHS}), "
+        f"and so always if a rollout has more than {SMALL_ROLLOUT:,} |",
     )
     yield (
         "docs/guides/objectives.md",
         (
             f"| {ppo.default_num_sgd_iters}; where episodes end {ppo.episodic_num_sgd_iters}, "
-            f"[{more} with small budgets](defaults.md), {IMAGE_EPOCHS} with images |"
+            f"{IMAGE_EPOCHS} with images; [with small budgets](defaults.md) {more}, "
+            f"{ppo.episodic_num_sgd_iters} with images |"
         ),
     )
     assert a2c.default_num_sgd_iters == a2c.episodic_num_sgd_iters
@@ -411,10 +412,11 @@ def of_docstrings() -> Iterator[tuple[str, str]]:
     yield (
         page,
         f"{of_a2c} for A2C; otherwise {epochs} if episodes end ({IMAGE_EPOCHS} with images), else "
-        f"{own[0].default_num_sgd_iters}. Where it is {epochs}, rollouts of at most "
-        f"{SMALL_ROLLOUT:,} env steps have {MORE_EPOCHS * epochs} with budgets below "
+        f"{own[0].default_num_sgd_iters}. If episodes end, rollouts of at most {SMALL_ROLLOUT:,} "
+        f"env steps have {MORE_EPOCHS * epochs} ({epochs} with images) with budgets below "
         f"{SMALL_BUDGET:,}.",
     )
+    yield page, f"1, or {IMAGE_VF_COEFF} if episodes end and images are observed"
     assert (MAX_MINIBATCHES, IMAGE_MINIBATCHES) == (32, 8)
     yield (
         page,

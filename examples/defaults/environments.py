@@ -266,6 +266,26 @@ class DotToReach(Small):
         return -float(np.abs(self.place - self.goal).sum()) / (2 * self.cells), False
 
 
+class Stripes(Small):
+    """A bright stripe is moved up and down to where a faint one is, seen in 40x40 pixels."""
+
+    length, rows = 20, 8
+    observation_space, action_space = Box(0, 255, (40, 40, 1), np.uint8), Discrete(3)
+
+    def start(self) -> None:
+        self.row, self.wanted = (int(x) for x in self.np_random.integers(0, self.rows, 2))
+
+    def look(self) -> Any:
+        picture = np.zeros((40, 40, 1), np.uint8)
+        picture[5 * self.wanted : 5 * self.wanted + 5, :20] = 100
+        picture[5 * self.row : 5 * self.row + 5, 20:] = 255
+        return picture
+
+    def move(self, action: Any) -> tuple[float, bool]:
+        self.row = int(np.clip(self.row + int(action) - 1, 0, self.rows - 1))
+        return 1 - abs(self.row - self.wanted) / 4, False
+
+
 class Gauge(Small):
     """The pointer of a gauge in a picture is brought to the angle that a number asks for."""
 

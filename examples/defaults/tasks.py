@@ -78,6 +78,7 @@ _CHOOSING = {
     ),
     "quadrant of a picture, one step": Task("small:Quadrant", 10_000, episodes=200),
     "dot to reach in 48x48 pixels": Task("small:DotToReach", 20_000, episodes=50),
+    "stripes in 40x40 pixels": Task("small:Stripes", 15_000),
     "gauge and number in a Dict": Task("small:Gauge", 15_000),
     "MiniGrid-Empty-5x5-v0 in pixels, 20,000 env steps": Task(
         "MiniGrid-Empty-5x5-v0", 20_000, view="pixels"
