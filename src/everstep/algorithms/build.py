@@ -249,6 +249,12 @@ def changed_parts(parts: Parts, config: Resolved, *, rates: bool) -> Parts:
     updater, rollout = parts.updater, parts.rollout
     sequences = parts.sequences_per_rollout
     config = resolve_update(config, parts.env, sequences=sequences * parts.reducer.size)
+    for name, value in vars(config).items():
+        if isinstance(value, str) and value == "auto":
+            raise ConfigError(
+                f"`{name}`: 'auto' is resolved when an algorithm is built; here it became "
+                f"{getattr(parts.config, name)!r}. Give a value."
+            )
     check_means(parts.policy, config)
     groups: list[dict[str, Any]] = []
     if rates:

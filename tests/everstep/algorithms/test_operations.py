@@ -2,6 +2,7 @@
 
 import multiprocessing
 import re
+from contextlib import suppress
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
@@ -25,6 +26,7 @@ from everstep import (
     Trainer,
 )
 from everstep.adapters import GymnasiumEnv
+from everstep.core.hyperparameters import LIVE
 from everstep.core.normalizers import RunningMoments
 from everstep.errors import CheckpointError, ConfigError, DivergedError, NotBufferedError
 from everstep.loggers import read_metrics
@@ -546,9 +548,21 @@ def test_the_discount_of_the_environments_stream_changes_beside_a_bonus() -> Non
     assert [stream.gamma for stream in algorithm.streams] == [0.5, 0.99]
 
 
+@pytest.mark.parametrize("name", sorted(LIVE))
+def test_auto_is_resolved_again_or_refused(name: str) -> None:
+    """It stayed in the config, and the next train step failed."""
+    algorithm = built()
+    with suppress(ConfigError):
+        algorithm.update_algorithm_parameter(name, "auto")
+    assert "auto" not in [x for x in algorithm.hparams.values() if isinstance(x, str)]
+    algorithm.collect()
+    algorithm.step()
+
+
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
+        ("vf_coeff", "auto", "`vf_coeff`: 'auto' is resolved when .* it became 1.0. Give a value."),
         ("gama", 0.9, r"`gama`: unknown hyperparameter \(did you mean gamma\?\)"),
         ("value_loss_coeff", 0.9, r"did you mean vf_coeff\?"),
         ("gamma", 1.5, r"`gamma`: expected float in \(0, 1\] or 'auto'; got 1.5"),
