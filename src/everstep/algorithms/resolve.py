@@ -177,7 +177,8 @@ def _fitted(env: Env, config: C, asked: int | str) -> tuple[Env, C]:
 
     """
     if asked == "auto" and isinstance(getattr(env, "default_horizon", None), tuple):
-        env.horizon = _default_horizon(env)
+        most = getattr(env, "max_horizon", None)
+        env.horizon = _clip("horizon", _default_horizon(env), most, explicit=False)
         config = replace(config, horizon=env.horizon)
     size = current_reducer().size
     more = env.num_envs * size - cast(int, config.num_envs)

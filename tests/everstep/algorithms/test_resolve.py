@@ -94,6 +94,10 @@ def function(**options: Any) -> Any:
     return lambda: gym.make("CartPole-v1", **options)
 
 
+def episodes(**attributes: Any) -> type[Episodes]:
+    return type("Two", (Episodes,), {"default_horizon": (64, 40), **attributes})
+
+
 @pytest.mark.parametrize(
     ("make_source", "asked", "horizon"),
     [
@@ -107,6 +111,11 @@ def function(**options: Any) -> Any:
         (lambda: everstep.make("gymnasium:Blackjack-v1", 2, horizon=40), "auto", 40),
         (lambda: GymEnv("CartPole-v1"), "auto", 128),
         (lambda: Episodes, "auto", 32),
+        (lambda: episodes(), "auto", 40),
+        (lambda: episodes(max_episode_steps=9), "auto", 64),
+        (lambda: episodes(max_horizon=50, max_episode_steps=9), "auto", 50),
+        (lambda: episodes(max_horizon=30), "auto", 30),
+        (lambda: episodes()(2), "auto", 40),
     ],
 )
 def test_rollouts_are_shorter_where_no_limit_of_episodes_is_known(
