@@ -6,11 +6,12 @@ error.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from gymnasium import Env
 from gymnasium.vector import AsyncVectorEnv
+from gymnasium.wrappers import TimeLimit
 
 from everstep.errors import AdapterError, EnvError
 
@@ -24,6 +25,9 @@ from .specs import Part, single_space, where
 
 #: Packages whose wrappers leave a vector of rewards one, but for this wrapper.
 _KEEP_REWARDS, _SCALARIZES = ("gymnasium", "mo_gymnasium"), "LinearReward"
+
+#: The class of environments that end their episodes after `max_steps`, without a `spec` of it.
+_MINIGRID = "minigrid.minigrid_env.MiniGridEnv"
 
 
 def check_rewards(env: AnyVectorEnv) -> None:
@@ -52,12 +56,23 @@ def check_rewards(env: AnyVectorEnv) -> None:
 
 
 def limit_of(env: AnyVectorEnv) -> None | int:
-    """Env steps of an episode at most, by the `spec`; None if it has no limit."""
-    for each in (env, *getattr(env.unwrapped, "envs", ())[:1]):
-        limit = getattr(getattr(each, "spec", None), "max_episode_steps", None)
-        if isinstance(limit, int):
-            return limit
-    return None
+    """Env steps of an episode at most; None if one of the environments has no known limit.
+
+    A limit is known by the `spec`, by a `TimeLimit`, or by `max_steps` of MiniGrid's environments.
+    """
+    limits = [_limit_of(each) for each in getattr(env.unwrapped, "envs", None) or [env]]
+    return None if None in limits else max(cast(list[int], limits))
+
+
+def _limit_of(env: Any) -> None | int:
+    """The least limit of one environment, or of a vector environment, and of its wrappers."""
+    limits = [getattr(getattr(env, "spec", None), "max_episode_steps", None)]
+    for layer in layers(env):
+        if isinstance(layer, TimeLimit):
+            limits.append(layer._max_episode_steps)
+        elif any(f"{x.__module__}.{x.__name__}" == _MINIGRID for x in type(layer).__mro__):
+            limits.append(layer.max_steps)
+    return min((int(x) for x in limits if isinstance(x, int | np.integer) and x > 0), default=None)
 
 
 def check_calls(env: AnyVectorEnv) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers import PassiveEnvChecker, TimeLimit
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
 
 from everstep.errors import AdapterError, EnvError
@@ -46,6 +47,38 @@ def test_rows_are_the_same_when_environments_are_processes(mode: str, shared_mem
     env = GymnasiumEnv(in_processes("mixed", mode, shared_memory))
     check_stream(env, "mixed", mode)
     env.close()
+
+
+def limited(*limits: int) -> Any:
+    """A function that makes CartPole without a `spec`, in wrappers with limits."""
+
+    def make() -> Any:
+        env = gymnasium.make("CartPole-v1").unwrapped
+        env.spec = None
+        for limit in limits:
+            env = TimeLimit(PassiveEnvChecker(env), limit)
+        return env
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("makes", "limit"),
+    [
+        ([limited(), limited()], None),
+        ([limited(20), limited(20)], 20),
+        ([limited(20), limited(30)], 30),
+        ([limited(20), limited()], None),
+        ([limited(50, 90), limited(50)], 50),
+        ([partial(gymnasium.make, "CartPole-v1")], 500),
+        ([partial(gymnasium.make, "CartPole-v1", max_episode_steps=-1)], None),
+        ([lambda: TimeLimit(gymnasium.make("CartPole-v1"), 30)], 30),
+    ],
+)
+def test_a_limit_that_an_environment_has_is_known(makes: Any, limit: None | int) -> None:
+    """Of several the largest: no episode is longer. Of several wrappers the least."""
+    assert GymnasiumEnv(SyncVectorEnv(makes)).max_episode_steps == limit
+    assert GymnasiumEnv(RecordEpisodeStatistics(SyncVectorEnv(makes))).max_episode_steps == limit
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 7])

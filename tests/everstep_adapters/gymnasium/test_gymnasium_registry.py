@@ -8,6 +8,9 @@ from types import ModuleType
 
 import gymnasium
 import pytest
+from gymnasium.vector import SyncVectorEnv
+
+from everstep_adapters import GymnasiumEnv
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "evidence" / "gymnasium_registry.md"
@@ -86,3 +89,9 @@ def test_the_page_names_every_environment() -> None:
         if "gymnasium.envs" in str(spec.entry_point) or "_raise_" in str(spec.entry_point)
     }
     assert own <= named
+
+
+def test_the_limit_of_minigrids_environments_is_known() -> None:
+    minigrid = pytest.importorskip("minigrid.wrappers")
+    make = lambda: minigrid.ImgObsWrapper(gymnasium.make("MiniGrid-Empty-5x5-v0"))  # noqa: E731
+    assert GymnasiumEnv(SyncVectorEnv([make])).max_episode_steps == 100
