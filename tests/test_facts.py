@@ -30,9 +30,9 @@ from everstep.algorithms.resolve import (
     DEFAULT_SEQ_LEN,
     DEFAULTS,
     EPISODIC_NUM_ENVS,
+    IMAGE_BUDGET,
     IMAGE_EPOCHS,
     IMAGE_MINIBATCHES,
-    IMAGE_VF_COEFF,
     MAX_MINIBATCHES,
     MAX_SEQ_LEN,
     MIN_ROWS,
@@ -352,9 +352,9 @@ def of_code(read: Read) -> Iterator[tuple[str, str]]:
     more = MORE_EPOCHS * ppo.episodic_num_sgd_iters
     yield (
         "docs/guides/defaults.md",
-        f"| {more} (images: {ppo.episodic_num_sgd_iters}) with budgets of `run` below "
-        f"{SMALL_BUDGET:,} env steps, else {ppo.episodic_num_sgd_iters} (images: {IMAGE_EPOCHS}), "
-        f"and so always if a rollout has more than {SMALL_ROLLOUT:,} |",
+        f"| {more} with budgets of `run` below {SMALL_BUDGET:,} env steps (images: "
+        f"{ppo.episodic_num_sgd_iters} below {IMAGE_BUDGET:,}), else {ppo.episodic_num_sgd_iters} "
+        f"(images: {IMAGE_EPOCHS}), and so always if a rollout has more than {SMALL_ROLLOUT:,} |",
     )
     yield (
         "docs/guides/objectives.md",
@@ -424,10 +424,9 @@ def of_docstrings() -> Iterator[tuple[str, str]]:
         page,
         f"{of_a2c} for A2C; otherwise {epochs} if episodes end ({IMAGE_EPOCHS} with images), else "
         f"{own[0].default_num_sgd_iters}. If episodes end, rollouts of at most {SMALL_ROLLOUT:,} "
-        f"env steps have {MORE_EPOCHS * epochs} ({epochs} with images) with budgets below "
-        f"{SMALL_BUDGET:,}.",
+        f"env steps have {MORE_EPOCHS * epochs} with budgets below {SMALL_BUDGET:,} ({epochs} with "
+        f"images below {IMAGE_BUDGET:,}).",
     )
-    yield page, f"1, or {IMAGE_VF_COEFF} if episodes end and images are observed"
     assert (MAX_MINIBATCHES, IMAGE_MINIBATCHES) == (32, 8)
     yield (
         page,

@@ -138,7 +138,7 @@ def test_epochs_may_depend_on_the_budget(trainer_cls: Any, graphs: bool, tmp_pat
         ("CartPole-v1", 8, 256, [(0, 20), (100_000, 10)]),
         ("CartPole-v1", 64, 256, 10),
         (DiscreteDummyEnv, 8, 256, 4),
-        (Pictures, 8, 16, [(0, 10), (100_000, 4)]),
+        (Pictures, 8, 16, [(0, 10), (50_000, 4)]),
         (Pictures, 8, 2048, 4),
     ],
 )

@@ -157,7 +157,7 @@ RUNS: dict[str, tuple[Any, dict[str, Any]]] = {
     ),
     "images": (
         partial(Game, kind="image"),
-        {"vf_coeff": 1.0, "model_config": {"hiddens": (8,), "image_layout": "channels_first"}},
+        {"model_config": {"hiddens": (8,), "image_layout": "channels_first"}},
     ),
     "masks": (partial(Game, kind="masked"), {}),
     "autograd": (

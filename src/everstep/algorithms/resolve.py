@@ -332,12 +332,9 @@ MAX_MINIBATCHES, MIN_ROWS = 32, 64
 #: see images below), and below how many env steps.
 SMALL_ROLLOUT, MORE_EPOCHS, SMALL_BUDGET = 8192, 2, 100_000
 
-#: Minibatches an epoch, and epochs at most unless the budget is small, where images are observed
-#: and episodes end, as in the usual settings for Atari: convolutions take most of the time.
-IMAGE_MINIBATCHES, IMAGE_EPOCHS = 8, 4
-
-#: Weight of the value loss there: policy and values share the convolutions.
-IMAGE_VF_COEFF = 0.25
+#: Minibatches an epoch, epochs at most, and the budget below which there are more, where images
+#: are observed and episodes end. They are usual for Atari: convolutions take most of the time.
+IMAGE_MINIBATCHES, IMAGE_EPOCHS, IMAGE_BUDGET = 8, 4, 50_000
 
 
 def _resolve_defaults(config: C, env: Env) -> C:
@@ -357,8 +354,6 @@ def _resolve_defaults(config: C, env: Env) -> C:
             values["optimizer_config"] = {"eps": DEFAULT_EPS, **options}
     if {"lr_pi", "lr_v"} & options.keys() or config.lr_schedule_kind == "adaptive":
         values["lr_schedule"] = None if config.lr_schedule == "auto" else config.lr_schedule
-    if config.vf_coeff == "auto":
-        values["vf_coeff"] = IMAGE_VF_COEFF if is_episodic and _has_images(env) else 1.0
     if config.clip_rewards == "auto":
         is_scaled = values.get("normalize_rewards", config.normalize_rewards)
         values["clip_rewards"] = CLIP_REWARDS * config.reward_scale if is_scaled else None
@@ -498,13 +493,13 @@ def _epochs(
 
     """
     epochs: int = getattr(objective, "episodic_num_sgd_iters", own)
-    more, usual = MORE_EPOCHS * epochs, epochs
+    more, usual, budget = MORE_EPOCHS * epochs, epochs, SMALL_BUDGET
     if _has_images(env):
-        more, usual = epochs, min(epochs, IMAGE_EPOCHS)
+        more, usual, budget = epochs, min(epochs, IMAGE_EPOCHS), IMAGE_BUDGET
     rows = cast(int, config.num_envs) * cast(int, config.horizon)
     if epochs <= own or rows > SMALL_ROLLOUT:
         return usual
-    return [(0, more), (SMALL_BUDGET, usual)]
+    return [(0, more), (budget, usual)]
 
 
 def sequences_of(config: Hyperparameters, sequences: int) -> str:

@@ -207,7 +207,7 @@ class Hyperparameters:
     """Epochs per update; also as (budget, epochs) points that start at 0: the last one whose budget
     in env steps that of `Trainer.run` reaches, without a budget the last. `"auto"`: 1 for A2C;
     otherwise 10 if episodes end (4 with images), else 4. If episodes end, rollouts of at most 8,192
-    env steps have 20 (10 with images) with budgets below 100,000."""
+    env steps have 20 with budgets below 100,000 (10 with images below 50,000)."""
 
     shuffle_minibatches: bool = True
     """Whether to shuffle the rollout before every epoch."""
@@ -232,9 +232,8 @@ class Hyperparameters:
     """Lower bound of the surrogate for negative advantages, as a multiple of the advantage; try 5
     if large updates make continuous actions unstable. None: no bound."""
 
-    vf_coeff: PositiveFloat | Auto = "auto"
-    """Weight of the value loss. `"auto"`: 1, or 0.25 if episodes end and images are observed, whose
-    convolutions policy and values share."""
+    vf_coeff: PositiveFloat = 1.0
+    """Weight of the value loss."""
 
     bounds_loss_coeff: NonNegativeFloat = 0.0
     """Weight of the loss Σ max(|μ| − 1.1, 0)² on means μ of normal distributions of actions, whose

@@ -562,7 +562,7 @@ def test_auto_is_resolved_again_or_refused(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("vf_coeff", "auto", "`vf_coeff`: 'auto' is resolved when .* it became 1.0. Give a value."),
+        ("gamma", "auto", "`gamma`: 'auto' is resolved when .* it became 0.95. Give a value."),
         ("gama", 0.9, r"`gama`: unknown hyperparameter \(did you mean gamma\?\)"),
         ("value_loss_coeff", 0.9, r"did you mean vf_coeff\?"),
         ("gamma", 1.5, r"`gamma`: expected float in \(0, 1\] or 'auto'; got 1.5"),

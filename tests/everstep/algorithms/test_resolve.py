@@ -220,13 +220,11 @@ def test_images_are_not_normalised(obs: torch.Tensor, expected: bool) -> None:
     assert (hparams.model_config is None) is (obs.ndim == 5)
 
 
-def test_images_are_learned_from_less_often_and_values_weigh_less() -> None:
+def test_images_are_learned_from_less_often() -> None:
     images = recorded(torch.zeros(65, 16, 40, 40, 3, dtype=torch.uint8))
     hparams = AlgorithmConfig().build(images).hparams
-    assert hparams.num_sgd_iters == [(0, 10), (100_000, 4)]
+    assert hparams.num_sgd_iters == [(0, 10), (50_000, 4)]
     assert hparams.sgd_minibatch_size == 1024 // 8
-    assert hparams.vf_coeff == 0.25
-    assert AlgorithmConfig(vf_coeff=0.5).build(images).hparams.vf_coeff == 0.5
     hparams = AlgorithmConfig(objective="a2c").build(images).hparams
     assert (hparams.num_sgd_iters, hparams.sgd_minibatch_size) == (1, 1024)
 

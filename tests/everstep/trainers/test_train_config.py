@@ -109,7 +109,7 @@ BAD_LINES = [
     ("clip_param: 1", "clip_param: expected float in (0, 1); got 1"),
     ("vf_clip_param: 0", "vf_clip_param: expected float > 0 or 'auto' or null; got 0"),
     ("dual_clip_param: 1", "dual_clip_param: expected float > 1 or null; got 1"),
-    ("vf_coeff: 0", "vf_coeff: expected float > 0 or 'auto'; got 0"),
+    ("vf_coeff: 0", "vf_coeff: expected float > 0; got 0"),
     ("entropy_coeff: -0.1", "entropy_coeff: expected float >= 0; got -0.1"),
     ("entropy_coeff: .nan", "entropy_coeff: expected float >= 0; got nan"),
     ("max_grad_norm: .inf", "max_grad_norm: expected float > 0 or 'auto' or null; got inf"),
