@@ -67,7 +67,7 @@ class PettingZooEnv(GymnasiumEnv):
     default_num_envs: ClassVar[int] = 32
 
     #: Vector steps that `horizon="auto"` means.
-    default_horizon: ClassVar[int] = 256
+    default_horizon: ClassVar[int | tuple[int, int]] = 256
 
     #: Name of the environment type in `describe`.
     family: ClassVar[str] = "PettingZoo"

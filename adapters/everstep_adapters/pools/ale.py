@@ -46,7 +46,7 @@ class ALEEnv(GymnasiumEnv):
     default_num_envs: ClassVar[int] = 16
 
     #: Vector steps that `horizon="auto"` means.
-    default_horizon: ClassVar[int] = 128
+    default_horizon: ClassVar[int | tuple[int, int]] = 128
 
     #: Name of the environment type in `describe`.
     family: ClassVar[str] = "ALE"
