@@ -60,7 +60,9 @@ def limit_of(env: AnyVectorEnv) -> None | int:
 
     A limit is known by the `spec`, by a `TimeLimit`, or by `max_steps` of MiniGrid's environments.
     """
-    limits = [_limit_of(each) for each in getattr(env.unwrapped, "envs", None) or [env]]
+    limits = [_limit_of(each) for each in getattr(env.unwrapped, "envs", ())]
+    if all(limit is None for limit in limits):  # a vector environment may say it for all
+        return _limit_of(env)
     return None if None in limits else max(cast(list[int], limits))
 
 

@@ -81,6 +81,14 @@ def test_a_limit_that_an_environment_has_is_known(makes: Any, limit: None | int)
     assert GymnasiumEnv(RecordEpisodeStatistics(SyncVectorEnv(makes))).max_episode_steps == limit
 
 
+def test_a_limit_may_be_that_of_the_vector_environment() -> None:
+    """Where those in its `envs` say nothing."""
+    env: Any = SyncVectorEnv([limited(), limited()])
+    assert GymnasiumEnv(env).max_episode_steps is None
+    env.spec = gymnasium.spec("CartPole-v1")
+    assert GymnasiumEnv(env).max_episode_steps == 500
+
+
 @pytest.mark.parametrize("limit", [1, 2, 3, 7])
 @pytest.mark.parametrize("mode", MODES)
 def test_a_limit_of_the_adapter_truncates_and_resets_single_rows(mode: str, limit: int) -> None:
