@@ -5,7 +5,6 @@ Shared memory is compared after the first env steps: rows may share tables that 
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from itertools import pairwise
 from typing import Any
 
@@ -16,8 +15,7 @@ from torch.nn.parameter import is_lazy
 
 from everstep.errors import AdapterError, EnvError
 
-#: Attributes that hold what a layer wraps: Gymnasium's, PettingZoo's, dm_env's and TorchRL's.
-_INNER = ("env", "_env", "dm_env", "aec_env", "base_env", "par_env", "unwrapped")
+from .layers import attributes, layers
 
 #: How methods begin that move a simulation on, and those that put it back.
 _MOVES, _RETURNS = ("step", "simulate", "advance", "act"), ("reset", "destroy", "reload")
@@ -62,7 +60,7 @@ def _parts(env: Any) -> Iterator[tuple[Any, Any]]:
         for name, value in _held(layer):
             yield (_named_generator if name.endswith("np_random") else _named_part), value
             if not _is_of_library(value):
-                inner = _attributes(value).values()
+                inner = attributes(value).values()
                 yield from ((_named_part, x) for each in list(inner) for x in _inside(each))
 
 
@@ -75,7 +73,7 @@ def _held(layer: Any) -> Iterator[tuple[str, Any]]:
             slots = own.pop("__slots__", ())
             names = [slots] if isinstance(slots, str) else slots
             own |= {name: getattr(layer, name) for name in names if hasattr(layer, name)}
-    for name, value in (own | _attributes(layer)).items():
+    for name, value in (own | attributes(layer)).items():
         yield from ((name, x) for x in _inside(value))
 
 
@@ -110,28 +108,6 @@ def _named_part(value: Any) -> str:
     names = [x.lower() for x in dir(kind) if not x.startswith("_")]
     moves = any(x.startswith(_MOVES) for x in names) and any(x.startswith(_RETURNS) for x in names)
     return f"simulation, {kind.__name__}" if moves or kind.__name__ == "MjData" else ""
-
-
-def layers(env: Any) -> list[Any]:
-    """An environment, and what it wraps, outermost first."""
-    found: list[Any] = []
-    waiting = [env]
-    while waiting:
-        layer = waiting.pop(0)
-        if layer is None or any(layer is x for x in found) or not hasattr(layer, "step"):
-            continue
-        found.append(layer)
-        own = _attributes(layer)
-        waiting += [own.get(name) for name in _INNER[:-1]]
-        waiting.append(getattr(layer, "unwrapped", None))
-    return found
-
-
-def _attributes(layer: Any) -> dict[str, Any]:
-    """Attributes of an object; none where it has none, or its own code is in the way."""
-    with suppress(Exception):
-        return dict(object.__getattribute__(layer, "__dict__"))
-    return {}
 
 
 class MemoryCheck:
@@ -182,7 +158,7 @@ def _held_arrays(env: Any) -> Iterator[tuple[str, npt.NDArray[Any]]]:
         values: dict[str, Any] = {}
         for kind in reversed(type(layer).__mro__):
             values |= vars(kind)
-        values |= _attributes(layer)
+        values |= attributes(layer)
         for name, value in values.items():
             if issubclass(type(value), np.ndarray) and value.flags.writeable:
                 yield f"{type(layer).__name__}.{name}", value

@@ -124,7 +124,6 @@ class GymnasiumEnv(AdapterEnv):
         on_device = declared_device(env) if device is None else torch.device(device)
         super().__init__(env.num_envs, horizon, device=str(on_device) if device is None else device)
         self.env = env
-        self.max_episode_steps = max_episode_steps or singles.limit_of(env)
         singles.check_rewards(env)
         mode, self._mode_source = modes.resolve_mode(env, autoreset_mode)
         self.autoreset_mode = mode
@@ -133,6 +132,7 @@ class GymnasiumEnv(AdapterEnv):
         self._clock = endings.EpisodeClock(self.num_envs, max_episode_steps, random_phase)
         self._endings = endings.make_endings(env, self._calls, self.autoreset_mode, self._clock)
         singles.check_calls(env)
+        self.max_episode_steps = max_episode_steps or singles.known_limit(env)
         self.episode_keys = self._endings.episode_keys | self.own_episode_keys
 
         self._action_bounds = action_bounds

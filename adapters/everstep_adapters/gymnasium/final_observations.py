@@ -12,8 +12,8 @@ from everstep.errors import AdapterError, EnvError
 
 from ..common.handoff import to_numpy
 from ..common.hooks import Hook
-from ..common.independence import layers
 from ..common.kept_ends import InWorker, copied, keep_ends
+from ..common.layers import layers
 from ..common.overwrites import OverwriteCheck
 from .modes import AnyVectorEnv
 from .rows import BoolArray, Leaf, Row, pick

@@ -6,18 +6,19 @@ error.
 """
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from gymnasium import Env
 from gymnasium.vector import AsyncVectorEnv
-from gymnasium.wrappers import TimeLimit
 
 from everstep.errors import AdapterError, EnvError
 
 from ..common.first_calls import VECTOR_REWARDS, check_first_calls
-from ..common.independence import MemoryCheck, check_independent, layers
+from ..common.independence import MemoryCheck, check_independent
 from ..common.kept_ends import InWorker
+from ..common.layers import layers
+from ..common.limits import NOTED, limit_of, note_limit
 from ..common.returned import LOOKS, WAY_OUT, check_range, check_returned, mismatches
 from .modes import AnyVectorEnv
 from .rows import pick
@@ -25,9 +26,6 @@ from .specs import Part, single_space, where
 
 #: Packages whose wrappers leave a vector of rewards one, but for this wrapper.
 _KEEP_REWARDS, _SCALARIZES = ("gymnasium", "mo_gymnasium"), "LinearReward"
-
-#: The class of environments that end their episodes after `max_steps`, without a `spec` of it.
-_MINIGRID = "minigrid.minigrid_env.MiniGridEnv"
 
 
 def check_rewards(env: AnyVectorEnv) -> None:
@@ -55,26 +53,20 @@ def check_rewards(env: AnyVectorEnv) -> None:
                 return
 
 
-def limit_of(env: AnyVectorEnv) -> None | int:
+def known_limit(env: AnyVectorEnv) -> None | int:
     """Env steps of an episode at most; None if one of the environments has no known limit.
 
-    A limit is known by the `spec`, by a `TimeLimit`, or by `max_steps` of MiniGrid's environments.
+    Environments in processes are asked there; see `limit_of`.
     """
-    limits = [_limit_of(each) for each in getattr(env.unwrapped, "envs", ())]
+    base: Any = env.unwrapped
+    if isinstance(base, AsyncVectorEnv) and not base.closed:
+        base.call("has_wrapper_attr", InWorker(note_limit))
+        limits = list(base.call(NOTED))
+    else:
+        limits = [limit_of(each) for each in getattr(base, "envs", ())]
     if all(limit is None for limit in limits):  # a vector environment may say it for all
-        return _limit_of(env)
-    return None if None in limits else max(cast(list[int], limits))
-
-
-def _limit_of(env: Any) -> None | int:
-    """The least limit of one environment, or of a vector environment, and of its wrappers."""
-    limits = [getattr(getattr(env, "spec", None), "max_episode_steps", None)]
-    for layer in layers(env):
-        if isinstance(layer, TimeLimit):
-            limits.append(layer._max_episode_steps)
-        elif any(f"{x.__module__}.{x.__name__}" == _MINIGRID for x in type(layer).__mro__):
-            limits.append(layer.max_steps)
-    return min((int(x) for x in limits if isinstance(x, int | np.integer) and x > 0), default=None)
+        return limit_of(env)
+    return None if None in limits else max(limits)
 
 
 def check_calls(env: AnyVectorEnv) -> None:

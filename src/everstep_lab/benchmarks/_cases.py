@@ -38,7 +38,7 @@ class Work:
     __pydantic_config__: ClassVar[Any] = STRICT
 
     env: str
-    """`rl8-discrete`, `rl8-continuous`, `rl8-cartpole`, `drift`, or a spec string such as
+    """`rl8-discrete`, `rl8-continuous`, `rl8-cartpole`, `drift`, `frames`, or a spec string such as
     `gymnasium:CartPole-v1`. Without peers also a dotted path."""
 
     num_envs: PositiveInt

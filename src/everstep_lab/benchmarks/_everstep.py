@@ -18,6 +18,7 @@ from everstep.data import DataKeys, Device
 from everstep.env import ContinuousDummyEnv, DiscreteDummyEnv, Env, EnvFactory
 from everstep.env.registry import factory
 
+from .peers._frames import Frames
 from .peers._serving import Iteration, Stopwatch, serve
 from .peers._worlds import Drift, Pole
 
@@ -89,6 +90,7 @@ ENVS: dict[str, EnvFactory] = {
     "rl8-continuous": ContinuousDummyEnv,
     "rl8-cartpole": PoleEnv,
     "drift": DriftEnv,
+    "frames": factory(Frames),
 }
 
 

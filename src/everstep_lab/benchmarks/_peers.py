@@ -30,7 +30,7 @@ PEERS = {
     ),
     "cleanrl": Peer("cleanrl", "torch gymnasium", ("vectorization",)),
     "torchrl": Peer("torchrl", "torch torchrl gymnasium"),
-    "jax": Peer("jax", "torch jax"),
+    "jax": Peer("jax", "torch jax", ("decay_env_steps",)),
     "env": Peer("env", "torch gymnasium envpool", ("vectorization",)),
     "rsl_rl": Peer("rsl_rl", "torch rsl-rl-lib", ("torch_compile_mode",)),
     "skrl": Peer("skrl", "torch skrl"),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import PassiveEnvChecker, TimeLimit
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
 
@@ -79,6 +79,26 @@ def test_a_limit_that_an_environment_has_is_known(makes: Any, limit: None | int)
     """Of several the largest: no episode is longer. Of several wrappers the least."""
     assert GymnasiumEnv(SyncVectorEnv(makes)).max_episode_steps == limit
     assert GymnasiumEnv(RecordEpisodeStatistics(SyncVectorEnv(makes))).max_episode_steps == limit
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("makes", "limit"),
+    [
+        ([limited(), limited()], None),
+        ([limited(20), limited(30)], 30),
+        ([limited(20), limited()], None),
+        ([partial(gymnasium.make, "CartPole-v1")], 500),
+    ],
+)
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_a_limit_is_known_of_environments_in_processes(
+    makes: Any, limit: None | int, context: str
+) -> None:
+    inner = AsyncVectorEnv(makes, context=context)
+    for vector_env in (inner, RecordEpisodeStatistics(inner)):
+        assert GymnasiumEnv(vector_env).max_episode_steps == limit
+    inner.close()
 
 
 def test_a_limit_may_be_that_of_the_vector_environment() -> None:

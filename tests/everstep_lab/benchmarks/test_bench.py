@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gymnasium.utils.env_checker import check_env
 
 from everstep.__main__ import _parser, main
 from everstep.core.advantages import gae
@@ -38,6 +39,7 @@ from everstep_lab.benchmarks import (
     speed_table,
 )
 from everstep_lab.benchmarks._report import count_table, model_table
+from everstep_lab.benchmarks.peers._frames import Frames
 from everstep_lab.benchmarks.peers._gymnasium import Returns
 from everstep_lab.benchmarks.peers._serving import totals
 from everstep_lab.benchmarks.peers._worlds import Drift, Pole
@@ -570,16 +572,16 @@ def test_the_compiled_program_learns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_recurrent_work_is_that_of_the_default_model() -> None:
-    """sb3-contrib has as many weights as Everstep, and trains."""
+@pytest.mark.parametrize("name", ["cpu-images", "cpu-recurrent-cartpole"])
+def test_work_of_default_models_is_that_of_the_peer(name: str) -> None:
+    """stable-baselines3 or sb3-contrib has as many weights as Everstep, and trains."""
     pytest.importorskip("sb3_contrib")
     from everstep_lab.benchmarks._everstep import Everstep
     from everstep_lab.benchmarks.peers.stable_baselines3 import StableBaselines3
 
-    cell = cells(load_case("cpu-recurrent-cartpole"))[0]
-    fixed = {"seed": 0, "options": {}, "everstep": {"seq_len": 32}, "precision": "fp32"}
-    work = {**asdict(cell.work), **fixed, "device": "cpu"}
-    ours, theirs = Everstep(work), StableBaselines3(work)
+    cell = cells(load_case(name))[0]
+    ours = Everstep(cell.order("everstep", "cpu", 1) | {"seed": 0})
+    theirs = StableBaselines3(cell.order("stable-baselines3", "cpu", 1) | {"seed": 0})
     counts = [
         sum(p.numel() for p in policy.parameters())
         for policy in (ours.algorithm.policy.model, theirs.model.policy)
@@ -606,6 +608,21 @@ def test_the_pole_is_that_of_the_example(monkeypatch: pytest.MonkeyPatch) -> Non
         obs, rewards = world.step(actions.squeeze(-1))
         torch.testing.assert_close(obs, outcome["obs"])
         torch.testing.assert_close(rewards, outcome["rewards"].squeeze(-1))
+
+
+def test_frames_end_by_the_clock_and_reward_the_newest_corner() -> None:
+    env = Frames()
+    check_env(env, skip_render_check=True)
+    obs, _ = env.reset(seed=0)
+    for step in range(1, 251):
+        quarters = obs[..., 3].reshape(2, 42, 2, 42).max((1, 3))
+        action = int(np.flatnonzero(quarters == 255).item() if step % 2 else -1)
+        before = obs
+        obs, reward, terminated, truncated, _ = env.step(action)
+        assert reward == (step % 2)
+        assert (obs[..., :3] == before[..., 1:]).all()
+        assert not terminated
+        assert truncated == (step == 250)
 
 
 def test_drift_ends_by_the_clock_and_opens_anew() -> None:

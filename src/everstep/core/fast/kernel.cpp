@@ -986,14 +986,18 @@ int64_t threads_for(double work, int64_t threads, int64_t most) {
   return threads < 1 ? 1 : threads;
 }
 
+// Threads for so many rows and products of matrices a layer.
+template <class T> int64_t threads_of(const Engine<T>& e, int64_t rows, int64_t products) {
+  double work = 0;
+  for (int64_t l = 0; l < e.layers; l++) work += double(products) * rows * e.weights[l].layer.inputs * e.weights[l].layer.outputs;
+  return threads_for(work, e.threads, (rows + TILE - 1) / TILE);
+}
+
 // Tiles go to threads in fixed shares, whose sums are added in order: the same numbers every time.
 template <class T> void gradients(Engine<T>& e, const Batch& b, const Loss& loss, double* results) {
   pack<T>(e);
   const Scale<T> scale = b.weight ? Scale<T>{0, 0, 1} : scale_of<T>(b);
-  const int64_t tiles = (b.rows + TILE - 1) / TILE;
-  double work = 0;
-  for (int64_t l = 0; l < e.layers; l++) work += 3.0 * b.rows * e.weights[l].layer.inputs * e.weights[l].layer.outputs;
-  const int64_t threads = threads_for(work, e.threads, tiles);
+  const int64_t tiles = (b.rows + TILE - 1) / TILE, threads = threads_of(e, b.rows, 3);
   in_threads(threads, [&](int64_t t) {
     Work<T>& w = e.work[t];
     clear<T>(e, w);
@@ -1064,12 +1068,10 @@ template <class T> int64_t learn(Engine<T>& e, const Batch& b, const Loss& loss,
 
 // ---- acting -------------------------------------------------------------------------------------------------
 
-// Outputs [rows, width] and values [rows, K]; either may be null.
+// Outputs [rows, width] and values [rows, K]; either may be null. Threads take equal shares of the rows.
 template <class T> void respond(Engine<T>& e, int64_t rows, const void* const* obs, T* outputs, T* values) {
-  Work<T>& w = e.work[0];
-  const int64_t policy = first(e, 1), critic = first(e, 2);
-  for (int64_t start = 0; start < rows; start += TILE) {
-    const int64_t count = rows - start < TILE ? rows - start : TILE;
+  const int64_t policy = first(e, 1), critic = first(e, 2), threads = threads_of(e, rows, 1);
+  auto tile = [&](Work<T>& w, int64_t start, int64_t count) {
     for (int64_t i = 0; i < count; i++) gather<T>(e, w.input + i * e.ld_observed, obs, start + i, false);
     forward<T>(e, w, count, 0, policy);
     auto write = [&](T* to, int64_t from, int64_t end, int64_t width) {
@@ -1083,7 +1085,11 @@ template <class T> void respond(Engine<T>& e, int64_t rows, const void* const* o
     if (values)
       for (int64_t i = start; i < start + count; i++)
         for (int64_t k = 0; k < e.values; k++) values[i * e.values + k] = value_at<T>(e, values[i * e.values + k], k);
-  }
+  };
+  in_threads(threads, [&](int64_t t) {
+    const int64_t end = rows * (t + 1) / threads;
+    for (int64_t start = rows * t / threads; start < end; start += TILE) tile(e.work[t], start, end - start < TILE ? end - start : TILE);
+  });
 }
 
 // argmax p/E of each choice, E drawn from Exp(1), [rows, choices, widest choice]; the first of equals.

@@ -220,8 +220,7 @@ class NativeModel:
             for layer, activation in part
         ]
         log_std = addresses(getattr(model.outputs, "log_std", None))
-        threads = torch.get_num_threads() if trains else 1
-        shape = [len(part) for part in parts], threads, native.level
+        shape = [len(part) for part in parts], torch.get_num_threads(), native.level
         units = _units(policy)
         are_normalised = [x is not None for x in observations.moments]
         seen = observations.leaves, are_normalised, len(units)

@@ -29,7 +29,8 @@ def make_vector_env(work: dict[str, Any], vectorization: str | None) -> Any:
     """A vector environment with Gymnasium's interface.
 
     Args:
-        work: Names the environment, such as `gymnasium:CartPole-v1` or `envpool:HalfCheetah-v4`.
+        work: Names the environment, such as `gymnasium:CartPole-v1`, `envpool:HalfCheetah-v4` or
+            `frames`, which has no form of its own and is stepped one after the other.
         vectorization: Gymnasium's `vectorization_mode`; None is the environment's own.
 
     """
@@ -43,4 +44,8 @@ def make_vector_env(work: dict[str, Any], vectorization: str | None) -> Any:
         )
     import gymnasium
 
+    if family == "frames":
+        from ._frames import Frames
+
+        return gymnasium.vector.SyncVectorEnv([Frames] * work["num_envs"])
     return gymnasium.make_vec(name, num_envs=work["num_envs"], vectorization_mode=vectorization)

@@ -10,6 +10,7 @@ Source: the environment is Gymnasium's `CartPole-v1` (Barto, Sutton and Anderson
 
 import os
 from collections import deque
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -147,6 +148,8 @@ class Jax:
         carts = Carts(state, jnp.zeros(num_envs, jnp.int32), jnp.zeros(num_envs))
         moments = zeros, jax.tree.map(jnp.zeros_like, weights), jnp.zeros((), jnp.int32)
         self.state: Any = (weights, moments, carts, key)
+        #: Env steps so far, and those after which the learning rate is 0.
+        self.seen, self.total = 0, work["options"].get("decay_env_steps", float("inf"))
         self._iterate = jax.jit(self._iteration, donate_argnums=0)
         #: Ends and returns of the last rollouts.
         self.last: deque[tuple[Any, Any]] = deque(maxlen=64)
@@ -156,7 +159,9 @@ class Jax:
         import jax
 
         elapsed = Stopwatch()
-        self.state, found = self._iterate(self.state)
+        lr = self.work["lr"] * max(0.0, 1 - self.seen / self.total)
+        self.state, found = self._iterate(self.state, lr)
+        self.seen += self.rows
         jax.block_until_ready(self.state)
         self.last.append(found)
         return Iteration(self.rows, 0.0, elapsed())
@@ -176,7 +181,7 @@ class Jax:
 
     # ---- compiled ----
 
-    def _iteration(self, state: Any) -> Any:
+    def _iteration(self, state: Any, lr: Any) -> Any:
         import jax
 
         weights, moments, carts, key = state
@@ -194,7 +199,7 @@ class Jax:
             shuffled = jax.tree.map(
                 lambda x: x[order].reshape(count, self.rows // count, *x.shape[1:]), flat
             )
-            return jax.lax.scan(self._descend, carry, shuffled)[0], None
+            return jax.lax.scan(partial(self._descend, lr), carry, shuffled)[0], None
 
         keys = jax.random.split(learning, self.work["num_sgd_iters"])
         (weights, moments), _ = jax.lax.scan(epoch, (weights, moments), keys)
@@ -236,7 +241,7 @@ class Jax:
         value_loss = self.work["vf_coeff"] * 0.5 * (errors**2).mean()
         return value_loss - gain - self.work["entropy_coeff"] * entropy
 
-    def _descend(self, carry: Any, minibatch: Any) -> tuple[Any, None]:
+    def _descend(self, lr: Any, carry: Any, minibatch: Any) -> tuple[Any, None]:
         """A step of Adam, with clipped gradients."""
         import jax
         import jax.numpy as jnp
@@ -253,7 +258,7 @@ class Jax:
         first, second = 1 - 0.9**count, jnp.sqrt(1 - 0.999**count)
 
         def after(w: Any, m: Any, v: Any) -> Any:
-            return w - self.work["lr"] / first * m / (jnp.sqrt(v) / second + 1e-5)
+            return w - lr / first * m / (jnp.sqrt(v) / second + 1e-5)
 
         weights = jax.tree.map(after, weights, means, squares)
         return (weights, (means, squares, count)), None

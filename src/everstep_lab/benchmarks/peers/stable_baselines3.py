@@ -18,6 +18,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecEnv
 from torch import nn
 
+from ._frames import Frames
 from ._serving import Iteration, Stopwatch, serve
 
 ACTIVATIONS = {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU}
@@ -106,8 +107,8 @@ class StableBaselines3:
         if options.get("vectorized"):
             env: Any = VectorizedCartPole(num_envs, work["seed"])
         else:
-            name = work["env"].partition(":")[2]
-            env = make_vec_env(name, n_envs=num_envs, seed=work["seed"])
+            source = Frames if work["env"] == "frames" else work["env"].partition(":")[2]
+            env = make_vec_env(source, n_envs=num_envs, seed=work["seed"])
         self.rows = num_envs * work["horizon"]
         settings = _settings(work) | options.get("ppo", {})
         for name in ("learning_rate", "clip_range"):  # a function of what is left of the training
@@ -141,7 +142,8 @@ class StableBaselines3:
 
 def _model(env: Any, settings: dict[str, Any], *, recurrent: bool) -> Any:
     if not recurrent:
-        return PPO("MlpPolicy", env, **settings)
+        is_image = len(env.observation_space.shape) == 3
+        return PPO("CnnPolicy" if is_image else "MlpPolicy", env, **settings)
     from sb3_contrib import RecurrentPPO
 
     networks = {"net_arch": [], "shared_lstm": True, "enable_critic_lstm": False}

@@ -89,6 +89,24 @@ def test_what_is_stored_is_what_the_policy_says(action: str) -> None:
         check_rows(algorithm)
 
 
+@pytest.mark.parametrize("action", ["choice", "numbers"])
+def test_threads_share_the_rows_and_change_no_number(action: str) -> None:
+    wide = {"num_envs": 301, "horizon": 2, "model_config": {"hiddens": (256, 256)}}
+    found, before = [], torch.get_num_threads()
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            algorithm = built(env_of(ACTIONS[action]), **wide)
+            algorithm.collect()
+            rollout = algorithm.rollout
+            found.append([rollout.actions[0].clone(), rollout.logp.clone(), rollout.values.clone()])
+    finally:
+        torch.set_num_threads(before)
+    assert found[0][2].std() > 0
+    for other in found[1:]:
+        assert all(map(torch.equal, found[0], other))
+
+
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize(
     "options",
