@@ -19,7 +19,7 @@ from ..core.ranks import current_reducer
 from ..core.rollouts import episode_keys_of
 from ..core.rules import no_graphs_on
 from ..env import Env, EnvFactory
-from ..env.attributes import check_attributes
+from ..env.attributes import check_attributes, read
 from ..env.images import is_image, measured_leaves
 from ..env.registry import EnvSource, is_made, resolve
 from ..env.specs import described, leaf_specs
@@ -136,11 +136,11 @@ def _adopt(env: Env, config: C) -> tuple[Env, C]:
     if problems:
         raise ConfigError(problems)
     asked = config.horizon
-    own = getattr(env, "horizon", None)
+    own = read(env, "horizon")
     horizon = cast(int, own or _default_horizon(env))
     if asked != "auto":
         horizon = asked
-    horizon = _clip("horizon", horizon, getattr(env, "max_horizon", None), asked != "auto")
+    horizon = _clip("horizon", horizon, read(env, "max_horizon"), asked != "auto")
     return env, replace(config, num_envs=num_envs, horizon=horizon, device=device)
 
 
@@ -151,9 +151,9 @@ def _make(factory: EnvFactory, config: C) -> tuple[Env, C]:
     sizes: dict[str, Any] = {}
     for name, default in (("num_envs", many), ("horizon", DEFAULT_HORIZON)):
         asked = getattr(config, name)
-        size = getattr(factory, f"default_{name}", default) if asked == "auto" else asked
+        size = read(factory, f"default_{name}", default) if asked == "auto" else asked
         size = max(size) if isinstance(size, tuple) else size
-        sizes[name] = _clip(name, size, getattr(factory, f"max_{name}", None), asked != "auto")
+        sizes[name] = _clip(name, size, read(factory, f"max_{name}"), asked != "auto")
     check_room(
         sizes["num_envs"] * (_ENV_BYTES + sizes["horizon"] * _STEP_BYTES),
         device,
@@ -176,8 +176,8 @@ def _fitted(env: Env, config: C, asked: int | str) -> tuple[Env, C]:
         asked: Its `horizon` before.
 
     """
-    if asked == "auto" and isinstance(getattr(env, "default_horizon", None), tuple):
-        most = getattr(env, "max_horizon", None)
+    if asked == "auto" and isinstance(read(env, "default_horizon"), tuple):
+        most = read(env, "max_horizon")
         env.horizon = _clip("horizon", _default_horizon(env), most, explicit=False)
         config = replace(config, horizon=env.horizon)
     size = current_reducer().size
@@ -189,7 +189,7 @@ def _fitted(env: Env, config: C, asked: int | str) -> tuple[Env, C]:
 
 def _default_horizon(env: Env) -> int:
     """The environment's default; of a pair the first if a limit of episodes is known."""
-    horizon: int | tuple[int, int] = getattr(env, "default_horizon", DEFAULT_HORIZON)
+    horizon: int | tuple[int, int] = read(env, "default_horizon", DEFAULT_HORIZON)
     if isinstance(horizon, tuple):
         return horizon[getattr(env, "max_episode_steps", None) is None]
     return horizon

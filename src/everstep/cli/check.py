@@ -66,15 +66,16 @@ def run(arguments: argparse.Namespace) -> int:
         AdapterError: If its adapter cannot make it.
 
     """
+    from ..env.attributes import read
     from ..testing import iterate_checks
     from ..testing._facts import inspect_env
     from ..testing._processes import check_processes, digests
     from ..testing._suite import subject_of
 
     source = _source(arguments)
-    max_num_envs = getattr(source, "max_num_envs", None)
+    max_num_envs = read(source, "max_num_envs")
     sizes = _SIZES if arguments.num_envs is None else (arguments.num_envs,)
-    horizon = _at_most(getattr(source, "max_horizon", None), arguments.horizon or _HORIZON)
+    horizon = _at_most(read(source, "max_horizon"), arguments.horizon or _HORIZON)
 
     def make_env(num_envs: int, horizon: int, device: Any) -> "Env":
         return cast("Env", source(num_envs, horizon, device=device))

@@ -45,6 +45,8 @@ RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "num_envs": _SIZE,
     "device": ("a device of PyTorch, such as 'cpu' or 'cuda:0'", _is_device),
     "horizon": _LIMIT,
+    "default_num_envs": _SIZE,
+    "max_num_envs": _LIMIT,
     "max_horizon": _LIMIT,
     "default_horizon": (
         "an integer of at least 1, or a tuple of two: with a limit of episodes and without",
@@ -69,6 +71,22 @@ RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
 REQUIRED = ("num_envs", "device")
 
 
+def read(source: Any, name: str, default: Any = None) -> Any:
+    """An attribute with a rule, of an environment or of what makes one; `default` without it.
+
+    Raises:
+        EnvError: If it is not what it may be; names the rule and the value.
+
+    """
+    if not hasattr(source, name):
+        return default
+    rule, is_kept = RULES[name]
+    if not is_kept(value := getattr(source, name)):
+        owner = getattr(source, "__name__", type(source).__name__)
+        raise EnvError(f"`{owner}.{name}` must be {rule}; got {value!r}.")
+    return value
+
+
 def check_attributes(env: Any) -> None:
     """Check the attributes of an environment that is not in use yet.
 
@@ -83,9 +101,8 @@ def check_attributes(env: Any) -> None:
                 f"{kind} has no `{name}`: call `super().__init__(num_envs, horizon, "
                 "device=device)` in its constructor."
             )
-    for name, (rule, is_kept) in RULES.items():
-        if hasattr(env, name) and not is_kept(value := getattr(env, name)):
-            raise EnvError(f"`{kind}.{name}` must be {rule}; got {value!r}.")
+    for name in RULES:
+        read(env, name)
     halves = [hasattr(env, name) for name in ("state_dict", "load_state_dict")]
     if any(halves) and not all(halves):
         raise EnvError(

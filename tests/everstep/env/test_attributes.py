@@ -1,5 +1,6 @@
 """Attributes of environments that are not what Everstep reads: named when training is built."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,10 @@ VALUES: dict[str, tuple[list[Any], list[Any]]] = {
     "num_envs": ([np.int64(4)], [None, 0, -1, True, 2.0, "4", [4]]),
     "device": (["cpu", torch.device("cpu")], [None, "gpu", 1.5, ["cpu"]]),
     "horizon": ([None, 4, np.int32(4)], [0, -4, 4.0, "4", True]),
+    "default_num_envs": ([4, np.int64(4)], [None, 0, "4", (4, 2)]),
+    "max_num_envs": ([None, 64], [0, 2.5, "64"]),
     "max_horizon": ([None, 64], [0, 2.5, "64"]),
-    "default_horizon": ([8, (8, 4)], [None, 0, "8", (8,), (8, 0), [8, 4]]),
+    "default_horizon": ([8, (8, 4)], [None, 0, "8", (), (8,), (8, 0), [8, 4]]),
     "max_episode_steps": ([None, 500, np.int64(500)], [0, -1, 1e3, "500", False]),
     "rows_per_env": ([1, np.int64(1)], [None, 0, 1.0, "1"]),
     "episode_keys": (
@@ -70,6 +73,20 @@ def test_an_attribute_of_another_kind_is_named_at_once(name: str, value: Any) ->
         assert str(error.value) == f"`Walk.{name}` must be {RULES[name][0]}; got {value!r}."
     if name != "close":
         assert cls.closed  # what Everstep made
+
+
+@pytest.mark.parametrize(
+    "name", ["default_num_envs", "default_horizon", "max_num_envs", "max_horizon"]
+)
+def test_sizes_of_what_makes_an_environment_are_read_by_the_same_rules(name: str) -> None:
+    """Of a function, and of a class, before it makes one."""
+    for value in VALUES[name][1]:
+        make = partial(Walk)
+        setattr(make, name, value)
+        for source in (make, type("Walk", (Walk,), {"given": ("closed", False), name: value})):
+            with pytest.raises(EnvError) as error:
+                AlgorithmConfig(device="cpu").build(source)
+            assert f".{name}` must be {RULES[name][0]}; got {value!r}." in str(error.value)
 
 
 @pytest.mark.parametrize(
