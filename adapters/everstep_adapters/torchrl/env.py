@@ -1,7 +1,6 @@
 """The environment that wraps TorchRL's."""
 
 from collections.abc import Sequence
-from contextlib import suppress
 from importlib.metadata import version
 from typing import Any, ClassVar, cast
 
@@ -11,8 +10,8 @@ from tensordict import TensorDict, TensorDictBase
 from everstep.core.validation import Integer, PositiveFloat, PositiveInt
 from everstep.data import DataKeys, Device
 from everstep.env.agents import AllAgents
-from everstep.env.formats import EnvFormat, ObservationFormat
-from everstep.env.specs import Leaves, Structure, is_choice
+from everstep.env.formats import EnvFormat
+from everstep.env.specs import Leaves, Structure
 from everstep.errors import AdapterError, EnvError
 
 from ..common.actions import ActionBounds, ActionCheck
@@ -26,14 +25,14 @@ from ..common.libraries import (
 )
 from ..common.metrics import AT_ENDS, TensorMean
 from ..common.options import AdapterEnv, pop_options
-from ..common.specs import compose_spec, describe_spec
+from ..common.specs import describe_spec
 from . import keys
-from .actions import OneHotActions, make_actions
 from .calls import TorchRLCalls
-from .endings import DoneIs, Endings
+from .endings import DoneIs
+from .groups import Options, make_rows
 from .handoff import Handoff
 from .source import make_env
-from .specs import NestedKey, join_keys, leaves_of, make_leaf, observation_leaves
+from .specs import NestedKey, join_keys, leaves_of, make_leaf
 from .state import changes_to_env, decode_data, encode_data, read_state
 
 
@@ -64,7 +63,8 @@ class TorchRLEnv(AdapterEnv):
             but those that transforms write for themselves: `is_init`, `step_count`, sums of
             rewards, `_…`.
         action_key: The action that the policy chooses, if the environment has several. The others
-            are drawn at random, unless a transform sets them.
+            are drawn at random, unless a transform sets them. `None` with several groups of agents
+            is all of them.
         reward_key: The reward, if the environment has several.
         done_key: A flag of the group that ends rows, if the environment has several groups.
         terminated_key: The flag of an end by the task, if it has another name.
@@ -130,34 +130,31 @@ class TorchRLEnv(AdapterEnv):
             keys.check_wrapper(env)
             self.env = env = keys.limited(env, max_episode_steps, random_phase)
             keys.check_rows(env)
-            self._key, layout = keys.find_rows(env, action_key, num_envs)
             on_device = torch.device(device if device is not None else env.device or "cpu")
+            options = Options(
+                device=on_device,
+                action_bounds=action_bounds,
+                categorical_actions=categorical_actions,
+                observation_keys=observation_keys,
+                reward_key=reward_key,
+                done_key=done_key,
+                terminated_key=terminated_key,
+                done_is=done_is,
+                time_limit=time_limit,
+            )
+            self._group = make_rows(env, action_key, num_envs, options)
+            self._layout = layout = self._group.layout
             super().__init__(layout.num_rows, horizon, device=on_device)
             self.max_episode_steps, self._random_phase = max_episode_steps, random_phase
-            self._layout = layout
-            self._actions = make_actions(
-                self._key, env, layout, on_device, action_bounds, categorical_actions
-            )
-            self._others = keys.other_actions(env, layout, self._key)
-            self.action_spec = self._actions.spec
+            self._others = keys.other_actions(env, layout, self._group.action_keys)
+            self.action_spec = self._group.action_spec
             self._check_action = ActionCheck(self.num_envs, self.action_spec)
-            self._reward = keys.find_reward(env, layout, reward_key, on_device)
-            dtype = self._reward.spec.dtype
-            self._reward_dtype = dtype if dtype.is_floating_point else torch.get_default_dtype()
-            observed = keys.find_observed(env, layout, observation_keys)
-            self._leaves = observation_leaves(observed, layout, on_device)
-            specs = {path: leaf.spec for path, leaf in self._leaves.items()}
-            self.observation_spec = compose_spec(specs, on_device)
+            self.observation_spec = self._group.observation_spec
             self._structure = Structure.of(self.observation_spec)
-            if self._actions.form is not None:
-                forms = tuple(
-                    ObservationFormat(
-                        path, tuple(leaf.feature), is_choice=is_choice(observed[leaf.key])
-                    )
-                    for path in self._structure.paths
-                    for leaf in [self._leaves[path]]
-                )
-                self.env_format = EnvFormat(forms, (self._actions.form,))
+            #: Specs of each agent, if they differ; see `everstep.env.Env`.
+            self.agent_specs = self._group.agent_specs
+            if (form := self._group.form) is not None:
+                self.env_format = form
             chosen = keys.find_observed(env, layout, metrics, "metrics") if metrics else {}
             self._metrics = {
                 key: (make_leaf(key, spec, layout, on_device), TensorMean(self.num_envs, on_device))
@@ -170,7 +167,7 @@ class TorchRLEnv(AdapterEnv):
                     f"`metrics` are keys of one number each; `{join_keys(wide)}` has more. Reduce "
                     "it in a transform."
                 )
-            self._endings = Endings(env, layout, done_key, terminated_key, done_is, time_limit)
+            self._endings = self._group.endings
             if done_is is None and time_limit is None and terminated_key is None:
                 keys.warn_of_one_flag(env)
             own = keys.own_episode_keys(env)
@@ -195,6 +192,9 @@ class TorchRLEnv(AdapterEnv):
         form = getattr(self, "env_format", EnvFormat.of(self.observation_spec, self.action_spec))
         everybody = AllAgents(self.observation_spec, form, self.rows_per_env)
         self.observation_spec, self.env_format = everybody.spec, everybody.env_format
+        if self.agent_specs is not None:
+            own = self.agent_specs.items()
+            self.agent_specs = {agent: everybody.around(specs) for agent, specs in own}
         return everybody
 
     @property
@@ -205,11 +205,7 @@ class TorchRLEnv(AdapterEnv):
     @property
     def agents(self) -> list[str]:
         """Names of the agents that are the rows of each environment; empty if it has none."""
-        groups: Any = {}
-        with suppress(Exception):  # of environments without, whose workers may be asked
-            groups = self.env.group_map
-        key = self._layout.group
-        return [str(x) for x in groups.get(key[-1], ())] if key and self._layout.agents else []
+        return self._group.agents
 
     @classmethod
     def matches(cls, env: object, /) -> bool:
@@ -292,7 +288,7 @@ class TorchRLEnv(AdapterEnv):
         self._endings.start()
         if self._random_phase:
             self._draw_phases(self._data)
-        leaves = tuple(leaf.to(self.device) for leaf in self._read(self._data))
+        leaves = tuple(leaf.to(self.device) for leaf in self._group.read(self._data))
         obs = self._structure.unflatten(leaves, [self.num_envs])
         return obs if self._everybody is None else self._everybody.extended(obs, obs)
 
@@ -311,7 +307,7 @@ class TorchRLEnv(AdapterEnv):
         data = self._data
         if data is None:
             raise EnvError(f"{self._calls.name} must be reset before it is stepped: call `reset`.")
-        data.set(self._key, self._actions.to_env(self._check_action(action)))
+        self._group.send(data, self._check_action(action))
         for key, draw in self._others.items():
             data.set(key, draw())
         self._data = None  # after a vector step that fails, a reset is needed
@@ -346,7 +342,7 @@ class TorchRLEnv(AdapterEnv):
         changes = Changes()
         with fitting(self._calls.name):
             data = decode_data(self.env, self._layout, state["data"])
-            self._read(data)
+            self._group.read(data)
             changes_to_env(changes, self.env, state["env"])
             changes.assign(self._endings.checked(state["ends"]))
             torch.Generator().set_state(state["phases"])
@@ -364,8 +360,8 @@ class TorchRLEnv(AdapterEnv):
         limit = "only the environment's own"
         if self.max_episode_steps is not None:
             limit = f"{self.max_episode_steps} env steps, by a `StepCounter` of the adapter"
-        action = f"{join_keys([self._key])}: {describe_spec(self.action_spec)}"
-        if isinstance(self._actions, OneHotActions):
+        action = f"{join_keys(self._group.action_keys)}: {describe_spec(self.action_spec)}"
+        if self._group.is_one_hot:
             action += ", sent one-hot"
         if self._others:
             action += f" (at random: {join_keys(list(self._others))})"
@@ -387,13 +383,14 @@ class TorchRLEnv(AdapterEnv):
         if not layout.agents:
             return f"{layout.num_rows} (batch size {list(layout.batch)})"
         environments = " x ".join(map(str, layout.batch)) or "1"
-        return (
-            f"{layout.num_rows} ({environments} environments of {layout.agents.numel()} "
-            f"`{join_keys([layout.group])}`)"
+        agents = " and ".join(
+            f"{part.layout.agents.numel()} `{join_keys([part.layout.group])}`"
+            for part in self._group.parts
         )
+        return f"{layout.num_rows} ({environments} environments of {agents})"
 
     def _describe_observation(self) -> str:
-        observed = {leaf.key for leaf in self._leaves.values()}
+        observed = self._group.observed
         every = leaves_of(self.env.observation_spec)
         left_out = [key for key in every if key not in observed and key[-1] != keys.STEP_COUNT]
         text = describe_spec(self.observation_spec)
@@ -417,8 +414,7 @@ class TorchRLEnv(AdapterEnv):
 
         """
         flags = self._endings.read(outcome, following)
-        # A copy: the environment may store and change what it returned.
-        rewards = self._reward.read(outcome, self._layout).to(self._reward_dtype, copy=True)
+        rewards = self._group.rewards(outcome)
         if DataKeys.VALID in flags:
             rewards.masked_fill_(~flags[DataKeys.VALID], 0.0)
         single = {DataKeys.REWARDS: rewards, **flags}
@@ -427,7 +423,8 @@ class TorchRLEnv(AdapterEnv):
             flat = [flags.get(DataKeys.VALID), done if key[-1] in AT_ENDS else None]
             rows = (x if x is None else x.reshape(-1) for x in flat)
             mean.add(leaf.read(outcome, self._layout).to(self.device), *rows)
-        obs, final = self._read(following), self._read(outcome) if self._has_final else ()
+        obs = self._group.read(following)
+        final: Leaves = self._group.read(outcome) if self._has_final else ()
         sent = self._handoff.send((*obs, *final, *single.values()))
         count = len(obs)
         row: dict[str, Any] = dict(zip(single, sent[-len(single) :], strict=True))
@@ -439,9 +436,6 @@ class TorchRLEnv(AdapterEnv):
         if self._everybody is not None:
             self._everybody.extend(rows)
         return rows
-
-    def _read(self, data: TensorDictBase) -> Leaves:
-        return tuple(leaf.read(data, self._layout) for leaf in self._leaves.values())
 
     def _draw_phases(self, data: TensorDictBase) -> None:
         """Put each environment's count of env steps at a random point below the limit."""

@@ -125,11 +125,11 @@ def find_rows(env: Any, action_key: None | NestedKey, num_envs: None | int) -> t
     return key, Layout(batch, dims, key[:-1])
 
 
-def other_actions(env: Any, layout: Layout, chosen: Key) -> dict[Key, Callable[[], Any]]:
+def other_actions(env: Any, layout: Layout, chosen: Sequence[Key]) -> dict[Key, Callable[[], Any]]:
     """Functions that draw the actions which the policy does not choose, by key."""
     size = () if env.batch_size == layout.batch else layout.batch
     specs = leaves_of(env.full_action_spec).items()
-    return {key: partial(spec.rand, size) for key, spec in specs if key != chosen}
+    return {key: partial(spec.rand, size) for key, spec in specs if key not in chosen}
 
 
 def find_reward(

@@ -1,4 +1,4 @@
-"""What a second thread gains, and what the machine has to give.
+"""The gain of a second thread, and what the machine has to give.
 
     python -m everstep_lab.studies.threads cpu-rl8-default --pairs 5
 

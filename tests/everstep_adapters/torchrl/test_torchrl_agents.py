@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 import torch
-from torchrl.data import Categorical, Composite, Unbounded
+from torchrl.data import Bounded, Categorical, Composite, OneHot, Unbounded
 from torchrl.envs import StepCounter, TransformedEnv
 
 import everstep
 from everstep import Trainer
-from everstep.errors import AdapterError
+from everstep.errors import AdapterError, ConfigError
 from everstep.testing import EnvConformance
 from everstep_adapters import TorchRLEnv
-from tests.everstep_adapters.torchrl.torchrl_toys import NEVER, Recorder, Team
+from tests.everstep_adapters.torchrl.torchrl_toys import NEVER, Hunt, Recorder, Team
 
 #: Two environments of three agents: how long each lives, and when the environments end.
 LIVES, LENGTHS = [[2, 4, NEVER], [NEVER, 3, 3]], [5, NEVER]
@@ -136,6 +136,160 @@ def test_rows_of_the_dead_are_not_learned_from() -> None:
     assert math.isfinite(stats["losses/total"])
 
 
+CHOICES: list[Any] = [Categorical(3, shape=()), Categorical(5, shape=())]
+REALS: list[Any] = [Bounded(-1.0, 1.0, (2,)), Bounded(-3.0, 0.5, (1,))]
+
+#: Widths of observations, actions and counts of the groups.
+GROUPS: dict[str, tuple[list[int], list[Any], list[int]]] = {
+    "choices": ([6, 4], CHOICES, [2, 1]),
+    "one-hot": ([3, 4], [OneHot(3), OneHot(5)], [1, 3]),
+    "numbers": ([3, 7], REALS, [2, 2]),
+    "unbounded": ([3, 3], [Unbounded(1), Unbounded(3)], [1, 2]),
+    "alike": ([3, 3], [CHOICES[0]] * 2, [3, 2]),
+    "three": ([3, 5, 4], [*CHOICES, Categorical(2, shape=())], [1, 1, 1]),
+}
+
+
+def hunt(name: str, num_envs: int = 3, **options: Any) -> Hunt:
+    widths, actions, counts = GROUPS[name]
+    return Hunt(num_envs, widths, actions, counts, **options)
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_agents_of_all_groups_are_rows(name: str) -> None:
+    """Of an environment the first group's come first; each agent's numbers, and then zeros."""
+    widths, actions, counts = GROUPS[name]
+    inner = hunt(name)
+    env: Any = TorchRLEnv(inner)
+    places = [(g, i) for g, count in enumerate(counts) for i in range(count)]
+    assert (env.rows_per_env, env.num_envs) == (len(places), 3 * len(places))
+    assert env.agents == [f"{list(inner.counts)[g]}_{i}" for g, i in places]
+    assert env.observation_spec == Unbounded(max(widths))
+    assert (env.agent_specs is None) == (name == "alike")
+    for agent, (g, _) in zip(env.agents, places, strict=True):
+        own = (env.agent_specs or {agent: (env.observation_spec, env.action_spec)})[agent]
+        assert own[0] == Unbounded(widths[g])
+        sent = actions[g]
+        if isinstance(sent, Bounded | Unbounded):
+            assert own[1] == sent
+        else:
+            assert own[1] == Categorical(sent.space.n, shape=torch.Size([1]))
+    expected = [[e, i] for e in range(3) for _, i in places]
+    obs = env.reset()
+    for t in range(1, 10):
+        assert obs[:, :2].tolist() == expected
+        assert (obs[:, 2] == (t - 1) % 4).all()
+        assert not obs[:, 3:].any()
+        action = torch.stack(
+            [
+                (env.agent_specs or {agent: (None, env.action_spec)})[agent][1].rand()
+                if name in ("choices", "one-hot", "three", "alike")
+                else env.action_spec.rand()
+                for _ in range(3)
+                for agent in env.agents
+            ]
+        )
+        row = env.step(action)
+        rows = action.view(3, len(places), -1)
+        start = 0
+        for (group, sent), count, spec in zip(inner.sent.items(), counts, actions, strict=True):
+            own = rows[:, start : start + count, : spec.shape[-1] if spec.shape else 1]
+            if isinstance(spec, OneHot):
+                own, sent = rows[:, start : start + count, :1], sent.long().argmax(-1, True)
+            if isinstance(spec, Bounded):
+                own = own.clamp(spec.space.low, spec.space.high)
+            assert torch.equal(sent.reshape(own.shape), own), group
+            rewards = row["rewards"].view(3, -1)[:, start : start + count]
+            assert torch.equal(rewards, own[..., 0].float())
+            start += count
+        ends = t % 4 == 0
+        assert (row["truncated"] == ends).all()
+        assert (row["first"] == ends).all()
+        assert not row["terminated"].any()
+        assert (row["final_obs"][:, 2] == (t - 1) % 4 + 1).all()
+        obs = row["obs"]
+
+
+def test_agents_of_several_groups_die_by_themselves() -> None:
+    env = TorchRLEnv(hunt("choices", killed_by=2))
+    env.reset()
+    action = torch.zeros(9, 1, dtype=torch.int64)
+    action[[1, 5], 0] = 2  # a hunter of the first environment, the prey of the second
+    first, then = (env.step(action) for _ in range(2))
+    for row, dead in ((first["terminated"], {1, 5}), (~then["valid"], {1, 5})):
+        assert set(row.flatten().nonzero().flatten().tolist()) == dead
+    assert not then["rewards"].any()
+    state = env.state_dict()
+    assert state is None  # of an environment that is not known
+
+
+@pytest.mark.parametrize("policies", ["group", "agent"])
+@pytest.mark.parametrize("name", GROUPS)
+def test_each_group_is_trained_with_a_policy_of_its_own(name: str, policies: str) -> None:
+    env: Any = everstep.wrap(hunt(name), horizon=8)
+    trainer = Trainer(env, run_dir=None, policies=policies, seed=0, progress=False)
+    stats: Any = trainer.step()
+    counts = dict(zip(env.env.counts, GROUPS[name][2], strict=True))
+    if policies == "agent":
+        counts = dict.fromkeys(env.agents, 1)
+    for policy, count in counts.items():
+        assert stats[f"{policy}/env/steps"] == 3 * 8 * count
+    before = env.reset()
+    assert trainer.algorithm.policy.predict(before)[0].shape[0] == env.num_envs
+
+
+def test_groups_that_differ_share_no_policy() -> None:
+    env = everstep.wrap(hunt("choices"), horizon=8)
+    with pytest.raises(ConfigError, match="agents have different spaces, and one policy cannot"):
+        Trainer(env, run_dir=None)
+    stats: Any = Trainer(everstep.wrap(hunt("alike"), horizon=8), run_dir=None).step()
+    assert stats["env/steps"] == 3 * 5 * 8
+
+
+def test_values_may_see_what_all_groups_observe() -> None:
+    env: Any = everstep.wrap(hunt("choices"), horizon=8, all_agents=True)
+    obs = env.reset()
+    assert torch.equal(obs["all_agents"][:3], obs["observation"][:3].flatten().expand(3, 18))
+    stats: Any = Trainer(env, run_dir=None, policies="group", seed=0).step()
+    assert stats["prey/env/steps"] == 24
+
+
+@pytest.mark.parametrize(
+    ("widths", "actions", "message"),
+    [
+        ([3, 3], [CHOICES[0], REALS[0]], r"actions that no row can hold: that of hunter is"),
+        ([3, 3], [REALS[0], Bounded(-1.0, 1.0, (2, 1))], "actions that no row can hold"),
+    ],
+)
+def test_groups_that_no_row_can_hold_are_refused(
+    widths: list[int], actions: list[Any], message: str
+) -> None:
+    env = Hunt(2, widths, actions, [1, 2])
+    with pytest.raises(AdapterError, match=message) as error:
+        TorchRLEnv(env)
+    assert "action_key=('hunter', 'action')" in str(error.value)
+    assert TorchRLEnv(env, action_key=("prey", "action")).num_envs == 4
+
+
+@pytest.mark.parametrize(
+    "option", [{"observation_keys": [("prey", "observation")]}, {"reward_key": ("prey", "reward")}]
+)
+def test_options_for_rows_of_one_kind_are_refused_for_several_groups(option: Any) -> None:
+    with pytest.raises(AdapterError, match=r"has the groups hunter, prey. Name one by `action_"):
+        TorchRLEnv(hunt("choices"), **option)
+
+
+class TestGroupsConform(EnvConformance):
+    """Advantages of all agents against the oracle are among the rules."""
+
+    num_envs_choices = (3, 6)
+    episodes_end = True
+    resets_draw_new_states = False
+
+    def make_env(self, num_envs: int, horizon: int, device: Any) -> Any:
+        return TorchRLEnv(hunt("choices", num_envs // 3, killed_by=2), horizon, device=device)
+
+
 class TestTeamsConform(EnvConformance):
     """Advantages of all agents against the oracle are among the rules."""
 
@@ -168,8 +322,6 @@ def groups_of_agents() -> Recorder:
 
 
 def test_of_several_groups_one_is_chosen() -> None:
-    with pytest.raises(AdapterError, match=r"has cats.action, dogs.action. Pass `action_key=\("):
-        TorchRLEnv(groups_of_agents())
     env = TorchRLEnv(groups_of_agents(), action_key=("dogs", "action"))
     assert env.num_envs == 6
     assert env.observation_spec == Unbounded(4)
@@ -265,4 +417,10 @@ def test_vmas_names_its_agents_and_trains_a_policy_for_each() -> None:
     trainer = Trainer(env, run_dir=None, policies="agent", horizon=20, seed=0)
     stats: Any = trainer.step()
     assert stats["agent_2/env/steps"] == 80
+    several = VmasEnv("simple_tag", num_envs=4, max_steps=20, device="cpu")
+    tag: Any = everstep.wrap(several, time_limit=20, horizon=20)
+    assert [*dict.fromkeys(x.split("_")[0] for x in tag.agents)] == ["adversary", "agent"]
+    stats = Trainer(tag, run_dir=None, policies="group", seed=0).step()
+    counts = {x: 80 * len(own) for x, own in several.group_map.items()}
+    assert {x: stats[f"{x}/env/steps"] for x in counts} == counts
     assert trainer.algorithm.policy.predict(env.reset())[0].shape == (12, 2)

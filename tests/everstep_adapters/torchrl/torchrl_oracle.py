@@ -241,7 +241,7 @@ def check_beside(env: TorchRLEnv, own: EnvBase, steps: int = STEPS) -> int:
             compare_obs(env, row["final_obs"], outcome)
         absent = compare_flags(env, row, outcome, own, absent)
         valid = row.get("valid", torch.ones_like(absent))
-        rewards = spread(outcome[env._reward.key], row["rewards"], env) * valid
+        rewards = spread(outcome[env._group._reward.key], row["rewards"], env) * valid
         torch.testing.assert_close(row["rewards"], rewards.to(row["rewards"].dtype))
         ends += int((row["terminated"] | row["truncated"]).sum())
     return ends
@@ -257,7 +257,7 @@ def spread(value: torch.Tensor, like: torch.Tensor, env: TorchRLEnv) -> torch.Te
 
 
 def compare_obs(env: TorchRLEnv, obs: Any, data: TensorDictBase) -> None:
-    for path, leaf in env._leaves.items():
+    for path, leaf in env._group._leaves.items():
         got = obs[path] if path else obs
         assert got.shape == (env.num_envs, *leaf.spec.shape)
         assert got.dtype == leaf.spec.dtype

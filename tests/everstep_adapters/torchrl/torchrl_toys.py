@@ -396,3 +396,95 @@ class Overwriting(InPlace):
         for key, value in (("reward", self.rewards), ("done", self.flags)):
             data[key] = value if key in self.overwritten else value.clone()
         return TensorDict({**data, "truncated": data["done"]}, self.batch_size)
+
+
+class Hunt(EnvBase):
+    """Groups of agents that observe and do different things, in environments that end by a clock.
+
+    An agent observes (which environment, which agent of its group, env step), and then zeros up to
+    its group's width. Its reward is its first action; an agent whose action is `killed_by` dies.
+
+    Args:
+        num_envs: Number of environments.
+        widths: Numbers that an agent of each group observes, at least 3.
+        actions: Spec of an action of each group.
+        counts: Agents of each group.
+        length: Env steps of an episode.
+        killed_by: First action after which an agent is done; None for no flags of agents.
+
+    """
+
+    def __init__(
+        self,
+        num_envs: int,
+        widths: list[int],
+        actions: list[TensorSpec],
+        counts: list[int],
+        length: int = 4,
+        killed_by: float | None = None,
+    ) -> None:
+        n = num_envs
+        super().__init__(batch_size=[n])
+        names = ["hunter", "prey", "bystander"][: len(counts)]
+        self.counts, self.length, self.killed_by = (
+            dict(zip(names, counts, strict=True)),
+            length,
+            killed_by,
+        )
+        self.group_map = {x: [f"{x}_{i}" for i in range(k)] for x, k in self.counts.items()}
+        self.t, self.sent = torch.zeros(n, dtype=torch.int64), {}
+        self.dead = {x: torch.zeros(n, k, 1, dtype=torch.bool) for x, k in self.counts.items()}
+        sizes = dict(zip(names, widths, strict=True))
+        acted = dict(zip(names, actions, strict=True))
+
+        def each(key: str, make: Any) -> Composite:
+            groups = {
+                x: Composite({key: make(x, (n, k))}, shape=(n, k)) for x, k in self.counts.items()
+            }
+            return Composite(groups, shape=(n,))
+
+        self.observation_spec = each("observation", lambda x, b: Unbounded((*b, sizes[x])))
+        self.action_spec = each("action", lambda x, b: acted[x].expand(*b, *acted[x].shape))
+        self.reward_spec = each("reward", lambda x, b: Unbounded((*b, 1)))
+        done: dict[str, Any] = {flag: flag_spec(n) for flag in ("done", "terminated", "truncated")}
+        if killed_by is not None:
+            for x, k in self.counts.items():
+                flags = {flag: flag_spec(n, k) for flag in ("done", "terminated")}
+                done[x] = Composite(flags, shape=(n, k))
+        self.full_done_spec = Composite(done, shape=(n,))
+
+    def _set_seed(self, seed: int | None) -> None: ...
+
+    def _observe(self) -> dict[str, Any]:
+        n, data = len(self.t), {}
+        for x, k in self.counts.items():
+            obs = self.observation_spec[x, "observation"].zero()
+            obs[..., 0], obs[..., 1] = torch.arange(n)[:, None], torch.arange(k)
+            obs[..., 2] = self.t[:, None]
+            data[x] = TensorDict({"observation": obs}, (n, k))
+        return data
+
+    def _reset(self, tensordict: TensorDictBase | None = None, **_: Any) -> TensorDictBase:
+        reset = torch.ones_like(self.t, dtype=torch.bool)
+        if tensordict is not None and "_reset" in tensordict.keys():  # noqa: SIM118
+            reset = tensordict["_reset"].squeeze(-1)
+        self.t = self.t.masked_fill(reset, 0)
+        for x, dead in self.dead.items():
+            self.dead[x] = dead & ~reset[:, None, None]
+        return self.full_done_spec.zero().update(self._observe())
+
+    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
+        self.t = self.t + 1
+        data = self._observe()
+        for x, k in self.counts.items():
+            action = tensordict[x, "action"]
+            self.sent[x] = action.clone()
+            chosen = action.long().argmax(-1) if action.dtype is torch.bool else action
+            first = chosen.reshape(len(self.t), k, -1)[..., :1].float()
+            data[x]["reward"] = first
+            if self.killed_by is not None:
+                self.dead[x] = self.dead[x] | (first == self.killed_by)
+                data[x]["done"] = data[x]["terminated"] = self.dead[x]
+        ends = (self.t >= self.length)[:, None]
+        flags = {"done": ends, "terminated": torch.zeros_like(ends), "truncated": ends}
+        return TensorDict({**data, **flags}, self.batch_size)
