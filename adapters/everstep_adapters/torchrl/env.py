@@ -153,6 +153,8 @@ class TorchRLEnv(AdapterEnv):
             self._structure = Structure.of(self.observation_spec)
             #: Specs of each agent, if they differ; see `everstep.env.Env`.
             self.agent_specs = self._group.agent_specs
+            #: Names of the agents of each group; see there, too.
+            self.agent_groups = self._group.agent_groups
             if (form := self._group.form) is not None:
                 self.env_format = form
             chosen = keys.find_observed(env, layout, metrics, "metrics") if metrics else {}

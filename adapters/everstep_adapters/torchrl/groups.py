@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
@@ -55,6 +56,9 @@ class Group:
 
     #: Specs of each agent, if they differ.
     agent_specs: None | dict[str, AgentSpec] = None
+
+    #: Names of the agents of each group, if there are several.
+    agent_groups: None | dict[str, list[str]] = None
 
     def __init__(self, env: Any, key: Key, layout: Layout, options: Options) -> None:
         self.env, self.key, self.layout = env, key, layout
@@ -204,6 +208,15 @@ class Groups:
             found += [(name, agent) for agent in own]
         counts = Counter(agent for _, agent in found)
         return [x if counts[x] == 1 else f"{group}_{x}" for group, x in found]
+
+    @property
+    def agent_groups(self) -> dict[str, list[str]]:
+        """Names of the agents of each group."""
+        names = iter(self.agents)
+        return {
+            "_".join(group.layout.group): list(islice(names, size))
+            for group, size in zip(self.parts, self._sizes, strict=True)
+        }
 
     @property
     def agent_specs(self) -> None | dict[str, AgentSpec]:

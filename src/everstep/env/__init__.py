@@ -47,7 +47,8 @@ class Env(ABC):
       rounds `num_envs` up to a multiple of it. `agents` are the names of these rows, in order.
     * `agent_specs` are `everstep.env.agents.AgentSpec`s by the names of `agents`, if the agents'
       observations or actions differ. Rows are then as wide as the widest of them: an agent's
-      numbers come first, and zeros after them.
+      numbers come first, and zeros after them. `agent_groups` are lists of `agents` by the names of
+      groups, for `policies: group`; without them, agents whose names differ in a number are one.
 
     Args:
         num_envs: Number of parallel, independent environments.

@@ -3,6 +3,7 @@
 Row `i` of such an environment is that of agent `i % A` of environment `i // A`, where `A` is its
 `rows_per_env`. `agents` may name them. Where their observations or actions differ, `agent_specs`
 has those of each, and rows are as wide as the widest: an agent's numbers come first, then zeros.
+`agent_groups` may name groups of agents; without them, names that differ in a number are a group.
 """
 
 import re
@@ -16,6 +17,7 @@ from torchrl.data import Composite, TensorSpec, Unbounded
 
 from ..data import DataKeys
 from ..errors import AdapterError, ConfigError
+from .attributes import read
 from .formats import EnvFormat, ObservationFormat
 from .specs import Leaves, Structure, described, is_choice, leaf_specs
 
@@ -120,8 +122,8 @@ def groups_of(env: Any, policies: str | Mapping[str, Sequence[str]]) -> dict[str
     if policies == "agent":
         groups = {agent: [agent] for agent in agents}
     elif policies == "group":
-        groups = {}
-        for agent in agents:
+        groups = {name: list(each) for name, each in (read(env, "agent_groups") or {}).items()}
+        for agent in agents if not groups else ():
             groups.setdefault(group_name(agent), []).append(agent)
     else:
         groups = {name: list(each) for name, each in cast(Any, policies).items()}

@@ -63,6 +63,12 @@ RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
         "None or a mapping of agents to specs",
         lambda value: value is None or isinstance(value, Mapping),
     ),
+    "agent_groups": (
+        "None or a mapping of groups to lists of agents",
+        lambda value: (
+            value is None or (isinstance(value, Mapping) and all(map(_are_names, value.values())))
+        ),
+    ),
     "capturable": _FLAG,
     "asynchronous": _FLAG,
     **dict.fromkeys(("seed", "close", "state_dict", "load_state_dict"), _METHOD),

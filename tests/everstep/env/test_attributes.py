@@ -29,6 +29,7 @@ VALUES: dict[str, tuple[list[Any], list[Any]]] = {
     ),
     "agents": ([None, ["one"], ("one",)], ["one", 3]),
     "agent_specs": ([None], [3, ["one"]]),
+    "agent_groups": ([None], [3, ["one"], {"one": "agent"}]),
     "capturable": ([True, False], [None, 1, "no"]),
     "asynchronous": ([False], [None, "auto"]),
     **dict.fromkeys(("seed", "close", "state_dict", "load_state_dict"), ([], [None, 3])),

@@ -238,6 +238,17 @@ def test_each_group_is_trained_with_a_policy_of_its_own(name: str, policies: str
     assert trainer.algorithm.policy.predict(before)[0].shape[0] == env.num_envs
 
 
+def test_groups_are_those_that_the_environment_names() -> None:
+    """Whatever their agents are called; two agents with one name have their group's in front."""
+    inner = hunt("choices")
+    inner.group_map = {"hunter": ["ann", "bob"], "prey": ["bob"]}
+    env: Any = everstep.wrap(inner, horizon=8)
+    assert env.agents == ["ann", "hunter_bob", "prey_bob"]
+    trainer = Trainer(env, run_dir=None, policies="group", seed=0, progress=False)
+    stats: Any = trainer.step()
+    assert (stats["hunter/env/steps"], stats["prey/env/steps"]) == (48, 24)
+
+
 def test_groups_that_differ_share_no_policy() -> None:
     env = everstep.wrap(hunt("choices"), horizon=8)
     with pytest.raises(ConfigError, match="agents have different spaces, and one policy cannot"):
