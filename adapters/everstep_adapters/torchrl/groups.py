@@ -145,7 +145,6 @@ class Groups:
     rows are as wide as the widest, as `everstep.env.agents` says.
 
     Args:
-        env: The environment.
         groups: Two or more, of one batch.
 
     Raises:
@@ -156,7 +155,7 @@ class Groups:
     #: Whether choices are sent one-hot, in one of the groups.
     is_one_hot: bool
 
-    def __init__(self, env: Any, groups: Sequence[Group]) -> None:
+    def __init__(self, groups: Sequence[Group]) -> None:
         self.parts = list(groups)
         first = groups[0].layout
         self._sizes = [group.layout.agents.numel() for group in groups]
@@ -177,7 +176,7 @@ class Groups:
         assert device is not None
         self.observation_spec = compose_spec(specs, device)
         self._widths = [specs[path].shape for path in own[0].paths]
-        self.endings = _JoinedEndings(self._joined, self._split, [x.endings for x in groups])
+        self.endings = _JoinedEndings(self._joined, [x.endings for x in groups])
 
     @property
     def action_keys(self) -> list[Key]:
@@ -301,10 +300,9 @@ class _JoinedEndings:
     def __init__(
         self,
         joined: Callable[[Sequence[torch.Tensor]], torch.Tensor],
-        split: Callable[[torch.Tensor], Iterator[torch.Tensor]],
         parts: Sequence[Endings],
     ) -> None:
-        self._joined, self._split, self._parts = joined, split, parts
+        self._joined, self._parts = joined, parts
         self.episode_keys = frozenset().union(*(part.episode_keys for part in parts))
 
     @property
@@ -364,4 +362,4 @@ def make_rows(
                 f"Name one by `action_key`, such as `action_key={actions[0]}`, or choose in a "
                 "transform."
             )
-    return Groups(env, [Group(env, key, layout, options) for key, layout in found])
+    return Groups([Group(env, key, layout, options) for key, layout in found])

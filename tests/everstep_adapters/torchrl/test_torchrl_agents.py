@@ -1,15 +1,18 @@
 """TorchRL's multi-agent environments: agents as rows, and agents that are done early."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tensordict import assert_close
 from torchrl.data import Bounded, Categorical, Composite, OneHot, Unbounded
 from torchrl.envs import StepCounter, TransformedEnv
 
 import everstep
 from everstep import Trainer
+from everstep.core.checkpoints import load_file, save_file
 from everstep.errors import AdapterError, ConfigError
 from everstep.testing import EnvConformance
 from everstep_adapters import TorchRLEnv
@@ -221,6 +224,44 @@ def test_agents_of_several_groups_die_by_themselves() -> None:
     assert not then["rewards"].any()
     state = env.state_dict()
     assert state is None  # of an environment that is not known
+
+
+class Kept(Hunt):
+    """Its state can be read; all agents see a clock, which is no group's."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.observation_spec["clock"] = Unbounded((len(self.t), 2))
+
+    def _observe(self) -> dict[str, Any]:
+        return {**super()._observe(), "clock": self.t[:, None].expand(-1, 2).float()}
+
+    def state_dict(self, *args: Any, **options: Any) -> dict[str, Any]:
+        return {"t": self.t.clone(), **{x: dead.clone() for x, dead in self.dead.items()}}
+
+    def load_state_dict(self, state: Any, *args: Any, **options: Any) -> None:  # type: ignore[override]
+        self.t = state["t"].clone()
+        self.dead = {x: state[x].clone() for x in self.dead}
+
+
+def test_groups_go_on_from_their_state_and_see_what_all_share(tmp_path: Path) -> None:
+    widths, actions, counts = GROUPS["choices"]
+    one, other = (TorchRLEnv(Kept(2, widths, actions, counts, 9, killed_by=2)) for _ in range(2))
+    assert list(one.observation_spec.keys()) == ["observation", "clock"]
+    one.reset()
+    fatal = torch.zeros(6, 1, dtype=torch.int64)
+    fatal[4] = 2
+    one.step(fatal)
+    state = one.state_dict()
+    assert state is not None
+    save_file(f"{tmp_path}/state", state)
+    other.reset()
+    other.load_state_dict(load_file(f"{tmp_path}/state"))
+    for t in range(2, 13):
+        rows = [env.step(torch.zeros_like(fatal)) for env in (one, other)]
+        assert_close(*rows)
+        assert rows[0]["valid"].flatten().tolist() == [i != 4 or t > 9 for i in range(6)]
+        assert (rows[0]["final_obs"]["clock"] == (t - 1) % 9 + 1).all()
 
 
 @pytest.mark.parametrize("policies", ["group", "agent"])
