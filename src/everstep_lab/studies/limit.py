@@ -87,13 +87,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("cases", nargs="*", default=["cpu-cartpole"], help="benchmarks")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE")
     options = parser.parse_args()
     keep_freed_memory()
     threads = torch.get_num_threads()
     print("| row | GFLOP | GFLOP/s | products, ms | environment, ms | iteration, ms | share |")
     print("|---|---|---|---|---|---|---|")
     for case in options.cases:
-        for cell in cells(load_case(case), ["fp32"]):
+        for cell in cells(load_case(case, options.set), ["fp32"]):
             print(measure(cell, threads, options.rounds), flush=True)
 
 
