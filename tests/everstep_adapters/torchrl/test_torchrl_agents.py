@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from tensordict import assert_close
-from torchrl.data import Bounded, Categorical, Composite, OneHot, Unbounded
+from torchrl.data import Binary, Bounded, Categorical, Composite, OneHot, Unbounded
 from torchrl.envs import StepCounter, TransformedEnv
 
 import everstep
@@ -262,6 +262,34 @@ def test_groups_go_on_from_their_state_and_see_what_all_share(tmp_path: Path) ->
         assert_close(*rows)
         assert rows[0]["valid"].flatten().tolist() == [i != 4 or t > 9 for i in range(6)]
         assert (rows[0]["final_obs"]["clock"] == (t - 1) % 9 + 1).all()
+
+
+class Masked(Hunt):
+    """Allows the last option of each group alone."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        for x, k in self.counts.items():
+            shape = (len(self.t), k, self.action_spec[x, "action"].space.n)
+            self.observation_spec[x, "action_mask"] = Binary(shape=shape, dtype=torch.bool)
+
+    def _observe(self) -> dict[str, Any]:
+        data = super()._observe()
+        for x, own in data.items():
+            mask = self.observation_spec[x, "action_mask"].zero()
+            mask[..., -1] = True
+            own["action_mask"] = mask
+        return data
+
+
+def test_masks_of_groups_are_those_of_their_own_options() -> None:
+    inner = Masked(3, *GROUPS["choices"])
+    env: Any = everstep.wrap(inner, horizon=8)
+    assert env.reset()["action_mask"].tolist()[1:3] == [[0, 0, 1, 0, 0], [0, 0, 0, 0, 1]]
+    trainer = Trainer(env, run_dir=None, policies="group", seed=0, progress=False)
+    trainer.step()
+    assert (inner.sent["hunter"] == 2).all()
+    assert (inner.sent["prey"] == 4).all()
 
 
 @pytest.mark.parametrize("policies", ["group", "agent"])
