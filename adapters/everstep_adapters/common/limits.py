@@ -4,6 +4,7 @@ Processes of an `AsyncVectorEnv` import this module, so it imports little.
 """
 
 import sys
+from contextlib import suppress
 from numbers import Integral
 from typing import Any
 
@@ -38,5 +39,6 @@ def limit_of(env: Any) -> None | int:
 
 
 def note_limit(env: Any) -> None:
-    """Leave an environment's limit in its attribute `NOTED`."""
-    setattr(env, NOTED, limit_of(env))
+    """Leave an environment's limit in its attribute `NOTED`, unless it takes no attributes."""
+    with suppress(Exception):  # of the environment's own code; no limit is known then
+        setattr(env, NOTED, limit_of(env))

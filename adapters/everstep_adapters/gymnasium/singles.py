@@ -59,9 +59,11 @@ def known_limit(env: AnyVectorEnv) -> None | int:
     Environments in processes are asked there; see `limit_of`.
     """
     base: Any = env.unwrapped
+    limits: list[Any]
     if isinstance(base, AsyncVectorEnv) and not base.closed:
         base.call("has_wrapper_attr", InWorker(note_limit))
-        limits = list(base.call(NOTED))
+        is_noted = all(base.call("has_wrapper_attr", NOTED))  # not by a worker of the user's own
+        limits = list(base.call(NOTED)) if is_noted else [None]
     else:
         limits = [limit_of(each) for each in getattr(base, "envs", ())]
     if all(limit is None for limit in limits):  # a vector environment may say it for all

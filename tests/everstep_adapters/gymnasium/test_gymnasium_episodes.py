@@ -2,6 +2,7 @@
 
 import math
 from functools import partial
+from types import FunctionType
 from typing import Any
 
 import gymnasium
@@ -99,6 +100,37 @@ def test_a_limit_is_known_of_environments_in_processes(
     for vector_env in (inner, RecordEpisodeStatistics(inner)):
         assert GymnasiumEnv(vector_env).max_episode_steps == limit
     inner.close()
+
+
+class Closed(TimeLimit):
+    """Takes no attribute that it has not."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("everstep"):
+            raise AttributeError(f"{name} is not one of mine")
+        super().__setattr__(name, value)
+
+
+def own_worker(*arguments: Any) -> None:
+    """A worker in whose frames no environment is called `env`."""
+    from gymnasium.vector import async_vector_env
+
+    code = async_vector_env._async_worker.__code__
+    names = tuple("mine" if name == "env" else name for name in code.co_varnames)
+    run = FunctionType(code.replace(co_varnames=names), async_vector_env.__dict__)
+    run(*arguments)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["attributes", "worker"])
+def test_processes_that_cannot_be_asked_have_no_known_limit(kind: str) -> None:
+    make = (lambda: Closed(limited()(), 9)) if kind == "attributes" else limited(9)
+    worker = own_worker if kind == "worker" else None
+    env = GymnasiumEnv(AsyncVectorEnv([make] * 2, worker=worker, context="fork"))
+    assert env.max_episode_steps is None
+    env.reset()
+    env.step(torch.zeros(2, 1, dtype=torch.int64))
+    env.close()
 
 
 def test_a_limit_may_be_that_of_the_vector_environment() -> None:
