@@ -118,6 +118,8 @@ def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark as slow tests of minutes, and all but a few cases of those marked `few`.
 
+    Of those as many again are slow; the others are exhaustive.
+
     Tests marked `gpu` are skipped where there is none, and say so.
     """
     cases: dict[str, list[pytest.Item]] = {}
@@ -126,10 +128,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for same in cases.values():
         (count,) = same[0].get_closest_marker("few").args  # type: ignore[union-attr]
-        chosen = {round(i * len(same) / count) for i in range(count)}
+        chosen, slow = ({i * len(same) // n for i in range(n)} for n in (count, 2 * count))
         for i, item in enumerate(same):
             if i not in chosen:
-                item.add_marker(pytest.mark.slow)
+                item.add_marker(pytest.mark.slow if i in slow else pytest.mark.exhaustive)
     for item in items:
         if any(map(item.get_closest_marker, ("learning", "long", "exhaustive", "projects"))):
             item.add_marker(pytest.mark.slow)

@@ -45,7 +45,7 @@ from . import snapshot as snapshots
 from .build import build_parts
 from .estimates import stopwatch, update_statistics
 from .operations import WorkerOperations
-from .recording import Collected, RecordedActor, Recorder, optimizer_steps
+from .recording import Collected, RecordedActor, Recorder
 from .resolve import build_env, closed_on_error, device_problem
 from .updates import Meter, total
 
@@ -367,6 +367,29 @@ class OnPolicyAlgorithm(
             self.rollout, self.config, self.streams, learnable, scale, self.reducer
         )
 
+    def revise(self) -> None:
+        """Fill in values, advantages and returns anew, with the policy as it is now."""
+        recorder, is_recorded = self.recorder, self.recorder.update.refused is None
+        with torch.no_grad(), model_mode(self.policy.model, training=True):
+            if is_recorded:
+                recorder.revise(self.parts, self._revise, self._reward_scale)
+            else:
+                self._revise(self._reward_scale)
+        self.hold_policy()
+
+    def _revise(self, reward_scale: None | torch.Tensor) -> None:
+        parts, ended = self.parts, self.meter.mask
+        changed = parts.rollout.values, parts.rollout.final_values
+        before = () if ended is None else tuple(x.clone() for x in changed)
+        if self._fast is None or self._open_update is not None:
+            estimates.value_obs(parts.policy, parts.rollout, self.chunk_size or self.minibatch_size)
+        else:
+            self._fast.value(parts.rollout)
+        estimates.value_final_obs(parts.policy, parts.rollout, parts.config.on_missing_final)
+        for x, old in zip(changed, before, strict=False):  # of an update that has ended
+            x.copy_(torch.where(ended, old, x))
+        self.estimate(reward_scale)
+
     def hold_policy(self) -> None:
         """While `critic_warmup` lasts, set advantages to 0: the update trains the values alone."""
         if self._is_held:
@@ -433,7 +456,11 @@ class OnPolicyAlgorithm(
         is_drawn = config.shuffle_minibatches and self.minibatch_size < count
         terms, has_ended = fast.learn(
             self.rollout,
-            (torch.randperm(count) if is_drawn else None for _ in range(self.num_epochs)),
+            (
+                torch.randperm(count) if is_drawn else None
+                for epochs in self.epochs()
+                for _ in range(epochs)
+            ),
             self.minibatch_size,
             self.updater,
             chunk=self.chunk_size,
@@ -545,7 +572,8 @@ class OnPolicyAlgorithm(
         if is_recorded:
             explained_variance = recorder.estimate(self.parts, self.estimate, scale)
             self.hold_policy()
-            recorder.learn(self.parts, self.learn, self.meter, self.num_epochs)
+            for count in self.epochs():
+                recorder.learn(self.parts, self.learn, self.meter, count)
             return explained_variance
         explained_variance = self.estimate(scale)
         self.hold_policy()
@@ -553,7 +581,7 @@ class OnPolicyAlgorithm(
             self._learn_at_once(self._fast)
         else:
             with recurrence(self.policy):
-                self.learn(optimizer_steps(self.parts, self.num_epochs, self.chunk_size))
+                self.learn(self.optimizer_steps(self.chunk_size))
         return explained_variance
 
     def _take_rollout(self, caller: str) -> None:

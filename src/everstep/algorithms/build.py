@@ -108,6 +108,7 @@ def build_parts(
     config, seq_len = resolve_sequences(resolve_graphs(config, device), env)
     num_envs, horizon = env.num_envs, cast(int, config.horizon)
     sequences = num_envs * horizon // seq_len
+    recomputes = config.recompute_advantages is True
     config = resolve_update(config, env, sequences=sequences * reducer.size)
     size = reducer.share("sgd_minibatch_size", cast(int, config.sgd_minibatch_size))
     bonuses, symmetry = make_bonuses(config.bonuses), make_symmetry(config.symmetry)
@@ -116,6 +117,15 @@ def build_parts(
     policy = make_policy(policy_cls, env, config, device, len(streams))
     policy.seq_len = seq_len
     check_history(policy, config, env)
+    if recomputes and config.num_sgd_iters == 1:
+        raise ConfigError("`recompute_advantages` has no effect on a single epoch. Drop it.")
+    if policy.memory.paths or mixes_rows(policy.model):
+        if recomputes:
+            raise ConfigError(
+                "`recompute_advantages` is for feedforward models without windows and without "
+                f"layers that mix rows; got {type(policy.model).__name__}. Drop it."
+            )
+        config = replace(config, recompute_advantages=False)
     for bonus in bonuses:
         bonus.build(env.observation_spec, env.num_envs, device)
     add_critics(policy, bonuses, env.observation_spec)

@@ -147,6 +147,23 @@ def _finite_rows(leaves: Leaves, count: int, device: torch.device) -> torch.Tens
     return finite
 
 
+def value_obs(policy: GenericPolicyBase[Any], rollout: Rollout, size: int) -> None:
+    """Fill in the values of all observations anew, for a policy without recurrent states.
+
+    Args:
+        policy: Policy whose values they are.
+        rollout: Complete rollout.
+        size: Observations at a time.
+
+    """
+    values = rollout.values.flatten(0, 1)
+    obs = tuple(leaf.flatten(0, 1) for leaf in rollout.obs)
+    with policy.keep_casts():
+        for start in range(0, len(values), size):
+            rows = slice(start, start + size)
+            values[rows] = policy.values(tuple(x[rows] for x in obs), ()).to(values.dtype)
+
+
 # ---- advantages and returns -------------------------------------------------------------------
 
 

@@ -184,6 +184,10 @@ class WorkerOperations(PytorchrlOperations, ABC, Generic[_Hparams, _State, _Poli
         """Fill in advantages and returns; the explained variance of the values, 0-d."""
 
     @abstractmethod
+    def revise(self) -> None:
+        """Fill in values, advantages and returns anew, with the policy as it is now."""
+
+    @abstractmethod
     def hold_policy(self) -> None:
         """Let the update train the values alone, if `critic_warmup` says so."""
 
@@ -285,7 +289,7 @@ class WorkerOperations(PytorchrlOperations, ABC, Generic[_Hparams, _State, _Poli
         self.hold_policy()
         state, horizons = self.state, self.state.horizons
         try:
-            yield from chain.from_iterable(optimizer_steps(self.parts, self.num_epochs, chunk=None))
+            yield from chain.from_iterable(self.optimizer_steps(chunk=None))
         finally:
             if self._open_update is update:
                 self._open_update = None
@@ -299,6 +303,24 @@ class WorkerOperations(PytorchrlOperations, ABC, Generic[_Hparams, _State, _Poli
         update = None if self._open_update is None else self._open_update()
         if update is not None and update.algorithm is self:  # not of what this is a copy of
             update.supersede()
+
+    def epochs(self) -> Iterator[int]:
+        """Numbers of epochs of an update that follow each other without new advantages.
+
+        With `recompute_advantages` they are computed anew before the next number is given.
+        """
+        if not self.config.recompute_advantages:
+            yield self.num_epochs
+            return
+        for epoch in range(self.num_epochs):
+            if epoch:
+                self.revise()
+            yield 1
+
+    def optimizer_steps(self, chunk: None | int) -> Iterator[Iterator[Minibatch]]:
+        """Minibatches of each optimizer step of an update, in chunks of so many sequences."""
+        for count in self.epochs():
+            yield from optimizer_steps(self.parts, count, chunk)
 
     def compute_loss(self, batch: Minibatch) -> Any:
         """The loss of a minibatch, for `backward`; nothing is changed.

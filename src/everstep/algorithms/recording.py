@@ -69,6 +69,7 @@ class Recorder:
         self.collection = Replayed("collection", cls, pool)
         self.acting = Replayed("acting", cls, pool)
         self.estimates = Replayed("estimate of advantages", cls, pool)
+        self.revisions = Replayed("recomputed advantages", cls, pool)
         self.update = Replayed("update", cls, pool)
         self._records = graph_cls is not None
         #: Config that recording was last checked with.
@@ -85,7 +86,7 @@ class Recorder:
     @property
     def graphs(self) -> tuple[Replayed, ...]:
         """Everything that is recorded."""
-        return self.collection, self.acting, self.estimates, self.update
+        return self.collection, self.acting, self.estimates, self.revisions, self.update
 
     def begin(self, parts: Parts) -> None:
         """Begin a rollout or an update: keys of recordings are computed once in each."""
@@ -188,6 +189,23 @@ class Recorder:
                 key=lambda: {"config": Same(parts.config), "streams": parts.streams},
                 snapshots=tuple,  # estimates are written whole
             ).clone()
+
+    def revise(
+        self,
+        parts: Parts,
+        revise: Callable[[None | torch.Tensor], None],
+        reward_scale: None | torch.Tensor,
+    ) -> None:
+        """Fill in values and advantages anew."""
+        scale = None if reward_scale is None else self._hold("reward scale", reward_scale)
+        with _on(parts.rollout.device):
+            self.revisions(
+                lambda: revise(scale),
+                version=self.version,
+                key=lambda: {"streams": parts.streams, **_key_of_both(parts, gradients=False)},
+                snapshots=lambda: _before_acting(parts, ()),
+            )
+        self._forget_all_after_failure()
 
     def learn(self, parts: Parts, learn: Learn, meter: Meter, epochs: int) -> None:
         """Take the optimizer steps of an update, some in each graph."""

@@ -440,7 +440,7 @@ def divisors_of(number: int) -> list[int]:
 
 
 def resolve_update(config: C, env: Env, *, sequences: int) -> C:
-    """The config with `num_sgd_iters` and `sgd_minibatch_size` resolved.
+    """The config with the number, order and size of optimizer steps resolved.
 
     Args:
         config: Config whose other fields are resolved.
@@ -474,10 +474,15 @@ def resolve_update(config: C, env: Env, *, sequences: int) -> C:
             f"`accumulate_grads` needs more than one minibatch, but `sgd_minibatch_size` is the "
             f"whole rollout ({sequences}): lower it, or drop `accumulate_grads`."
         )
-    epochs = config.num_sgd_iters
+    epochs, recomputes = config.num_sgd_iters, config.recompute_advantages
+    if recomputes == "auto":
+        is_ignored = "recompute_advantages" in getattr(objective, "ignores", ())
+        recomputes = epochs == "auto" and is_episodic and own_epochs > 1 and not is_ignored
     if epochs == "auto":
         epochs = _epochs(config, env, objective, own_epochs) if is_episodic else own_epochs
-    return replace(config, sgd_minibatch_size=size, num_sgd_iters=epochs)
+    return replace(
+        config, sgd_minibatch_size=size, num_sgd_iters=epochs, recompute_advantages=recomputes
+    )
 
 
 def _epochs(

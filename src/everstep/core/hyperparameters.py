@@ -209,6 +209,12 @@ class Hyperparameters:
     otherwise 10 if episodes end (4 with images), else 4. If episodes end, rollouts of at most 8,192
     env steps have 20 with budgets below 100,000 (10 with images below 50,000)."""
 
+    recompute_advantages: bool | Auto = "auto"
+    """Whether values, advantages and returns are computed again before each epoch but the first,
+    with the values that the model has then (after arXiv 2006.05990): for feedforward policies
+    without windows. `"auto"`: yes if episodes end and `num_sgd_iters` is `"auto"`, too, else no,
+    as in textbooks."""
+
     shuffle_minibatches: bool = True
     """Whether to shuffle the rollout before every epoch."""
 

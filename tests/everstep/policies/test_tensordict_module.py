@@ -152,7 +152,9 @@ def close(found: torch.Tensor, expected: torch.Tensor) -> None:
 def test_torchrls_advantages_are_those_of_everstep(ends: str) -> None:
     from torchrl.objectives.value.functional import generalized_advantage_estimate
 
-    plain = {"normalize_advantages": False, "normalize_rewards": False}
+    plain = dict.fromkeys(
+        ("normalize_advantages", "normalize_rewards", "recompute_advantages"), False
+    )
     discounts = {"gamma": 0.9, "gae_lambda": 0.8}
     algorithm = AlgorithmConfig(horizon=HORIZON, seed=1, **plain, **discounts).build(
         Walk(NUM_ENVS, ends=ends)

@@ -242,7 +242,9 @@ class Resets:
                 assert self.frames <= {before if kind.style == "B" else self.task.sim.frames}
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(s, marks=pytest.mark.long) for s in (1, 2))])
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(s, marks=pytest.mark.exhaustive) for s in (1, 2))]
+)
 @pytest.mark.parametrize("num_envs", [1, 64, pytest.param(1024, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", NAMES)
 def test_rows_are_those_of_the_task(make: Any, name: str, num_envs: int, seed: int) -> None:

@@ -111,7 +111,8 @@ BATCHED: dict[str, Callable[[Make], EnvBase]] = {
 
 PLACES = [
     pytest.param("plain", marks=pytest.mark.slow),
-    *(pytest.param(place, marks=pytest.mark.long) for place in ("serial", "parallel")),
+    pytest.param("serial", marks=pytest.mark.exhaustive),
+    pytest.param("parallel", marks=pytest.mark.long),
 ]
 
 

@@ -189,7 +189,8 @@ def around(name: str) -> EnvBase:
 
 PLACES = [
     pytest.param("plain", marks=pytest.mark.slow),
-    *(pytest.param(place, marks=pytest.mark.long) for place in ("around", "serial", "parallel")),
+    *(pytest.param(place, marks=pytest.mark.exhaustive) for place in ("around", "serial")),
+    pytest.param("parallel", marks=pytest.mark.long),
 ]
 
 

@@ -74,6 +74,14 @@ class Learner:
         self._call(batch)(None, results.ctypes.data)
         return self._terms(torch.from_numpy(results).to(self._policy.dtype))
 
+    def value(self, rollout: Rollout) -> None:
+        """Fill in the values of all observations, with the weights as they are now."""
+        engine = self._engine.address, self._engine.is_double
+        leaves = self._observations(tuple(leaf.flatten(0, 1) for leaf in rollout.obs))
+        rows = rollout.values.shape[:2].numel()
+        self._library.pack(*engine)
+        self._library.respond(*engine, rows, addresses(leaves), None, rollout.values.data_ptr())
+
     def learn(
         self,
         rollout: Rollout,

@@ -652,7 +652,7 @@ def test_training_is_that_of_autograd(seed: int) -> None:
     check(seed)
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("default_dtype")
 @pytest.mark.filterwarnings("ignore:.*backward hook:UserWarning")
 @pytest.mark.parametrize("seed", range(6 * len(SITUATIONS), 12 * len(SITUATIONS)))
