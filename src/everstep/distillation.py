@@ -55,8 +55,7 @@ class Distillation:
     ignores: ClassVar[Mapping[str, str]] = {
         **CLIPPING,
         **dict.fromkeys(
-            ("normalize_advantages", "recompute_advantages", "critic_warmup"),
-            "the objective has no advantages",
+            ("normalize_advantages", "critic_warmup"), "the objective has no advantages"
         ),
     }
 

@@ -367,27 +367,31 @@ class OnPolicyAlgorithm(
             self.rollout, self.config, self.streams, learnable, scale, self.reducer
         )
 
-    def revise(self) -> None:
-        """Fill in values, advantages and returns anew, with the policy as it is now."""
-        recorder, is_recorded = self.recorder, self.recorder.update.refused is None
+    def _revise(self) -> None:
+        recorder, is_step = self.recorder, self._open_update is None
         with torch.no_grad(), model_mode(self.policy.model, training=True):
-            if is_recorded:
-                recorder.revise(self.parts, self._revise, self._reward_scale)
+            if is_step and recorder.update.refused is None:
+                recorder.revise(self.parts, self._estimate_again, self._reward_scale)
             else:
-                self._revise(self._reward_scale)
+                fast = self._fast if is_step else None  # whose tensors may have been replaced
+                self._estimate_again(self._reward_scale, fast)
         self.hold_policy()
 
-    def _revise(self, reward_scale: None | torch.Tensor) -> None:
+    def _estimate_again(
+        self, reward_scale: None | torch.Tensor, fast: None | Learner = None
+    ) -> None:
+        """Fill in values, advantages and returns anew, unless a recorded update has ended."""
         parts, ended = self.parts, self.meter.mask
         changed = parts.rollout.values, parts.rollout.final_values
-        before = () if ended is None else tuple(x.clone() for x in changed)
-        if self._fast is None or self._open_update is not None:
+        before = [] if ended is None else [x.clone() for x in changed]
+        if fast is None:
             estimates.value_obs(parts.policy, parts.rollout, self.chunk_size or self.minibatch_size)
         else:
-            self._fast.value(parts.rollout)
+            fast.value(parts.rollout)
         estimates.value_final_obs(parts.policy, parts.rollout, parts.config.on_missing_final)
-        for x, old in zip(changed, before, strict=False):  # of an update that has ended
-            x.copy_(torch.where(ended, old, x))
+        if ended is not None:
+            for x, old in zip(changed, before, strict=True):
+                x.copy_(torch.where(ended, old, x))
         self.estimate(reward_scale)
 
     def hold_policy(self) -> None:
@@ -458,7 +462,7 @@ class OnPolicyAlgorithm(
             self.rollout,
             (
                 torch.randperm(count) if is_drawn else None
-                for epochs in self.epochs()
+                for epochs in self._epochs()
                 for _ in range(epochs)
             ),
             self.minibatch_size,
@@ -572,7 +576,7 @@ class OnPolicyAlgorithm(
         if is_recorded:
             explained_variance = recorder.estimate(self.parts, self.estimate, scale)
             self.hold_policy()
-            for count in self.epochs():
+            for count in self._epochs():
                 recorder.learn(self.parts, self.learn, self.meter, count)
             return explained_variance
         explained_variance = self.estimate(scale)
@@ -581,7 +585,7 @@ class OnPolicyAlgorithm(
             self._learn_at_once(self._fast)
         else:
             with recurrence(self.policy):
-                self.learn(self.optimizer_steps(self.chunk_size))
+                self.learn(self._optimizer_steps(self.chunk_size))
         return explained_variance
 
     def _take_rollout(self, caller: str) -> None:

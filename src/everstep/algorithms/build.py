@@ -15,7 +15,7 @@ from torchrl.data import Composite, Unbounded
 
 from ..bonuses import Bonus, Stream, add_critics, make_bonuses, streams_of
 from ..core.episodes import EpisodeTracker
-from ..core.hyperparameters import Hyperparameters, Resolved
+from ..core.hyperparameters import Hyperparameters, RecurrentHyperparameters, Resolved
 from ..core.names import dotted_name
 from ..core.normalizers import RunningMoments
 from ..core.ranks import Reducer, current_reducer
@@ -108,7 +108,7 @@ def build_parts(
     config, seq_len = resolve_sequences(resolve_graphs(config, device), env)
     num_envs, horizon = env.num_envs, cast(int, config.horizon)
     sequences = num_envs * horizon // seq_len
-    recomputes = config.recompute_advantages is True
+    is_asked = config.recompute_advantages is True
     config = resolve_update(config, env, sequences=sequences * reducer.size)
     size = reducer.share("sgd_minibatch_size", cast(int, config.sgd_minibatch_size))
     bonuses, symmetry = make_bonuses(config.bonuses), make_symmetry(config.symmetry)
@@ -117,15 +117,7 @@ def build_parts(
     policy = make_policy(policy_cls, env, config, device, len(streams))
     policy.seq_len = seq_len
     check_history(policy, config, env)
-    if recomputes and config.num_sgd_iters == 1:
-        raise ConfigError("`recompute_advantages` has no effect on a single epoch. Drop it.")
-    if policy.memory.paths or mixes_rows(policy.model):
-        if recomputes:
-            raise ConfigError(
-                "`recompute_advantages` is for feedforward models without windows and without "
-                f"layers that mix rows; got {type(policy.model).__name__}. Drop it."
-            )
-        config = replace(config, recompute_advantages=False)
+    config = _check_recomputed(config, policy, is_asked=is_asked)
     for bonus in bonuses:
         bonus.build(env.observation_spec, env.num_envs, device)
     add_critics(policy, bonuses, env.observation_spec)
@@ -244,6 +236,26 @@ def _make_updater(
     )
 
 
+def _check_recomputed(
+    config: Resolved, policy: GenericPolicyBase[Any], *, is_asked: bool
+) -> Resolved:
+    """The config without `recompute_advantages` where the policy cannot have it.
+
+    Raises:
+        ConfigError: If that was asked for.
+
+    """
+    has_states = isinstance(config, RecurrentHyperparameters) or bool(policy.memory.paths)
+    if not config.recompute_advantages or not (has_states or mixes_rows(policy.model)):
+        return config
+    if is_asked:
+        raise ConfigError(
+            "`recompute_advantages` is for feedforward models without windows and without layers "
+            f"that mix rows; got {type(policy.model).__name__}. Drop it."
+        )
+    return replace(config, recompute_advantages=False)
+
+
 def changed_parts(parts: Parts, config: Resolved, *, rates: bool) -> Parts:
     """The parts with other values of hyperparameters that need no new model or storage.
 
@@ -266,6 +278,7 @@ def changed_parts(parts: Parts, config: Resolved, *, rates: bool) -> Parts:
                 f"{getattr(parts.config, name)!r}. Give a value."
             )
     check_means(parts.policy, config)
+    config = _check_recomputed(config, parts.policy, is_asked=True)
     groups: list[dict[str, Any]] = []
     if rates:
         groups = parameter_groups(parts.policy, rollout, config, parts.bonuses)

@@ -31,7 +31,7 @@ _MONITORS = ("kl_div", "clip_fraction", "grad_norm")
 #: Final observations valued at a time, if only truncated rows are.
 FINAL_ROWS = 2048
 
-#: The same if all rows are valued, on devices that are fast with many.
+#: Observations valued at a time if all rows are, on devices that are fast with many.
 DENSE_FINAL_ROWS = 65536
 
 
@@ -153,9 +153,10 @@ def value_obs(policy: GenericPolicyBase[Any], rollout: Rollout, size: int) -> No
     Args:
         policy: Policy whose values they are.
         rollout: Complete rollout.
-        size: Observations at a time.
+        size: Observations at a time on a CPU.
 
     """
+    size = size if rollout.device.type == "cpu" else DENSE_FINAL_ROWS
     values = rollout.values.flatten(0, 1)
     obs = tuple(leaf.flatten(0, 1) for leaf in rollout.obs)
     with policy.keep_casts():

@@ -196,8 +196,8 @@ class Recorder:
         revise: Callable[[None | torch.Tensor], None],
         reward_scale: None | torch.Tensor,
     ) -> None:
-        """Fill in values and advantages anew."""
-        scale = None if reward_scale is None else self._hold("reward scale", reward_scale)
+        """Fill in values and advantages anew, after `estimate`, whose reward scale is held."""
+        scale = None if reward_scale is None else self._held["reward scale"]
         with _on(parts.rollout.device):
             self.revisions(
                 lambda: revise(scale),

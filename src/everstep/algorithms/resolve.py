@@ -24,7 +24,7 @@ from ..env.images import is_image, measured_leaves
 from ..env.registry import EnvSource, is_made, resolve
 from ..env.specs import described, leaf_specs
 from ..errors import ConfigError, EnvError
-from ..objectives import find_objective
+from ..objectives import ActorCritic, find_objective
 
 _log = logging.getLogger(__name__)
 
@@ -476,10 +476,12 @@ def resolve_update(config: C, env: Env, *, sequences: int) -> C:
         )
     epochs, recomputes = config.num_sgd_iters, config.recompute_advantages
     if recomputes == "auto":
-        is_ignored = "recompute_advantages" in getattr(objective, "ignores", ())
-        recomputes = epochs == "auto" and is_episodic and own_epochs > 1 and not is_ignored
+        is_usual = isinstance(objective, type) and issubclass(objective, ActorCritic)
+        recomputes = epochs == "auto" and is_episodic and is_usual and own_epochs > 1
     if epochs == "auto":
         epochs = _epochs(config, env, objective, own_epochs) if is_episodic else own_epochs
+    if recomputes and epochs in (1, [(0, 1)]):
+        _log.warning("`recompute_advantages` has no effect: there is a single epoch. Drop it.")
     return replace(
         config, sgd_minibatch_size=size, num_sgd_iters=epochs, recompute_advantages=recomputes
     )

@@ -65,6 +65,7 @@ LIVE = frozenset(
         "num_sgd_iters",
         "num_test_episodes",
         "on_missing_final",
+        "recompute_advantages",
         "reward_scale",
         "sgd_minibatch_size",
         "shuffle_minibatches",

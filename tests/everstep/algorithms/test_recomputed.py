@@ -1,5 +1,6 @@
 """Advantages that are computed anew before each epoch, with the values as they are then."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from everstep.bonuses import RandomNetworkDistillation
 from everstep.core.fast import Learner
 from everstep.core.graphs import Tape
 from everstep.errors import ConfigError
+from everstep.trainers._resuming import resume
 from everstep_adapters.gymnasium import GymnasiumEnv
 from tests.everstep.algorithms.test_bootstrap_oracle import GAMMA, HORIZON, LAMBDA, SCRIPTS
 from tests.toys import oracle_advantages, scripted_vector_env, stream
@@ -168,10 +170,67 @@ def test_what_the_default_is(kind: Any, options: dict[str, Any], expected: bool)
         (AlgorithmConfig, {"model_config": {"frame_stack": 2}}, "without windows"),
         (AlgorithmConfig, {"model_cls": Mixing}, "got Mixing. Drop it"),
         (RecurrentAlgorithmConfig, {}, "feedforward models"),
-        (AlgorithmConfig, {"num_sgd_iters": 1}, "a single epoch. Drop it"),
-        (AlgorithmConfig, {"objective": "a2c"}, "a single epoch. Drop it"),
     ],
 )
 def test_what_it_cannot_be_asked_for(kind: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         kind(recompute_advantages=True, **options).build(env())
+    algorithm = kind(**options).build(env())
+    with pytest.raises(ConfigError, match=message):
+        algorithm.update_algorithm_parameter("recompute_advantages", True)
+
+
+@pytest.mark.parametrize(
+    "options", [{"num_sgd_iters": 1}, {"num_sgd_iters": [(0, 1)]}, {"objective": "a2c"}]
+)
+def test_where_it_has_no_effect_it_says_so(
+    options: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    AlgorithmConfig(**options).build(env())
+    assert not caplog.text
+    AlgorithmConfig(recompute_advantages=True, **options).build(env())
+    assert "`recompute_advantages` has no effect: there is a single epoch" in caplog.text
+
+
+def test_a_run_whose_epochs_were_set_to_one_goes_on(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"num_envs": 2, "horizon": 8, "progress": False, "loggers": []}
+    with everstep.Trainer("CartPole-v1", run_dir=tmp_path / "run", **options) as trainer:
+        trainer.run(total_env_steps=32)
+        trainer.algorithm.update_algorithm_parameter("num_sgd_iters", 1)
+        trainer.run(total_env_steps=64)
+    with resume(tmp_path / "run") as trainer:
+        trainer.run(total_env_steps=96)
+        assert trainer.algorithm.hparams.recompute_advantages is True
+
+
+def test_minibatches_after_an_update_that_ended_have_advantages_of_their_epochs() -> None:
+    algorithm = config(target_kl_div=1e-9).build(env())
+    algorithm.recorder = Recorder(Tape)
+    algorithm.collect()
+    algorithm.step()
+    algorithm.collect()
+    values = []
+    for minibatch in algorithm.minibatches():
+        values.append(algorithm.rollout.values.clone())
+        algorithm.compute_gradients(minibatch)
+        algorithm.apply_gradients()
+    assert not torch.allclose(values[0], values[-1])
+
+
+def test_an_objective_of_ones_own_may_learn_from_them() -> None:
+    class Mean:
+        default_num_sgd_iters = episodic_num_sgd_iters = 4
+
+        def __init__(self, config: Any, *, entropy_coeff: torch.Tensor) -> None:
+            self.entropy_coeff = entropy_coeff
+
+        def __call__(self, minibatch: Any, distribution: Any, values: Any) -> Any:
+            error = ((values - minibatch.returns).square() * minibatch.weight).sum()
+            return {"total": error}
+
+    assert AlgorithmConfig(objective=Mean).build(env()).hparams.recompute_advantages is False
+    algorithm = config(objective=Mean).build(env())
+    algorithm.collect()
+    before = algorithm.rollout.values.clone()
+    algorithm.step()
+    assert not torch.allclose(before, algorithm.rollout.values)

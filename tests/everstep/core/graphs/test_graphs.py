@@ -958,6 +958,7 @@ LIVE_VALUES: dict[str, list[Any]] = {
     "num_sgd_iters": [1, 2, [(0, 3), (128, 1)]],
     "num_test_episodes": [1, 2],
     "on_missing_final": ["mask", "approximate", "terminate"],
+    "recompute_advantages": [True, False],
     "reward_scale": [1.0, 3.0],
     "sgd_minibatch_size": [16, 32, None],
     "shuffle_minibatches": [True, False],
