@@ -83,7 +83,7 @@ def build(env_cls: Any, device: str, graph_cls: Any, config: Any, **options: Any
         small["model_config"] = {"hiddens": (16,)}
     else:
         small["model_config"] = {"hidden_size": 16}
-    small |= {"device": device, "cuda_graphs": False, **options}
+    small |= {"device": device, "cuda_graphs": False, "recompute_advantages": False, **options}
     algorithm = config(**small).build(env_cls)
     algorithm.recorder = Recorder(graph_cls)
     return algorithm
