@@ -367,14 +367,14 @@ class OnPolicyAlgorithm(
             self.rollout, self.config, self.streams, learnable, scale, self.reducer
         )
 
-    def _revise(self) -> None:
-        recorder, is_step = self.recorder, self._open_update is None
+    def _revise(self, *, in_step: bool) -> None:
+        """See `WorkerOperations._revise`; outside of `step` tensors may be others: eagerly."""
+        recorder, scale = self.recorder, self._reward_scale
         with torch.no_grad(), model_mode(self.policy.model, training=True):
-            if is_step and recorder.update.refused is None:
-                recorder.revise(self.parts, self._estimate_again, self._reward_scale)
+            if in_step and recorder.update.refused is None:
+                recorder.revise(self.parts, self._estimate_again, scale)
             else:
-                fast = self._fast if is_step else None  # whose tensors may have been replaced
-                self._estimate_again(self._reward_scale, fast)
+                self._estimate_again(scale, self._fast if in_step else None)
         self.hold_policy()
 
     def _estimate_again(
@@ -462,7 +462,7 @@ class OnPolicyAlgorithm(
             self.rollout,
             (
                 torch.randperm(count) if is_drawn else None
-                for epochs in self._epochs()
+                for epochs in self._epochs(in_step=True)
                 for _ in range(epochs)
             ),
             self.minibatch_size,
@@ -576,7 +576,7 @@ class OnPolicyAlgorithm(
         if is_recorded:
             explained_variance = recorder.estimate(self.parts, self.estimate, scale)
             self.hold_policy()
-            for count in self._epochs():
+            for count in self._epochs(in_step=True):
                 recorder.learn(self.parts, self.learn, self.meter, count)
             return explained_variance
         explained_variance = self.estimate(scale)
@@ -585,7 +585,7 @@ class OnPolicyAlgorithm(
             self._learn_at_once(self._fast)
         else:
             with recurrence(self.policy):
-                self.learn(self._optimizer_steps(self.chunk_size))
+                self.learn(self._optimizer_steps(self.chunk_size, in_step=True))
         return explained_variance
 
     def _take_rollout(self, caller: str) -> None:

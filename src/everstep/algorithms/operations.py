@@ -184,7 +184,7 @@ class WorkerOperations(PytorchrlOperations, ABC, Generic[_Hparams, _State, _Poli
         """Fill in advantages and returns; the explained variance of the values, 0-d."""
 
     @abstractmethod
-    def _revise(self) -> None:
+    def _revise(self, *, in_step: bool) -> None:
         """Fill in values, advantages and returns anew, with the policy as it is now."""
 
     @abstractmethod
@@ -289,7 +289,7 @@ class WorkerOperations(PytorchrlOperations, ABC, Generic[_Hparams, _State, _Poli
         self.hold_policy()
         state, horizons = self.state, self.state.horizons
         try:
-            yield from chain.from_iterable(self._optimizer_steps(chunk=None))
+            yield from chain.from_iterable(self._optimizer_steps(None, in_step=False))
         finally:
             if self._open_update is update:
                 self._open_update = None
@@ -304,7 +304,7 @@ class WorkerOperations(PytorchrlOperations, ABC, Generic[_Hparams, _State, _Poli
         if update is not None and update.algorithm is self:  # not of what this is a copy of
             update.supersede()
 
-    def _epochs(self) -> Iterator[int]:
+    def _epochs(self, *, in_step: bool) -> Iterator[int]:
         """Numbers of epochs of an update that follow each other without new advantages.
 
         With `recompute_advantages` they are computed anew before the next number is given.
@@ -314,12 +314,14 @@ class WorkerOperations(PytorchrlOperations, ABC, Generic[_Hparams, _State, _Poli
             return
         for epoch in range(self.num_epochs):
             if epoch:
-                self._revise()
+                self._revise(in_step=in_step)
             yield 1
 
-    def _optimizer_steps(self, chunk: None | int) -> Iterator[Iterator[Minibatch]]:
+    def _optimizer_steps(
+        self, chunk: None | int, *, in_step: bool
+    ) -> Iterator[Iterator[Minibatch]]:
         """Minibatches of each optimizer step of an update, in chunks of so many sequences."""
-        for count in self._epochs():
+        for count in self._epochs(in_step=in_step):
             yield from optimizer_steps(self.parts, count, chunk)
 
     def compute_loss(self, batch: Minibatch) -> Any:
