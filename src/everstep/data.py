@@ -141,6 +141,9 @@ class AlgorithmState:
     #: Divisor of the rewards of the last rollout; 1 if rewards are not normalised.
     reward_scale: float = 1.0
 
+    #: Whether a reward differed from 0 so far, in a rollout to learn from.
+    rewarded: bool = False
+
 
 class RecurrentAlgorithmHparams(AlgorithmHparams):
     """Read-only view of a recurrent algorithm's resolved hyperparameters."""

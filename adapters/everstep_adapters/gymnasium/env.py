@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from .actions import Actions
     from .probe import Evidence
+    from .rows import BorrowedRows
     from .tensor_rows import TensorActions, TensorRows
 
 _NEEDED = "Gymnasium 1.1 or newer is needed: pip install 'gymnasium>=1.1'"
@@ -303,6 +304,18 @@ class GymnasiumEnv(AdapterEnv):
 
         """
         return self._rows(self._calls.step(self._to_env(action, "step")))
+
+    def borrow_rows(self, rows: Sequence[TensorDict]) -> "None | BorrowedRows":
+        """Memory of the caller's that `step` may write into; None if it cannot.
+
+        With `use(t)` of the result `step` writes `rows[t]` and returns it; with `give_back()` it
+        writes into memory of its own again.
+
+        Args:
+            rows: TensorDicts like those that `step` returns.
+
+        """
+        return None if self._tensors is not None else self._memory.borrow(rows)
 
     @property
     def resets_rows(self) -> bool:

@@ -272,17 +272,73 @@ class RowMemory:
         dtype = entries[(DataKeys.REWARDS,)].arrays[0].dtype
         earned = RoundingWatch.of(DataKeys.REWARDS, np.float64, dtype)
         sides = range(len(shared.arrays))
-        self._rows = [_make_row(parts, entries, side, watches, earned) for side in sides]
+        self._made_of = parts, watches, earned
+        self._rows = [self._make(entries, side) for side in sides]
+        self._is_staged = len(sides) > 1
+        #: The row of a borrower to write instead, and how it is shown.
+        self.borrowed: None | tuple[Row, TensorDict] = None
+
+    def _make(self, entries: dict[tuple[str, ...], BufferEntry], side: int) -> Row:
+        parts, watches, earned = self._made_of
+        return _make_row(parts, entries, side, watches, earned)
 
     def writable(self) -> Row:
         """The row to write next, when it may be written to."""
+        if self.borrowed is not None:
+            return self.borrowed[0]
         self._buffer.wait()
         return self._rows[self._buffer.side]
 
     def publish(self) -> TensorDict:
         """The written row on the device. Unchanged until the next row is written."""
+        if self.borrowed is not None:
+            return self.borrowed[1]
         self._buffer.publish()
         return self.data
+
+    def borrow(self, rows: Sequence[TensorDict]) -> "None | BorrowedRows":
+        """Memory of the caller's to write into, rows like `data`; None if they are not alike."""
+        own = _described(self.data)
+        if self._is_staged or any(_described(row) != own for row in rows[:1]):
+            return None
+        made = []
+        for row in rows:
+            tensors = row.items(include_nested=True, leaves_only=True)
+            entries = {_path(key): BufferEntry((x.numpy(),), x) for key, x in tensors}
+            made.append((self._make(entries, 0), row))
+        return BorrowedRows(self, made)
+
+    def take_obs(self, row: Row) -> None:
+        """Copy the observations of a borrowed row, which the next vector step starts from."""
+        for own, leaf in zip(self._rows[0].obs, row.obs, strict=True):
+            np.copyto(own.array, leaf.array)
+
+
+class BorrowedRows:
+    """Memory of a caller's that vector steps are written into; see `GymnasiumEnv.borrow_rows`."""
+
+    def __init__(self, memory: RowMemory, rows: list[tuple[Row, TensorDict]]) -> None:
+        self._memory, self._rows = memory, rows
+
+    def use(self, t: int) -> None:
+        """Let the vector steps that follow be written into row `t`."""
+        self._memory.borrowed = self._rows[t]
+
+    def give_back(self) -> None:
+        """Let the vector steps that follow be written into the environment's own memory."""
+        borrowed, self._memory.borrowed = self._memory.borrowed, None
+        if borrowed is not None:
+            self._memory.take_obs(borrowed[0])
+
+
+def _described(data: TensorDict) -> dict[tuple[str, ...], Any]:
+    """Shape, dtype and device of each tensor."""
+    tensors = data.items(include_nested=True, leaves_only=True)
+    return {_path(key): (x.shape, x.dtype, x.device) for key, x in tensors}
+
+
+def _path(key: str | tuple[str, ...]) -> tuple[str, ...]:
+    return (key,) if isinstance(key, str) else key
 
 
 def _make_row(

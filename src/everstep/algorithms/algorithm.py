@@ -54,6 +54,9 @@ _log = logging.getLogger(__name__)
 #: Rollouts without the end of an episode that train the values alone.
 WARMUP = 2
 
+#: Rollouts without a reward that differs from 0, after which a warning says that.
+UNREWARDED = 10
+
 _Hparams = TypeVar("_Hparams", bound=AlgorithmHparams)
 _State = TypeVar("_State", bound=AlgorithmState)
 _Policy = TypeVar("_Policy", bound=GenericPolicyBase[Any])
@@ -192,6 +195,9 @@ class OnPolicyAlgorithm(
         self._rows_to_learn = int(stats["env/steps"])
         self.state.reward_scale = stats.pop("reward_scale", 1.0)
         self.state.horizons += 1
+        extremes = stats["rewards/min"], stats["rewards/max"]
+        if not self.is_evaluating and any(extremes):
+            self.state.rewarded = True
         if isinstance(self.state, RecurrentAlgorithmState):
             self.state.seqs = self._first_sequence()
         self.state.buffered = True
@@ -266,13 +272,14 @@ class OnPolicyAlgorithm(
             records_acting: Whether to record the policy's part of a vector step, if possible.
 
         """
-        with self.in_rollout():
+        with self.in_rollout(), self.calls.lending(self.rollout):
             acting = self.acting(states, resets, deterministic=deterministic)
             if records_acting and self.recorder.acting.refused is None:
                 acting.acts = RecordedActor(self.recorder, self.parts)
             for t in range(self.rollout.horizon):
                 self.calls.step(self.rollout, t, acting.act(t))
-                acting.observe(t)
+                if acting.has_episodes:
+                    acting.observe(t)
             return acting.finish()
 
     @contextmanager
@@ -361,10 +368,21 @@ class OnPolicyAlgorithm(
             reward_scale: Divisor of the environment's rewards, 0-d; None for the rollout's own.
 
         """
+        return cast(torch.Tensor, self._estimate(reward_scale))
+
+    def _estimate(
+        self, reward_scale: None | torch.Tensor, *, explains: bool = True
+    ) -> None | torch.Tensor:
         scale = self._reward_scale if reward_scale is None else reward_scale
         learnable = self.policy.learnable(self.rollout)
         return estimates.estimate_advantages(
-            self.rollout, self.config, self.streams, learnable, scale, self.reducer
+            self.rollout,
+            self.config,
+            self.streams,
+            learnable,
+            scale,
+            self.reducer,
+            explains=explains,
         )
 
     def _revise(self, *, in_step: bool) -> None:
@@ -392,22 +410,37 @@ class OnPolicyAlgorithm(
         if ended is not None:
             for x, old in zip(changed, before, strict=True):
                 x.copy_(torch.where(ended, old, x))
-        self.estimate(reward_scale)
+        self._estimate(reward_scale, explains=False)
 
     def hold_policy(self) -> None:
         """While `critic_warmup` lasts, set advantages to 0: the update trains the values alone."""
         if self._is_held:
             self.rollout.advantages.zero_()
+        if self._awaits_reward and self.state.horizons == UNREWARDED:
+            _log.warning(
+                "Every reward of %d rollouts was 0, so the policy has not been trained yet; it is "
+                "from the first other one on. If rewards are that rare, a bonus finds them sooner "
+                "(`bonuses: [{rnd: {}}]`); `critic_warmup: 0` trains the policy from the start.",
+                UNREWARDED,
+            )
 
     @property
     def _is_held(self) -> bool:
         """Whether `critic_warmup` lasts."""
-        config, env_steps = self.config, self.config.critic_warmup
-        if env_steps is None:
-            is_adaptive = config.lr_schedule_kind == "adaptive"
-            is_needed = self._may_never_end and not is_adaptive
-            env_steps = WARMUP * self._rows_to_learn if is_needed else 0
-        return bool(self.state.env_steps < env_steps)
+        config, env_steps = self.config, self.state.env_steps
+        if config.critic_warmup is not None:
+            return bool(env_steps < config.critic_warmup)
+        if config.lr_schedule_kind == "adaptive":
+            return False
+        is_cold = self._may_never_end and env_steps < WARMUP * self._rows_to_learn
+        return is_cold or self._awaits_reward
+
+    @property
+    def _awaits_reward(self) -> bool:
+        """Whether the default of `critic_warmup` waits for the first reward that is not 0."""
+        config = self.config
+        is_default = config.critic_warmup is None and config.lr_schedule_kind != "adaptive"
+        return is_default and not self.state.rewarded and not self.bonuses
 
     @property
     def _may_never_end(self) -> bool:
@@ -682,7 +715,7 @@ class OnPolicyAlgorithm(
         """
         snapshots.load_state(self.parts, state)
         memory, device = state["memory"], self.rollout.device
-        self.state = type(self.state)(**{**state["counters"], "buffered": False})
+        self.state = type(self.state)(**{**snapshots.counters_in(state), "buffered": False})
         if continues is None:
             continues = state["continues"] and state["env"] is not None
         self.states = tuple(x.to(device) for x in memory) if continues else None
@@ -722,12 +755,11 @@ class Acting:
         return actions
 
     def observe(self, t: int) -> None:
-        """Update the recurrent states after vector step `t`, whose outcome the rollout holds."""
-        if self.has_episodes:
-            policy, rollout = self.algorithm.policy, self.algorithm.rollout
-            if rollout.final_obs:
-                estimates.value_final_row(policy, rollout, t, self.states)
-            self.states = policy.next_states(self.states, rollout.first[t])
+        """With `has_episodes`: let recurrent states follow vector step `t`, which was written."""
+        policy, rollout = self.algorithm.policy, self.algorithm.rollout
+        if rollout.final_obs:
+            estimates.value_final_row(policy, rollout, t, self.states)
+        self.states = policy.next_states(self.states, rollout.first[t])
 
     def finish(self) -> Collected:
         """Fill in what a full rollout still lacks, such as final values, and return its results."""

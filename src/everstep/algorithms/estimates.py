@@ -198,7 +198,9 @@ def estimate_advantages(
     learnable: torch.Tensor,
     reward_scale: None | torch.Tensor,
     reducer: Reducer,
-) -> torch.Tensor:
+    *,
+    explains: bool = True,
+) -> None | torch.Tensor:
     """Fill in advantages and returns; the values' explained variance of the returns, 0-d.
 
     Args:
@@ -208,6 +210,7 @@ def estimate_advantages(
         learnable: Rows that enter the losses, bool `[T, N, 1]`.
         reward_scale: Divisor of the environment's rewards, 0-d; None for none.
         reducer: The processes whose rows are standardised together.
+        explains: Whether to compute the explained variance; None otherwise.
 
     """
     values = rollout.values[:-1]
@@ -216,17 +219,20 @@ def estimate_advantages(
     combined, weights = advantages, [stream.weight for stream in streams]
     if weights != [1.0]:
         combined = (advantages * _filled(weights, rollout.values)).sum(-1, keepdim=True)
-    explained = advantages[..., :1], rollout.returns[:-1, :, :1]
+    explained = [advantages[..., :1], rollout.returns[:-1, :, :1]] if explains else []
     standardized = [combined] if config.normalize_advantages is True else []  # else `Sequences`
     own = [rows.measured(x, learnable) for x in standardized]
-    (errors, targets, *moments), largest = reducer.moments(
+    moments, largest = reducer.moments(
         [*(rows.moments_of(x, learnable) for x in explained), *(x for x, _ in own)],
         [x for _, x in own],
     )
-    for mean, scale in map(scale_of, moments, largest):
+    for mean, scale in map(scale_of, moments[len(explained) :], largest):
         combined = torch.where(learnable, combined - mean, 0.0) / scale
     rollout.advantages[:-1] = combined
-    return 1 - variance(errors) / variance(targets).clamp(min=1e-12)
+    if not explains:
+        return None
+    errors, targets = map(variance, moments[:2])
+    return 1 - errors / targets.clamp(min=1e-12)
 
 
 def _filled(numbers: list[float], like: torch.Tensor) -> torch.Tensor:
@@ -282,7 +288,7 @@ def complete(
 ) -> tuple[dict[str, torch.Tensor], None | torch.Tensor]:
     """Fill in final values and intrinsic rewards; statistics of a rollout, and its reward scale."""
     rollout, config = parts.rollout, parts.config
-    rollout.close_rows(bootstraps=not evaluating)
+    rollout.close_rows(bootstraps=not evaluating, clean=rows.clean)
     lost = value_final_obs(parts.policy, rollout, config.on_missing_final)
     means = {}
     if not evaluating:

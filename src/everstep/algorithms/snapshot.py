@@ -128,7 +128,7 @@ def check_state(parts: Parts, counters: AlgorithmState, state: Mapping[str, Any]
     pairs = [(f"`{key}`", own[key], state[key]) for key in ("episodes", "discounted_returns")]
     pairs += [
         ("`normalizer`", own["normalizer"] or {}, state["normalizer"] or {}),
-        ("`counters`", own["counters"], state["counters"]),
+        ("`counters`", own["counters"], counters_in(state)),
         ("recurrent states", _numbered(memory), _numbered(state["memory"] or memory)),
         *((f"`{key}`", {key: own[key]}, state) for key in ("last_done", "reversed_returns", "rng")),
     ]
@@ -143,6 +143,11 @@ def check_state(parts: Parts, counters: AlgorithmState, state: Mapping[str, Any]
     parts.updater.check_state(state["optimizer"])
 
 
+def counters_in(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The counters in a state; those that were written before there was `rewarded` have it."""
+    return {"rewarded": True, **state["counters"]}
+
+
 def _check_numbers(parts: Parts, own: Mapping[str, Any], state: Mapping[str, Any]) -> None:
     """Check numbers that a training of this algorithm can have.
 
@@ -151,7 +156,7 @@ def _check_numbers(parts: Parts, own: Mapping[str, Any], state: Mapping[str, Any
 
     """
     for name, before in own["counters"].items():
-        value = state["counters"].get(name, before)
+        value = counters_in(state).get(name, before)
         is_count = type(value) is int and value >= 0
         is_scale = isinstance(value, int | float) and 0 < value < math.inf
         rules = {bool: ("a flag", type(value) is bool), int: ("a whole number from 0", is_count)}

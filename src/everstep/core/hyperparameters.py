@@ -261,10 +261,11 @@ class Hyperparameters:
 
     critic_warmup: None | NonNegativeInt = None
     """Env steps at the start whose updates train the values alone, with advantages of 0, so that
-    the policy does not follow values that are not trained yet. None: two rollouts where episodes
-    may never end, because a small change of the policy leads an environment that is never reset far
-    away; 0 if one ends in them, the environment has `max_episode_steps` or no episode keys, or
-    `lr_schedule_kind` is `"adaptive"`."""
+    the policy does not follow values that are not trained yet. None: until a reward differs from 0,
+    unless there are bonuses, because advantages are errors of the values until then; and two
+    rollouts where episodes may never end (no episode ends in them, and the environment has episode
+    keys and no `max_episode_steps`), because a small change of the policy leads an environment that
+    is never reset far away. 0 with `lr_schedule_kind: adaptive`."""
 
     normalize_rewards: bool | Literal["running", "auto"] = "auto"
     """Whether to divide rewards by the standard deviation of their discounted sums within episodes

@@ -3,7 +3,9 @@
 import logging
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from operator import is_
 from types import TracebackType
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -81,6 +83,54 @@ class Switched:
         torch._C._set_grad_enabled(self._had_grad)
 
 
+_REPLACED = (
+    "A tensor of the locked TensorDict that `step` of the wrapped environment returned was "
+    "replaced, which later vector steps would not know of. Return a changed copy: "
+    "`row.clone().set('rewards', …)`."
+)
+
+
+class _Lent:
+    """A rollout's memory that its environment writes into, kept from one rollout to the next."""
+
+    def __init__(self) -> None:
+        self._of: tuple[Any, Any] = None, None
+        #: What `env.borrow_rows` returned; None if the environment writes into memory of its own.
+        self.borrowed: Any = None
+        self._rows: list[TensorDict] = []
+        self._tensors: list[list[Any]] = []
+
+    def __deepcopy__(self, memo: Any) -> "_Lent":
+        return type(self)()  # arrays and tensors of a copy would no longer share memory
+
+    def __reduce__(self) -> Any:
+        return type(self), ()
+
+    def offer(self, env: Any, rollout: Rollout) -> None:
+        """Lend the rollout's memory to an environment that has `borrow_rows`, once for each."""
+        if self._of[0] is env and self._of[1] is rollout:
+            return
+        borrow = getattr(env, "borrow_rows", None)
+        rows = [] if borrow is None else rollout.lend()
+        self._of, self.borrowed = (env, rollout), None if borrow is None else borrow(rows)
+        # Replaced tensors of nested observations would not be seen.
+        self._rows = rows if rollout.observation.is_plain and self.borrowed is not None else []
+        self._tensors = [list(row.values()) for row in self._rows]
+
+    def holds(self, t: int, outcome: Any) -> bool:
+        """Whether an outcome is row `t` as it was lent, so that nothing is left to write.
+
+        Raises:
+            EnvError: If a tensor of it was replaced.
+
+        """
+        if not self._rows or outcome is not self._rows[t]:
+            return False
+        if not all(map(is_, outcome.values(), self._tensors[t])):
+            raise EnvError(_REPLACED)
+        return True
+
+
 class EnvCalls:
     """Calls of an environment, with the PyTorch settings in which the rollout was started.
 
@@ -98,6 +148,8 @@ class EnvCalls:
         #: Whether the environment holds tensors with a graph; None before that was looked at.
         self._holds_graphs: None | bool = None
         self._has_stepped = False
+        self._lent = _Lent()
+        self._write_into: None | Callable[[int], None] = None  # a row of the rollout
         self.begin()
 
     def begin(self) -> None:
@@ -125,6 +177,21 @@ class EnvCalls:
         self._switched = self._switch()
         rollout.carry()
 
+    @contextmanager
+    def lending(self, rollout: Rollout) -> Iterator[None]:
+        """Context in which the environment writes its rows into the rollout, if it can."""
+        self._lent.offer(self.env, rollout)
+        borrowed = self._lent.borrowed
+        if borrowed is None:
+            yield
+            return
+        self._write_into = borrowed.use
+        try:
+            yield
+        finally:
+            self._write_into = None
+            borrowed.give_back()
+
     def step(self, rollout: Rollout, t: int, actions: Leaves) -> None:
         """Execute actions, and write what happened as row `t`; nothing is waited for on a device.
 
@@ -137,15 +204,19 @@ class EnvCalls:
 
         """
         action: torch.Tensor | TensorDict = rollout.action.unflatten(actions, [rollout.num_envs])
+        if self._write_into is not None:
+            self._write_into(t)
         start = time.perf_counter_ns()
         with self._switched:
             outcome = self._step(action)
         self._ns += time.perf_counter_ns() - start
+        self._has_stepped = True
+        if self._write_into is not None and self._lent.holds(t, outcome):
+            return
         if rollout.write_outcome(t, outcome):
             detach_tensors(self.env)
         if rollout.unread:
             self._warn_of_unread(rollout)
-        self._has_stepped = True
 
     def _warn_of_unread(self, rollout: Rollout) -> None:
         """Log what the environment returns and nothing reads, once a class and name."""

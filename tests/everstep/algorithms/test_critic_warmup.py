@@ -1,5 +1,6 @@
 """Updates at the start that train the values alone."""
 
+from copy import deepcopy
 from typing import Any
 
 import gymnasium as gym
@@ -14,13 +15,22 @@ from everstep.errors import ConfigError
 from tests.toys import TERMINATED, Episode, RecordedEnv, ScriptedEnv
 
 HORIZON, ENVS = 8, 4
+RND = {"rnd": {"pre_normalization_steps": 1, "pre_normalization_length": 2}}
 ROLLOUT = HORIZON * ENVS
 
 
 def env(
-    *, ends: bool | int = False, has_keys: bool = True, limit: None | int = None
+    *,
+    ends: bool | int = False,
+    has_keys: bool = True,
+    limit: None | int = None,
+    rewarded_from: int = 0,
 ) -> RecordedEnv:
-    """Random rows of forty rollouts; `ends` is the vector step of the first end of an episode."""
+    """Random rows of forty rollouts.
+
+    `ends` is the vector step of the first end of an episode, `rewarded_from` that of the first
+    reward, in one environment, that is not 0.
+    """
     generator = torch.Generator().manual_seed(0)
     steps = 40 * HORIZON
     obs = torch.randn(steps + 1, ENVS, 3, generator=generator)
@@ -29,7 +39,10 @@ def env(
         terminated[int(ends) :: HORIZON, 1] = True
     keys = {"terminated": terminated, "truncated": torch.zeros_like(terminated)}
     keys["first"] = terminated
-    made = RecordedEnv(obs, HORIZON, rewards=obs[1:, :, :1].cos(), **(keys if has_keys else {}))
+    rewards = obs[1:, :, :1].cos()
+    rewards[:rewarded_from] = 0.0
+    rewards[: rewarded_from + 1, 1:] = 0.0
+    made = RecordedEnv(obs, HORIZON, rewards=rewards, **(keys if has_keys else {}))
     made.max_episode_steps = limit
     return made
 
@@ -75,6 +88,22 @@ HELD, LEARNS = "values", "policy+values"
         ({"critic_warmup": 0}, {}, [LEARNS] * 3),
         ({"critic_warmup": ROLLOUT}, {"ends": 2}, [HELD, LEARNS, LEARNS]),
         ({"critic_warmup": ROLLOUT + 1}, {"has_keys": False}, [HELD, HELD, LEARNS]),
+        ({}, {"ends": 2, "rewarded_from": HORIZON - 1}, [LEARNS] * 3),
+        ({}, {"ends": 2, "rewarded_from": HORIZON}, [HELD, LEARNS, LEARNS]),
+        ({}, {"has_keys": False, "rewarded_from": HORIZON - 1}, [LEARNS] * 3),
+        ({}, {"has_keys": False, "rewarded_from": HORIZON}, [HELD] * 3),  # it never gets there
+        ({"critic_warmup": 0}, {"ends": 2, "rewarded_from": HORIZON}, [LEARNS] * 3),
+        ({"bonuses": [RND]}, {"ends": 2, "rewarded_from": HORIZON}, [LEARNS] * 3),
+        (
+            {"normalize_rewards": False},
+            {"ends": 2, "rewarded_from": HORIZON},
+            [HELD, LEARNS, LEARNS],
+        ),
+        (
+            {"lr_schedule_kind": "adaptive", "target_kl_div": 0.01},
+            {"ends": 2, "rewarded_from": HORIZON},
+            [LEARNS] * 3,
+        ),
         ({"normalize_advantages": "minibatch"}, {}, [HELD, HELD, LEARNS]),
         ({"normalize_advantages": False, "objective": "a2c"}, {}, [HELD, HELD, LEARNS]),
     ],
@@ -104,6 +133,41 @@ def test_it_goes_on_after_a_checkpoint() -> None:
     second.load_state_dict(state)
     assert parts_that_change(second, 2) == [HELD, LEARNS]
     assert all(map(torch.equal, whole.parameters(), second.parameters()))
+
+
+def test_whether_there_was_a_reward_is_in_checkpoints() -> None:
+    source = {"ends": 2, "rewarded_from": HORIZON}
+    whole = built(env(**source))
+    assert parts_that_change(whole, 1) == [HELD]
+    quiet = deepcopy(whole.state_dict())
+    assert parts_that_change(whole, 1) == [LEARNS]
+    seen = whole.state_dict()
+    assert [x["counters"]["rewarded"] for x in (quiet, seen)] == [False, True]
+    for state, expected in ((quiet, HELD), (seen, LEARNS)):
+        other = built(env(ends=2, rewarded_from=30 * HORIZON))
+        other.load_state_dict(state)
+        assert parts_that_change(other, 1) == [expected]
+    del seen["counters"]["rewarded"]  # as older versions wrote it
+    other.load_state_dict(seen)
+    assert other.state.rewarded
+
+
+def test_rewards_of_evaluations_do_not_count() -> None:
+    algorithm = built(env(ends=2, rewarded_from=HORIZON))
+    assert parts_that_change(algorithm, 1) == [HELD]
+    with algorithm.evaluating():
+        assert algorithm.collect()["rewards/max"] > 0
+    assert not algorithm.state.rewarded
+
+
+@pytest.mark.parametrize("options", [{}, {"critic_warmup": 0}, {"bonuses": [RND]}])
+def test_a_warning_says_that_no_reward_was_found(
+    options: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    algorithm = built(env(ends=2, rewarded_from=30 * HORIZON), **options)
+    parts_that_change(algorithm, 12)
+    warnings = [x.getMessage() for x in caplog.records if "was 0" in x.getMessage()]
+    assert len(warnings) == (not options)
 
 
 def test_it_holds_for_gradients_that_are_applied_elsewhere() -> None:

@@ -3,7 +3,7 @@
 Noise is drawn as the general way draws it, so that a seed gives the same actions up to rounding.
 """
 
-from ctypes import memmove
+import ctypes
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from ...env.specs import Leaves, options
 from ...models._encoders import ACTION_MASK
 from ...policies import GenericPolicyBase
 from ..rollouts import Rollout
-from .library import Engine, Library, addresses
+from .library import Acting, Engine, Library, addresses
 from .model import CATEGORICAL, NativeModel, Observations, kind_of
 
 
@@ -59,51 +59,62 @@ class NativeActor:
             shape = (count, len(sizes), max(sizes)) if is_choice else rollout.actions[0].shape[1:]
             noise = torch.empty(shape, dtype=policy.dtype)
             self._draws = noise.exponential_ if is_choice else noise.normal_
-            self._noise = None if deterministic else noise.data_ptr()
+            address = None if deterministic else noise.data_ptr()
             if policy.distribution_cls is SquashedNormal:
                 features = model.outputs(torch.zeros(count, width, dtype=policy.dtype))
                 self._squash = policy._distribution(features)
-        # Addresses of rows, and their distances: one vector step's are written at once.
-        rows = (rollout.actions[0], rollout.logp, rollout.values)
-        self._rows = [(x.data_ptr(), x.stride(0) * x.element_size()) for x in rows]
+            self._kept = noise, rollout.obs
+            self._is_whole = self._observations.reads(rollout.obs)
+            whole = tuple(x.flatten(0, 1) for x in rollout.obs)
+            self._pointers = addresses(
+                self._observations(whole if self._is_whole else rollout._obs[0])
+            )
+            self._acting = Acting(
+                engine=self._engine.address,
+                is_double=self._engine.is_double,
+                rows=count,
+                obs=ctypes.addressof(self._pointers),
+                is_whole=self._is_whole,
+                noise=address,
+                outputs=self._outputs.data_ptr(),
+                values=rollout.values.data_ptr(),
+                actions=rollout.actions[0].data_ptr(),
+                logp=rollout.logp.data_ptr(),
+            )
+            self._address = ctypes.addressof(self._acting)
         self._fixed = (self._engine.address, self._engine.is_double, count)
-        self._places = self._observations.places(rollout.obs)
-        self._pointers = addresses(self._observations(rollout._obs[0]))
 
     def act(self, t: int, states: Leaves) -> tuple[Leaves, Leaves]:
         """See `policies.Actor.act`."""
-        seen, mask = self.rollout._obs[t], None
-        if self._places is None:
-            obs, mask = self._observations(seen), self._observations.mask(seen)
-            pointers = addresses(obs)
-        else:  # takes a third of that
-            pointers = self._pointers
-            for i, (address, distance) in enumerate(self._places):
-                pointers[i] = address + t * distance
-        (actions, action), (logp, row), (values, width) = self._rows
-        actions, logp, values = actions + t * action, logp + t * row, values + t * width
-        outputs = self._outputs.data_ptr()
         if self._draws is None:
-            self._library.respond(*self._fixed, pointers, outputs, values)
-            features = self._model.outputs(self._outputs)
-            features |= {} if mask is None else {ACTION_MASK: mask}
-            distribution = self.policy._distribution(features)
-            latents = distribution.latents(deterministic=self.deterministic)
-            self.rollout.write_actions(t, (latents,))
-            self.rollout.logp[t].copy_(distribution.latents_logp(latents))
-            return (distribution.actions(latents),), states
+            return self._sample(t), states
         if not self.deterministic:
             self._draws()
-        allowed = None if mask is None else mask.data_ptr()
-        written = outputs, values, actions, logp
-        self._library.act(*self._fixed, pointers, allowed, self._noise, *written)
+        if not self._is_whole:
+            seen = self.rollout._obs[t]
+            obs, mask = self._observations(seen), self._observations.mask(seen)
+            pointers = addresses(obs)
+            self._acting.obs = ctypes.addressof(pointers)
+            self._acting.allowed = None if mask is None else mask.data_ptr()
         taken = self.rollout._actions[t][0]
-        if self._squash is not None:
-            return (self._squash.actions(taken),), states
         # A copy, because the environment may work in place; `clone` takes twice as long.
         given = torch.empty_like(taken)
-        memmove(given.data_ptr(), actions, given.nbytes)
-        return (given,), states
+        self._library.act(self._address, t, given.data_ptr())
+        return (given if self._squash is None else self._squash.actions(taken),), states
+
+    def _sample(self, t: int) -> Leaves:
+        """Actions of a distribution that draws from the outputs itself."""
+        seen = self.rollout._obs[t]
+        obs, mask = self._observations(seen), self._observations.mask(seen)
+        places = self._outputs.data_ptr(), self.rollout._values[t].data_ptr()
+        self._library.respond(*self._fixed, addresses(obs), *places)
+        features = self._model.outputs(self._outputs)
+        features |= {} if mask is None else {ACTION_MASK: mask}
+        distribution = self.policy._distribution(features)
+        latents = distribution.latents(deterministic=self.deterministic)
+        self.rollout.write_actions(t, (latents,))
+        self.rollout.logp[t].copy_(distribution.latents_logp(latents))
+        return (distribution.actions(latents),)
 
     def finish(self, states: Leaves) -> None:
         """See `policies.Actor.finish`."""

@@ -111,6 +111,17 @@ struct Cells {
                             // the hidden state without what comes through `d_gates` or `d_inner`
 };
 
+struct Acting {  // in a rollout, whose rows are [steps, rows, …]
+  void* engine;
+  int64_t is_double, rows;
+  const void* const* obs;  // of each leaf
+  int64_t is_whole;        // whether `obs` are those of all steps, else of one
+  const uint8_t* allowed;  // options that are not masked, [rows, width]; null: all
+  const void* noise;       // [rows, …]; null: the likeliest actions
+  void* outputs;           // [rows, width]
+  void *values, *actions, *logp;
+};
+
 enum Kind { CATEGORICAL, NORMAL, PREDICTED_NORMAL };
 enum Activation { NONE, RELU, TANH, SIGMOID, ELU, SILU, GELU, TANH_GELU, SELU, LEAKY_RELU, SQUARED_RELU, HARD_TANH, RELU6 };
 enum Result { POLICY, VALUE, ENTROPY, KL, CLIPPED, BOUNDS, NORM, RESULTS };
@@ -196,15 +207,28 @@ template <class T> INLINE V<T> expm1(V<T> x) {
   V<T> y = half * rest + (half - T(0.5));
   return x > Types<T>::most ? all<T>(std::numeric_limits<T>::infinity()) : y + y;
 }
-// x·P(x²)/Q(x²), the minimax approximation up to 9.1, from where on float32 has 1.
-INLINE V<float> tanh_of(V<float> x) {
+// P and Q of x·P(x²)/Q(x²), the minimax approximation of tanh up to 9.1, from where on float32 has 1.
+INLINE void tanh_parts(V<float> x, V<float>& p, V<float>& q) {
   using I = typename Types<float>::I;
   constexpr int32_t most = 0x42A59EB8;  // bits of 9.1²; those of positive numbers are in their order
   const I bits = (I)(x * x);
   const V<float> y = (V<float>)(bits > most ? I{} + most : bits);
-  const V<float> p = (((y * 1.3179484393452684e-8f + 2.0482790107508099e-5f) * y + 0.0034879171227705645f) * y + 0.13374567592249599f) * y + 0.99999997788936048f;
-  const V<float> q = (((y * 7.7049036927799394e-7f + 0.0003273087474120067f) * y + 0.025847801543255027f) * y + 0.46707881573747361f) * y + 1.f;
+  p = (((y * 1.3179484393452684e-8f + 2.0482790107508099e-5f) * y + 0.0034879171227705645f) * y + 0.13374567592249599f) * y + 0.99999997788936048f;
+  q = (((y * 7.7049036927799394e-7f + 0.0003273087474120067f) * y + 0.025847801543255027f) * y + 0.46707881573747361f) * y + 1.f;
+}
+INLINE V<float> tanh_of(V<float> x) {
+  V<float> p, q;
+  tanh_parts(x, p, q);
   return clamp<float>(x * (p / q), -1, 1);
+}
+// Two vectors at once: a division takes as long as all the rest, and one serves both. Q is from 1 to 440, also for NaN.
+INLINE void tanh_of_two(V<float>& x, V<float>& y) {
+  V<float> px, qx, py, qy;
+  tanh_parts(x, px, qx);
+  tanh_parts(y, py, qy);
+  const V<float> inverse = 1.f / (qx * qy);
+  x = clamp<float>(x * (px * (inverse * qy)), -1, 1);
+  y = clamp<float>(y * (py * (inverse * qx)), -1, 1);
 }
 template <class T> INLINE V<T> tanh(V<T> x) {
   if constexpr (std::is_same_v<T, float>) return tanh_of(x);
@@ -391,7 +415,22 @@ template <class T> void activate(int64_t kind, T* y, T* before, int64_t rows, in
   if (keeps_input(kind)) memcpy(before, y, sizeof(T) * rows * ld);
   switch (kind) {
     case RELU: return apply([](V<T> x) { return x < T(0) ? V<T>{} : x; });
-    case TANH: return apply([](V<T> x) { return tanh<T>(x); });
+    case TANH:
+      if constexpr (std::is_same_v<T, float>) {
+        for (int64_t r = 0; r < rows; r++) {
+          T* row = y + r * ld;
+          int64_t j = 0;
+          for (; j + 2 * LANES<T> <= n; j += 2 * LANES<T>) {
+            V<T> one = load<T>(row + j), other = load<T>(row + j + LANES<T>);
+            tanh_of_two(one, other);
+            store<T>(row + j, one);
+            store<T>(row + j + LANES<T>, other);
+          }
+          if (j < n) store<T>(row + j, tanh<T>(load<T>(row + j)));
+        }
+        return;
+      }
+      return apply([](V<T> x) { return tanh<T>(x); });
     case SIGMOID: return apply([](V<T> x) { return sigmoid<T>(x); });
     case ELU: return apply([](V<T> x) { return x > T(0) ? x : expm1<T>(x); });
     case SILU: return apply([](V<T> x) { return x * sigmoid<T>(x); });
@@ -1068,11 +1107,12 @@ template <class T> int64_t learn(Engine<T>& e, const Batch& b, const Loss& loss,
 
 // ---- acting -------------------------------------------------------------------------------------------------
 
-// Outputs [rows, width] and values [rows, K]; either may be null. Threads take equal shares of the rows.
-template <class T> void respond(Engine<T>& e, int64_t rows, const void* const* obs, T* outputs, T* values) {
+// Outputs [rows, width] and values [rows, K] of observations from row `at` on; either may be null. Threads take equal
+// shares of the rows.
+template <class T> void respond(Engine<T>& e, int64_t rows, const void* const* obs, int64_t at, T* outputs, T* values) {
   const int64_t policy = first(e, 1), critic = first(e, 2), threads = threads_of(e, rows, 1);
   auto tile = [&](Work<T>& w, int64_t start, int64_t count) {
-    for (int64_t i = 0; i < count; i++) gather<T>(e, w.input + i * e.ld_observed, obs, start + i, false);
+    for (int64_t i = 0; i < count; i++) gather<T>(e, w.input + i * e.ld_observed, obs, at + start + i, false);
     forward<T>(e, w, count, 0, policy);
     auto write = [&](T* to, int64_t from, int64_t end, int64_t width) {
       if (!to) return;
@@ -1092,35 +1132,43 @@ template <class T> void respond(Engine<T>& e, int64_t rows, const void* const* o
   });
 }
 
-// argmax p/E of each choice, E drawn from Exp(1), [rows, choices, widest choice]; the first of equals.
+// argmax p/E of each choice, E drawn from Exp(1), [rows, choices, widest choice]; the first of equals. A vector holds rows.
 template <class T> void choose(const Engine<T>& e, int64_t rows, T* outputs, const uint8_t* allowed, const T* noise, int64_t* actions, T* logp) {
-  for (int64_t r = 0; r < rows; r++) {
-    T total_logp = 0;
+  const int64_t choices = e.model.choices;
+  for (int64_t r = 0; allowed && r < rows; r++)
     for (int64_t j = 0; j < e.width; j++)
       if (!is_allowed(e, allowed, r, j)) outputs[r * e.width + j] = std::numeric_limits<T>::lowest();
-    const T *z = outputs + r * e.width, *n = noise ? noise + r * e.model.choices * e.widest : nullptr;
-    for (int64_t d = 0; d < e.model.choices; d++) {
+  for (int64_t r = 0; r < rows; r += LANES<T>) {
+    const int64_t count = rows - r < LANES<T> ? rows - r : LANES<T>;
+    V<T> total_logp{};
+    int64_t start = 0;
+    for (int64_t d = 0; d < choices; d++) {
       const int64_t options = e.model.options[d];
-      T most = z[0], total = 0, best = -1;
-      for (int64_t j = 1; j < options; j++) most = z[j] > most || z[j] != z[j] ? z[j] : most;
-      int64_t chosen = 0;
-      for (int64_t j = 0; j < options; j += LANES<T>) {
-        V<T> x = all<T>(-std::numeric_limits<T>::infinity());
-        const int64_t in_vector = options - j < LANES<T> ? options - j : LANES<T>;
-        for (int64_t k = 0; k < in_vector; k++) x[k] = z[j + k] - most;
-        V<T> p = exponential<T>(x);
-        for (int64_t k = 0; k < in_vector; k++) {
-          total += p[k];
-          const T raced = n ? p[k] / n[j + k] : p[k];
-          if (raced > best) { best = raced; chosen = j + k; }
-        }
+      auto logits = [&](int64_t j) {
+        V<T> z{};
+        for (int64_t k = 0; k < count; k++) z[k] = outputs[(r + k) * e.width + start + j];
+        return z;
+      };
+      V<T> most = logits(0), total{}, best = all<T>(-1), chosen{}, log_p{};
+      for (int64_t j = 1; j < options; j++) {
+        const V<T> z = logits(j);
+        most = z > most || z != z ? z : most;
       }
-      actions[r * e.model.choices + d] = chosen;
-      total_logp += z[chosen] - most - std::log(total);
-      z += options;
-      if (n) n += e.widest;
+      for (int64_t j = 0; j < options; j++) {
+        const V<T> x = logits(j) - most, p = exponential<T>(x);
+        V<T> raced = p;
+        for (int64_t k = 0; noise && k < count; k++) raced[k] /= noise[((r + k) * choices + d) * e.widest + j];
+        const auto leads = raced > best;
+        best = leads ? raced : best;
+        chosen = leads ? all<T>(T(j)) : chosen;
+        log_p = leads || j == 0 ? x : log_p;
+        total += p;
+      }
+      total_logp += log_p - each<T>(total, [](T y) { return std::log(y); });
+      for (int64_t k = 0; k < count; k++) actions[(r + k) * choices + d] = int64_t(chosen[k]);
+      start += options;
     }
-    logp[r] = total_logp;
+    for (int64_t k = 0; k < count; k++) logp[r + k] = total_logp[k];
   }
 }
 
@@ -1141,6 +1189,25 @@ template <class T> void draw(const Engine<T>& e, int64_t rows, const T* outputs,
         add<T>(total, lost, -log_slope<T>(all<T>(action), ((const T*)e.model.side)[j], ((const T*)e.model.log_half)[j])[0]);
     }
     logp[r] = total;
+  }
+}
+
+template <class T> void act(const Acting& a, int64_t t, void* given) {
+  Engine<T>& e = *(Engine<T>*)a.engine;
+  const int64_t first = t * a.rows;
+  T *outputs = (T*)a.outputs, *logp = (T*)a.logp + first;
+  respond<T>(e, a.rows, a.obs, a.is_whole ? first : 0, outputs, (T*)a.values + first * e.values);
+  auto copied = [&](auto* actions, int64_t size) {
+    memcpy(given, actions, sizeof(*actions) * a.rows * size);
+  };
+  if (e.model.kind == CATEGORICAL) {
+    int64_t* actions = (int64_t*)a.actions + first * e.model.choices;
+    choose<T>(e, a.rows, outputs, a.allowed, (const T*)a.noise, actions, logp);
+    copied(actions, e.model.choices);
+  } else {
+    T* actions = (T*)a.actions + first * e.action_size;
+    draw<T>(e, a.rows, outputs, (const T*)a.noise, actions, logp);
+    copied(actions, e.action_size);
   }
 }
 
@@ -1401,6 +1468,12 @@ template <class T> void measure_columns(int64_t n, int64_t columns, const T* x, 
   }
 }
 
+// Sets what is not finite in `rows` of x, [n, columns], to 0.
+template <class T> void clean(int64_t n, int64_t columns, const uint8_t* rows, T* x) {
+  for (int64_t i = 0; i < n; i++)
+    for (int64_t j = i * columns; rows[i] && j < (i + 1) * columns; j++) x[j] = x[j] - x[j] == 0 ? x[j] : T(0);
+}
+
 // Mean, standard deviation, lowest and highest number of each element, [4, columns], as normalizers._Constants.
 template <class T> void constants(int64_t columns, const double* count, const double* mean, const double* var, double clip, double epsilon, double most_of_size, T* out) {
   for (int64_t j = 0; j < columns; j++) {
@@ -1497,23 +1570,14 @@ EXPORT(pack)(void* engine, int64_t is_double) {
 
 // Outputs of the policy [rows, width] and values [rows, K] with the weights of the last `pack`; either may be null.
 EXPORT(respond)(void* engine, int64_t is_double, int64_t rows, const void* const* obs, void* outputs, void* values) {
-  is_double ? respond<double>(*(Engine<double>*)engine, rows, obs, (double*)outputs, (double*)values)
-            : respond<float>(*(Engine<float>*)engine, rows, obs, (float*)outputs, (float*)values);
+  is_double ? respond<double>(*(Engine<double>*)engine, rows, obs, 0, (double*)outputs, (double*)values)
+            : respond<float>(*(Engine<float>*)engine, rows, obs, 0, (float*)outputs, (float*)values);
   return 0;
 }
 
-// `respond`, and actions with their log-probabilities; without noise the likeliest.
-EXPORT(act)(void* engine, int64_t is_double, int64_t rows, const void* const* obs, const uint8_t* allowed, const void* noise, void* outputs, void* values, void* actions, void* logp) {
-  JOIN(everstep_respond, LEVEL)(engine, is_double, rows, obs, outputs, values);
-  if (is_double) {
-    auto& e = *(Engine<double>*)engine;
-    if (e.model.kind == CATEGORICAL) choose<double>(e, rows, (double*)outputs, allowed, (const double*)noise, (int64_t*)actions, (double*)logp);
-    else draw<double>(e, rows, (double*)outputs, (const double*)noise, (double*)actions, (double*)logp);
-  } else {
-    auto& e = *(Engine<float>*)engine;
-    if (e.model.kind == CATEGORICAL) choose<float>(e, rows, (float*)outputs, allowed, (const float*)noise, (int64_t*)actions, (float*)logp);
-    else draw<float>(e, rows, (float*)outputs, (const float*)noise, (float*)actions, (float*)logp);
-  }
+// `respond` of step `t`, and actions with their log-probabilities; copies the actions to `given`.
+EXPORT(act)(const Acting* a, int64_t t, void* given) {
+  a->is_double ? act<double>(*a, t, given) : act<float>(*a, t, given);
   return 0;
 }
 
@@ -1544,6 +1608,9 @@ EXPORT(measure)(int64_t is_double, int64_t n, const void* x, const uint8_t* mask
 }
 EXPORT(measure_columns)(int64_t is_double, int64_t n, int64_t columns, const void* x, const uint8_t* mask, double* out) {
   BY_TYPE(measure_columns, n, columns, (const T*)x, mask, out);
+}
+EXPORT(clean)(int64_t is_double, int64_t n, int64_t columns, const uint8_t* rows, void* x) {
+  BY_TYPE(clean, n, columns, rows, (T*)x);
 }
 EXPORT(constants)(int64_t is_double, int64_t columns, const double* count, const double* mean, const double* var, double clip, double epsilon, double most_of_size, void* out) {
   BY_TYPE(constants, columns, count, mean, var, clip, epsilon, most_of_size, (T*)out);

@@ -95,6 +95,15 @@ Optimizer = _structure(
     target_kl=_double,
 )
 
+Acting = _structure(
+    "Acting",
+    engine=_address,
+    **dict.fromkeys(("is_double", "rows"), _int),
+    obs=_address,
+    is_whole=_int,
+    **dict.fromkeys(("allowed", "noise", "outputs", "values", "actions", "logp"), _address),
+)
+
 Cells = _structure(
     "Cells",
     **dict.fromkeys(("is_double", "is_gru", "threads", "steps", "rows", "size"), _int),
@@ -120,12 +129,13 @@ _ARGUMENTS: dict[str, list[Any]] = {
     "learn": [_address, _int, _address, _address, _address, _address],
     "pack": [_address, _int],
     "respond": [_address, _int, _int, _address, _address, _address],
-    "act": [_address, _int, _int, *[_address] * 7],
+    "act": [_address, _int, _address],
     "cells_forward": [_address, _int],
     "cells_backward": [_address, _int],
     "advantages": [*[_int] * 4, *[_address] * 7, _double, _address],
     "discount": [*[_int] * 3, *[_address] * 3, _double, _address],
     "measure": [_int, _int, *[_address] * 3],
+    "clean": [*[_int] * 3, *[_address] * 2],
     "measure_columns": [*[_int] * 3, *[_address] * 3],
     "constants": [*[_int] * 2, *[_address] * 3, *[_double] * 3, _address],
     "sum_rewards": [*[_int] * 3, *[_address] * 4],
@@ -158,6 +168,7 @@ class Library:
     advantages: Any
     discount: Any
     measure: Any
+    clean: Any
     measure_columns: Any
     constants: Any
     sum_rewards: Any

@@ -140,10 +140,8 @@ class Observations:
             for leaf in self.leaves
         ]
 
-    def places(self, obs: Leaves) -> None | list[tuple[int, int]]:
-        """Addresses of the leaves' first rows, and distances of rows, if they are read as they are.
-
-        None where a leaf is converted, or options are masked.
+    def reads(self, obs: Leaves) -> bool:
+        """Whether leaves are read as they are, and no options are masked.
 
         Args:
             obs: Observations of each vector step, `[T, N, …]`.
@@ -151,11 +149,10 @@ class Observations:
         """
         own = [obs[leaf.place] for leaf in self.leaves]
         read = self(tuple(x[0] for x in obs))
-        if self._mask is not None or any(
-            x.data_ptr() != y.data_ptr() for x, y in zip(own, read, strict=True)
-        ):
-            return None
-        return [(x.data_ptr(), x.stride(0) * x.element_size()) for x in own]
+        return self._mask is None and all(
+            x.is_contiguous() and x.data_ptr() == y.data_ptr()
+            for x, y in zip(own, read, strict=True)
+        )
 
     def mask(self, obs: Leaves) -> None | torch.Tensor:
         """Options that are not masked, bool `[B, …]`, contiguous; None if there is no mask."""

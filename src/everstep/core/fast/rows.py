@@ -14,6 +14,7 @@ from .. import advantages, episodes, triton
 from ..graphs import is_static
 from ..normalizers import RunningMoments
 from ..ranks import Measured, Moments
+from ..rollouts import clean_rows
 from .library import library
 
 
@@ -74,6 +75,15 @@ def column_moments(running: RunningMoments, rows: torch.Tensor, mask: torch.Tens
     call(len(rows), shape.numel(), rows, mask, out)
     mean, squares = out[1:].view(2, *shape).unbind()
     return out[0], mean, squares
+
+
+def clean(x: torch.Tensor, rows: torch.Tensor) -> None:
+    """`rollouts.clean_rows`."""
+    call = _native("clean", x) if x.is_contiguous() else None
+    if call is None:
+        clean_rows(x, rows)
+    else:
+        call(rows.numel(), x.numel() // rows.numel(), rows, x)
 
 
 def reward_statistics(rewards: torch.Tensor, valid: torch.Tensor) -> dict[str, torch.Tensor]:

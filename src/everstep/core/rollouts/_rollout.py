@@ -4,7 +4,7 @@ Row `t` of everything but observations and values belongs to action `t`; observa
 that action was chosen from. Rows are ordered `t·N + n`.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import reduce
 from typing import Any
 
@@ -313,6 +313,21 @@ class Rollout:
         _copy(self._outcomes[t], leaves)
         return has_graph
 
+    def lend(self) -> list[TensorDict]:
+        """Memory of the outcome of each vector step, as an environment returns it, locked."""
+        batch, lent = [self.num_envs], []
+        for leaves in self._outcomes:
+            obs, rest = leaves[: len(self.obs)], leaves[len(self.obs) :]
+            tensors: dict[str, Any] = {
+                DataKeys.OBS: self.observation.unflatten(tuple(obs), batch),
+                **dict(zip([DataKeys.REWARDS, *self._flag_keys], rest, strict=False)),
+            }
+            if self.final_obs:
+                final = tuple(leaves[len(leaves) - len(self.final_obs) :])
+                tensors[DataKeys.FINAL_OBS] = self.observation.unflatten(final, batch)
+            lent.append(TensorDict(tensors, batch, device=self.device, lock=True))
+        return lent
+
     def _check_final(self, t: int, leaves: list[torch.Tensor], found: dict[str, Any]) -> None:
         """Check final observations that lie in the memory of `obs`.
 
@@ -382,12 +397,18 @@ class Rollout:
         """Rows that end an episode, bool `[T, N, 1]`."""
         return self.terminated | self.truncated
 
-    def close_rows(self, *, bootstraps: bool = True) -> None:
+    def close_rows(
+        self,
+        *,
+        bootstraps: bool = True,
+        clean: None | Callable[[torch.Tensor, torch.Tensor], None] = None,
+    ) -> None:
         """Set rewards and done flags of invalid rows to 0.
 
         Args:
             bootstraps: Whether values of truncated episodes' last observations are needed; in
                 evaluations they are not.
+            clean: Does what `clean_rows` does.
 
         """
         if DataKeys.VALID in self.episode_keys:
@@ -395,9 +416,10 @@ class Rollout:
             self.rewards[:-1].masked_fill_(invalid, 0.0)
             self.terminated.masked_fill_(invalid, False)
             self.truncated.masked_fill_(invalid, False)
-            self._close_unused_obs(self.terminated if bootstraps else self.done)
+            ended = self.terminated if bootstraps else self.done
+            self._close_unused_obs(ended, clean or clean_rows)
 
-    def _close_unused_obs(self, ended: torch.Tensor) -> None:
+    def _close_unused_obs(self, ended: torch.Tensor, clean: Callable[..., None]) -> None:
         """Set NaN and infinity to 0 in unused observations, and in what was computed from them.
 
         An environment that resets in the next env step returns an episode's last observation as
@@ -407,14 +429,14 @@ class Rollout:
 
         Args:
             ended: Rows that end an episode whose last observation is not valued, bool `[T, N, 1]`.
+            clean: Does what `clean_rows` does.
 
         """
         invalid = ~self.valid
         unused = torch.cat([invalid[:1], (ended | invalid) & ~self.first])
         for x in (*self.obs, *self.actions, self.values, self.logp):
             if x.is_floating_point():
-                rows = unused.view(*unused.shape[:2], *(1,) * (x.ndim - 2))
-                x.copy_(torch.where(rows, x.nan_to_num(0.0, 0.0, 0.0), x))  # 3 operations, not 7
+                clean(x, unused)
 
     def examine(self) -> dict[str, torch.Tensor]:
         """Faults of the environment's data, 0-d each, from one reduction of each leaf.
@@ -535,6 +557,12 @@ class Rollout:
             tensors[key] = getattr(self, key).transpose(0, 1)
         tensors[DataKeys.REVERSED_DISCOUNTED_RETURNS] = self.reversed_returns.transpose(0, 1)
         return TensorDict(tensors, batch_size=batch, device=self.device)
+
+
+def clean_rows(x: torch.Tensor, rows: torch.Tensor) -> None:
+    """Set NaN and infinity in `x` `[T, N, …]` to 0 where `rows`, bool `[T, N, 1]`, is True."""
+    rows = rows.view(*rows.shape[:2], *(1,) * (x.ndim - 2))
+    x.copy_(torch.where(rows, x.nan_to_num(0.0, 0.0, 0.0), x))  # 3 operations, not 7
 
 
 _Tensors = list[torch.Tensor] | tuple[torch.Tensor, ...]

@@ -92,8 +92,10 @@ template <class T> std::vector<double> train(int64_t kind, int64_t threads) {
   auto outputs = numbers<T>(ROWS * WIDTH);
   everstep_pack_plain(engine, model.is_double);
   void* acted = kind == CATEGORICAL ? (void*)choices.data() : actions.data();
-  everstep_act_plain(engine, model.is_double, ROWS, &leaves, kind == CATEGORICAL ? allowed.data() : nullptr, kind == CATEGORICAL ? nullptr : noise.data(),
-                     outputs.data(), values.data(), acted, logp.data());
+  std::vector<int64_t> given(ROWS * WIDTH);  // room for numbers of either size
+  const Acting acting{engine, model.is_double, ROWS, &leaves, 0, kind == CATEGORICAL ? allowed.data() : nullptr,
+                      kind == CATEGORICAL ? nullptr : noise.data(), outputs.data(), values.data(), acted, logp.data()};
+  everstep_act_plain(&acting, 0, given.data());
   everstep_close_plain(engine, model.is_double);
   for (T& x : outputs) x = x < T(-1e30) ? T(-1e30) : x;  // of an option that is masked
   for (const auto* x : {&outputs, &values, &logp}) add_to(found, *x);
