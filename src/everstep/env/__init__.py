@@ -40,6 +40,9 @@ class Env(ABC):
       no Python number that changes between vector steps.
     * `asynchronous` is True if `step_async(action)` returns at once and `step_wait()` returns the
       result of `step`. Your own loops may compute in between; `Algorithm.collect` calls `step`.
+    * `borrow_rows(rows)` takes TensorDicts like those that `step` returns, one a vector step, and
+      returns None, or an object with `use(t)`, after which `step` writes into `rows[t]` and returns
+      it, and `give_back()`, after which it does not.
     * `resets_rows` is True if `reset_rows(rows)` resets the rows, bool `[num_envs, 1]`, that the
       next vector step would reset. It returns observations `[num_envs, …]`, which are meaningful in
       `rows` only. Exports use it for libraries without `valid`.

@@ -114,7 +114,7 @@ def test_a_native_env_step_stays_in_its_budget(make: Any, budget: int) -> None:
 @pytest.mark.usefixtures("native")
 def test_a_native_env_step_of_a_gymnasium_environment_stays_in_its_budget() -> None:
     operations, waits = collecting(cartpole)
-    assert operations <= 4  # natively; the rows are NumPy's
+    assert operations <= 2  # natively: noise and memory of actions; NumPy writes the rows
     assert waits <= 2  # a rollout: which rows were truncated, and which of them are known
 
 

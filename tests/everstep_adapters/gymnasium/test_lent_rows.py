@@ -11,6 +11,7 @@ import pytest
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from tensordict import TensorDict
+from torchrl.data import Categorical, Unbounded
 
 import everstep
 from everstep import AlgorithmConfig
@@ -268,3 +269,51 @@ def test_rows_of_other_dtypes_are_not_borrowed() -> None:
     fewer = env._memory.data.exclude(DataKeys.FIRST)
     assert env.borrow_rows([double]) is None
     assert env.borrow_rows([fewer]) is None
+
+
+class Own(Env):
+    """An environment of a user's that writes its rows itself, if it is asked to."""
+
+    episode_keys = frozenset({DataKeys.TERMINATED, DataKeys.TRUNCATED, DataKeys.FIRST})
+
+    def __init__(self, *, borrows: bool) -> None:
+        super().__init__(ENVS, HORIZON)
+        self.observation_spec, self.action_spec = Unbounded(2), Categorical(2, shape=[1])
+        self.state, self.borrows, self.row = torch.zeros(ENVS, 2), borrows, None
+
+    def reset(self, *, config: Any = None) -> torch.Tensor:
+        return self.state.zero_()
+
+    def step(self, action: Any) -> Any:
+        self.state += action - 0.4
+        ends = self.state[:, :1] > 2
+        self.state[ends.squeeze(-1)] = 0.0
+        found = {"obs": self.state, "rewards": self.state.sum(1, keepdim=True), "first": ends}
+        found |= {"terminated": ends, "truncated": torch.zeros_like(ends)}
+        if self.row is None:
+            return TensorDict(found, [ENVS])
+        for name, x in found.items():
+            self.row[name].copy_(x)
+        return self.row
+
+    def borrow_rows(self, rows: Any) -> Any:
+        if not self.borrows:
+            return None
+        env = self
+
+        class Borrowed:
+            def use(self, t: int) -> None:
+                env.row = rows[t]
+
+            def give_back(self) -> None:
+                env.row = None
+
+        return Borrowed()
+
+
+def test_environments_of_a_user_may_write_their_rows(copies: list[int]) -> None:
+    lent = Own(borrows=True)
+    found = collected(built(lent))
+    assert len(copies) <= 3 * HORIZON
+    assert lent.row is None
+    assert_same(found, collected(built(Own(borrows=False))))

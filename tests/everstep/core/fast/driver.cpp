@@ -140,6 +140,8 @@ template <class T> std::vector<double> run_rows() {
   add_to(found, out);
   everstep_measure_plain(IS_DOUBLE, N, rewards.data(), known.data(), moments.data());
   everstep_measure_columns_plain(IS_DOUBLE, STEPS, ENVS, rewards.data(), known.data(), columns.data());
+  everstep_clean_plain(IS_DOUBLE, STEPS, ENVS, known.data(), values.data());
+  add_to(found, values);
   everstep_sum_rewards_plain(IS_DOUBLE, STEPS, ENVS, rewards.data(), known.data(), returns.data(), sums.data());
   everstep_finish_episodes_plain(IS_DOUBLE, STEPS, ENVS, rewards.data(), known.data(), done.data(), open.data(), recent.data(), 5, &finished, ended.data());
   for (const auto* x : {&moments, &columns, &returns, &sums, &open, &recent, &ended}) add_to(found, *x);

@@ -12,6 +12,7 @@ from everstep.core import advantages, episodes, fast
 from everstep.core.fast import rows
 from everstep.core.graphs import static_shapes
 from everstep.core.normalizers import EPSILON, MOST_OF_SIZE, RunningMoments, _Constants
+from everstep.core.rollouts import clean_rows
 
 
 @pytest.fixture(autouse=True)
@@ -88,6 +89,18 @@ def test_moments_and_statistics_of_odd_rewards(seed: int) -> None:
     found, general = rows.reward_statistics(x, mask), episodes.reward_statistics(x, mask)
     assert list(found) == list(general)
     drawn.check(found, general)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_what_is_not_finite_is_cleaned_in_rows_that_are_not_used(seed: int) -> None:
+    drawn = Drawn(seed)
+    x, used = drawn.numbers(drawn.streams), drawn.flags(0.5)
+    x[:, :: 1 + seed % 2] = random.Random(seed).choice([math.nan, math.inf, -math.inf, 7.0])
+    found, expected = x.clone(memory_format=torch.preserve_format), x.clone()
+    rows.clean(found, used)
+    clean_rows(expected, used)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+    assert not used.any() or found[used.squeeze(-1)].isfinite().all()
 
 
 @pytest.mark.parametrize("seed", range(60))
