@@ -207,28 +207,15 @@ template <class T> INLINE V<T> expm1(V<T> x) {
   V<T> y = half * rest + (half - T(0.5));
   return x > Types<T>::most ? all<T>(std::numeric_limits<T>::infinity()) : y + y;
 }
-// P and Q of x·P(x²)/Q(x²), the minimax approximation of tanh up to 9.1, from where on float32 has 1.
-INLINE void tanh_parts(V<float> x, V<float>& p, V<float>& q) {
+// x·P(x²)/Q(x²), the minimax approximation up to 9.1, from where on float32 has 1.
+INLINE V<float> tanh_of(V<float> x) {
   using I = typename Types<float>::I;
   constexpr int32_t most = 0x42A59EB8;  // bits of 9.1²; those of positive numbers are in their order
   const I bits = (I)(x * x);
   const V<float> y = (V<float>)(bits > most ? I{} + most : bits);
-  p = (((y * 1.3179484393452684e-8f + 2.0482790107508099e-5f) * y + 0.0034879171227705645f) * y + 0.13374567592249599f) * y + 0.99999997788936048f;
-  q = (((y * 7.7049036927799394e-7f + 0.0003273087474120067f) * y + 0.025847801543255027f) * y + 0.46707881573747361f) * y + 1.f;
-}
-INLINE V<float> tanh_of(V<float> x) {
-  V<float> p, q;
-  tanh_parts(x, p, q);
+  const V<float> p = (((y * 1.3179484393452684e-8f + 2.0482790107508099e-5f) * y + 0.0034879171227705645f) * y + 0.13374567592249599f) * y + 0.99999997788936048f;
+  const V<float> q = (((y * 7.7049036927799394e-7f + 0.0003273087474120067f) * y + 0.025847801543255027f) * y + 0.46707881573747361f) * y + 1.f;
   return clamp<float>(x * (p / q), -1, 1);
-}
-// Two vectors at once: a division takes as long as all the rest, and one serves both. Q is from 1 to 440, also for NaN.
-INLINE void tanh_of_two(V<float>& x, V<float>& y) {
-  V<float> px, qx, py, qy;
-  tanh_parts(x, px, qx);
-  tanh_parts(y, py, qy);
-  const V<float> inverse = 1.f / (qx * qy);
-  x = clamp<float>(x * (px * (inverse * qy)), -1, 1);
-  y = clamp<float>(y * (py * (inverse * qx)), -1, 1);
 }
 template <class T> INLINE V<T> tanh(V<T> x) {
   if constexpr (std::is_same_v<T, float>) return tanh_of(x);
@@ -415,22 +402,7 @@ template <class T> void activate(int64_t kind, T* y, T* before, int64_t rows, in
   if (keeps_input(kind)) memcpy(before, y, sizeof(T) * rows * ld);
   switch (kind) {
     case RELU: return apply([](V<T> x) { return x < T(0) ? V<T>{} : x; });
-    case TANH:
-      if constexpr (std::is_same_v<T, float>) {
-        for (int64_t r = 0; r < rows; r++) {
-          T* row = y + r * ld;
-          int64_t j = 0;
-          for (; j + 2 * LANES<T> <= n; j += 2 * LANES<T>) {
-            V<T> one = load<T>(row + j), other = load<T>(row + j + LANES<T>);
-            tanh_of_two(one, other);
-            store<T>(row + j, one);
-            store<T>(row + j + LANES<T>, other);
-          }
-          if (j < n) store<T>(row + j, tanh<T>(load<T>(row + j)));
-        }
-        return;
-      }
-      return apply([](V<T> x) { return tanh<T>(x); });
+    case TANH: return apply([](V<T> x) { return tanh<T>(x); });
     case SIGMOID: return apply([](V<T> x) { return sigmoid<T>(x); });
     case ELU: return apply([](V<T> x) { return x > T(0) ? x : expm1<T>(x); });
     case SILU: return apply([](V<T> x) { return x * sigmoid<T>(x); });
