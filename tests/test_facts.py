@@ -285,7 +285,7 @@ def performance(read: Read) -> Iterator[tuple[str, str]]:
             r"DummyEnv\), AlgorithmConfig, (\d+)\)"
         ),
         "whose observations are normalised | {}": r"operations <= (\d+)  # natively",
-        "whose observations are normalised | 4 | {} |": r"operations <= (\d+)  # three",
+        "whose observations are normalised | 2 | {} |": r"operations <= (\d+)  # three",
         "| with a recurrent policy | – | {} |": r"DummyEnv\), RecurrentAlgorithmConfig, (\d+)\)",
         "step included: discrete, continuous actions | {}": r"each <= (\d+)  # natively",
         "step included: discrete, continuous actions | 1 | {} |": own,
