@@ -200,6 +200,16 @@ class TransferBuffer:
             for offset, entry in zip(offsets, layout, strict=True)
         )
 
+    def blocks(self) -> tuple[int, list[torch.Tensor]]:
+        """The side, and everything that the buffer holds."""
+        return self.side, [*self._hosts, self._device]
+
+    def fill(self, blocks: tuple[int, list[torch.Tensor]]) -> None:
+        """Hold what another buffer of this layout held."""
+        self.side, found = blocks
+        for own, block in zip([*self._hosts, self._device], found, strict=True):
+            own.copy_(block)
+
     def wait(self) -> None:
         """Return when the host arrays of `side` may be written to. Call it before writing."""
         if self._copied:

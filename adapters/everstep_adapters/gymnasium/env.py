@@ -38,7 +38,8 @@ class GymnasiumEnv(AdapterEnv):
     Observations keep their dtype, except that `float64` becomes PyTorch's default dtype, and
     `uint16` and `uint32` become `int32` and `int64`. Integers that count from a `start` count from
     0 here. `Dict` and `Tuple` spaces become `Composite` specs (a tuple's keys are "0", "1", …).
-    `step` returns the same TensorDict each time, locked: clone it before changing it.
+    `step` returns the same TensorDict each time, locked, and in `Algorithm.collect` those of the
+    rollout, into which it writes: clone what it returns before keeping or changing it.
 
     In SAME_STEP, `final_obs` equals `obs` in rows in which no episode ended. If an episode was
     truncated and the environment lost its final observation, floating-point leaves hold NaN.

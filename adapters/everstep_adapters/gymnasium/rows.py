@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -244,6 +245,7 @@ class RowMemory:
         *,
         staged: None | bool = None,
     ) -> None:
+        self._arguments = parts, episode_keys, num_envs, device, staged
         names = [DataKeys.OBS, *(episode_keys & {DataKeys.FINAL_OBS})]
         flags = [flag for flag in FLAG_ORDER if flag in episode_keys]
         layout: dict[tuple[str, ...], tuple[tuple[int, ...], torch.dtype]] = {
@@ -281,6 +283,13 @@ class RowMemory:
     def _make(self, entries: dict[tuple[str, ...], BufferEntry], side: int) -> Row:
         parts, watches, earned = self._made_of
         return _make_row(parts, entries, side, watches, earned)
+
+    def __reduce__(self) -> Any:  # arrays and tensors of a copy would no longer share memory
+        *given, staged = self._arguments
+        return partial(type(self), staged=staged), tuple(given), self._buffer.blocks()
+
+    def __setstate__(self, blocks: Any) -> None:
+        self._buffer.fill(blocks)
 
     def writable(self) -> Row:
         """The row to write next, when it may be written to."""

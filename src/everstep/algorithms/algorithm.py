@@ -30,7 +30,7 @@ from ..env.calls import EnvCalls
 from ..env.registry import EnvSource
 from ..env.specs import Leaves
 from ..errors import ConfigError, DivergedError, EnvError, NonFiniteError, NotBufferedError
-from ..objectives import ENTROPY_EVERY, MONITORS, ActorCritic, add_ons
+from ..objectives import ENTROPY_EVERY, MONITORS, ActorCritic, add_ons, find_objective
 from ..policies import (
     Actor,
     GenericPolicyBase,
@@ -107,6 +107,8 @@ class OnPolicyAlgorithm(
         self.is_prepared = not self.bonuses
         self._reward_scale: None | torch.Tensor = None
         self._rows_to_learn = 0
+        #: Rollouts to learn from, of this process, until the first reward that is not 0.
+        self._unrewarded = 0
         #: Whether episodes have ended in the last rollout, or are cut off by resets of all.
         self._has_ends = False
         #: Leaves of observations that were seen outside of their bounds.
@@ -195,9 +197,8 @@ class OnPolicyAlgorithm(
         self._rows_to_learn = int(stats["env/steps"])
         self.state.reward_scale = stats.pop("reward_scale", 1.0)
         self.state.horizons += 1
-        extremes = stats["rewards/min"], stats["rewards/max"]
-        if not self.is_evaluating and any(extremes):
-            self.state.rewarded = True
+        if not self.is_evaluating:
+            self._look_for_reward(stats)
         if isinstance(self.state, RecurrentAlgorithmState):
             self.state.seqs = self._first_sequence()
         self.state.buffered = True
@@ -206,6 +207,21 @@ class OnPolicyAlgorithm(
         counts |= {key: int(stats[key]) for key in ("episodes/count",) if key in stats}
         self._has_ends = not self.rollout.episode_keys or bool(counts.get("episodes/count"))
         return {**stats, **counts, **self.calls.statistics}
+
+    def _look_for_reward(self, stats: dict[str, Any]) -> None:
+        """Note the first reward that differs from 0, and warn if there was none for long."""
+        state = self.state
+        has_rows = self._rows_to_learn > 0  # else both extremes are infinite
+        state.rewarded |= has_rows and any((stats["rewards/min"], stats["rewards/max"]))
+        self._unrewarded += 1
+        is_late = self._unrewarded == UNREWARDED and not self.reducer.rank
+        if is_late and self._awaits_reward:
+            _log.warning(
+                "Every reward of %d rollouts was 0, so the policy is not trained yet; it is from "
+                "the first other one on. `critic_warmup: 0` trains it from the start; a bonus "
+                "(`bonuses: [{rnd: {}}]`) finds rare rewards sooner.",
+                UNREWARDED,
+            )
 
     def _prepare(self) -> None:
         """Let bonuses look at the environment, once, before the first rollout to learn from."""
@@ -414,33 +430,27 @@ class OnPolicyAlgorithm(
 
     def hold_policy(self) -> None:
         """While `critic_warmup` lasts, set advantages to 0: the update trains the values alone."""
-        if self._is_held:
+        if self._is_cold or self._awaits_reward:
             self.rollout.advantages.zero_()
-        if self._awaits_reward and self.state.horizons == UNREWARDED:
-            _log.warning(
-                "Every reward of %d rollouts was 0, so the policy has not been trained yet; it is "
-                "from the first other one on. If rewards are that rare, a bonus finds them sooner "
-                "(`bonuses: [{rnd: {}}]`); `critic_warmup: 0` trains the policy from the start.",
-                UNREWARDED,
-            )
 
     @property
-    def _is_held(self) -> bool:
-        """Whether `critic_warmup` lasts."""
-        config, env_steps = self.config, self.state.env_steps
-        if config.critic_warmup is not None:
-            return bool(env_steps < config.critic_warmup)
-        if config.lr_schedule_kind == "adaptive":
-            return False
-        is_cold = self._may_never_end and env_steps < WARMUP * self._rows_to_learn
-        return is_cold or self._awaits_reward
+    def _is_cold(self) -> bool:
+        """Whether the env steps of `critic_warmup`, or those of its default, last."""
+        config, env_steps = self.config, self.config.critic_warmup
+        if env_steps is None:
+            is_adaptive = config.lr_schedule_kind == "adaptive"
+            is_needed = self._may_never_end and not is_adaptive
+            env_steps = WARMUP * self._rows_to_learn if is_needed else 0
+        return bool(self.state.env_steps < env_steps)
 
     @property
     def _awaits_reward(self) -> bool:
         """Whether the default of `critic_warmup` waits for the first reward that is not 0."""
         config = self.config
-        is_default = config.critic_warmup is None and config.lr_schedule_kind != "adaptive"
-        return is_default and not self.state.rewarded and not self.bonuses
+        if self.state.rewarded or self.bonuses or config.critic_warmup is not None:
+            return False
+        ignored = getattr(find_objective(config.objective), "ignores", {})
+        return config.lr_schedule_kind != "adaptive" and "critic_warmup" not in ignored
 
     @property
     def _may_never_end(self) -> bool:
@@ -451,7 +461,7 @@ class OnPolicyAlgorithm(
         """Context that updates statistics of observations; see `preserve_outputs`."""
         asked = self.config.preserve_outputs
         is_asked = self._may_never_end if asked is None else asked
-        is_trained = self.state.env_steps > 0 and not self._is_held
+        is_trained = self.state.env_steps > 0 and not self._is_cold
         return preserving(self.policy) if is_asked and is_trained else nullcontext()
 
     def learn(self, steps: Iterable[Iterator[Minibatch]]) -> None:

@@ -312,7 +312,7 @@ class GroupedAlgorithm:
 
     @property
     def state(self) -> Any:
-        """Counters, which are the same for all policies; env steps are those of all agents."""
+        """Counters of the first policy; of all, env steps are those of all agents."""
         return self._first.state
 
     @property

@@ -260,12 +260,13 @@ class Hyperparameters:
     with `"minibatch"` over each minibatch (of several processes, over the rows of all)."""
 
     critic_warmup: None | NonNegativeInt = None
-    """Env steps at the start whose updates train the values alone, with advantages of 0, so that
-    the policy does not follow values that are not trained yet. None: until a reward differs from 0,
-    unless there are bonuses, because advantages are errors of the values until then; and two
-    rollouts where episodes may never end (no episode ends in them, and the environment has episode
-    keys and no `max_episode_steps`), because a small change of the policy leads an environment that
-    is never reset far away. 0 with `lr_schedule_kind: adaptive`."""
+    """Env steps at the start whose updates train the values, with advantages of 0, so that the
+    policy does not follow values that are not trained yet; other terms, such as an entropy bonus,
+    still move it. None: until a reward differs from 0, unless there are bonuses or the objective
+    has no advantages, because they are errors of the values until then; and two rollouts where
+    episodes may never end (no episode ends in them, and the environment has episode keys and no
+    `max_episode_steps`), because a small change of the policy leads an environment that is never
+    reset far away. 0 with `lr_schedule_kind: adaptive`."""
 
     normalize_rewards: bool | Literal["running", "auto"] = "auto"
     """Whether to divide rewards by the standard deviation of their discounted sums within episodes

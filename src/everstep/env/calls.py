@@ -110,11 +110,13 @@ class _Lent:
         """Lend the rollout's memory to an environment that has `borrow_rows`, once for each."""
         if self._of[0] is env and self._of[1] is rollout:
             return
+        self._of, self._rows, self.borrowed = (env, rollout), [], None
         borrow = getattr(env, "borrow_rows", None)
-        rows = [] if borrow is None else rollout.lend()
-        self._of, self.borrowed = (env, rollout), None if borrow is None else borrow(rows)
         # Replaced tensors of nested observations would not be seen.
-        self._rows = rows if rollout.observation.is_plain and self.borrowed is not None else []
+        is_fit = rollout.observation.is_plain and rollout.device.type == "cpu"
+        if borrow is not None and is_fit:
+            self._rows = rollout.lend()
+            self.borrowed = borrow(self._rows)
         self._tensors = [list(row.values()) for row in self._rows]
 
     def holds(self, t: int, outcome: Any) -> bool:
@@ -124,9 +126,12 @@ class _Lent:
             EnvError: If a tensor of it was replaced.
 
         """
-        if not self._rows or outcome is not self._rows[t]:
+        if outcome is not self._rows[t]:
             return False
-        if not all(map(is_, outcome.values(), self._tensors[t])):
+        tensors, found = self._tensors[t], list(outcome.values())
+        if len(found) != len(tensors):  # a key that was added, or deleted
+            return False
+        if not all(map(is_, found, tensors)):
             raise EnvError(_REPLACED)
         return True
 

@@ -1,5 +1,6 @@
 """Updates at the start that train the values alone."""
 
+from contextlib import nullcontext
 from copy import deepcopy
 from typing import Any
 
@@ -11,6 +12,7 @@ import everstep
 from everstep import AlgorithmConfig
 from everstep.algorithms.recording import Recorder
 from everstep.core.graphs import Tape
+from everstep.distillation import Distillation
 from everstep.errors import ConfigError
 from tests.toys import TERMINATED, Episode, RecordedEnv, ScriptedEnv
 
@@ -160,14 +162,41 @@ def test_rewards_of_evaluations_do_not_count() -> None:
     assert not algorithm.state.rewarded
 
 
+def test_rollouts_without_a_valid_row_have_no_reward() -> None:
+    env = everstep.make(lambda: ScriptedEnv(0, [Episode(1, TERMINATED)]), 1, horizon=1)
+    quiet = AlgorithmConfig(sgd_minibatch_size=1, num_sgd_iters=1, seed=0).build(env)
+    env._memory._rows[0].rewards[...] = 0.0
+    read = env._calls.step
+    env._calls.step = lambda actions: (*(x := read(actions))[:1], x[1] * 0.0, *x[2:])
+    counts = [quiet.collect()["env/steps"] for _ in range(4)]
+    assert 0 in counts
+    assert not quiet.state.rewarded
+
+
+def test_objectives_without_advantages_wait_for_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    teacher = built(env()).policy
+    algorithm = built(env(ends=2, rewarded_from=30 * HORIZON), objective=Distillation(teacher))
+    assert parts_that_change(algorithm, 12)[-1].startswith("policy")
+    assert not [x for x in caplog.records if "was 0" in x.getMessage()]
+
+
+def test_outputs_are_preserved_while_it_waits_for_a_reward() -> None:
+    source = env(rewarded_from=30 * HORIZON)
+    algorithm = built(source, preserve_outputs=True, normalize_observations=True)
+    assert parts_that_change(algorithm, 2) == [HELD, HELD]
+    algorithm.collect()
+    assert not isinstance(algorithm._preserving(), nullcontext)
+
+
 @pytest.mark.parametrize("options", [{}, {"critic_warmup": 0}, {"bonuses": [RND]}])
 def test_a_warning_says_that_no_reward_was_found(
     options: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
+    options |= {"recompute_advantages": True}
     algorithm = built(env(ends=2, rewarded_from=30 * HORIZON), **options)
     parts_that_change(algorithm, 12)
     warnings = [x.getMessage() for x in caplog.records if "was 0" in x.getMessage()]
-    assert len(warnings) == (not options)
+    assert len(warnings) == (len(options) == 1)
 
 
 def test_it_holds_for_gradients_that_are_applied_elsewhere() -> None:

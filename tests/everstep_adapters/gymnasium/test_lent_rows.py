@@ -203,6 +203,29 @@ def test_a_tensor_that_was_replaced_in_a_row_is_an_error() -> None:
         built(Around(env, replaced)).collect()
 
 
+def with_more(around: Around, row: TensorDict) -> TensorDict:
+    with row.unlock_():
+        row["final_obs"] = row["obs"]
+    return row
+
+
+def test_a_key_that_was_added_to_a_row_is_looked_at() -> None:
+    env = environment(AutoresetMode.NEXT_STEP, "float32", 2, None)
+    with pytest.raises(EnvError, match="final_obs"):
+        built(Around(env, with_more)).collect()
+
+
+def test_copies_of_an_environment_show_what_they_write() -> None:
+    env = environment(AutoresetMode.NEXT_STEP, "float32", 7, None)
+    env.reset()
+    copy = deepcopy(env)
+    actions = torch.zeros(ENVS, 1, dtype=torch.int64)
+    assert torch.equal(copy._memory.data["obs"], env._memory.data["obs"])
+    mine, theirs = copy.step(actions).clone(), env.step(actions)
+    assert all(map(torch.equal, mine.values(), theirs.values()))
+    assert torch.equal(copy.reset(), env.reset())
+
+
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
 def test_steps_between_rollouts_are_not_written_into_them(mode: AutoresetMode) -> None:
     env = environment(mode, "float32", 3, None)

@@ -62,6 +62,8 @@ class GroupReducer(Reducer):
     ) -> tuple[Sequence[Moments], Sequence[torch.Tensor]]:
         """See `Reducer.moments`. Merged in the order of the ranks, so equal on all of them."""
         own = [*(x for moments in each for x in moments), *largest]
+        if not own:
+            return [], []
         flat = [x.double().reshape(-1) for x in own]
         sizes = [len(x) for x in flat]
         parts = [x.split(sizes) for x in self.collectives.gather(torch.cat(flat))]
