@@ -274,15 +274,10 @@ class RowMemory:
         dtype = entries[(DataKeys.REWARDS,)].arrays[0].dtype
         earned = RoundingWatch.of(DataKeys.REWARDS, np.float64, dtype)
         sides = range(len(shared.arrays))
-        self._made_of = parts, watches, earned
+        self._make = partial(_make_row, parts, watches=watches, earned=earned)
         self._rows = [self._make(entries, side) for side in sides]
-        self._is_staged = len(sides) > 1
         #: The row of a borrower to write instead, and how it is shown.
         self.borrowed: None | tuple[Row, TensorDict] = None
-
-    def _make(self, entries: dict[tuple[str, ...], BufferEntry], side: int) -> Row:
-        parts, watches, earned = self._made_of
-        return _make_row(parts, entries, side, watches, earned)
 
     def __reduce__(self) -> Any:  # arrays and tensors of a copy would no longer share memory
         *given, staged = self._arguments
@@ -307,13 +302,15 @@ class RowMemory:
 
     def borrow(self, rows: Sequence[TensorDict]) -> "None | BorrowedRows":
         """Memory of the caller's to write into, rows like `data`; None if they are not alike."""
-        own = _described(self.data)
-        if self._is_staged or any(_described(row) != own for row in rows[:1]):
+        if len(self._rows) > 1 or _described(rows[0]) != _described(self.data):
             return None
         made = []
         for row in rows:
             tensors = row.items(include_nested=True, leaves_only=True)
-            entries = {_path(key): BufferEntry((x.numpy(),), x) for key, x in tensors}
+            entries = {
+                key if isinstance(key, tuple) else (key,): BufferEntry((x.numpy(),), x)
+                for key, x in tensors
+            }
             made.append((self._make(entries, 0), row))
         return BorrowedRows(self, made)
 
@@ -340,14 +337,10 @@ class BorrowedRows:
             self._memory.take_obs(borrowed[0])
 
 
-def _described(data: TensorDict) -> dict[tuple[str, ...], Any]:
+def _described(data: TensorDict) -> dict[Any, Any]:
     """Shape, dtype and device of each tensor."""
     tensors = data.items(include_nested=True, leaves_only=True)
-    return {_path(key): (x.shape, x.dtype, x.device) for key, x in tensors}
-
-
-def _path(key: str | tuple[str, ...]) -> tuple[str, ...]:
-    return (key,) if isinstance(key, str) else key
+    return {key: (x.shape, x.dtype, x.device) for key, x in tensors}
 
 
 def _make_row(

@@ -165,7 +165,6 @@ def test_rewards_of_evaluations_do_not_count() -> None:
 def test_rollouts_without_a_valid_row_have_no_reward() -> None:
     env = everstep.make(lambda: ScriptedEnv(0, [Episode(1, TERMINATED)]), 1, horizon=1)
     quiet = AlgorithmConfig(sgd_minibatch_size=1, num_sgd_iters=1, seed=0).build(env)
-    env._memory._rows[0].rewards[...] = 0.0
     read = env._calls.step
     env._calls.step = lambda actions: (*(x := read(actions))[:1], x[1] * 0.0, *x[2:])
     counts = [quiet.collect()["env/steps"] for _ in range(4)]

@@ -1,5 +1,6 @@
 """Rollouts whose rows the environment writes itself, which hold what copies would."""
 
+import pickle
 import random
 from collections.abc import Callable
 from copy import deepcopy
@@ -19,6 +20,7 @@ from everstep.data import DataKeys
 from everstep.env import Env
 from everstep.errors import EnvError
 from everstep_adapters.gymnasium import GymnasiumEnv
+from everstep_adapters.gymnasium.rows import FLAG_ORDER, RowMemory
 from tests.toys import BOTH, TERMINATED, TRUNCATED, Episode, ScriptedEnv
 
 ENVS, HORIZON = 3, 8
@@ -224,6 +226,20 @@ def test_copies_of_an_environment_show_what_they_write() -> None:
     mine, theirs = copy.step(actions).clone(), env.step(actions)
     assert all(map(torch.equal, mine.values(), theirs.values()))
     assert torch.equal(copy.reset(), env.reset())
+
+
+@pytest.mark.parametrize("staged", [False, True])
+def test_copies_of_memory_hold_what_it_held(staged: bool) -> None:
+    parts = environment(AutoresetMode.NEXT_STEP, "float32", 7, None)._parts
+    memory = RowMemory(parts, frozenset(FLAG_ORDER), ENVS, torch.device("cpu"), staged=staged)
+    for number in (1.0, 2.0, 3.0):  # staged memory has two sides
+        memory.writable().rewards[...] = number
+        memory.publish()
+    for copy in (deepcopy(memory), pickle.loads(pickle.dumps(memory))):
+        assert all(map(torch.equal, copy.data.values(), memory.data.values()))
+        copy.writable().rewards[...] = 4.0
+        assert bool((copy.publish()["rewards"] == 4.0).all())
+        assert bool((memory.data["rewards"] == 3.0).all())
 
 
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)

@@ -65,10 +65,8 @@ class NativeActor:
                 self._squash = policy._distribution(features)
             self._kept = noise, rollout.obs
             self._is_whole = self._observations.reads(rollout.obs)
-            whole = tuple(x.flatten(0, 1) for x in rollout.obs)
-            self._pointers = addresses(
-                self._observations(whole if self._is_whole else rollout._obs[0])
-            )
+            whole = tuple(x.flatten(0, 1) for x in rollout.obs) if self._is_whole else None
+            self._pointers = addresses([] if whole is None else self._observations(whole))
             self._acting = Acting(
                 engine=self._engine.address,
                 is_double=self._engine.is_double,

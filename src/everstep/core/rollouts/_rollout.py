@@ -35,7 +35,6 @@ class _Expected:
     def __init__(self, name: str, row: torch.Tensor, *, any_float: bool = False) -> None:
         self.name, self.any_float = name, any_float
         self.shape, self.dtype, self.device = row.shape, row.dtype, row.device
-        self.numel = row.numel()
 
     def check(self, x: Any) -> None:
         """Check a tensor.
@@ -169,9 +168,6 @@ class Rollout:
         #: Whether final observations lay in the memory of observations then.
         self._shares_final = False
         self._outcomes, self._expected = self._outcome_rows()
-        #: Tensors that fitted, of an environment that returns the same ones in each vector step.
-        self._unchecked: list[Any] = [None] * len(self._expected)
-        self._checked = self._unchecked
 
     def _outcome_rows(self) -> tuple[list[list[torch.Tensor]], list[_Expected]]:
         """Storage rows of each vector step's outcome, and the tensors they accept, in one order."""
@@ -290,12 +286,8 @@ class Rollout:
             self._shares_final |= self._is_first and any(map(_is_one, leaves, final))
             self._is_first &= t < self.horizon - 1
         has_graph = False
-        for x, expected, before in zip(leaves, self._expected, self._checked, strict=True):
-            # Many environments return their own tensors, the same ones in each vector step. With as
-            # many elements they fit, or cannot be copied.
-            if x is before and x.numel() == expected.numel and x.dtype is expected.dtype:
-                pass
-            elif not (  # nearly all fit, and six calls would cost as much as the copy
+        for x, expected in zip(leaves, self._expected, strict=True):
+            if not (  # nearly all fit, and six calls would cost as much as the copy
                 type(x) is torch.Tensor
                 and x.shape == expected.shape
                 and x.dtype is expected.dtype
@@ -303,8 +295,6 @@ class Rollout:
             ):
                 expected.check(x)
             has_graph |= x.requires_grad
-        if leaves[0] is not self._checked[0]:  # only an environment's own tensors are held
-            self._checked = leaves if self._is_first else self._unchecked
         # It waits for a device: in the first rollout alone there, and not in recorded work.
         if self._shares_final and (
             self.device.type != "cuda" or (self._is_first and not is_static())
