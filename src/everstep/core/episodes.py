@@ -1,5 +1,7 @@
 """Returns and lengths of finished episodes, computed without synchronising."""
 
+from itertools import chain
+
 import torch
 
 from .advantages import masked_moments
@@ -151,5 +153,10 @@ def reward_statistics(rewards: torch.Tensor, valid: torch.Tensor) -> dict[str, t
 
 def to_floats(statistics: dict[str, torch.Tensor]) -> dict[str, float]:
     """The statistics as Python numbers, in one transfer."""
-    packed = torch.stack([value.double() for value in statistics.values()])
-    return dict(zip(statistics, packed.tolist(), strict=True))
+    kinds: dict[torch.dtype, list[str]] = {}
+    for name, value in statistics.items():
+        kinds.setdefault(value.dtype, []).append(name)
+    each = [torch.stack([statistics[name] for name in names]) for names in kinds.values()]
+    packed = torch.cat([values.double() for values in each])
+    found = dict(zip(chain(*kinds.values()), packed.tolist(), strict=True))
+    return {name: found[name] for name in statistics}

@@ -142,18 +142,20 @@ constexpr int BYTES = 16, MAX_ROWS = 4;
 template <class T> struct Types;
 template <> struct Types<float> {
   typedef float V __attribute__((vector_size(BYTES), aligned(4), may_alias));
+  typedef float Short __attribute__((vector_size(16), aligned(4), may_alias));
   typedef int32_t I __attribute__((vector_size(BYTES), aligned(4), may_alias));
   typedef int32_t Int;
-  static constexpr int mantissa = 23, bias = 127, terms = 7, chebyshev = 11;
+  static constexpr int mantissa = 23, bias = 127, terms = 7, artanh = 4, chebyshev = 11;
   static constexpr float magic = 12582912.f;  // 1.5·2²³: adding it rounds to an integer
   static constexpr float ln2_high = 0.693359375f, ln2_low = -2.12194440e-4f;
   static constexpr float least = -86.6f, most = 88.7228394f, saturated = 10.f;
 };
 template <> struct Types<double> {
   typedef double V __attribute__((vector_size(BYTES), aligned(8), may_alias));
+  typedef double Short __attribute__((vector_size(16), aligned(8), may_alias));
   typedef int64_t I __attribute__((vector_size(BYTES), aligned(8), may_alias));
   typedef int64_t Int;
-  static constexpr int mantissa = 52, bias = 1023, terms = 14, chebyshev = 24;
+  static constexpr int mantissa = 52, bias = 1023, terms = 14, artanh = 10, chebyshev = 24;
   static constexpr double magic = 6755399441055744.0;
   static constexpr double ln2_high = 6.93145751953125e-1, ln2_low = 1.42860682030941723212e-6;
   static constexpr double least = -707.7, most = 709.782712893384, saturated = 20.0;
@@ -169,16 +171,22 @@ template <class T> INLINE T sum(V<T> x) {
   for (int i = 0; i < LANES<T>; i++) total += x[i];
   return total;
 }
+// A vector of a number that the compiler does not know: of known ones GCC makes no minimum and no maximum.
+template <class T> INLINE V<T> unknown(T x) {
+  asm("" : "+r"(x));
+  return all<T>(x);
+}
 // NaN stays: a comparison with it is false.
 template <class T> INLINE V<T> clamp(V<T> x, T low, T high) {
-  x = x < low ? all<T>(low) : x;
-  return x > high ? all<T>(high) : x;
+  const V<T> least = unknown(low), most = unknown(high);
+  x = x < least ? least : x;
+  return most < x ? most : x;
 }
 template <class T> INLINE V<T> absolute(V<T> x) { return x < T(0) ? -x : x; }
 
 // ½·2ⁿ, and eʳ − 1 where x = n·ln 2 + r. Errors in units in the last place of float32, measured over
-// 4.5 million numbers by tests/everstep/core/fast/test_kernel.py: exponential 1, expm1 2, tanh 5,
-// sigmoid 3. What is below 2.5e-38 is 0: subnormal numbers are multiplied slowly.
+// 4.5 million numbers by tests/everstep/core/fast/test_kernel.py: exponential 1, expm1 2, tanh 6,
+// sigmoid 3, logarithm 1, softplus 2. What is below 2.5e-38 is 0: subnormal numbers are multiplied slowly.
 template <class T> INLINE void reduce(V<T> x, V<T>& half, V<T>& rest) {
   using I = typename Types<T>::I;
   V<T> shifted = x * T(1.4426950408889634) + Types<T>::magic;
@@ -207,22 +215,40 @@ template <class T> INLINE V<T> expm1(V<T> x) {
   V<T> y = half * rest + (half - T(0.5));
   return x > Types<T>::most ? all<T>(std::numeric_limits<T>::infinity()) : y + y;
 }
-// x·P(x²)/Q(x²), the minimax approximation up to 9.1, from where on float32 has 1.
-INLINE V<float> tanh_of(V<float> x) {
-  using I = typename Types<float>::I;
-  constexpr int32_t most = 0x42A59EB8;  // bits of 9.1²; those of positive numbers are in their order
-  const I bits = (I)(x * x);
-  const V<float> y = (V<float>)(bits > most ? I{} + most : bits);
-  const V<float> p = (((y * 1.3179484393452684e-8f + 2.0482790107508099e-5f) * y + 0.0034879171227705645f) * y + 0.13374567592249599f) * y + 0.99999997788936048f;
-  const V<float> q = (((y * 7.7049036927799394e-7f + 0.0003273087474120067f) * y + 0.025847801543255027f) * y + 0.46707881573747361f) * y + 1.f;
-  return clamp<float>(x * (p / q), -1, 1);
-}
+// x·P(x²)/Q(x²), the minimax approximation up to 9.1, from where on float32 has 1. Q is finite and above 0, also of NaN.
+struct Tanh {
+  V<float> x, p, q;
+  INLINE explicit Tanh(V<float> given) : x(given) {
+    using I = typename Types<float>::I;
+    constexpr int32_t most = 0x42A59EB8;  // bits of 9.1²; those of positive numbers are in their order
+    const I bits = (I)(x * x);
+    const V<float> y = (V<float>)(bits > most ? I{} + most : bits);
+    p = (((y * 1.3179484393452684e-8f + 2.0482790107508099e-5f) * y + 0.0034879171227705645f) * y + 0.13374567592249599f) * y + 0.99999997788936048f;
+    q = (((y * 7.7049036927799394e-7f + 0.0003273087474120067f) * y + 0.025847801543255027f) * y + 0.46707881573747361f) * y + 1.f;
+  }
+  INLINE V<float> times(V<float> inverse) const { return clamp<float>(x * (p * inverse), -1, 1); }
+};
 template <class T> INLINE V<T> tanh(V<T> x) {
-  if constexpr (std::is_same_v<T, float>) return tanh_of(x);
+  if constexpr (std::is_same_v<T, float>) {
+    const Tanh found(x);
+    return found.times(1.f / found.q);
+  }
   V<T> half, rest;  // e/(e + 2), e = e²ˣ − 1
   reduce<T>(clamp<T>(x + x, -2 * Types<T>::saturated, 2 * Types<T>::saturated), half, rest);
   V<T> e = half * rest + (half - T(0.5));
   return e / (e + T(1));
+}
+// Both, with one division, which takes as long as half of the rest.
+template <class T> INLINE void tanh_of_two(V<T>& x, V<T>& y) {
+  if constexpr (std::is_same_v<T, float>) {
+    const Tanh first(x), second(y);
+    const V<float> inverse = 1.f / (first.q * second.q);
+    x = first.times(inverse * second.q);
+    y = second.times(inverse * first.q);
+  } else {
+    x = tanh<T>(x);
+    y = tanh<T>(y);
+  }
 }
 template <class T> INLINE V<T> sigmoid(V<T> x) { return T(1) / (T(1) + exponential<T>(-x)); }
 
@@ -249,13 +275,24 @@ template <class T> INLINE void standard_normal(V<T> x, V<T>& probability, V<T>& 
   density = e * T(0.39894228040143267794);
 }
 
-template <class T, class F> INLINE V<T> each(V<T> x, F f) {
-  for (int i = 0; i < LANES<T>; i++) x[i] = f(x[i]);
-  return x;
+// log x of normal numbers above 0; NaN and infinity stay.
+template <class T> INLINE V<T> logarithm(V<T> x) {
+  using I = typename Types<T>::I;
+  constexpr T root = T(0.70710678118654752440);  // x = m·2ⁿ, √½ ≤ m < √2
+  const I n = ((I)x - (I)all<T>(root)) >> Types<T>::mantissa;
+  const V<T> f = (V<T>)((I)x - (n << Types<T>::mantissa)) - T(1), count = __builtin_convertvector(n, V<T>);
+  // log(1 + f) = 2 artanh(s) = 2s + 2s³/3 + …, and 2s = f − s·f.
+  const V<T> s = f / (f + T(2)), z = s * s;
+  V<T> rest = all<T>(T(2.0 / (2 * Types<T>::artanh + 1)));
+  for (int k = Types<T>::artanh - 1; k > 0; k--) rest = rest * z + T(2.0 / (2 * k + 1));
+  const V<T> y = f - s * (f - z * rest) + count * Types<T>::ln2_low + count * Types<T>::ln2_high;
+  return x - x == T(0) ? y : x;
 }
 // log(1 + eˣ); PyTorch's has that threshold.
 template <class T> INLINE V<T> softplus(V<T> x) {
-  return x > T(20) ? x : each<T>(exponential<T>(x), [](T y) { return std::log1p(y); });
+  // What the sum has lost of y is made good by the derivative of the logarithm.
+  const V<T> y = exponential<T>(x), total = y + T(1);
+  return x > T(20) ? x : logarithm<T>(total) + (y - (total - T(1))) / total;
 }
 
 // ---- products of matrices ------------------------------------------------------------------------
@@ -290,11 +327,11 @@ INLINE void block(int64_t K, Matrix<const T> a, const T* b, int64_t ldb, T* c, i
 }
 
 template <class T, int ROWS, int COLUMNS>
-void rest_of_rows(int64_t M, int64_t K, Matrix<const T> a, const T* b, int64_t ldb, T* c, int64_t ldc,
+void rows_of(int64_t M, int64_t K, Matrix<const T> a, const T* b, int64_t ldb, T* c, int64_t ldc,
                   const T* bias, bool adds) {
   if constexpr (ROWS > 0) {
     if (M == ROWS) block<T, ROWS, COLUMNS>(K, a, b, ldb, c, ldc, bias, adds);
-    else rest_of_rows<T, ROWS - 1, COLUMNS>(M, K, a, b, ldb, c, ldc, bias, adds);
+    else rows_of<T, ROWS - 1, COLUMNS>(M, K, a, b, ldb, c, ldc, bias, adds);
   }
 }
 
@@ -304,7 +341,7 @@ void columns_of(int64_t M, int64_t K, Matrix<const T> a, const T* b, int64_t ldb
   int64_t i = 0;
   for (; i + MAX_ROWS <= M; i += MAX_ROWS)
     block<T, MAX_ROWS, COLUMNS>(K, {a.at + i * a.row, a.row, a.column}, b, ldb, c + i * ldc, ldc, bias, adds);
-  rest_of_rows<T, MAX_ROWS - 1, COLUMNS>(M - i, K, {a.at + i * a.row, a.row, a.column}, b, ldb, c + i * ldc, ldc, bias, adds);
+  rows_of<T, MAX_ROWS - 1, COLUMNS>(M - i, K, {a.at + i * a.row, a.row, a.column}, b, ldb, c + i * ldc, ldc, bias, adds);
 }
 
 // C[M, N] = A[M, K]·B[K, N] (+ bias, or + C); N is a multiple of LANES.
@@ -313,6 +350,8 @@ void product(int64_t M, int64_t N, int64_t K, Matrix<const T> a, const T* b, int
              int64_t ldc, const T* bias, bool adds) {
   constexpr int L = LANES<T>;
   int64_t j = 0;
+  for (; M <= 2 && j + 4 * L <= N; j += 4 * L)
+    rows_of<T, 2, 4>(M, K, a, b + j, ldb, c + j, ldc, bias ? bias + j : nullptr, adds);
   for (; j + 2 * L <= N; j += 2 * L)
     columns_of<T, 2>(M, K, a, b + j, ldb, c + j, ldc, bias ? bias + j : nullptr, adds);
   if (j < N) columns_of<T, 1>(M, K, a, b + j, ldb, c + j, ldc, bias ? bias + j : nullptr, adds);
@@ -394,15 +433,23 @@ constexpr double SELU_SCALE = 1.0507009873554804934193349852946, SELU_ALPHA = 1.
 // Whether the derivative depends on what the activation was applied to; else on its outputs alone.
 constexpr bool keeps_input(int64_t kind) { return kind == SILU || kind == GELU || kind == TANH_GELU || kind == SQUARED_RELU; }
 
-template <class T> void activate(int64_t kind, T* y, T* before, int64_t rows, int64_t n, int64_t ld) {
+// Of n numbers, a multiple of LANES.
+template <class T> void activate(int64_t kind, T* y, T* before, int64_t n) {
+  int64_t i = 0;
   auto apply = [&](auto f) {
-    for (int64_t r = 0; r < rows; r++)
-      for (int64_t j = 0; j < n; j += LANES<T>) store<T>(y + r * ld + j, f(load<T>(y + r * ld + j)));
+    for (; i < n; i += LANES<T>) store<T>(y + i, f(load<T>(y + i)));
   };
-  if (keeps_input(kind)) memcpy(before, y, sizeof(T) * rows * ld);
+  if (keeps_input(kind)) memcpy(before, y, sizeof(T) * n);
   switch (kind) {
     case RELU: return apply([](V<T> x) { return x < T(0) ? V<T>{} : x; });
-    case TANH: return apply([](V<T> x) { return tanh<T>(x); });
+    case TANH:
+      for (; i + 2 * LANES<T> <= n; i += 2 * LANES<T>) {
+        V<T> first = load<T>(y + i), second = load<T>(y + i + LANES<T>);
+        tanh_of_two<T>(first, second);
+        store<T>(y + i, first);
+        store<T>(y + i + LANES<T>, second);
+      }
+      return apply([](V<T> x) { return tanh<T>(x); });
     case SIGMOID: return apply([](V<T> x) { return sigmoid<T>(x); });
     case ELU: return apply([](V<T> x) { return x > T(0) ? x : expm1<T>(x); });
     case SILU: return apply([](V<T> x) { return x * sigmoid<T>(x); });
@@ -531,7 +578,7 @@ template <class T> void forward(const Engine<T>& e, Work<T>& w, int64_t rows, in
       narrow_product<T>(rows, x.layer.outputs, x.layer.inputs, input.at, input.row, x.plain, x.in, w.y[l], x.out, x.bias);
     else
       product<T>(rows, padded<T>(x.layer.outputs), x.layer.inputs, input, x.transposed, x.out, w.y[l], x.out, x.bias, false);
-    activate<T>(x.layer.activation, w.y[l], w.before[l], rows, padded<T>(x.layer.outputs), x.out);
+    activate<T>(x.layer.activation, w.y[l], w.before[l], rows * x.out);
   }
 }
 
@@ -562,6 +609,11 @@ int64_t width_of(const Leaf& leaf) {
   return width;
 }
 
+// Kinds of numbers: one, and vectors. (An argument of a template would lose what they say of alignment.)
+template <class T> struct One { typedef T N; };
+template <class T> struct Few { typedef typename Types<T>::Short N; };
+template <class T> struct Many { typedef typename Types<T>::V N; };
+
 template <class T> void gather(const Engine<T>& e, T* row, const void* const* obs, int64_t k, bool excluded) {
   for (int64_t l = 0; l < e.model.leaf_count; l++) {
     const Leaf& leaf = e.model.leaves[l];
@@ -576,13 +628,24 @@ template <class T> void gather(const Engine<T>& e, T* row, const void* const* ob
       continue;
     }
     const T* x = (const T*)obs[l] + k * n;
-    if (!leaf.constants) { memcpy(to, x, sizeof(T) * n); continue; }
     const T *mean = (const T*)leaf.constants, *std = mean + n, *low = std + n, *high = low + n;
-    for (int64_t i = 0; i < n; i++) {
-      T y = (x[i] - mean[i]) / std[i];
-      y = y < low[i] ? low[i] : y;
-      to[i] = y > high[i] ? high[i] : y;
-    }
+    int64_t i = 0;
+    auto normalize = [&](auto kind) {
+      typedef typename decltype(kind)::N N;
+      for (constexpr int64_t size = sizeof(N) / sizeof(T); i + size <= n; i += size) {
+        N y = *(const N*)(x + i);
+        if (leaf.constants) {
+          const N least = *(const N*)(low + i), most = *(const N*)(high + i);
+          y = (y - *(const N*)(mean + i)) / *(const N*)(std + i);
+          y = y < least ? least : y;
+          y = most < y ? most : y;
+        }
+        *(N*)(to + i) = y;
+      }
+    };
+    normalize(Many<T>{});
+    normalize(Few<T>{});
+    normalize(One<T>{});
   }
 }
 
@@ -622,7 +685,7 @@ template <class T> void categorical(const Engine<T>& e, Work<T>& w, Rows<T>& row
         store<T>(p + j * TILE + i, y);
         total += y;
       }
-      V<T> log_total = each<T>(total, [](T y) { return std::log(y); });
+      V<T> log_total = logarithm<T>(total);
       for (int64_t j = 0; j < options; j++) {
         V<T> x = load<T>(z + j * TILE + i) - log_total, y = load<T>(p + j * TILE + i) / total;
         y = y <= smallest<T>() ? V<T>{} : y;
@@ -881,34 +944,37 @@ template <class T> void loss_of(const Engine<T>& e, Work<T>& w, Rows<T>& rows, i
 
   const bool has_clip = loss.vf_clip == loss.vf_clip;
   const T vf_clip = T(loss.vf_clip), coeff = T(loss.vf_coeff);
-  T errors = 0;
-  for (int64_t i = 0; i < count; i++)
-    for (int64_t k = 0; k < e.values; k++) {
-      T& gradient = w.g[values][i * ldv + k];
-      gradient = 0;
-      const T weight = rows.weight[i];
-      if (weight == 0) continue;
+  V<T> errors{};
+  for (int64_t k = 0; k < e.values; k++) {
+    alignas(64) T value[TILE], target[TILE], before[TILE];  // which becomes the gradient
+    for (int64_t i = 0; i < n; i++) {
+      const bool included = rows.weight[i] != 0;
       const int64_t at = rows.index[i] * e.values + k;
-      const T unit = scale_at<T>(e, k), value = value_at<T>(e, w.y[values][i * ldv + k], k) / unit;
-      const T difference = value - ((const T*)b.returns)[at] / unit;
-      T size = std::fabs(difference);
-      T derivative = loss.is_mse ? difference : difference < -1 ? T(-1) : difference > 1 ? T(1) : difference;
+      value[i] = included ? value_at<T>(e, w.y[values][i * ldv + k], k) : T(0);
+      target[i] = included ? ((const T*)b.returns)[at] : T(0);
+      before[i] = included && has_clip ? ((const T*)b.values)[at] : T(0);
+    }
+    const T unit = scale_at<T>(e, k);
+    for (int64_t i = 0; i < n; i += LANES<T>) {
+      const V<T> weight = load<T>(rows.weight + i), estimate = load<T>(value + i) / unit, difference = estimate - load<T>(target + i) / unit;
+      V<T> size = absolute<T>(difference), derivative = loss.is_mse ? difference : clamp<T>(difference, -1, 1);
       if (has_clip) {
-        const T change = value - ((const T*)b.values)[at] / unit;
-        const T kept = change < -vf_clip ? -vf_clip : change > vf_clip ? vf_clip : change;
-        const T clipped = std::fabs(difference - (change - kept));
-        if (clipped > size) derivative = 0;
+        const V<T> change = estimate - load<T>(before + i) / unit;
+        const V<T> clipped = absolute<T>(difference - (change - clamp<T>(change, -vf_clip, vf_clip)));
+        derivative = clipped > size ? V<T>{} : derivative;
         size = clipped > size || clipped != clipped ? clipped : size;
       }
-      const T near = loss.is_mse || size != size ? size : size < 1 ? size : T(1);
+      const V<T> near = loss.is_mse ? size : size > T(1) ? all<T>(1) : size;
       errors += weight * ((size - T(0.5) * near) * near);
-      gradient = derivative * weight * coeff;
+      store<T>(before + i, derivative * weight * coeff);
     }
+    for (int64_t i = 0; i < count; i++) w.g[values][i * ldv + k] = before[i];
+  }
   w.results[POLICY] += sum<T>(gains);
   w.results[KL] += sum<T>(divergence);
   w.results[CLIPPED] += sum<T>(beyond);
   w.results[ENTROPY] += sum<T>(entropies);
-  w.results[VALUE] += errors;
+  w.results[VALUE] += sum<T>(errors);
 }
 
 // ---- a minibatch ----------------------------------------------------------------------------------------
@@ -1136,7 +1202,7 @@ template <class T> void choose(const Engine<T>& e, int64_t rows, T* outputs, con
         log_p = leads || j == 0 ? x : log_p;
         total += p;
       }
-      total_logp += log_p - each<T>(total, [](T y) { return std::log(y); });
+      total_logp += log_p - logarithm<T>(total);
       for (int64_t k = 0; k < count; k++) actions[(r + k) * choices + d] = int64_t(chosen[k]);
       start += options;
     }
@@ -1594,14 +1660,17 @@ EXPORT(finish_episodes)(int64_t is_double, int64_t steps, int64_t envs, const vo
   BY_TYPE(finish_episodes, steps, envs, (const T*)rewards, valid, done, open, recent, window, finished, out);
 }
 
-// Elementwise functions, to measure their errors: 0 exponential, 1 expm1, 2 tanh, 3 sigmoid, 4 Φ.
+// Elementwise functions, to measure their errors: 0 exponential, 1 expm1, 2 tanh, 3 sigmoid, 4 Φ, 5 logarithm, 6 softplus.
 EXPORT(apply)(int64_t which, int64_t n, float* x) {
   using T = float;
-  for (int64_t i = 0; i + LANES<T> <= n; i += LANES<T>) {
-    V<T> y = load<T>(x + i), p, density;
-    standard_normal<T>(y, p, density);
-    store<T>(x + i, which == 0 ? exponential<T>(y) : which == 1 ? expm1<T>(y) : which == 2 ? tanh<T>(y) : which == 3 ? sigmoid<T>(y) : p);
-  }
+  n -= n % LANES<T>;
+  if (which == 2) activate<T>(TANH, x, nullptr, n);
+  else
+    for (int64_t i = 0; i < n; i += LANES<T>) {
+      V<T> y = load<T>(x + i), p, density;
+      standard_normal<T>(y, p, density);
+      store<T>(x + i, which == 0 ? exponential<T>(y) : which == 1 ? expm1<T>(y) : which == 3 ? sigmoid<T>(y) : which == 4 ? p : which == 5 ? logarithm<T>(y) : softplus<T>(y));
+    }
   return 0;
 }
 
