@@ -309,6 +309,99 @@ class Gauge(Small):
         return -abs(self.angle - self.wanted), False
 
 
+class Dice(Small):
+    """A die is thrown again or what was thrown is kept; a one loses all of it."""
+
+    observation_space, action_space = Discrete(41), Discrete(2)
+
+    def start(self) -> None:
+        self.thrown = 0
+
+    def look(self) -> Any:
+        return self.thrown
+
+    def move(self, action: Any) -> tuple[float, bool]:
+        if int(action) == 0:
+            return float(self.thrown), True
+        die = int(self.np_random.integers(1, 7))
+        self.thrown = 0 if die == 1 else min(self.thrown + die, 40)
+        return 0.0, die == 1
+
+
+class NoisyArms(Small):
+    """One env step: an arm whose reward is a number of what is seen, and as much noise."""
+
+    length = 1
+    observation_space, action_space = vector(4), Discrete(6)
+    weights = np.random.default_rng(1).normal(size=(6, 4)) / 2
+
+    def look(self) -> Any:
+        self.seen = self.np_random.normal(size=4)
+        return np.float32(self.seen)
+
+    def move(self, action: Any) -> tuple[float, bool]:
+        return float(self.weights[int(action)] @ self.seen + self.np_random.normal()), True
+
+
+class Fishery(Small):
+    """A share of the fish is caught each year; years differ, and few fish do not come back."""
+
+    length = 50
+    observation_space, action_space = vector(2), Discrete(5)
+
+    def start(self) -> None:
+        self.fish, self.last = self.np_random.uniform(0.3, 1.0), 0.0
+
+    def look(self) -> Any:
+        return np.array([self.fish, self.t / self.length], np.float32)
+
+    def move(self, action: Any) -> tuple[float, bool]:
+        catch = self.fish * int(action) / 8
+        self.fish -= catch
+        growth = 0.5 * self.fish * (1 - self.fish) * np.exp(self.np_random.normal(0, 0.5))
+        self.fish += float(growth) - 0.02
+        return catch, self.fish < 0.05
+
+
+class ShakingHand(Small):
+    """Eight shots at a target in the plane with a hand that shakes: a hit has reward 1."""
+
+    length = 8
+    observation_space, action_space = vector(2), Box(-1.0, 1.0, (2,), np.float32)
+
+    def look(self) -> Any:
+        self.target = self.np_random.uniform(-0.8, 0.8, 2)
+        return np.float32(self.target)
+
+    def move(self, action: Any) -> tuple[float, bool]:
+        shot = np.clip(action, -1, 1) + self.np_random.normal(0, 0.15, 2)
+        return float(np.linalg.norm(shot - self.target) < 0.3), False
+
+
+class Ferry(Small):
+    """A ferry crosses a river in gusts that drive it down, and is to land at a pier."""
+
+    length = 60
+    observation_space, action_space = Discrete(80), Discrete(3)
+
+    def start(self) -> None:
+        self.x, self.y = 0, int(self.np_random.integers(2, 6))
+
+    def look(self) -> Any:
+        return self.x * 8 + self.y
+
+    def move(self, action: Any) -> tuple[float, bool]:
+        driven = self.np_random.random() < 0.3
+        y = self.y + int(action) - 1 - int(driven)
+        self.x = min(self.x + int(self.np_random.random() < 0.6), 9)
+        self.y = min(max(y, 0), 7)
+        if y != self.y:
+            return -1.0, True
+        if self.x == 9:
+            return (2.0 if self.y == 6 else 0.0), True
+        return -0.02, False
+
+
 # ---- the held-out set -------------------------------------------------------------------------
 
 
@@ -818,3 +911,216 @@ class Dodge(Small):
         self.blocks[0] = self.np_random.random(self.cells) < 0.3 * (self.t % 2)
         is_hit = bool(self.blocks[-1, self.place])
         return 0.0 if is_hit else 1.0, is_hit
+
+
+# ---- the fourth held-out set ------------------------------------------------------------------
+
+
+class Ladder(Small):
+    """Twelve rungs: a step is nearly safe, a leap is as likely to miss as not and may fall."""
+
+    length = 40
+    observation_space, action_space = Discrete(13), Discrete(2)
+
+    def start(self) -> None:
+        self.rung = 0
+
+    def look(self) -> Any:
+        return self.rung
+
+    def move(self, action: Any) -> tuple[float, bool]:
+        chance = self.np_random.random()
+        if int(action) == 0:
+            self.rung += int(chance < 0.3)
+        elif chance < 0.4:
+            self.rung = min(self.rung + 2, 12)
+        elif chance > 0.8:
+            self.rung = 0
+        return float(self.rung == 12), self.rung == 12
+
+
+class Cruise(Small):
+    """A car in hills is to keep a speed that is asked for. Nothing ever ends."""
+
+    observation_space, action_space = vector(3), Box(-1.0, 1.0, (1,), np.float32)
+
+    def start(self) -> None:
+        self.speed, self.place = self.np_random.uniform(0, 10), self.np_random.uniform(0, 100)
+        self.asked = self.np_random.uniform(5, 25)
+
+    def look(self) -> Any:
+        return np.array([self.speed, self.asked, np.sin(self.place / 20)], np.float32)
+
+    def move(self, action: Any) -> tuple[float, bool]:
+        if self.np_random.random() < 0.01:
+            self.asked = self.np_random.uniform(5, 25)
+        push = 3 * float(np.clip(action[0], -1, 1)) - np.sin(self.place / 20)
+        self.speed = max(0.0, self.speed + 0.3 * (push - 0.003 * self.speed**2))
+        self.place += 0.3 * self.speed
+        return -abs(self.speed - self.asked) / 10, False
+
+
+class Chase(Small):
+    """A hunter with inertia stays with a prey that wanders in a square. Nothing ever ends."""
+
+    observation_space, action_space = vector(6), Box(-1.0, 1.0, (2,), np.float32)
+
+    def start(self) -> None:
+        self.hunter, self.prey = self.np_random.uniform(-3, 3, (2, 2))
+        self.speed = np.zeros(2)
+
+    def look(self) -> Any:
+        return np.float32([*self.hunter, *self.speed, *self.prey])
+
+    def move(self, action: Any) -> tuple[float, bool]:
+        self.speed = 0.8 * self.speed + 0.1 * np.clip(action, -1, 1)
+        self.hunter = np.clip(self.hunter + self.speed, -4, 4)
+        self.prey = np.clip(self.prey + self.np_random.normal(0, 0.1, 2), -3, 3)
+        return -float(np.linalg.norm(self.hunter - self.prey)), False
+
+
+class Junction(Small):
+    """Cars wait in two streets; to change the light costs two env steps. Nothing ever ends."""
+
+    observation_space, action_space = vector(4), Discrete(2)
+
+    def start(self) -> None:
+        self.cars, self.light, self.waits = self.np_random.integers(0, 8, 2), 0, 0
+
+    def look(self) -> Any:
+        return np.float32([*self.cars, self.light, self.waits])
+
+    def move(self, action: Any) -> tuple[float, bool]:
+        if int(action) != self.light and not self.waits:
+            self.light, self.waits = int(action), 3
+        self.waits = max(0, self.waits - 1)
+        if not self.waits:
+            self.cars[self.light] = max(0, self.cars[self.light] - 2)
+        arrived = self.np_random.random(2) < [0.5, 0.25]
+        self.cars = np.minimum(self.cars + arrived, 40)
+        return -float(self.cars.sum()) / 10, False
+
+
+class Mixer(Small):
+    """Three colours are changed by up to two steps each, to a colour that is shown."""
+
+    length = 20
+    observation_space, action_space = vector(6), MultiDiscrete([5, 5, 5])
+
+    def start(self) -> None:
+        self.colour, self.wanted = self.np_random.uniform(-1, 1, (2, 3))
+
+    def look(self) -> Any:
+        return np.float32([*self.colour, *self.wanted])
+
+    def move(self, action: Any) -> tuple[float, bool]:
+        self.colour = self.colour + 0.1 * (np.asarray(action) - 2)
+        return -float(np.abs(self.colour - self.wanted).mean()), False
+
+
+class Slopes(Small):
+    """Seven numbers are seen; switches tell where they rise."""
+
+    length = 8
+    observation_space, action_space = vector(7), MultiBinary(6)
+
+    def look(self) -> Any:
+        self.numbers = self.np_random.normal(size=7)
+        return np.float32(self.numbers)
+
+    def move(self, action: Any) -> tuple[float, bool]:
+        return float(np.mean(np.asarray(action) == (np.diff(self.numbers) > 0))), False
+
+
+class Oven(Small):
+    """An oven is brought to the heat of a dish, and burns it above; both in a `Dict`."""
+
+    length = 40
+    observation_space = Dict({"heat": vector(2), "dish": Discrete(4)})
+    action_space = Box(-1.0, 1.0, (1,), np.float32)
+
+    def start(self) -> None:
+        self.heat, self.trend = self.np_random.uniform(0, 0.5), 0.0
+        self.dish = int(self.np_random.integers(4))
+
+    def look(self) -> Any:
+        return {"heat": np.float32([self.heat, self.trend]), "dish": self.dish}
+
+    def move(self, action: Any) -> tuple[float, bool]:
+        self.trend = 0.8 * self.trend + 0.05 * float(np.clip(action[0], -1, 1))
+        self.heat += self.trend + self.np_random.normal(0, 0.01)
+        distance = self.heat - (0.8 + 0.4 * self.dish)
+        return 1 - min(1.0, abs(distance)), distance > 0.3
+
+
+class Offer(Small):
+    """One env step: a price for a thing whose worth is seen in part; it is paid, or it is not."""
+
+    length = 1
+    observation_space, action_space = vector(3), Box(0.0, 3.0, (1,), np.float32)
+
+    def look(self) -> Any:
+        self.signs = self.np_random.uniform(0, 1, 3)
+        return np.float32(self.signs)
+
+    def move(self, action: Any) -> tuple[float, bool]:
+        price = float(np.clip(action[0], 0, 3))
+        worth = self.signs.sum() + self.np_random.normal(0, 0.3)
+        return price if price < worth else 0.0, True
+
+
+class TwoAgo(Small):
+    """Four symbols come one after the other; the one of two env steps ago is to be named."""
+
+    length = 16
+    observation_space, action_space = Discrete(4), Discrete(4)
+
+    def start(self) -> None:
+        self.shown: list[int] = []
+
+    def look(self) -> Any:
+        self.shown.append(int(self.np_random.integers(4)))
+        return self.shown[-1]
+
+    def move(self, action: Any) -> tuple[float, bool]:
+        return float(len(self.shown) > 2 and int(action) == self.shown[-3]), False
+
+
+class Crosshair(Small):
+    """A cross is moved onto a bright spot that drifts, seen in 40x40 pixels."""
+
+    length = 25
+    observation_space, action_space = Box(0, 255, (40, 40, 1), np.uint8), MultiDiscrete([3, 3])
+
+    def start(self) -> None:
+        self.cross, self.spot = self.np_random.integers(4, 36, (2, 2))
+
+    def look(self) -> Any:
+        picture = np.zeros((40, 40, 1), np.uint8)
+        row, column = self.spot
+        picture[row - 3 : row + 4, column - 3 : column + 4] = 100
+        picture[self.cross[0], :] += 100
+        picture[:, self.cross[1]] += 50
+        return picture
+
+    def move(self, action: Any) -> tuple[float, bool]:
+        self.cross = np.clip(self.cross + 3 * (np.asarray(action) - 1), 0, 39)
+        self.spot = np.clip(self.spot + self.np_random.integers(-1, 2, 2), 3, 36)
+        return -float(np.abs(self.cross - self.spot).sum()) / 40, False
+
+
+class Fuller(Small):
+    """One env step: which half of a picture in 36x36 pixels has more dots."""
+
+    length = 1
+    observation_space, action_space = Box(0, 255, (36, 36, 1), np.uint8), Discrete(2)
+
+    def look(self) -> Any:
+        dots = self.np_random.random((36, 36, 1)) < 0.1
+        more = int(self.np_random.integers(2))
+        dots[:, 18 * more : 18 * more + 18] |= self.np_random.random((36, 18, 1)) < 0.05
+        self.fuller = int(dots[:, 18:].sum() > dots[:, :18].sum())
+        return dots.astype(np.uint8) * 200
+
+    def move(self, action: Any) -> tuple[float, bool]:
+        return float(int(action) == self.fuller), True

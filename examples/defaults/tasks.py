@@ -1,7 +1,7 @@
-"""The tasks of `compare.py` in five sets, and how one environment of a task is made.
+"""The tasks of `compare.py` in six sets, and how one environment of a task is made.
 
 `known` are those that the defaults were first chosen on, `choosing` further ones to choose on.
-`held-out`, `held-out 2` and `held-out 3` have tasks of the same kinds to judge a choice by: nothing
+`held-out` to `held-out 4` have tasks of the same kinds to judge a choice by: nothing
 is chosen by their results. Each was written before the choice that it was first looked at after.
 """
 
@@ -83,6 +83,11 @@ _CHOOSING = {
     "MiniGrid-Empty-5x5-v0 in pixels, 20,000 env steps": Task(
         "MiniGrid-Empty-5x5-v0", 20_000, view="pixels"
     ),
+    "dice to be thrown or kept": Task("small:Dice", 20_000, episodes=2_000),
+    "arms with noise, one step": Task("small:NoisyArms", 20_000, episodes=2_000),
+    "fish to be caught": Task("small:Fishery", 30_000, episodes=200),
+    "shots with a shaking hand": Task("small:ShakingHand", 20_000, episodes=200),
+    "ferry in gusts": Task("small:Ferry", 30_000, episodes=1_000),
 }
 
 _HELD_OUT = {
@@ -144,12 +149,32 @@ _HELD_OUT_3 = {
     "MiniGrid-LavaGapS5-v0": Task("MiniGrid-LavaGapS5-v0", 40_000, view="flat"),
 }
 
+_HELD_OUT_4 = {
+    "ladder to be climbed": Task("small:Ladder", 20_000, episodes=500),
+    "cruise at a speed, never-ending": Task("small:Cruise", 20_000, cut=300),
+    "chase of a prey, never-ending": Task("small:Chase", 30_000, cut=300),
+    "junction with a light, never-ending": Task("small:Junction", 30_000, cut=300),
+    "HalfCheetah-v5, rewards × 1e-3": Task("HalfCheetah-v5", 40_000, reward_scale=1e-3),
+    "Ant-v5, rewards × 10": Task("Ant-v5", 40_000, reward_scale=10),
+    "colours to be mixed (MultiDiscrete)": Task("small:Mixer", 20_000),
+    "numbers that rise (MultiBinary)": Task("small:Slopes", 20_000),
+    "oven for a dish, in a Dict": Task("small:Oven", 30_000, episodes=100),
+    "price to be asked, one step": Task("small:Offer", 20_000, episodes=2_000),
+    "symbol of two env steps ago": Task("small:TwoAgo", 20_000, recurrent=True, episodes=50),
+    "cross onto a spot in 40x40 pixels": Task("small:Crosshair", 15_000),
+    "fuller half of 36x36 pixels, one step": Task("small:Fuller", 10_000, episodes=500),
+    "MiniGrid-Dynamic-Obstacles-5x5-v0": Task(
+        "MiniGrid-Dynamic-Obstacles-5x5-v0", 40_000, view="flat", episodes=100
+    ),
+}
+
 SETS: dict[str, dict[str, Task]] = {
     "known": _KNOWN,
     "choosing": _CHOOSING,
     "held-out": _HELD_OUT,
     "held-out 2": _HELD_OUT_2,
     "held-out 3": _HELD_OUT_3,
+    "held-out 4": _HELD_OUT_4,
 }
 
 TASKS: dict[str, Task] = {name: task for tasks in SETS.values() for name, task in tasks.items()}

@@ -144,6 +144,9 @@ class AlgorithmState:
     #: Whether a reward differed from 0 so far, in a rollout to learn from.
     rewarded: bool = False
 
+    #: Whether an episode ended by itself so far, in a rollout to learn from.
+    ended: bool = False
+
 
 class RecurrentAlgorithmHparams(AlgorithmHparams):
     """Read-only view of a recurrent algorithm's resolved hyperparameters."""

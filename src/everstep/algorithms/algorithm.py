@@ -139,7 +139,7 @@ class OnPolicyAlgorithm(
         """
         elapsed_ms = stopwatch()
         with self.collecting(deterministic=deterministic):
-            states, was_reset = self.begin(env_config)
+            states, was_reset = self.begin(env_config, due=self.is_reset_due)
             with self.naming_choices():
                 collected = self._roll_out_or_replay(states, deterministic)
             found = self.examine(collected, was_reset=was_reset)
@@ -206,6 +206,8 @@ class OnPolicyAlgorithm(
         counts: dict[str, Any] = {"env/steps": self._rows_to_learn, "env/resets": resets}
         counts |= {key: int(stats[key]) for key in ("episodes/count",) if key in stats}
         self._has_ends = not self.rollout.episode_keys or bool(counts.get("episodes/count"))
+        if not self.is_evaluating:
+            self.state.ended |= self._has_ends
         return {**stats, **counts, **self.calls.statistics}
 
     def _look_for_reward(self, stats: dict[str, Any]) -> None:
@@ -239,15 +241,26 @@ class OnPolicyAlgorithm(
         """Whether the environment is where the last rollout ended."""
         return self.states is not None
 
-    def begin(self, env_config: None | dict[str, Any]) -> tuple[Leaves, bool]:
+    @property
+    def is_reset_due(self) -> bool:
+        """Whether `horizons_per_env_reset` asks for a reset of all environments."""
+        horizons, every = self.state.horizons, self.horizons_per_env_reset
+        if every > 0:
+            return horizons % every == 0
+        is_asked = self.config.horizons_per_env_reset == "restarts" and not self.state.ended
+        return horizons == 0 or (is_asked and not self.is_evaluating and restarts_at(horizons))
+
+    def begin(self, env_config: None | dict[str, Any], *, due: bool) -> tuple[Leaves, bool]:
         """Write the first observations.
+
+        Args:
+            env_config: Passed to the environment's reset, if there is one.
+            due: Whether a reset of all environments is due.
 
         Returns:
             Recurrent states before the first vector step, and whether the environments were reset.
 
         """
-        every = int(self.config.horizons_per_env_reset)
-        due = self.state.horizons % every == 0 if every > 0 else self.state.horizons == 0
         states, self.states = self.states, None  # so that a failed rollout is not continued
         self.state.buffered = False
         if states is not None and not due:
@@ -731,6 +744,18 @@ class OnPolicyAlgorithm(
         self.states = tuple(x.to(device) for x in memory) if continues else None
         self.is_prepared = state.get("is_prepared", True)
         self.follow_schedules()
+
+
+def restarts_at(n: int) -> bool:
+    """Whether n is a sum of the first terms of 1, 1, 2, 1, 1, 2, 4, 1, …
+
+    Source: Luby, Sinclair and Zuckerman 1993, "Optimal speedup of Las Vegas algorithms".
+    """
+    whole, last = 0, 1  # a part of the sequence is twice the one before it, and its last term
+    while 2 * whole + last <= n:
+        whole, last = 2 * whole + last, 2 * last
+    rest = n - whole
+    return not rest or (rest <= whole and restarts_at(rest))
 
 
 class Acting:

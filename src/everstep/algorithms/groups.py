@@ -307,8 +307,8 @@ class GroupedAlgorithm:
 
     @property
     def horizons_per_env_reset(self) -> int:
-        """Rollouts between resets of the environment; negative resets once."""
-        return int(self.config.horizons_per_env_reset)
+        """Rollouts between resets of the environment; negative: no such number."""
+        return int(self._first.horizons_per_env_reset)
 
     @property
     def state(self) -> Any:
@@ -388,7 +388,8 @@ class GroupedAlgorithm:
         with ExitStack() as stack:
             for member in members:
                 stack.enter_context(member.collecting(deterministic=deterministic))
-            begun = [member.begin(env_config) for member in members]
+            due = all(member.is_reset_due for member in members)
+            begun = [member.begin(env_config, due=due) for member in members]
             _, was_reset = begun[0]
             if was_reset:
                 read_metrics(self.env)  # those of a rollout that failed are discarded

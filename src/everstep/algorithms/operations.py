@@ -209,8 +209,9 @@ class WorkerOperations(PytorchrlOperations, ABC, Generic[_Hparams, _State, _Poli
 
     @property
     def horizons_per_env_reset(self) -> int:
-        """Rollouts between resets of all environments; negative resets once."""
-        return int(self.config.horizons_per_env_reset)
+        """Rollouts between resets of all environments; negative: no such number."""
+        every = self.config.horizons_per_env_reset
+        return every if isinstance(every, int) else -1
 
     def memory_stats(self) -> MemoryStats:
         """Memory of the device, in bytes and percent."""

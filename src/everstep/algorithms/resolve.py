@@ -345,6 +345,15 @@ def _resolve_defaults(config: C, env: Env) -> C:
         for name, pair in DEFAULTS.items()
         if getattr(config, name) == "auto"
     }
+    knows_limit = getattr(env, "max_episode_steps", None) is not None
+    if "horizons_per_env_reset" in values and is_episodic and not knows_limit:
+        values["horizons_per_env_reset"] = "restarts"
+    if config.horizons_per_env_reset == "restarts" and not is_episodic:
+        raise ConfigError(
+            "`horizons_per_env_reset` 'restarts' needs an environment whose episodes end by "
+            f"themselves, if they do: {type(env).__name__} declares no episode keys. "
+            "Use a number."
+        )
     options = config.optimizer_config or {}
     if not {"lr", "lr_pi", "lr_v"} & options.keys():
         # Other options of the optimizer change the default only where rl8 has no say.
@@ -420,7 +429,8 @@ def resolve_sequences(config: C, env: Env) -> tuple[C, int]:
             f"`seq_len` must divide `horizon` ({horizon}); got {length}. "
             f"Try {' or '.join(map(str, near))}."
         )
-    between = horizon * cast(int, config.horizons_per_env_reset) // length
+    resets = config.horizons_per_env_reset
+    between = horizon * (resets if isinstance(resets, int) else -1) // length
     every = config.seqs_per_state_reset
     if every == "auto":
         every = -1 if episode_keys_of(env) else 8 if between % 8 == 0 else between

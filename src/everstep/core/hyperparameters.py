@@ -121,9 +121,12 @@ class Hyperparameters:
     """Vector steps per rollout: env steps in each environment. `"auto"`: the horizon of the
     environment, else the default of its type, else 32."""
 
-    horizons_per_env_reset: Integer | Literal["auto"] = "auto"
-    """Rollouts between resets of all environments; negative: one reset, at the start. `"auto"`: 1
-    if the environment has no episode keys, else -1."""
+    horizons_per_env_reset: Integer | Literal["restarts", "auto"] = "auto"
+    """Rollouts between resets of all environments; negative: one reset, at the start.
+    `"restarts"`: until an episode ends by itself, all are reset after 1, 1, 2, 1, 1, 2, 4, …
+    rollouts (Luby, Sinclair and Zuckerman 1993): what comes early is not forgotten, and what comes
+    late is seen. `"auto"`: 1 if the environment has no episode keys, `"restarts"` if it has no
+    `max_episode_steps`, else -1."""
 
     num_envs: PositiveInt | Literal["auto"] = "auto"
     """Parallel environments. `"auto"`: the number of the environment, else the default of its
@@ -524,8 +527,8 @@ class RecurrentHyperparameters(Hyperparameters):
     seqs_per_state_reset: Integer | Literal["auto"] = "auto"
     """Sequences between resets of all recurrent states; negative: states are reset with
     environments and episodes only. `seq_len * seqs_per_state_reset` must divide
-    `horizon * horizons_per_env_reset`. `"auto"`: 8 if the environment has no episode keys (or as
-    many as there are between resets, if 8 do not fit), else -1."""
+    `horizon * horizons_per_env_reset`, if that is a number above 0. `"auto"`: 8 if the environment
+    has no episode keys (or as many as there are between resets, if 8 do not fit), else -1."""
 
     def problems(self) -> list[str]:
         """Violated rules between fields, one message each."""

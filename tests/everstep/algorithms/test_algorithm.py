@@ -956,7 +956,7 @@ def test_resuming_from_a_state_is_exact_where_the_environment_has_one() -> None:
 def test_evaluating_leaves_no_trace() -> None:
     script = [[Episode(10, TERMINATED)]] * 2
     env = GymnasiumEnv(scripted_vector_env(script, AutoresetMode.SAME_STEP), horizon=8)
-    algorithm = AlgorithmConfig().build(env)
+    algorithm = AlgorithmConfig(horizons_per_env_reset=-1).build(env)
     algorithm.collect()
     with algorithm.evaluating():
         assert algorithm.collect(deterministic=True)["episodes/count"] == 2
@@ -1004,7 +1004,7 @@ def test_episode_statistics_are_absent_where_none_ended() -> None:
     env = GymnasiumEnv(
         scripted_vector_env([[Episode(10, TERMINATED)]] * 2, AutoresetMode.SAME_STEP), horizon=8
     )
-    algorithm = AlgorithmConfig().build(env)
+    algorithm = AlgorithmConfig(horizons_per_env_reset=-1).build(env)
     first, second = algorithm.collect(), algorithm.collect()
     assert not [key for key in first if key.startswith("episodes/")]
     assert second["episodes/count"] == 2

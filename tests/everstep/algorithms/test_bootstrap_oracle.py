@@ -59,6 +59,7 @@ def test_advantages_equal_the_oracle(scripts: list[Script], mode: AutoresetMode)
         normalize_observations=False,
         normalize_rewards=False,
         critic_warmup=0,
+        horizons_per_env_reset=-1,
     ).build(env)
     next_step = mode is AutoresetMode.NEXT_STEP
     streams = [stream(s, HORIZON * ROLLOUTS, with_reset_rows=next_step) for s in scripts]

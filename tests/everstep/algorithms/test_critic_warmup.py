@@ -50,9 +50,10 @@ def env(
 
 
 def built(source: RecordedEnv, **options: Any) -> Any:
-    algorithm: Any = AlgorithmConfig(
-        **{"sgd_minibatch_size": 16, "num_sgd_iters": 2, "seed": 0, **options}
-    ).build(source)
+    plain: dict[str, Any] = {"sgd_minibatch_size": 16, "num_sgd_iters": 2, "seed": 0}
+    if source.episode_keys:  # the record goes on
+        plain["horizons_per_env_reset"] = -1
+    algorithm: Any = AlgorithmConfig(**plain | options).build(source)
     return algorithm
 
 

@@ -40,6 +40,7 @@ def config(**options: Any) -> AlgorithmConfig:
         "normalize_observations": False,
         "normalize_rewards": False,
         "critic_warmup": 0,
+        "horizons_per_env_reset": -1,
         "seed": 0,
     }
     return AlgorithmConfig(**(plain | options))

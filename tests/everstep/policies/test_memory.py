@@ -150,7 +150,9 @@ def test_advantages_equal_the_oracle(scripts: list[Script], mode: AutoresetMode,
     The values of final observations are taken in the memory of the episode that ends there.
     """
     make, value_of = KINDS[kind]
-    algorithm = make().build(GymnasiumEnv(scripted_vector_env(scripts, mode), horizon=HORIZON))
+    config = make()
+    config.horizons_per_env_reset = -1
+    algorithm = config.build(GymnasiumEnv(scripted_vector_env(scripts, mode), horizon=HORIZON))
     found = []
     for _ in range(ROLLOUTS):
         algorithm.collect()
@@ -503,7 +505,7 @@ def test_episodes_reset_states_themselves() -> None:
     )
     algorithm = recurrent().build(env)
     assert algorithm.hparams.seqs_per_state_reset == -1
-    assert algorithm.hparams.horizons_per_env_reset == -1
+    assert algorithm.hparams.horizons_per_env_reset == "restarts"
 
 
 # ---- a window without padding -----------------------------------------------------------------

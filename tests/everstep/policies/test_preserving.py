@@ -169,7 +169,9 @@ def test_algorithms_preserve_outputs_where_episodes_may_never_end(
 ) -> None:
     if way != "native":
         monkeypatch.setenv("EVERSTEP_NATIVE", "0")
-    algorithm = warmed(env(**source), lr=1e-12, lr_schedule=None, **options)
+    algorithm = warmed(
+        env(**source), lr=1e-12, lr_schedule=None, horizons_per_env_reset=-1, **options
+    )
     if way == "recorded":
         algorithm.recorder = Recorder(Tape)
     policy, found = algorithm.policy, []

@@ -118,7 +118,10 @@ BAD_LINES = [
     ("num_envs: 1.5", "num_envs: expected int > 0 or 'auto'; got 1.5"),
     ("num_envs: Auto", "num_envs: expected int > 0 or 'auto'; got 'Auto'"),
     ("horizon: -1", "horizon: expected int > 0 or 'auto'; got -1"),
-    ("horizons_per_env_reset: 0.5", "horizons_per_env_reset: expected int or 'auto'; got 0.5"),
+    (
+        "horizons_per_env_reset: 0.5",
+        "horizons_per_env_reset: expected int or 'restarts' or 'auto'; got 0.5",
+    ),
     ("num_sgd_iters: 0", "num_sgd_iters: expected int > 0"),
     ("sgd_minibatch_size: 0", "sgd_minibatch_size: expected int > 0 or 'auto' or null; got 0"),
     ("seed: -1", "seed: expected int >= 0 or null; got -1"),

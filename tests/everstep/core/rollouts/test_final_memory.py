@@ -43,7 +43,9 @@ class Counting(Env):
 
 
 def train(*of: Any) -> None:
-    algorithm = Algorithm(Counting(*of), config=AlgorithmConfig(horizon=4))
+    algorithm = Algorithm(
+        Counting(*of), config=AlgorithmConfig(horizon=4, horizons_per_env_reset=-1)
+    )
     for _ in range(4):
         algorithm.collect()
         algorithm.step()
