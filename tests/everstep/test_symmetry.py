@@ -306,6 +306,7 @@ def test_mirrored_sequences_begin_with_the_states_of_mirrored_experience() -> No
     config = RecurrentAlgorithmConfig(
         **SMALL, seq_len=4, seqs_per_state_reset=-1, symmetry=Symmetry(SWAP, SWAP)
     )
+    config.horizons_per_env_reset = -1
     algorithm = config.build(legs(ends=False))
     seen = []
     for _ in range(2):

@@ -139,7 +139,7 @@ class OnPolicyAlgorithm(
         """
         elapsed_ms = stopwatch()
         with self.collecting(deterministic=deterministic):
-            states, was_reset = self.begin(env_config, due=self.is_reset_due)
+            states, was_reset = self.begin(env_config)
             with self.naming_choices():
                 collected = self._roll_out_or_replay(states, deterministic)
             found = self.examine(collected, was_reset=was_reset)
@@ -250,17 +250,20 @@ class OnPolicyAlgorithm(
         is_asked = self.config.horizons_per_env_reset == "restarts" and not self.state.ended
         return horizons == 0 or (is_asked and not self.is_evaluating and restarts_at(horizons))
 
-    def begin(self, env_config: None | dict[str, Any], *, due: bool) -> tuple[Leaves, bool]:
+    def begin(
+        self, env_config: None | dict[str, Any], *, due: None | bool = None
+    ) -> tuple[Leaves, bool]:
         """Write the first observations.
 
         Args:
             env_config: Passed to the environment's reset, if there is one.
-            due: Whether a reset of all environments is due.
+            due: Whether a reset of all environments is due; None for `is_reset_due`.
 
         Returns:
             Recurrent states before the first vector step, and whether the environments were reset.
 
         """
+        due = self.is_reset_due if due is None else due
         states, self.states = self.states, None  # so that a failed rollout is not continued
         self.state.buffered = False
         if states is not None and not due:

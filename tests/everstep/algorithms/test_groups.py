@@ -323,6 +323,37 @@ def test_an_evaluation_changes_nothing() -> None:
         assert_equal(member, other.members[name])
 
 
+class Endless(Rows):
+    """Walks without ends, which show the env steps since a reset. One agent's may end."""
+
+    ends_at = 0
+
+    def step(self, action: torch.Tensor) -> TensorDict:
+        super().step(action)
+        self.t = self.t + 1
+        ended = torch.zeros(self.num_envs, 1, dtype=torch.bool)
+        if self.calls == self.ends_at:
+            ended[-1] = True
+        row = {"obs": self.x, "rewards": self.x[:, :1], "final_obs": self.x, "first": ended}
+        flags = {"terminated": ended, "truncated": torch.zeros_like(ended)}
+        return TensorDict(row | flags, batch_size=[self.num_envs])
+
+
+@pytest.mark.parametrize(
+    ("ends_at", "expected"), [(0, [0, 1, 2, 4, 5, 6, 8]), (60, [0, 1, 2]), (20, [0, 1])]
+)
+def test_all_begin_again_together_while_nobody_has_ended(ends_at: int, expected: list[int]) -> None:
+    env = Endless([*range(COUNT * 3)], AGENTS)
+    env.ends_at = ends_at
+    algorithm = replace(CONFIGS["feedforward"], policies="group").build(env)
+    found = []
+    for rollout in range(10):
+        stats = algorithm.collect()
+        found += [rollout] * bool(stats["env/resets"])
+        algorithm.step()
+    assert found == expected
+
+
 class Fails(Rows):
     """It fails in its 30th call."""
 
