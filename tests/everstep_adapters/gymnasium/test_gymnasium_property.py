@@ -120,6 +120,7 @@ def play(env: GymnasiumEnv) -> None:
 def compare(drawn: Draw, env: GymnasiumEnv) -> None:
     recorder = Recorder(env)
     raw: Any = dict.fromkeys(("normalize_advantages", "normalize_rewards"), False)
+    raw["horizons_per_env_reset"] = -1
     config = Hyperparameters(model_cls=Summary, gamma=GAMMA, gae_lambda=LAMBDA, **raw)
     algorithm = Algorithm(env, config)
     oracles = [Oracle(drawn, row) for row in range(drawn.num_envs)]

@@ -206,6 +206,7 @@ def check_advantages(limit: None | int) -> None:
     env = counters(4, limit)
     env.horizon = HORIZON
     options: dict[str, Any] = {"normalize_advantages": False, "normalize_rewards": False}
+    options["horizons_per_env_reset"] = -1
     config = AlgorithmConfig(model_cls=KnownValue, gamma=GAMMA, gae_lambda=LAMBDA, **options)
     algorithm = config.build(env)
     value = lambda obs: float(KnownValue.value_of(torch.tensor([obs], dtype=torch.float64)))  # noqa: E731

@@ -175,6 +175,7 @@ EXACT: dict[str, Any] = {
     "gae_lambda": LAMBDA,
     "normalize_advantages": False,
     "normalize_rewards": False,
+    "horizons_per_env_reset": -1,
 }
 
 
