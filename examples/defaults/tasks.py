@@ -1,8 +1,9 @@
 """The tasks of `compare.py` in six sets, and how one environment of a task is made.
 
 `known` are those that the defaults were first chosen on, `choosing` further ones to choose on.
-`held-out` to `held-out 4` have tasks of the same kinds to judge a choice by: nothing
-is chosen by their results. Each was written before the choice that it was first looked at after.
+`held-out` to `held-out 4` have tasks of the same kinds to judge a choice by: nothing is chosen by
+their results. The first three were written before the choice that they were first looked at after,
+the fourth after it; of each, before anything of it was trained.
 """
 
 from typing import Any, NamedTuple

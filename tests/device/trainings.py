@@ -322,7 +322,7 @@ CASES: dict[str, Case] = {
     "dm_control": Case(control),
     "PettingZoo": Case(made(agents)),
     "PettingZoo, a policy each": Case(made(agents), {"policies": "agent"}),
-    "bridge": Case(bridged),
+    "bridge": Case(bridged, {"horizons_per_env_reset": -1}),
     "TorchRL of the host": Case(made(lambda: everstep.wrap(InPlace("cpu"), device="cuda"))),
     "JAX": Case(counters),
     "JAX, graphs": Case(counters, GRAPHS),

@@ -33,6 +33,7 @@ from .build import Parts
 from .estimates import statistic
 from .pytorchrl import PytorchrlOperations
 from .recording import optimizer_steps
+from .resolve import rollouts_per_reset
 from .snapshot import Numbers, as_tensor, buffers_of, copies, merge, moments_of, replace_numbers
 from .updates import Updater
 
@@ -210,8 +211,7 @@ class WorkerOperations(PytorchrlOperations, ABC, Generic[_Hparams, _State, _Poli
     @property
     def horizons_per_env_reset(self) -> int:
         """Rollouts between resets of all environments; negative: no such number."""
-        every = self.config.horizons_per_env_reset
-        return every if isinstance(every, int) else -1
+        return rollouts_per_reset(self.config)
 
     def memory_stats(self) -> MemoryStats:
         """Memory of the device, in bytes and percent."""

@@ -429,8 +429,7 @@ def resolve_sequences(config: C, env: Env) -> tuple[C, int]:
             f"`seq_len` must divide `horizon` ({horizon}); got {length}. "
             f"Try {' or '.join(map(str, near))}."
         )
-    resets = config.horizons_per_env_reset
-    between = horizon * (resets if isinstance(resets, int) else -1) // length
+    between = horizon * rollouts_per_reset(config) // length
     every = config.seqs_per_state_reset
     if every == "auto":
         every = -1 if episode_keys_of(env) else 8 if between % 8 == 0 else between
@@ -441,6 +440,12 @@ def resolve_sequences(config: C, env: Env) -> tuple[C, int]:
             f"Try {between}, or -1."
         )
     return replace(config, seq_len=length, seqs_per_state_reset=every), length
+
+
+def rollouts_per_reset(config: Hyperparameters) -> int:
+    """Rollouts between resets of all environments; negative: no such number."""
+    every = config.horizons_per_env_reset
+    return every if isinstance(every, int) else -1
 
 
 def divisors_of(number: int) -> list[int]:

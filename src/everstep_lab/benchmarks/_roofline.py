@@ -74,13 +74,13 @@ class Load(NamedTuple):
 #: By benchmark and side; of the first row of each.
 LOADS = {
     "gpu-isaac-shape": {
-        "everstep": Load(98_304, 56, 4_991, 2, 0.327, 13.5),
+        "everstep": Load(98_304, 44, 4_975, 2, 0.327, 13.5),
         "rsl_rl": Load(98_304, 6_449, 6_350, 143, 0.326, 14.8),
         "skrl": Load(98_304, 5_229, 5_134, 215, 0.329, 13.7),
         "rl_games": Load(98_304, 6_862, 6_818, 93, 0.327, 14.7),
     },
     "gpu-rl8-default": {
-        "everstep": Load(262_144, 51, 1_570, 2, 0.903, 29.0),
+        "everstep": Load(262_144, 39, 1_558, 2, 0.903, 29.0),
         "rl8": Load(262_144, 1_750, 1_725, 25, 0.903, 28.8),
     },
 }
