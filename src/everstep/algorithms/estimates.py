@@ -18,7 +18,7 @@ from ..core.advantages import (
 from ..core.fast import rows
 from ..core.graphs import is_static
 from ..core.hyperparameters import Resolved
-from ..core.normalizers import EPSILON, MOST_OF_SIZE, RunningMoments
+from ..core.normalizers import RunningMoments, divisor_of
 from ..core.ranks import Reducer
 from ..core.rollouts import Rollout
 from ..env.specs import Leaves
@@ -213,6 +213,10 @@ def estimate_advantages(
         explains: Whether to compute the explained variance; None otherwise.
 
     """
+    if len(streams) == 1 and reducer.size == 1:
+        found = rows.estimate(rollout, config, learnable, reward_scale, explains=explains)
+        if found is not False:
+            return found
     values = rollout.values[:-1]
     advantages = _advantages(rollout, config, streams, _scaled(rollout, config, reward_scale))
     rollout.returns[:-1] = advantages + values
@@ -247,7 +251,7 @@ def _scaled(rollout: Rollout, config: Resolved, scale: None | torch.Tensor) -> t
         return rewards
     scaled = rewards[..., :1]
     if scale is not None:
-        scaled = scaled / (scale + (scale * MOST_OF_SIZE).clamp(max=EPSILON))
+        scaled = scaled / divisor_of(scale)
     if config.reward_scale != 1:
         scaled = scaled * config.reward_scale
     if config.clip_rewards is not None:
@@ -296,7 +300,7 @@ def complete(
             means[f"bonuses/{bonus.name}_mean"] = write_reward(bonus, column, rollout)
     rewards = rollout.rewards[:-1, :, :1]
     statistics = {
-        **rollout.examine(),
+        **rollout.examine(rows.aminmax),
         "lost": lost,
         **rows.reward_statistics(rewards, rollout.valid),
         **means,

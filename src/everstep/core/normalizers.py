@@ -29,6 +29,11 @@ PIECE, MAX_PIECES = 2**16, 32
 EPSILON, MOST_OF_SIZE = 1e-8, 1e-2
 
 
+def divisor_of(deviation: torch.Tensor) -> torch.Tensor:
+    """Divisor of numbers with a standard deviation, which may be 0: the results are finite."""
+    return deviation + (deviation * MOST_OF_SIZE).clamp(max=EPSILON)
+
+
 class RunningMoments(nn.Module):
     """Running mean and variance of rows, for each element of `shape`.
 

@@ -57,8 +57,9 @@ class NativeActor:
         if fits:
             sizes = options(model.action_spec) if is_choice else []
             shape = (count, len(sizes), max(sizes)) if is_choice else rollout.actions[0].shape[1:]
-            noise = torch.empty(shape, dtype=policy.dtype)
-            self._draws = noise.exponential_ if is_choice else noise.normal_
+            # Of choices what `exponential_` takes logarithms of, one at a time.
+            noise = torch.empty(shape, dtype=torch.float64 if is_choice else policy.dtype)
+            self._draws = noise.uniform_ if is_choice else noise.normal_
             address = None if deterministic else noise.data_ptr()
             if policy.distribution_cls is SquashedNormal:
                 features = model.outputs(torch.zeros(count, width, dtype=policy.dtype))

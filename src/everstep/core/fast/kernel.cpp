@@ -50,7 +50,7 @@ struct Leaf {  // of observations: numbers, or choices (int64), which become one
 struct Model {
   int64_t is_double, kind, threads;
   int64_t counts[3];       // layers of the trunk, the policy and the values, in this order
-  const Layer* layers;
+  const Layer* layers;     // the last of the policy and of the values are linear
   int64_t leaf_count;
   const Leaf* leaves;
   int64_t critic_column;   // where the values' input begins, if they have another one than the policy
@@ -117,7 +117,7 @@ struct Acting {  // in a rollout, whose rows are [steps, rows, …]
   const void* const* obs;  // of each leaf
   int64_t is_whole;        // whether `obs` are those of all steps, else of one
   const uint8_t* allowed;  // options that are not masked, [rows, width]; null: all
-  const void* noise;       // [rows, …]; null: the likeliest actions
+  const void* noise;       // [rows, …], of choices uniform float64, else normal; null: the likeliest actions
   void* outputs;           // [rows, width]
   void *values, *actions, *logp;
 };
@@ -132,11 +132,11 @@ namespace {
 // ---- vectors -------------------------------------------------------------------------------------
 
 #if defined(__AVX512F__)
-constexpr int BYTES = 64, MAX_ROWS = 12;
+constexpr int BYTES = 64, MAX_ROWS = 6, WIDE = 4;
 #elif defined(__AVX__)
-constexpr int BYTES = 32, MAX_ROWS = 6;
+constexpr int BYTES = 32, MAX_ROWS = 6, WIDE = 2;
 #else
-constexpr int BYTES = 16, MAX_ROWS = 4;
+constexpr int BYTES = 16, MAX_ROWS = 4, WIDE = 2;
 #endif
 
 template <class T> struct Types;
@@ -182,6 +182,14 @@ template <class T> INLINE V<T> clamp(V<T> x, T low, T high) {
   x = x < least ? least : x;
   return most < x ? most : x;
 }
+template <class T> INLINE T total(const T* x, int64_t n) {
+  V<T> sums{};
+  int64_t i = 0;
+  for (; i + LANES<T> <= n; i += LANES<T>) sums += load<T>(x + i);
+  T rest = sum<T>(sums);
+  for (; i < n; i++) rest += x[i];
+  return rest;
+}
 template <class T> INLINE V<T> absolute(V<T> x) { return x < T(0) ? -x : x; }
 
 // ½·2ⁿ, and eʳ − 1 where x = n·ln 2 + r. Errors in units in the last place of float32, measured over
@@ -215,40 +223,42 @@ template <class T> INLINE V<T> expm1(V<T> x) {
   V<T> y = half * rest + (half - T(0.5));
   return x > Types<T>::most ? all<T>(std::numeric_limits<T>::infinity()) : y + y;
 }
-// x·P(x²)/Q(x²), the minimax approximation up to 9.1, from where on float32 has 1. Q is finite and above 0, also of NaN.
-struct Tanh {
-  V<float> x, p, q;
-  INLINE explicit Tanh(V<float> given) : x(given) {
-    using I = typename Types<float>::I;
-    constexpr int32_t most = 0x42A59EB8;  // bits of 9.1²; those of positive numbers are in their order
-    const I bits = (I)(x * x);
-    const V<float> y = (V<float>)(bits > most ? I{} + most : bits);
-    p = (((y * 1.3179484393452684e-8f + 2.0482790107508099e-5f) * y + 0.0034879171227705645f) * y + 0.13374567592249599f) * y + 0.99999997788936048f;
-    q = (((y * 7.7049036927799394e-7f + 0.0003273087474120067f) * y + 0.025847801543255027f) * y + 0.46707881573747361f) * y + 1.f;
+// 1/x of each, with one division: it takes as long as half of the rest of a tanh. NaN in one is NaN in all.
+template <int COUNT> INLINE void invert(V<float>* x) {
+  if constexpr (COUNT == 1) x[0] = 1.f / x[0];
+  else {
+    V<float> products[COUNT / 2];
+    for (int i = 0; i < COUNT; i += 2) products[i / 2] = x[i] * x[i + 1];
+    invert<COUNT / 2>(products);
+    for (int i = 0; i < COUNT; i += 2) {
+      const V<float> second = products[i / 2] * x[i];
+      x[i] = products[i / 2] * x[i + 1];
+      x[i + 1] = second;
+    }
   }
-  INLINE V<float> times(V<float> inverse) const { return clamp<float>(x * (p * inverse), -1, 1); }
-};
-template <class T> INLINE V<T> tanh(V<T> x) {
-  if constexpr (std::is_same_v<T, float>) {
-    const Tanh found(x);
-    return found.times(1.f / found.q);
-  }
-  V<T> half, rest;  // e/(e + 2), e = e²ˣ − 1
-  reduce<T>(clamp<T>(x + x, -2 * Types<T>::saturated, 2 * Types<T>::saturated), half, rest);
-  V<T> e = half * rest + (half - T(0.5));
-  return e / (e + T(1));
 }
-// Both, with one division, which takes as long as half of the rest.
-template <class T> INLINE void tanh_of_two(V<T>& x, V<T>& y) {
+// x·P(x²)/Q(x²), the minimax approximation up to 9.1, from where on float32 has 1; it may be above 1 by its error.
+template <class T, int COUNT> INLINE void tanh_of(T* numbers) {
   if constexpr (std::is_same_v<T, float>) {
-    const Tanh first(x), second(y);
-    const V<float> inverse = 1.f / (first.q * second.q);
-    x = first.times(inverse * second.q);
-    y = second.times(inverse * first.q);
-  } else {
-    x = tanh<T>(x);
-    y = tanh<T>(y);
-  }
+    V<float> p[COUNT], q[COUNT];
+    for (int i = 0; i < COUNT; i++) {
+      const V<float> x = clamp<float>(load<float>(numbers + i * LANES<float>), -9.1f, 9.1f), y = x * x;
+      p[i] = ((((y * 1.3179484393452684e-8f + 2.0482790107508099e-5f) * y + 0.0034879171227705645f) * y + 0.13374567592249599f) * y + 0.99999997788936048f) * x;
+      q[i] = (((y * 7.7049036927799394e-7f + 0.0003273087474120067f) * y + 0.025847801543255027f) * y + 0.46707881573747361f) * y + 1.f;
+    }
+    invert<COUNT>(q);
+    for (int i = 0; i < COUNT; i++) store<float>(numbers + i * LANES<float>, p[i] * q[i]);
+  } else
+    for (int i = 0; i < COUNT; i++) {
+      V<T> x = load<T>(numbers + i * LANES<T>), half, rest;  // e/(e + 2), e = e²ˣ − 1
+      reduce<T>(clamp<T>(x + x, -2 * Types<T>::saturated, 2 * Types<T>::saturated), half, rest);
+      const V<T> e = half * rest + (half - T(0.5));
+      store<T>(numbers + i * LANES<T>, e / (e + T(1)));
+    }
+}
+template <class T> INLINE V<T> tanh(V<T> x) {
+  tanh_of<T, 1>((T*)&x);
+  return x;
 }
 template <class T> INLINE V<T> sigmoid(V<T> x) { return T(1) / (T(1) + exponential<T>(-x)); }
 
@@ -350,15 +360,17 @@ void product(int64_t M, int64_t N, int64_t K, Matrix<const T> a, const T* b, int
              int64_t ldc, const T* bias, bool adds) {
   constexpr int L = LANES<T>;
   int64_t j = 0;
-  for (; M <= 2 && j + 4 * L <= N; j += 4 * L)
+  for (; WIDE < 4 && M <= 2 && j + 4 * L <= N; j += 4 * L)
     rows_of<T, 2, 4>(M, K, a, b + j, ldb, c + j, ldc, bias ? bias + j : nullptr, adds);
+  for (; WIDE == 4 && j + 4 * L <= N; j += 4 * L)
+    columns_of<T, WIDE>(M, K, a, b + j, ldb, c + j, ldc, bias ? bias + j : nullptr, adds);
   for (; j + 2 * L <= N; j += 2 * L)
     columns_of<T, 2>(M, K, a, b + j, ldb, c + j, ldc, bias ? bias + j : nullptr, adds);
   if (j < N) columns_of<T, 1>(M, K, a, b + j, ldb, c + j, ldc, bias ? bias + j : nullptr, adds);
 }
 
-// C[M, N] = A·Bᵀ + bias for few columns, where vectors of columns would be padding mostly: each number is
-// the sum of a vector. `b` is [N, K]; K is a multiple of LANES; M is rounded up to one.
+// Cᵀ[N, M] of C = A·Bᵀ + bias for few columns, where vectors of columns would be padding mostly: each number
+// is the sum of a vector. `b` is [N, K]; K is a multiple of LANES; M is rounded up to one.
 #ifndef __has_builtin
 #define __has_builtin(name) 0
 #endif
@@ -389,9 +401,7 @@ void narrow_product(int64_t M, int64_t N, int64_t K, const T* a, int64_t lda, co
 #pragma GCC unroll 16
         for (int r = 0; r < L; r++) sums[r] += load<T>(a + (i + r) * lda + k) * y;
       }
-      const V<T> found = fold<T, L / 2>(sums) + bias[n];
-#pragma GCC unroll 16
-      for (int r = 0; r < L; r++) c[(i + r) * ldc + n] = found[r];
+      store<T>(c + n * ldc + i, fold<T, L / 2>(sums) + bias[n]);
     }
 }
 
@@ -420,6 +430,7 @@ template <class T> T* allocate(int64_t n) {
 template <class T> struct Weights {  // of a layer, laid out for products; padding is 0
   Layer layer;
   int64_t in, out;         // distances
+  bool is_head;            // the last layer of the policy or of the values
   T *transposed, *plain;   // [inputs, out], [outputs, in]
   T* bias;                 // [out]
 };
@@ -433,8 +444,9 @@ constexpr double SELU_SCALE = 1.0507009873554804934193349852946, SELU_ALPHA = 1.
 // Whether the derivative depends on what the activation was applied to; else on its outputs alone.
 constexpr bool keeps_input(int64_t kind) { return kind == SILU || kind == GELU || kind == TANH_GELU || kind == SQUARED_RELU; }
 
-// Of n numbers, a multiple of LANES.
-template <class T> void activate(int64_t kind, T* y, T* before, int64_t n) {
+// Of rows of `ld` numbers, a multiple of LANES.
+template <class T> void activate(int64_t kind, T* y, T* before, int64_t rows, int64_t ld) {
+  const int64_t n = rows * ld;
   int64_t i = 0;
   auto apply = [&](auto f) {
     for (; i < n; i += LANES<T>) store<T>(y + i, f(load<T>(y + i)));
@@ -442,14 +454,14 @@ template <class T> void activate(int64_t kind, T* y, T* before, int64_t n) {
   if (keeps_input(kind)) memcpy(before, y, sizeof(T) * n);
   switch (kind) {
     case RELU: return apply([](V<T> x) { return x < T(0) ? V<T>{} : x; });
-    case TANH:
-      for (; i + 2 * LANES<T> <= n; i += 2 * LANES<T>) {
-        V<T> first = load<T>(y + i), second = load<T>(y + i + LANES<T>);
-        tanh_of_two<T>(first, second);
-        store<T>(y + i, first);
-        store<T>(y + i + LANES<T>, second);
+    case TANH: {  // of several numbers of a row at once
+      const int64_t end = ld % (4 * LANES<T>) ? ld : n;
+      for (int64_t row = 0; row < n; row += end) {
+        for (i = 0; i + 4 * LANES<T> <= end; i += 4 * LANES<T>) tanh_of<T, 4>(y + row + i);
+        for (; i < end; i += LANES<T>) tanh_of<T, 1>(y + row + i);
       }
-      return apply([](V<T> x) { return tanh<T>(x); });
+      return;
+    }
     case SIGMOID: return apply([](V<T> x) { return sigmoid<T>(x); });
     case ELU: return apply([](V<T> x) { return x > T(0) ? x : expm1<T>(x); });
     case SILU: return apply([](V<T> x) { return x * sigmoid<T>(x); });
@@ -521,10 +533,11 @@ constexpr int64_t MAX_LAYERS = 32;
 
 template <class T> struct Work {  // of a thread
   T* input;                                      // [TILE, in]: observations
-  T *y[MAX_LAYERS], *before[MAX_LAYERS], *g[MAX_LAYERS];  // [TILE, out]: outputs and gradients
+  T *y[MAX_LAYERS], *before[MAX_LAYERS], *g[MAX_LAYERS];  // [TILE, out]: outputs and gradients; of heads [outputs, TILE]
   T *dw[MAX_LAYERS], *db[MAX_LAYERS];            // sums over the tiles of a thread
   T* joint;                                      // [TILE, in]: the values' part of the trunk's gradient
-  T *columns, *gradients;                        // [width, TILE] of the policy's outputs, transposed
+  T *columns, *gradients;                        // `y` and `g` of the policy's head
+  T* rows;                                       // [TILE, out]: outputs of a head before they are transposed
   T* log_std;                                    // gradients of the deviations
   double results[RESULTS];
 };
@@ -556,10 +569,10 @@ template <class T> void pack(Engine<T>& e) {
 
 // Whether the gradients of a layer's weights are [inputs, out], as `transposed`, since most of a vector of inputs would be
 // padding; else [outputs, in].
-template <class T> INLINE bool is_narrow(const Layer& layer) { return layer.inputs < LANES<T> && layer.outputs >= LANES<T>; }
+template <class T> INLINE bool is_narrow(const Weights<T>& x) { return !x.is_head && x.layer.inputs < LANES<T> && x.layer.outputs >= LANES<T>; }
 
 template <class T> INLINE int64_t gradient_size(const Weights<T>& x) {
-  return is_narrow<T>(x.layer) ? x.layer.inputs * x.out : x.layer.outputs * x.in;
+  return is_narrow<T>(x) ? x.layer.inputs * x.out : x.layer.outputs * x.in;
 }
 
 // Where a layer's inputs are.
@@ -574,11 +587,16 @@ template <class T> void forward(const Engine<T>& e, Work<T>& w, int64_t rows, in
   for (int64_t l = from; l < to; l++) {
     const Weights<T>& x = e.weights[l];
     const Matrix<const T> input = input_of(e, w, l);
-    if (CAN_SHUFFLE && 2 * x.layer.outputs <= LANES<T> && x.layer.inputs % LANES<T> == 0)
-      narrow_product<T>(rows, x.layer.outputs, x.layer.inputs, input.at, input.row, x.plain, x.in, w.y[l], x.out, x.bias);
-    else
-      product<T>(rows, padded<T>(x.layer.outputs), x.layer.inputs, input, x.transposed, x.out, w.y[l], x.out, x.bias, false);
-    activate<T>(x.layer.activation, w.y[l], w.before[l], rows * x.out);
+    if (CAN_SHUFFLE && x.is_head && 2 * x.layer.outputs <= LANES<T> && x.layer.inputs % LANES<T> == 0) {
+      narrow_product<T>(rows, x.layer.outputs, x.layer.inputs, input.at, input.row, x.plain, x.in, w.y[l], TILE, x.bias);
+      continue;
+    }
+    T* to = x.is_head ? w.rows : w.y[l];
+    product<T>(rows, padded<T>(x.layer.outputs), x.layer.inputs, input, x.transposed, x.out, to, x.out, x.bias, false);
+    if (x.is_head)
+      for (int64_t j = 0; j < x.layer.outputs; j++)
+        for (int64_t i = 0; i < rows; i++) w.y[l][j * TILE + i] = to[i * x.out + j];
+    else activate<T>(x.layer.activation, to, w.before[l], rows, x.out);
   }
 }
 
@@ -586,17 +604,19 @@ template <class T> void forward(const Engine<T>& e, Work<T>& w, int64_t rows, in
 template <class T> void backward(const Engine<T>& e, Work<T>& w, int64_t rows, int64_t from, int64_t to, T* below) {
   for (int64_t l = to - 1; l >= from; l--) {
     const Weights<T>& x = e.weights[l];
-    differentiate<T>(x.layer.activation, w.g[l], w.y[l], w.before[l], rows, padded<T>(x.layer.outputs), x.out, w.db[l]);
-    const Matrix<const T> input = input_of(e, w, l);
-    if (x.layer.weight_grad && is_narrow<T>(x.layer))
+    if (x.is_head)
+      for (int64_t j = 0; j < x.layer.outputs; j++) w.db[l][j] += total<T>(w.g[l] + j * TILE, rows);
+    else differentiate<T>(x.layer.activation, w.g[l], w.y[l], w.before[l], rows, padded<T>(x.layer.outputs), x.out, w.db[l]);
+    const Matrix<const T> input = input_of(e, w, l), g = {w.g[l], x.is_head ? 1 : x.out, x.is_head ? TILE : 1};
+    if (x.layer.weight_grad && is_narrow<T>(x))
       product<T>(x.layer.inputs, padded<T>(x.layer.outputs), rows, {input.at, 1, input.row}, w.g[l], x.out,
                  w.dw[l], x.out, nullptr, true);
     else if (x.layer.weight_grad)
-      product<T>(x.layer.outputs, padded<T>(x.layer.inputs), rows, {w.g[l], 1, x.out}, input.at, input.row,
+      product<T>(x.layer.outputs, padded<T>(x.layer.inputs), rows, {g.at, g.column, g.row}, input.at, input.row,
                  w.dw[l], x.in, nullptr, true);
     T* to_below = l > from ? w.g[l - 1] : below;
     if (to_below)
-      product<T>(rows, padded<T>(x.layer.inputs), x.layer.outputs, {w.g[l], x.out, 1}, x.plain, x.in, to_below, x.in, nullptr, false);
+      product<T>(rows, padded<T>(x.layer.inputs), x.layer.outputs, g, x.plain, x.in, to_below, x.in, nullptr, false);
   }
 }
 
@@ -614,38 +634,51 @@ template <class T> struct One { typedef T N; };
 template <class T> struct Few { typedef typename Types<T>::Short N; };
 template <class T> struct Many { typedef typename Types<T>::V N; };
 
-template <class T> void gather(const Engine<T>& e, T* row, const void* const* obs, int64_t k, bool excluded) {
+// Rows `index` of observations, into the networks' input; rows whose weight is 0 become 0.
+template <class T> void gather(const Engine<T>& e, Work<T>& w, const void* const* obs, const int64_t* index, const T* weight, int64_t count) {
   for (int64_t l = 0; l < e.model.leaf_count; l++) {
     const Leaf& leaf = e.model.leaves[l];
-    const int64_t n = leaf.size;
-    T* to = row + leaf.column;
-    if (excluded || leaf.options) memset(to, 0, sizeof(T) * width_of(leaf));
-    if (excluded) continue;
-    if (leaf.options) {
-      const int64_t* chosen = (const int64_t*)obs[l] + k * n;
-      for (int64_t d = 0; d < n; to += leaf.options[d++])
-        if (chosen[d] >= 0 && chosen[d] < leaf.options[d]) to[chosen[d]] = 1;
-      continue;
-    }
-    const T* x = (const T*)obs[l] + k * n;
-    const T *mean = (const T*)leaf.constants, *std = mean + n, *low = std + n, *high = low + n;
-    int64_t i = 0;
-    auto normalize = [&](auto kind) {
-      typedef typename decltype(kind)::N N;
-      for (constexpr int64_t size = sizeof(N) / sizeof(T); i + size <= n; i += size) {
-        N y = *(const N*)(x + i);
-        if (leaf.constants) {
-          const N least = *(const N*)(low + i), most = *(const N*)(high + i);
-          y = (y - *(const N*)(mean + i)) / *(const N*)(std + i);
-          y = y < least ? least : y;
-          y = most < y ? most : y;
-        }
-        *(N*)(to + i) = y;
+    const int64_t n = leaf.size, width = width_of(leaf);
+    auto each = [&](auto copy) {
+      for (int64_t i = 0; i < count; i++) {
+        T* to = w.input + i * e.ld_observed + leaf.column;
+        if (weight && weight[i] == 0) memset(to, 0, sizeof(T) * width);
+        else copy(to, index[i] * n);
       }
     };
-    normalize(Many<T>{});
-    normalize(Few<T>{});
-    normalize(One<T>{});
+    if (leaf.options) {
+      each([&](T* to, int64_t at) {
+        memset(to, 0, sizeof(T) * width);
+        const int64_t* chosen = (const int64_t*)obs[l] + at;
+        for (int64_t d = 0; d < n; to += leaf.options[d++])
+          if (chosen[d] >= 0 && chosen[d] < leaf.options[d]) to[chosen[d]] = 1;
+      });
+      continue;
+    }
+    const T *x = (const T*)obs[l], *mean = (const T*)leaf.constants, *std = mean + n, *low = std + n, *high = low + n;
+    auto numbers = [&](auto normalizes) {
+      each([&](T* to, int64_t at) {
+        int64_t j = 0;
+        auto over = [&](auto kind) {
+          typedef typename decltype(kind)::N N;
+          for (constexpr int64_t size = sizeof(N) / sizeof(T); j + size <= n; j += size) {
+            N y = *(const N*)(x + at + j);
+            if (normalizes) {
+              const N least = *(const N*)(low + j), most = *(const N*)(high + j);
+              y = (y - *(const N*)(mean + j)) / *(const N*)(std + j);
+              y = y < least ? least : y;
+              y = most < y ? most : y;
+            }
+            *(N*)(to + j) = y;
+          }
+        };
+        over(Many<T>{});
+        over(Few<T>{});
+        over(One<T>{});
+      });
+    };
+    if (leaf.constants) numbers(std::true_type{});
+    else numbers(std::false_type{});
   }
 }
 
@@ -850,32 +883,33 @@ template <class T> void normal_gradients(const Engine<T>& e, Work<T>& w, Rows<T>
 
 template <class T> struct Scale { T share, mean, divisor; };  // of a minibatch
 
+// Divisor of rows with that deviation and largest magnitude: 1 if the deviation is the rounding error of equal numbers.
+template <class T> T divisor_of(double count, double squares, T largest) {
+  const T std = T(std::sqrt(squares / (count > 2 ? count - 1 : 1)));
+  return std <= 8 * std::numeric_limits<T>::epsilon() * largest ? T(1) : std + T(1e-8);
+}
+
 template <class T> Scale<T> scale_of(const Batch& b) {
+  auto row = [&](int64_t i) { return b.index ? b.index[i] : i; };
   int64_t count = 0;
+  for (int64_t i = 0; i < b.rows; i++) count += b.mask[row(i)];
+  const int64_t least = count > 1 ? count : 1;
+  if (!b.standardized) return {T(1) / T(least), 0, 1};
   double total = 0, squares = 0;
   T largest = 0;
   const T* x = (const T*)b.advantages;
   auto each = [&](auto f) {
-    for (int64_t i = 0; i < b.rows; i++) {
-      const int64_t k = b.index ? b.index[i] : i;
-      if (b.mask[k]) f(k);
-    }
+    for (int64_t i = 0; i < b.rows; i++)
+      if (b.mask[row(i)]) f(x[row(i)]);
   };
-  if (!b.standardized) {
-    each([&](int64_t) { count++; });
-    return {T(1) / T(count > 1 ? count : 1), 0, 1};
-  }
-  each([&](int64_t k) {
-    count++;
-    total += x[k];
-    const T size = std::fabs(x[k]);
+  each([&](T y) {
+    total += y;
+    const T size = std::fabs(y);
     largest = size > largest || size != size ? size : largest;
   });
-  const double mean = total / (count > 1 ? count : 1);
-  each([&](int64_t k) { squares += (x[k] - mean) * (x[k] - mean); });
-  const T std = T(std::sqrt(squares / (count > 2 ? count - 1 : 1)));
-  const bool vanishes = std <= 8 * std::numeric_limits<T>::epsilon() * largest;
-  return {T(1) / T(count > 1 ? count : 1), T(mean), vanishes ? T(1) : std + T(1e-8)};
+  const double mean = total / least;
+  each([&](T y) { squares += (y - mean) * (y - mean); });
+  return {T(1) / T(least), T(mean), divisor_of<T>(double(count), squares, largest)};
 }
 
 // Whether an option is not masked. A masked one has the lowest finite logit: a row of −∞ would become NaN.
@@ -885,20 +919,22 @@ template <class T> INLINE bool is_allowed(const Engine<T>& e, const uint8_t* all
 
 // Deviation that the losses of a value are in units of; the value of an output.
 template <class T> INLINE T scale_at(const Engine<T>& e, int64_t k) { return e.model.value_scale ? ((const T*)e.model.value_scale)[k] : T(1); }
-template <class T> INLINE T value_at(const Engine<T>& e, T output, int64_t k) {
+template <class T, class N> INLINE N value_at(const Engine<T>& e, N output, int64_t k) {
   return e.model.value_mean ? ((const T*)e.model.value_mean)[k] + output * scale_at<T>(e, k) : output;
 }
 
 // Terms of the loss of a tile, and the gradients by the outputs of both heads.
 template <class T> void loss_of(const Engine<T>& e, Work<T>& w, Rows<T>& rows, int64_t start, int64_t count, const Batch& b, const Loss& loss) {
-  const int64_t n = padded<T>(count), policy = first(e, 1) + e.model.counts[1] - 1, values = e.layers - 1;
-  const int64_t ld = e.weights[policy].out, ldv = e.weights[values].out;
+  const int64_t n = padded<T>(count), values = e.layers - 1;
   for (int64_t i = count; i < n; i++) rows.weight[i] = rows.old_logp[i] = rows.advantage[i] = 0;
-  for (int64_t j = 0; j < e.width; j++) {
-    for (int64_t i = 0; i < count; i++)
-      w.columns[j * TILE + i] = is_allowed(e, b.allowed, rows.index[i], j) ? w.y[policy][i * ld + j] : std::numeric_limits<T>::lowest();
+  auto each_masked = [&](T* columns, T x) {
+    for (int64_t j = 0; b.allowed && j < e.width; j++)
+      for (int64_t i = 0; i < count; i++)
+        if (!is_allowed(e, b.allowed, rows.index[i], j)) columns[j * TILE + i] = x;
+  };
+  each_masked(w.columns, std::numeric_limits<T>::lowest());
+  for (int64_t j = 0; j < e.width; j++)
     for (int64_t i = count; i < n; i++) w.columns[j * TILE + i] = 0;
-  }
   // Padding has no index, and a weight of 0.
   const bool is_categorical = e.model.kind == CATEGORICAL;
   const T* noise = b.noise ? (const T*)b.noise + start * e.action_size : nullptr;
@@ -938,37 +974,34 @@ template <class T> void loss_of(const Engine<T>& e, Work<T>& w, Rows<T>& rows, i
   const T by_entropy = loss.uses_entropy ? T(-loss.entropy_coeff) : T(0);
   if (is_categorical) categorical_gradients<T>(e, w, rows, n, (const int64_t*)b.actions, by_entropy);
   else normal_gradients<T>(e, w, rows, count, n, noise, by_entropy, T(loss.bounds_coeff));
-  for (int64_t i = 0; i < count; i++)
-    for (int64_t j = 0; j < e.width; j++)
-      w.g[policy][i * ld + j] = is_allowed(e, b.allowed, rows.index[i], j) ? w.gradients[j * TILE + i] : T(0);
+  each_masked(w.gradients, 0);
 
   const bool has_clip = loss.vf_clip == loss.vf_clip;
   const T vf_clip = T(loss.vf_clip), coeff = T(loss.vf_coeff);
   V<T> errors{};
   for (int64_t k = 0; k < e.values; k++) {
-    alignas(64) T value[TILE], target[TILE], before[TILE];  // which becomes the gradient
-    for (int64_t i = 0; i < n; i++) {
-      const bool included = rows.weight[i] != 0;
-      const int64_t at = rows.index[i] * e.values + k;
-      value[i] = included ? value_at<T>(e, w.y[values][i * ldv + k], k) : T(0);
-      target[i] = included ? ((const T*)b.returns)[at] : T(0);
-      before[i] = included && has_clip ? ((const T*)b.values)[at] : T(0);
-    }
-    const T unit = scale_at<T>(e, k);
+    alignas(64) T target[TILE], before[TILE];
+    auto gathered = [&](T* to, const void* from) {
+      for (int64_t i = 0; i < n; i++) to[i] = rows.weight[i] != 0 ? ((const T*)from)[rows.index[i] * e.values + k] : T(0);
+    };
+    gathered(target, b.returns);
+    if (has_clip) gathered(before, b.values);
+    const T *outputs = w.y[values] + k * TILE, unit = scale_at<T>(e, k);
     for (int64_t i = 0; i < n; i += LANES<T>) {
-      const V<T> weight = load<T>(rows.weight + i), estimate = load<T>(value + i) / unit, difference = estimate - load<T>(target + i) / unit;
+      const V<T> weight = load<T>(rows.weight + i), value = weight != T(0) ? value_at<T>(e, load<T>(outputs + i), k) : V<T>{};
+      auto in_units = [&](V<T> x) { return e.model.value_scale ? x / unit : x; };
+      const V<T> estimate = in_units(value), difference = estimate - in_units(load<T>(target + i));
       V<T> size = absolute<T>(difference), derivative = loss.is_mse ? difference : clamp<T>(difference, -1, 1);
       if (has_clip) {
-        const V<T> change = estimate - load<T>(before + i) / unit;
+        const V<T> change = estimate - in_units(load<T>(before + i));
         const V<T> clipped = absolute<T>(difference - (change - clamp<T>(change, -vf_clip, vf_clip)));
         derivative = clipped > size ? V<T>{} : derivative;
         size = clipped > size || clipped != clipped ? clipped : size;
       }
       const V<T> near = loss.is_mse ? size : size > T(1) ? all<T>(1) : size;
       errors += weight * ((size - T(0.5) * near) * near);
-      store<T>(before + i, derivative * weight * coeff);
+      store<T>(w.g[values] + k * TILE + i, derivative * weight * coeff);
     }
-    for (int64_t i = 0; i < count; i++) w.g[values][i * ldv + k] = before[i];
   }
   w.results[POLICY] += sum<T>(gains);
   w.results[KL] += sum<T>(divergence);
@@ -982,17 +1015,17 @@ template <class T> void loss_of(const Engine<T>& e, Work<T>& w, Rows<T>& rows, i
 template <class T> void tile(const Engine<T>& e, Work<T>& w, const Batch& b, const Loss& loss, const Scale<T>& scale, int64_t start) {
   Rows<T> rows;
   const int64_t left = b.rows - start, count = left < TILE ? left : TILE;
-  for (int64_t i = 0; i < count; i++) {
-    const int64_t k = b.index ? b.index[start + i] : start + i;
-    const T weight = b.weight ? ((const T*)b.weight)[k] : b.mask[k] ? scale.share : T(0);
-    const bool excluded = weight == 0;
-    rows.index[i] = k;
-    rows.weight[i] = weight;
-    rows.old_logp[i] = excluded ? T(0) : ((const T*)b.logp)[k];
-    rows.advantage[i] = excluded ? T(0) : (((const T*)b.advantages)[k] - scale.mean) / scale.divisor;
-    gather<T>(e, w.input + i * e.ld_observed, b.obs, k, excluded);
-  }
+  for (int64_t i = 0; i < count; i++) rows.index[i] = b.index ? b.index[start + i] : start + i;
   for (int64_t i = count; i < TILE; i++) rows.index[i] = 0;
+  auto gathered = [&](T* to, const void* from) {
+    for (int64_t i = 0; i < count; i++) to[i] = rows.weight[i] != 0 ? ((const T*)from)[rows.index[i]] : T(0);
+  };
+  for (int64_t i = 0; i < count; i++)
+    rows.weight[i] = b.weight ? ((const T*)b.weight)[rows.index[i]] : b.mask[rows.index[i]] ? scale.share : T(0);
+  gathered(rows.old_logp, b.logp);
+  gathered(rows.advantage, b.advantages);
+  for (int64_t i = 0; i < count; i++) rows.advantage[i] = rows.weight[i] != 0 ? (rows.advantage[i] - scale.mean) / scale.divisor : T(0);
+  gather<T>(e, w, b.obs, rows.index, rows.weight, count);
   forward<T>(e, w, count, 0, e.layers);
   loss_of<T>(e, w, rows, start, count, b, loss);
   const int64_t policy = first(e, 1), values = first(e, 2), trunk = e.model.counts[0];
@@ -1017,7 +1050,7 @@ template <class T> void clear(const Engine<T>& e, Work<T>& w) {
 template <class T> void add_gradients(const Engine<T>& e, const Work<T>& w) {
   for (int64_t l = 0; l < e.layers; l++) {
     const Weights<T>& x = e.weights[l];
-    const int64_t row = is_narrow<T>(x.layer) ? 1 : x.in, column = is_narrow<T>(x.layer) ? x.out : 1;
+    const int64_t row = is_narrow<T>(x) ? 1 : x.in, column = is_narrow<T>(x) ? x.out : 1;
     if (T* to = (T*)x.layer.weight_grad)
       for (int64_t o = 0; o < x.layer.outputs; o++)
         for (int64_t i = 0; i < x.layer.inputs; i++) to[o * x.layer.inputs + i] += w.dw[l][o * row + i * column];
@@ -1150,13 +1183,15 @@ template <class T> int64_t learn(Engine<T>& e, const Batch& b, const Loss& loss,
 template <class T> void respond(Engine<T>& e, int64_t rows, const void* const* obs, int64_t at, T* outputs, T* values) {
   const int64_t policy = first(e, 1), critic = first(e, 2), threads = threads_of(e, rows, 1);
   auto tile = [&](Work<T>& w, int64_t start, int64_t count) {
-    for (int64_t i = 0; i < count; i++) gather<T>(e, w.input + i * e.ld_observed, obs, at + start + i, false);
+    int64_t index[TILE];
+    for (int64_t i = 0; i < count; i++) index[i] = at + start + i;
+    gather<T>(e, w, obs, index, nullptr, count);
     forward<T>(e, w, count, 0, policy);
     auto write = [&](T* to, int64_t from, int64_t end, int64_t width) {
       if (!to) return;
       forward<T>(e, w, count, from, end);
       for (int64_t i = 0; i < count; i++)
-        memcpy(to + (start + i) * width, w.y[end - 1] + i * e.weights[end - 1].out, sizeof(T) * width);
+        for (int64_t j = 0; j < width; j++) to[(start + i) * width + j] = w.y[end - 1][j * TILE + i];
     };
     write(outputs, policy, critic, e.width);
     write(values, critic, e.layers, e.values);
@@ -1170,8 +1205,19 @@ template <class T> void respond(Engine<T>& e, int64_t rows, const void* const* o
   });
 }
 
-// argmax p/E of each choice, E drawn from Exp(1), [rows, choices, widest choice]; the first of equals. A vector holds rows.
-template <class T> void choose(const Engine<T>& e, int64_t rows, T* outputs, const uint8_t* allowed, const T* noise, int64_t* actions, T* logp) {
+// Numbers from Exp(1), as PyTorch computes them: E = −log(1 − u), u uniform.
+template <class T> INLINE V<T> exponential_of(const double* u) {
+  alignas(64) T found[LANES<T>];
+  for (int i = 0; i < LANES<T>; i += LANES<double>) {
+    const V<double> e = -logarithm<double>(1.0 - load<double>(u + i));
+    for (int k = 0; k < LANES<double>; k++) found[i + k] = T(e[k]);
+  }
+  return load<T>(found);
+}
+
+// argmax p/E of each choice, E from Exp(1) with the uniform `noise`, [rows, choices, widest choice]; the first of equals.
+// A vector holds rows.
+template <class T> void choose(const Engine<T>& e, int64_t rows, T* outputs, const uint8_t* allowed, const double* noise, int64_t* actions, T* logp) {
   const int64_t choices = e.model.choices;
   for (int64_t r = 0; allowed && r < rows; r++)
     for (int64_t j = 0; j < e.width; j++)
@@ -1195,7 +1241,11 @@ template <class T> void choose(const Engine<T>& e, int64_t rows, T* outputs, con
       for (int64_t j = 0; j < options; j++) {
         const V<T> x = logits(j) - most, p = exponential<T>(x);
         V<T> raced = p;
-        for (int64_t k = 0; noise && k < count; k++) raced[k] /= noise[((r + k) * choices + d) * e.widest + j];
+        if (noise) {
+          alignas(64) double u[LANES<T>] = {};
+          for (int64_t k = 0; k < count; k++) u[k] = noise[((r + k) * choices + d) * e.widest + j];
+          raced = p / exponential_of<T>(u);
+        }
         const auto leads = raced > best;
         best = leads ? raced : best;
         chosen = leads ? all<T>(T(j)) : chosen;
@@ -1240,7 +1290,7 @@ template <class T> void act(const Acting& a, int64_t t, void* given) {
   };
   if (e.model.kind == CATEGORICAL) {
     int64_t* actions = (int64_t*)a.actions + first * e.model.choices;
-    choose<T>(e, a.rows, outputs, a.allowed, (const T*)a.noise, actions, logp);
+    choose<T>(e, a.rows, outputs, a.allowed, (const double*)a.noise, actions, logp);
     copied(actions, e.model.choices);
   } else {
     T* actions = (T*)a.actions + first * e.action_size;
@@ -1375,7 +1425,7 @@ template <class T> void destroy(Engine<T>* e) {
     Work<T>& w = e->work[t];
     for (int64_t l = 0; l < e->layers; l++)
       for (T* p : {w.y[l], w.before[l], w.g[l], w.dw[l], w.db[l]}) free(p);
-    for (T* p : {w.input, w.joint, w.columns, w.gradients, w.log_std}) free(p);
+    for (T* p : {w.input, w.joint, w.rows, w.log_std}) free(p);
   }
   for (int64_t l = 0; l < e->layers; l++)
     for (T* p : {e->weights[l].transposed, e->weights[l].plain, e->weights[l].bias}) free(p);
@@ -1399,6 +1449,7 @@ template <class T> Engine<T>* create(const Model& m) {
     w.layer = m.layers[l];
     w.in = distance<T>(w.layer.inputs);
     w.out = distance<T>(w.layer.outputs);
+    w.is_head = l == first(*e, 2) - 1 || l == e->layers - 1;
     take(w.transposed, w.layer.inputs * w.out);
     take(w.plain, w.layer.outputs * w.in);
     take(w.bias, w.out);
@@ -1417,8 +1468,8 @@ template <class T> Engine<T>* create(const Model& m) {
   for (int64_t t = 0; e->work && t < e->threads; t++) {
     Work<T>& w = e->work[t];
     take(w.input, TILE * e->ld_observed);
-    take(w.columns, e->width * TILE);
-    take(w.gradients, e->width * TILE);
+    const int64_t policy = first(*e, 2) - 1, values = e->layers - 1;
+    take(w.rows, TILE * (e->weights[policy].out > e->weights[values].out ? e->weights[policy].out : e->weights[values].out));
     take(w.log_std, e->action_size + 1);
     const int64_t trunk = m.counts[0];
     take(w.joint, trunk ? TILE * e->weights[trunk - 1].out : 1);
@@ -1430,6 +1481,8 @@ template <class T> Engine<T>* create(const Model& m) {
       take(w.dw[l], gradient_size<T>(x));
       take(w.db[l], x.out);
     }
+    w.columns = w.y[policy];
+    w.gradients = w.g[policy];
   }
   if (complete) return e;
   destroy<T>(e);
@@ -1445,13 +1498,16 @@ template <class T>
 void advantages(int64_t steps, int64_t envs, int64_t streams, const T* rewards, const T* values, const T* next, const uint8_t* done, const uint8_t* known, const uint8_t* passed, const double* gamma, double lambda, T* out) {
   const int64_t columns = envs * streams;
   for (int64_t t = steps; t-- > 0;)
-    for (int64_t j = 0; j < columns; j += streams)
-      for (int64_t k = 0; k < streams; k++) {
-        const int64_t i = t * columns + j + k;
-        const T later = done[i] || t + 1 == steps ? T(0) : out[i + columns];
-        const T delta = !known || known[i] ? rewards[i] + T(gamma[k]) * next[i] - values[i] : T(0);
-        out[i] = passed && passed[i] ? later : delta + T(gamma[k] * lambda) * later;
+    for (int64_t k = 0; k < streams; k++) {
+      const T discount = T(gamma[k]), decay = T(gamma[k] * lambda);
+      const int64_t end = (t + 1) * columns, after = t + 1 < steps ? columns : 0;
+#pragma GCC ivdep  // `out` may be `rewards`
+      for (int64_t i = t * columns + k; i < end; i += streams) {
+        const T later = done[i] || !after ? T(0) : out[i + after];
+        const T delta = !known || known[i] ? rewards[i] + discount * next[i] - values[i] : T(0);
+        out[i] = passed && passed[i] ? later : delta + decay * later;
       }
+    }
 }
 
 // R_t = r_t + γ·R_{t−1}, as advantages.reversed_discounted_returns.
@@ -1463,31 +1519,55 @@ void discount(int64_t steps, int64_t envs, const T* rewards, const T* initial, c
   }
 }
 
-template <class T> INLINE bool is_less(T x, T y) { return x < y || x != x; }  // NaN stays
+template <class T> INLINE T lesser(T x, T y) { return y < x || y != y ? y : x; }  // NaN stays
+template <class T> INLINE T greater(T x, T y) { return y > x || y != y ? y : x; }
+
+constexpr double INFINITE = std::numeric_limits<double>::infinity();
+
+// Of numbers with `mask`, with sums that do not wait for each other: f's of all, put together by `join`; `none` is that
+// of no number.
+template <class T, class F, class J> double fold(int64_t n, const T* x, const uint8_t* mask, double none, F f, J join) {
+  constexpr int64_t COUNT = 8;
+  double each[COUNT], all = none;
+  for (double& y : each) y = none;
+  int64_t i = 0;
+  for (; i + COUNT <= n; i += COUNT)
+    for (int64_t k = 0; k < COUNT; k++) each[k] = join(each[k], !mask || mask[i + k] ? f(double(x[i + k])) : none);
+  for (; i < n; i++) all = join(all, !mask || mask[i] ? f(double(x[i])) : none);
+  for (double y : each) all = join(all, y);
+  return all;
+}
 
 // Count, mean, sum of squared distances from it and largest magnitude of rows with `mask`.
 template <class T> void measure(int64_t n, const T* x, const uint8_t* mask, double* out) {
-  constexpr int64_t LANES = 8;  // sums that do not wait for each other
-  auto sum = [&](auto f) {
-    double sums[LANES] = {}, total = 0;
-    int64_t i = 0;
-    for (; i + LANES <= n; i += LANES)
-      for (int64_t k = 0; k < LANES; k++) sums[k] += !mask || mask[i + k] ? f(double(x[i + k])) : 0.0;
-    for (; i < n; i++) total += !mask || mask[i] ? f(double(x[i])) : 0.0;
-    for (double each : sums) total += each;
-    return total;
-  };
-  const double count = sum([](double) { return 1.0; });
-  const double mean = sum([](double y) { return y; }) / (count > 1 ? count : 1);
-  double largest = 0;
-  for (int64_t i = 0; i < n; i++) {
-    const double size = !mask || mask[i] ? std::fabs(double(x[i])) : 0.0;
-    if (is_less(-size, -largest)) largest = size;
-  }
+  auto add = [](double y, double z) { return y + z; };
+  const double count = fold(n, x, mask, 0, [](double) { return 1.0; }, add);
+  const double mean = fold(n, x, mask, 0, [](double y) { return y; }, add) / (count > 1 ? count : 1);
   out[0] = count;
   out[1] = mean;
-  out[2] = sum([=](double y) { return (y - mean) * (y - mean); });
-  out[3] = largest;
+  out[2] = fold(n, x, mask, 0, [=](double y) { return (y - mean) * (y - mean); }, add);
+  out[3] = fold(n, x, mask, 0, [](double y) { return std::fabs(y); }, greater<double>);
+}
+
+// Smallest and largest number of each column of rows [n, columns], n > 0.
+template <class T> void extremes(int64_t n, int64_t columns, const T* x, T* least, T* most) {
+  constexpr int64_t WIDTH = 16;  // several rows of few columns at once
+  const int64_t rows = columns < WIDTH ? WIDTH / columns : 1;
+  T low[WIDTH], high[WIDTH];
+  auto extend = [&](T* to_least, T* to_most, const T* from_least, const T* from_most, int64_t count) {
+    for (int64_t j = 0; j < count; j++) to_least[j] = lesser(to_least[j], from_least[j]), to_most[j] = greater(to_most[j], from_most[j]);
+  };
+  memcpy(least, x, sizeof(T) * columns);
+  memcpy(most, x, sizeof(T) * columns);
+  int64_t i = 1;
+  if (rows > 1 && n >= rows) {
+    const int64_t width = rows * columns;
+    memcpy(low, x, sizeof(T) * width);
+    memcpy(high, x, sizeof(T) * width);
+    for (i = rows; i + rows <= n; i += rows) extend(low, high, x + i * columns, x + i * columns, width);
+    for (int64_t j = 0; j < width; j += columns) extend(least, most, low + j, high + j, columns);
+  }
+  for (; i < n; i++) extend(least, most, x + i * columns, x + i * columns, columns);
 }
 
 // Count, means and sums of squared distances from them of columns, [1 + 2·columns], over rows [n, columns] with `mask`.
@@ -1506,10 +1586,42 @@ template <class T> void measure_columns(int64_t n, int64_t columns, const T* x, 
   }
 }
 
+// Advantages and returns of one stream, as estimates.estimate_advantages; rewards are divided by `divisor`, multiplied
+// with `factor` and clipped. Advantages are standardised over the rows to learn from if that is asked for, and so is
+// the explained variance of the values.
+template <class T>
+void estimate(int64_t steps, int64_t envs, const T* rewards, const T* values, const T* final_values, const uint8_t* terminated, const uint8_t* done, const uint8_t* final, const uint8_t* known, const uint8_t* learnable, double gamma, double lambda, T divisor, T factor, T clip, bool standardizes, double* explained, T* out, T* returns) {
+  const int64_t n = steps * envs;
+  for (int64_t i = 0; i < n; i++) {
+    const T reward = rewards[i] / divisor * factor;
+    out[i] = reward < -clip ? -clip : clip < reward ? clip : reward;
+    returns[i] = terminated[i] ? T(0) : final[i] ? final_values[i] : values[i + envs];
+  }
+  advantages<T>(steps, envs, 1, out, values, returns, done, known, nullptr, &gamma, lambda, out);
+  for (int64_t i = 0; i < n; i++) returns[i] = out[i] + values[i];
+  double own[4], targets[4];
+  if (standardizes || explained) measure<T>(n, out, learnable, own);
+  if (explained) {
+    measure<T>(n, returns, learnable, targets);
+    auto variance = [](const double* x) { return x[2] / (x[0] > 2 ? x[0] - 1 : 1); };
+    const double least = 1e-12, of_targets = variance(targets);
+    *explained = 1 - variance(own) / (of_targets < least ? least : of_targets);
+  }
+  if (!standardizes) return;
+  const T mean = T(own[1]), std = divisor_of<T>(own[0], own[2], T(own[3]));
+  for (int64_t i = 0; i < n; i++) out[i] = (learnable[i] ? out[i] - mean : T(0)) / std;
+}
+
 // Sets what is not finite in `rows` of x, [n, columns], to 0.
 template <class T> void clean(int64_t n, int64_t columns, const uint8_t* rows, T* x) {
-  for (int64_t i = 0; i < n; i++)
-    for (int64_t j = i * columns; rows[i] && j < (i + 1) * columns; j++) x[j] = x[j] - x[j] == 0 ? x[j] : T(0);
+  auto clean_from = [&](int64_t i, int64_t end) {
+    for (; i < end; i++)
+      for (int64_t j = i * columns; rows[i] && j < (i + 1) * columns; j++) x[j] = x[j] - x[j] == 0 ? x[j] : T(0);
+  };
+  int64_t i = 0;
+  for (uint64_t flags; i + 8 <= n; i += 8)  // most flags are 0
+    if (memcpy(&flags, rows + i, 8), flags) clean_from(i, i + 8);
+  clean_from(i, n);
 }
 
 // Mean, standard deviation, lowest and highest number of each element, [4, columns], as normalizers._Constants.
@@ -1526,25 +1638,21 @@ template <class T> void constants(int64_t columns, const double* count, const do
 // REWARD_STATISTICS of core/episodes.py; `returns` are the sums of rewards in each environment.
 template <class T>
 void sum_rewards(int64_t steps, int64_t envs, const T* rewards, const uint8_t* valid, double* returns, double* out) {
-  constexpr double infinity = std::numeric_limits<double>::infinity();
-  double least[2] = {infinity, infinity}, most[2] = {-infinity, -infinity};
-  auto extend = [&](int64_t k, double x) {
-    if (is_less(x, least[k])) least[k] = x;
-    if (is_less(-x, -most[k])) most[k] = x;
-  };
+  const int64_t n = steps * envs;
   for (int64_t j = 0; j < envs; j++) returns[j] = 0;
-  for (int64_t t = 0; t < steps; t++)
-    for (int64_t j = 0; j < envs; j++) {
-      const int64_t i = t * envs + j;
-      returns[j] += rewards[i];
-      if (valid[i]) extend(1, rewards[i]);
-    }
-  for (int64_t j = 0; j < envs; j++) extend(0, returns[j]);
+  for (int64_t i = 0; i < n; i += envs)
+    for (int64_t j = 0; j < envs; j++) returns[j] += rewards[i + j];
   double sums[4], rows[4];
   measure<double>(envs, returns, nullptr, sums);
-  measure<T>(steps * envs, rewards, valid, rows);
+  measure<T>(n, rewards, valid, rows);
+  auto same = [](double x) { return x; };
   auto deviation = [](const double* x) { return std::sqrt(x[2] / (x[0] > 2 ? x[0] - 1 : 1)); };
-  const double found[] = {rows[0], least[0], most[0], sums[1], deviation(sums), least[1], most[1], rows[1], deviation(rows)};
+  const double found[] = {
+      rows[0],
+      fold(envs, returns, nullptr, INFINITE, same, lesser<double>), fold(envs, returns, nullptr, -INFINITE, same, greater<double>),
+      sums[1], deviation(sums),
+      fold(n, rewards, valid, INFINITE, same, lesser<double>), fold(n, rewards, valid, -INFINITE, same, greater<double>),
+      rows[1], deviation(rows)};
   memcpy(out, found, sizeof found);
 }
 
@@ -1552,7 +1660,7 @@ void sum_rewards(int64_t steps, int64_t envs, const T* rewards, const uint8_t* v
 template <class T>
 void finish_episodes(int64_t steps, int64_t envs, const T* rewards, const uint8_t* valid, const uint8_t* done, double* open, double* recent, int64_t window, int64_t* finished, double* out) {
   double count = 0, sum = 0, lengths = 0, mean = 0, squares = 0;  // of Welford
-  double least = std::numeric_limits<double>::infinity(), most = -least;
+  double least = INFINITE, most = -INFINITE;
   for (int64_t t = 0; t < steps; t++)
     for (int64_t j = 0; j < envs; j++) {
       const int64_t i = t * envs + j;
@@ -1567,8 +1675,8 @@ void finish_episodes(int64_t steps, int64_t envs, const T* rewards, const uint8_
       lengths += length;
       mean += distance / count;
       squares += distance * (value - mean);
-      if (is_less(value, least)) least = value;
-      if (is_less(-value, -most)) most = value;
+      least = lesser(least, value);
+      most = greater(most, value);
       value = length = 0;
     }
   const double one = count / count;  // NaN without an episode
@@ -1638,11 +1746,17 @@ EXPORT(cells_backward)(const Cells* c, int64_t step) {
 EXPORT(advantages)(int64_t is_double, int64_t steps, int64_t envs, int64_t streams, const void* rewards, const void* values, const void* next, const uint8_t* done, const uint8_t* known, const uint8_t* passed, const double* gamma, double lambda, void* out) {
   BY_TYPE(advantages, steps, envs, streams, (const T*)rewards, (const T*)values, (const T*)next, done, known, passed, gamma, lambda, (T*)out);
 }
+EXPORT(estimate)(int64_t is_double, int64_t steps, int64_t envs, const void* rewards, const void* values, const void* final_values, const uint8_t* terminated, const uint8_t* done, const uint8_t* final, const uint8_t* known, const uint8_t* learnable, double gamma, double lambda, double divisor, double factor, double clip, int64_t standardizes, double* explained, void* out, void* returns) {
+  BY_TYPE(estimate, steps, envs, (const T*)rewards, (const T*)values, (const T*)final_values, terminated, done, final, known, learnable, gamma, lambda, T(divisor), T(factor), T(clip), standardizes, explained, (T*)out, (T*)returns);
+}
 EXPORT(discount)(int64_t is_double, int64_t steps, int64_t envs, const void* rewards, const void* initial, const uint8_t* done, double gamma, void* out) {
   BY_TYPE(discount, steps, envs, (const T*)rewards, (const T*)initial, done, gamma, (T*)out);
 }
 EXPORT(measure)(int64_t is_double, int64_t n, const void* x, const uint8_t* mask, double* out) {
   BY_TYPE(measure, n, (const T*)x, mask, out);
+}
+EXPORT(extremes)(int64_t is_double, int64_t n, int64_t columns, const void* x, void* least, void* most) {
+  BY_TYPE(extremes, n, columns, (const T*)x, (T*)least, (T*)most);
 }
 EXPORT(measure_columns)(int64_t is_double, int64_t n, int64_t columns, const void* x, const uint8_t* mask, double* out) {
   BY_TYPE(measure_columns, n, columns, (const T*)x, mask, out);
@@ -1664,7 +1778,7 @@ EXPORT(finish_episodes)(int64_t is_double, int64_t steps, int64_t envs, const vo
 EXPORT(apply)(int64_t which, int64_t n, float* x) {
   using T = float;
   n -= n % LANES<T>;
-  if (which == 2) activate<T>(TANH, x, nullptr, n);
+  if (which == 2) activate<T>(TANH, x, nullptr, 1, n);
   else
     for (int64_t i = 0; i < n; i += LANES<T>) {
       V<T> y = load<T>(x + i), p, density;

@@ -133,8 +133,10 @@ _ARGUMENTS: dict[str, list[Any]] = {
     "cells_forward": [_address, _int],
     "cells_backward": [_address, _int],
     "advantages": [*[_int] * 4, *[_address] * 7, _double, _address],
+    "estimate": [*[_int] * 3, *[_address] * 8, *[_double] * 5, _int, *[_address] * 3],
     "discount": [*[_int] * 3, *[_address] * 3, _double, _address],
     "measure": [_int, _int, *[_address] * 3],
+    "extremes": [*[_int] * 3, *[_address] * 3],
     "clean": [*[_int] * 3, *[_address] * 2],
     "measure_columns": [*[_int] * 3, *[_address] * 3],
     "constants": [*[_int] * 2, *[_address] * 3, *[_double] * 3, _address],
@@ -166,8 +168,10 @@ class Library:
     cells_forward: Any
     cells_backward: Any
     advantages: Any
+    estimate: Any
     discount: Any
     measure: Any
+    extremes: Any
     clean: Any
     measure_columns: Any
     constants: Any

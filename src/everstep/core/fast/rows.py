@@ -5,16 +5,18 @@ called where the native way is not taken; it has some 200 operations of PyTorch,
 longer to be called than to compute.
 """
 
+import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
-from .. import advantages, episodes, triton
+from .. import advantages, episodes, normalizers, triton
 from ..graphs import is_static
+from ..hyperparameters import Resolved
 from ..normalizers import RunningMoments
 from ..ranks import Measured, Moments
-from ..rollouts import clean_rows
+from ..rollouts import Rollout, clean_rows
 from .library import library
 
 
@@ -35,6 +37,42 @@ def gae(
     out = rewards.new_empty(rewards.shape)
     call(*rewards.shape, rewards, values, next_values, *flags, gammas, gae_lambda, out)
     return out
+
+
+def estimate(
+    rollout: Rollout,
+    config: Resolved,
+    learnable: torch.Tensor,
+    reward_scale: None | torch.Tensor,
+    *,
+    explains: bool,
+) -> None | Literal[False] | torch.Tensor:
+    """`estimates.estimate_advantages` of one stream and one process; False: nothing was done."""
+    rows = rollout.rewards, rollout.values, rollout.final_values
+    results = rollout.advantages, rollout.returns
+    call = _native("estimate", *rows, *results)
+    if call is None:
+        return False
+    scale = 1.0 if reward_scale is None else normalizers.divisor_of(reward_scale).item()
+    explained = _numbers(1) if explains else None
+    call(
+        *learnable.shape[:2],
+        *rows,
+        rollout.terminated,
+        rollout.done,
+        rollout.final,
+        rollout.known & rollout.valid,
+        learnable,
+        config.gamma,
+        config.gae_lambda,
+        scale,
+        config.reward_scale,
+        math.inf if config.clip_rewards is None else config.clip_rewards,
+        config.normalize_advantages is True,
+        explained,
+        *results,
+    )
+    return None if explained is None else explained[0]
 
 
 def reversed_discounted_returns(
@@ -63,6 +101,18 @@ def measured(x: torch.Tensor, mask: torch.Tensor) -> Measured:
 def moments_of(x: torch.Tensor, mask: torch.Tensor) -> Moments:
     """`advantages.moments_of`, of all rows."""
     return advantages.moments_of(x, mask) if _native("measure", x) is None else measured(x, mask)[0]
+
+
+def aminmax(x: torch.Tensor, *, dim: None | int = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """`torch.aminmax` of all numbers, or of each element of rows (`dim` is 0)."""
+    call = _native("extremes", x) if x.numel() else None
+    if call is None:
+        least, most = torch.aminmax(x) if dim is None else torch.aminmax(x, dim=dim)
+        return least, most
+    count, shape = (x.numel(), ()) if dim is None else (len(x), x.shape[1:])
+    least, most = x.new_empty(shape), x.new_empty(shape)
+    call(count, least.numel(), x, least, most)
+    return least, most
 
 
 def column_moments(running: RunningMoments, rows: torch.Tensor, mask: torch.Tensor) -> Moments:

@@ -428,27 +428,27 @@ class Rollout:
             if x.is_floating_point():
                 clean(x, unused)
 
-    def examine(self) -> dict[str, torch.Tensor]:
+    def examine(self, aminmax: Callable[..., Any] = torch.aminmax) -> dict[str, torch.Tensor]:
         """Faults of the environment's data, 0-d each, from one reduction of each leaf.
 
         `"finite"`: whether every reward and observation is finite, and every choice exists;
         `find_fault` finds what is not. `"beyond"`: leaves of numbers that are outside of the bounds
-        of their space; `beyond_bounds` describes them.
+        of their space; `beyond_bounds` describes them. `aminmax` does what PyTorch's does.
         """
         # Extremes show NaN, too; a sum of large finite numbers may overflow.
-        extremes = [*torch.aminmax(self.rewards)]
+        extremes = [*aminmax(self.rewards)]
         missing: list[torch.Tensor] = []
         beyond: list[torch.Tensor] = []
         for leaf, limit in zip(self.obs, self._limits, strict=True):
             if not leaf.numel() or (limit is None and not leaf.is_floating_point()):
                 continue
-            ends = torch.aminmax(leaf) if limit is None else limit.extremes(leaf)
+            ends = aminmax(leaf) if limit is None else limit.extremes(leaf, aminmax)
             if leaf.is_floating_point():
                 extremes += ends
             if limit is not None:
                 (missing if limit.is_choice else beyond).append(_is_outside(limit, *ends))
         for _, limit, leaf, _ in self._other_choices():
-            missing.append(_is_outside(limit, *limit.extremes(leaf)))
+            missing.append(_is_outside(limit, *limit.extremes(leaf, aminmax)))
         # 0·x is 0 for what is finite, and NaN for the rest.
         finite = torch.cat([x.flatten() for x in extremes]).mul_(0.0).sum() == 0.0
         found = {"finite": finite & ~reduce(torch.logical_or, missing) if missing else finite}

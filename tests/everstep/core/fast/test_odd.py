@@ -202,7 +202,7 @@ def _check_actions(acts: Any, outputs: torch.Tensor, latents: Any, logp: torch.T
         error += 8 * eps * size.nan_to_num(0.0, 0.0, 0.0).view_as(error)
     is_same = agrees(logp, exact, plain, error)
     assert is_same.all(), described(~is_same.all(1), outputs, latents, logp, exact, plain)
-    noise = None if acts._draws is None or acts.deterministic else acts._draws.__self__
+    noise = None if acts._draws is None or acts.deterministic else acts._kept[0]
     if not latents.is_floating_point():
         _check_choices(policy, outputs, latents.view(len(outputs), -1), noise)
         return
@@ -229,7 +229,7 @@ def _check_choices(
         assert ((taken >= 0) & (taken < options)).all()
         scores = z.log_softmax(-1)
         if noise is not None:
-            scores = scores - noise[:, d, :options].double().log()
+            scores = scores - (-torch.log1p(-noise[:, d, :options])).log()
         best = scores.max(-1, keepdim=True).values
         gap = best - scores.gather(1, taken)
         # Of a row with a logit that is NaN or ∞, none is the likeliest.

@@ -3,15 +3,19 @@
 import copy
 import math
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from everstep.algorithms.estimates import estimate_advantages
+from everstep.bonuses import Stream
 from everstep.core import advantages, episodes, fast
 from everstep.core.fast import rows
 from everstep.core.graphs import static_shapes
 from everstep.core.normalizers import EPSILON, MOST_OF_SIZE, RunningMoments, _Constants
+from everstep.core.ranks import Reducer
 from everstep.core.rollouts import clean_rows
 
 
@@ -72,6 +76,66 @@ def test_advantages_and_discounted_sums_of_odd_rows(seed: int) -> None:
         rows.reversed_discounted_returns(rewards, initial, done, gamma=0.9),
         advantages.reversed_discounted_returns(rewards, initial, done, gamma=0.9),
     )
+
+
+@pytest.mark.parametrize("seed", range(120))
+def test_estimates_of_odd_rollouts(seed: int) -> None:
+    drawn, draw = Drawn(seed), random.Random(seed)
+    shape = drawn.steps + 1, drawn.envs, 1
+    rewards, values = (
+        torch.cat([x, x[:1]]).contiguous() for x in (drawn.numbers(), drawn.numbers())
+    )
+    final, valid = drawn.flags(drawn.ends), drawn.flags(0.9)
+    rollout: Any = SimpleNamespace(
+        rewards=rewards,
+        values=values,
+        final=final,
+        final_values=torch.where(final, drawn.numbers(), torch.nan).contiguous(),
+        terminated=drawn.flags(drawn.ends) & ~final,
+        known=drawn.flags(0.9) | ~final,
+        valid=valid,
+    )
+    rollout.done = rollout.terminated | final | drawn.flags(0.1)
+    config: Any = SimpleNamespace(
+        gamma=0.9,
+        gae_lambda=0.95,
+        reward_scale=draw.choice([1, 0.1]),
+        clip_rewards=draw.choice([None, 0.3]),
+        normalize_advantages=draw.choice([True, False, "minibatch"]),
+    )
+    scale = draw.choice([None, torch.tensor(draw.choice([2.0, 0.0]), dtype=drawn.dtype)])
+    learnable = rollout.known & valid & drawn.flags(draw.choice([0.0, 0.9, 1.0]))
+
+    def estimated(explains: bool) -> list[Any]:
+        rollout.advantages, rollout.returns = (torch.zeros(shape, dtype=drawn.dtype) for _ in "ab")
+        arguments = rollout, config, [Stream(0.9)], learnable, scale, Reducer()
+        found = estimate_advantages(*arguments, explains=explains)
+        return [found, rollout.advantages, rollout.returns]
+
+    for explains in (True, False):
+        found = estimated(explains)
+        with static_shapes():
+            explained, *expected = estimated(explains)
+        assert (found[0] is None) is (explained is None) is not explains
+        drawn.size = max(1.0, drawn.size if scale is None or scale > 0 else 1e8 * drawn.size)
+        drawn.check(found[1:], expected)
+        if explains and explained.abs() < 1e3:
+            torch.testing.assert_close(found[0], explained, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_extremes_of_odd_rows(seed: int) -> None:
+    draw, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    shape = draw.choice([(), (1,), (2,), (3,), (5,), (16,), (4, 5), (37,)])
+    dtype = draw.choice([torch.float32, torch.float64, torch.int64])
+    x = 100 * torch.randn(draw.choice([1, 2, 7, 16, 33, 200]), *shape, generator=generator)
+    x[torch.rand(x.shape, generator=generator) < draw.choice([0, 0.02])] = draw.choice(
+        [torch.inf, -torch.inf, torch.nan] if dtype.is_floating_point else [7.0]
+    )
+    x = x.to(dtype)
+    for options in ({}, {"dim": 0}):
+        found, expected = rows.aminmax(x, **options), torch.aminmax(x, **options)
+        torch.testing.assert_close(found, tuple(expected), rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("seed", range(60))
