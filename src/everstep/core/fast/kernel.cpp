@@ -1586,14 +1586,14 @@ template <class T> void measure_columns(int64_t n, int64_t columns, const T* x, 
   }
 }
 
-// Advantages and returns of one stream, as estimates.estimate_advantages; rewards are divided by `divisor`, multiplied
-// with `factor` and clipped. Advantages are standardised over the rows to learn from if that is asked for, and so is
+// Advantages and returns of one stream, as estimates.estimate_advantages; rewards are divided by `divisor` (null: not),
+// multiplied with `factor` and clipped. Advantages are standardised over the rows to learn from if that is asked for, and so is
 // the explained variance of the values.
 template <class T>
-void estimate(int64_t steps, int64_t envs, const T* rewards, const T* values, const T* final_values, const uint8_t* terminated, const uint8_t* done, const uint8_t* final, const uint8_t* known, const uint8_t* learnable, double gamma, double lambda, T divisor, T factor, T clip, bool standardizes, double* explained, T* out, T* returns) {
+void estimate(int64_t steps, int64_t envs, const T* rewards, const T* values, const T* final_values, const uint8_t* terminated, const uint8_t* done, const uint8_t* final, const uint8_t* known, const uint8_t* learnable, double gamma, double lambda, const T* divisor, T factor, T clip, bool standardizes, double* explained, T* out, T* returns) {
   const int64_t n = steps * envs;
   for (int64_t i = 0; i < n; i++) {
-    const T reward = rewards[i] / divisor * factor;
+    const T reward = (divisor ? rewards[i] / *divisor : rewards[i]) * factor;
     out[i] = reward < -clip ? -clip : clip < reward ? clip : reward;
     returns[i] = terminated[i] ? T(0) : final[i] ? final_values[i] : values[i + envs];
   }
@@ -1746,8 +1746,8 @@ EXPORT(cells_backward)(const Cells* c, int64_t step) {
 EXPORT(advantages)(int64_t is_double, int64_t steps, int64_t envs, int64_t streams, const void* rewards, const void* values, const void* next, const uint8_t* done, const uint8_t* known, const uint8_t* passed, const double* gamma, double lambda, void* out) {
   BY_TYPE(advantages, steps, envs, streams, (const T*)rewards, (const T*)values, (const T*)next, done, known, passed, gamma, lambda, (T*)out);
 }
-EXPORT(estimate)(int64_t is_double, int64_t steps, int64_t envs, const void* rewards, const void* values, const void* final_values, const uint8_t* terminated, const uint8_t* done, const uint8_t* final, const uint8_t* known, const uint8_t* learnable, double gamma, double lambda, double divisor, double factor, double clip, int64_t standardizes, double* explained, void* out, void* returns) {
-  BY_TYPE(estimate, steps, envs, (const T*)rewards, (const T*)values, (const T*)final_values, terminated, done, final, known, learnable, gamma, lambda, T(divisor), T(factor), T(clip), standardizes, explained, (T*)out, (T*)returns);
+EXPORT(estimate)(int64_t is_double, int64_t steps, int64_t envs, const void* rewards, const void* values, const void* final_values, const uint8_t* terminated, const uint8_t* done, const uint8_t* final, const uint8_t* known, const uint8_t* learnable, double gamma, double lambda, const void* divisor, double factor, double clip, int64_t standardizes, double* explained, void* out, void* returns) {
+  BY_TYPE(estimate, steps, envs, (const T*)rewards, (const T*)values, (const T*)final_values, terminated, done, final, known, learnable, gamma, lambda, (const T*)divisor, T(factor), T(clip), standardizes, explained, (T*)out, (T*)returns);
 }
 EXPORT(discount)(int64_t is_double, int64_t steps, int64_t envs, const void* rewards, const void* initial, const uint8_t* done, double gamma, void* out) {
   BY_TYPE(discount, steps, envs, (const T*)rewards, (const T*)initial, done, gamma, (T*)out);

@@ -53,7 +53,6 @@ def estimate(
     call = _native("estimate", *rows, *results)
     if call is None:
         return False
-    scale = 1.0 if reward_scale is None else normalizers.divisor_of(reward_scale).item()
     explained = _numbers(1) if explains else None
     call(
         *learnable.shape[:2],
@@ -65,7 +64,7 @@ def estimate(
         learnable,
         config.gamma,
         config.gae_lambda,
-        scale,
+        None if reward_scale is None else normalizers.divisor_of(reward_scale).to(rows[0].dtype),
         config.reward_scale,
         math.inf if config.clip_rewards is None else config.clip_rewards,
         config.normalize_advantages is True,
