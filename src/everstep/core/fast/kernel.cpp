@@ -1519,8 +1519,8 @@ void discount(int64_t steps, int64_t envs, const T* rewards, const T* initial, c
   }
 }
 
-template <class T> INLINE T lesser(T x, T y) { return y < x || y != y ? y : x; }  // NaN stays
-template <class T> INLINE T greater(T x, T y) { return y > x || y != y ? y : x; }
+constexpr auto lesser = [](auto x, auto y) { return y < x || y != y ? y : x; };  // NaN stays
+constexpr auto greater = [](auto x, auto y) { return y > x || y != y ? y : x; };
 
 constexpr double INFINITE = std::numeric_limits<double>::infinity();
 
@@ -1546,7 +1546,7 @@ template <class T> void measure(int64_t n, const T* x, const uint8_t* mask, doub
   out[0] = count;
   out[1] = mean;
   out[2] = fold(n, x, mask, 0, [=](double y) { return (y - mean) * (y - mean); }, add);
-  out[3] = fold(n, x, mask, 0, [](double y) { return std::fabs(y); }, greater<double>);
+  out[3] = fold(n, x, mask, 0, [](double y) { return std::fabs(y); }, greater);
 }
 
 // Smallest and largest number of each column of rows [n, columns], n > 0.
@@ -1649,9 +1649,9 @@ void sum_rewards(int64_t steps, int64_t envs, const T* rewards, const uint8_t* v
   auto deviation = [](const double* x) { return std::sqrt(x[2] / (x[0] > 2 ? x[0] - 1 : 1)); };
   const double found[] = {
       rows[0],
-      fold(envs, returns, nullptr, INFINITE, same, lesser<double>), fold(envs, returns, nullptr, -INFINITE, same, greater<double>),
+      fold(envs, returns, nullptr, INFINITE, same, lesser), fold(envs, returns, nullptr, -INFINITE, same, greater),
       sums[1], deviation(sums),
-      fold(n, rewards, valid, INFINITE, same, lesser<double>), fold(n, rewards, valid, -INFINITE, same, greater<double>),
+      fold(n, rewards, valid, INFINITE, same, lesser), fold(n, rewards, valid, -INFINITE, same, greater),
       rows[1], deviation(rows)};
   memcpy(out, found, sizeof found);
 }

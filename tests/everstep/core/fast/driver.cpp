@@ -89,12 +89,14 @@ template <class T> std::vector<double> train(int64_t kind, int64_t threads) {
   for (int i = 0; i < all; i++) add_to(found, weights[i]);
   for (T& x : obs) x = x == x ? x : T(0);  // a row that is left out holds NaN
   for (T& x : noise) x = std::fabs(x) + T(0.1);
+  auto uniform = numbers<double>(ROWS * 2 * 4);
+  for (double& x : uniform) x = std::fabs(x);
   auto outputs = numbers<T>(ROWS * WIDTH);
   everstep_pack_plain(engine, model.is_double);
   void* acted = kind == CATEGORICAL ? (void*)choices.data() : actions.data();
   std::vector<int64_t> given(ROWS * WIDTH);  // room for numbers of either size
   const Acting acting{engine, model.is_double, ROWS, &leaves, 0, kind == CATEGORICAL ? allowed.data() : nullptr,
-                      kind == CATEGORICAL ? nullptr : noise.data(), outputs.data(), values.data(), acted, logp.data()};
+                      kind == CATEGORICAL ? (const void*)uniform.data() : noise.data(), outputs.data(), values.data(), acted, logp.data()};
   everstep_act_plain(&acting, 0, given.data());
   everstep_close_plain(engine, model.is_double);
   for (T& x : outputs) x = x < T(-1e30) ? T(-1e30) : x;  // of an option that is masked
@@ -135,6 +137,12 @@ template <class T> std::vector<double> run_rows() {
   std::vector<double> found, moments(4), columns(1 + 2 * ENVS), sums(9), ended(7);
   everstep_advantages_plain(IS_DOUBLE, STEPS, ENVS, STREAMS, rewards.data(), values.data(), next.data(), done.data(), known.data(), nullptr, gamma, 0.95, out.data());
   add_to(found, out);
+  std::vector<double> explained(1);
+  std::vector<T> estimated(N), targets(N), least(ENVS), most(ENVS);
+  const T divisor = 2;
+  everstep_estimate_plain(IS_DOUBLE, STEPS, ENVS, rewards.data(), values.data(), next.data(), done.data(), done.data(), known.data(), known.data(), known.data(), 0.99, 0.95, &divisor, 0.1, 0.3, 1, explained.data(), estimated.data(), targets.data());
+  everstep_extremes_plain(IS_DOUBLE, STEPS, ENVS, rewards.data(), least.data(), most.data());
+  for (const auto* x : {&estimated, &targets, &least, &most}) add_to(found, *x);
   everstep_discount_plain(IS_DOUBLE, STEPS, ENVS, rewards.data(), initial.data(), done.data(), 0.99, out.data());
   out.resize(N);
   add_to(found, out);
@@ -144,7 +152,7 @@ template <class T> std::vector<double> run_rows() {
   add_to(found, values);
   everstep_sum_rewards_plain(IS_DOUBLE, STEPS, ENVS, rewards.data(), known.data(), returns.data(), sums.data());
   everstep_finish_episodes_plain(IS_DOUBLE, STEPS, ENVS, rewards.data(), known.data(), done.data(), open.data(), recent.data(), 5, &finished, ended.data());
-  for (const auto* x : {&moments, &columns, &returns, &sums, &open, &recent, &ended}) add_to(found, *x);
+  for (const auto* x : {&explained, &moments, &columns, &returns, &sums, &open, &recent, &ended}) add_to(found, *x);
   return found;
 }
 

@@ -21,7 +21,10 @@ ROOT = Path(__file__).parents[4]
 SANITIZERS = "-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all"
 
 #: A read of one row more than a minibatch has.
-DEFECT = ("for (int64_t i = 0; i < b.rows; i++) {", "for (int64_t i = 0; i <= b.rows; i++) {")
+DEFECT = (
+    "for (int64_t i = 0; i < b.rows; i++) count",
+    "for (int64_t i = 0; i <= b.rows; i++) count",
+)
 
 
 @pytest.mark.long
