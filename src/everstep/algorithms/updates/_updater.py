@@ -1,6 +1,7 @@
 """The optimizer's side of an update: flat gradients, clipping, skipped steps."""
 
 import contextlib
+import ctypes
 import inspect
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -305,7 +306,12 @@ class Updater:
         """Set all gradients to 0."""
         self.pending = False
         for flat in self.flats:
-            flat.zero_()
+            if flat.device.type == "cpu":
+                # Of many numbers PyTorch's threads would do it, and then wait for more work for
+                # milliseconds, in the way of the native library's.
+                ctypes.memset(flat.data_ptr(), 0, flat.nbytes)
+            else:
+                flat.zero_()
 
     def _find_quick_step(self) -> None | AdamStep:
         """The optimizer's step without its bookkeeping; None if there is none, or none yet."""
