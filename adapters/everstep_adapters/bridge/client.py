@@ -20,6 +20,7 @@ from everstep.errors import AdapterError, EnvError
 from ..common.calls import VectorCalls
 from ..common.changes import fitting
 from ..common.handles import Handle
+from ..common.limits import NOTED
 from . import server
 from .connection import HOSTED, STARTING, Connection, shared_memory, versions_of
 from .specs import space_from
@@ -124,6 +125,9 @@ class BridgeVectorEnv(Handle, VectorEnv[Any, Any, Any]):
         #: What is hosted, in words, and with which versions.
         self.kind = " and ".join(str(answer.get("kind")) for answer in answers)
         self.limit = str(found.get("limit"))
+        steps: list[Any] = [answer.get("steps") for answer in answers]
+        longest = max(steps) if all(type(x) is int and x > 0 for x in steps) else None
+        setattr(self, NOTED, longest)
         self.versions = versions_of(found)
         self._described = {key: found[key] for key in ("observation", "action")}
 

@@ -28,6 +28,7 @@ import importlib.util
 import inspect
 import json
 import mmap
+import numbers
 import os
 import random
 import select
@@ -311,6 +312,7 @@ class Host:
         resets_rows: Whether single rows can be reset.
         kind: What is hosted, in words.
         limit: What ends episodes by a clock, in words.
+        steps: Env steps of an episode at most; None if no limit is known.
         warning: What a reset was asked for and has no effect; None for nothing.
         has_state: Whether `state` and `restore` work.
         takes: Kinds of messages that it takes now.
@@ -325,6 +327,7 @@ class Host:
     resets_rows = False
     kind = ""
     limit = "the environment's own"
+    steps = None
     render_mode = None
     warning = None
 
@@ -455,6 +458,7 @@ class SingleEnvs(Host):
                 raise Refused("the function returns the same environment each time it is called")
             self.kind = f"{num_envs} x {self.envs[0]}"
             self.num_envs = num_envs
+            self.steps = _steps_of(self.envs)
             self._limits = [_own_limit(env) for env in self.envs]
             self.envs = [
                 env if limit is None else limit.env for env, limit in zip(self.envs, self._limits)
@@ -618,6 +622,28 @@ def _own_limit(env):
     return None if steps is None else _Limit(env.env, int(steps))
 
 
+def _steps_of(envs):
+    """Env steps of an episode at most; None if an environment has no limit that is known.
+
+    It is known by the `spec`, or by a `TimeLimit`; of both it is the lesser.
+    """
+    longest = 0
+    for env in envs:
+        found = []
+        with contextlib.suppress(Exception):  # of the environment's own code
+            found.append(getattr(env.spec, "max_episode_steps", None))
+        for _ in range(100):  # wrappers
+            own = getattr(env, "__dict__", {})
+            if type(env).__name__ == "TimeLimit":
+                found.append(own.get("_max_episode_steps"))
+            env = own.get("env")
+        known = [int(x) for x in found if isinstance(x, numbers.Integral) and x > 0]
+        if not known:
+            return None
+        longest = max(longest, min(known))
+    return longest
+
+
 class OldVectorEnv(Host):
     """A batch that resets its rows itself and returns `done`: of stable-baselines, baselines, or
     `gym.vector` before 0.26; or, with two flags, of `gym.vector` 0.26 and Gymnasium 0.x.
@@ -636,6 +662,8 @@ class OldVectorEnv(Host):
             env.single_action_space if single else env.action_space,
         )
         self._is_gym = single
+        rows = getattr(env, "envs", None)
+        self.steps = _steps_of(rows if isinstance(rows, list) and rows else [env])
         self.has_state = _offers_state(env)
         self.render_mode = getattr(env, "render_mode", None)
 
@@ -1875,6 +1903,7 @@ def _introduction(host):
         "has_state": host.has_state,
         "kind": host.kind,
         "limit": host.limit,
+        "steps": host.steps,
         "render_mode": host.render_mode if isinstance(host.render_mode, str) else None,
     }
 

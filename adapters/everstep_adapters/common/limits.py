@@ -3,39 +3,44 @@
 Processes of an `AsyncVectorEnv` import this module, so it imports little.
 """
 
-import sys
+import math
 from contextlib import suppress
-from numbers import Integral
+from numbers import Real
 from typing import Any
 
-from .layers import layers
+from .layers import attributes, layers
 
-#: The class of environments that end their episodes after `max_steps`, without a `spec` of it.
-_MINIGRID = "minigrid.minigrid_env.MiniGridEnv"
-
-#: Attribute in which `note_limit` leaves what it found.
+#: Attribute in which `note_limit` leaves what it found, and a bridge's client what it was told.
 NOTED = "everstep_limit_of_episodes"
+
+#: Attributes that hold a limit, by package and name of classes that end their episodes there.
+_ATTRIBUTES = {
+    ("gymnasium", "TimeLimit"): "_max_episode_steps",
+    ("minigrid", "MiniGridEnv"): "max_steps",
+    ("dm_env", "Environment"): "_step_limit",
+    ("pettingzoo", "AECEnv"): "max_cycles",
+    ("pettingzoo", "ParallelEnv"): "max_cycles",
+    ("vmas", "Environment"): "max_steps",
+}
 
 
 def limit_of(env: Any) -> None | int:
     """Env steps of an episode at most; None if no limit is known.
 
-    It is known by the `spec`, by Gymnasium's `TimeLimit`, or by `max_steps` of MiniGrid's
-    environments; of several limits it is the least.
+    It is known by the `spec`, by what an environment or its wrapper ends episodes by, or by the
+    attribute `NOTED`; of several limits it is the least.
 
     Args:
         env: An environment or a vector environment, perhaps in wrappers.
 
     """
     limits = [getattr(getattr(env, "spec", None), "max_episode_steps", None)]
-    time_limit = getattr(sys.modules.get("gymnasium.wrappers"), "TimeLimit", ())
+    limits.append(getattr(env, NOTED, None))
     for layer in layers(env):
-        if isinstance(layer, time_limit):
-            limits.append(layer._max_episode_steps)
-        elif any(f"{x.__module__}.{x.__name__}" == _MINIGRID for x in type(layer).__mro__):
-            limits.append(getattr(layer, "max_steps", None))
-    numbers = [int(x) for x in limits if isinstance(x, Integral)]
-    return min((x for x in numbers if x > 0), default=None)
+        kinds = {(x.__module__.partition(".")[0], x.__name__) for x in type(layer).__mro__}
+        limits += [attributes(layer).get(_ATTRIBUTES[kind]) for kind in kinds & _ATTRIBUTES.keys()]
+    known = [float(x) for x in limits if isinstance(x, Real)]
+    return min((math.ceil(x) for x in known if 1 <= x < math.inf), default=None)
 
 
 def note_limit(env: Any) -> None:

@@ -1,6 +1,5 @@
 """The environment that wraps dm_control's."""
 
-import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -62,8 +61,6 @@ class DMControlEnv(GymnasiumEnv):
     ) -> None:
         env = _vectorized(env, autoreset_mode) if self.matches(env) else env
         super().__init__(env, horizon, device=device, autoreset_mode=autoreset_mode, **options)
-        if self.max_episode_steps is None:
-            self.max_episode_steps = _limit_of(self.env)
 
     @classmethod
     def matches(cls, env: Any, /) -> bool:
@@ -154,13 +151,6 @@ def _loader(name: str) -> Callable[..., Any]:
         return require("dm_control.suite", "load", _NEEDED)(domain, task, **kwargs)
 
     return load
-
-
-def _limit_of(env: Any) -> None | int:
-    """Env steps of an episode of dm_control's suite at most; None if it has no limit."""
-    rows = [getattr(each.unwrapped, "dm_env", None) for each in getattr(env.unwrapped, "envs", ())]
-    longest = max((float(getattr(row, "_step_limit", math.inf)) for row in rows), default=math.inf)
-    return math.ceil(longest) if 1 <= longest < math.inf else None
 
 
 def _vectorized(env: Any, autoreset_mode: Any) -> Any:

@@ -94,7 +94,7 @@ class TorchRLEnv(AdapterEnv):
     #: Vector steps that `horizon="auto"` means, and those where no limit of episodes is known.
     default_horizon: ClassVar[int | tuple[int, int]] = (256, 128)
 
-    #: Env steps after which the adapter truncates an episode.
+    #: Env steps of an episode at most; None if no limit is known.
     max_episode_steps: None | int
 
     #: The wrapped environment, in a `StepCounter` if there are `max_episode_steps`.
@@ -145,7 +145,8 @@ class TorchRLEnv(AdapterEnv):
             self._group = make_rows(env, action_key, num_envs, options)
             self._layout = layout = self._group.layout
             super().__init__(layout.num_rows, horizon, device=on_device)
-            self.max_episode_steps, self._random_phase = max_episode_steps, random_phase
+            self.max_episode_steps = max_episode_steps or time_limit or keys.known_limit(env)
+            self._counted, self._random_phase = max_episode_steps, random_phase
             self._others = keys.other_actions(env, layout, self._group.action_keys)
             self.action_spec = self._group.action_spec
             self._check_action = ActionCheck(self.num_envs, self.action_spec)
@@ -360,8 +361,8 @@ class TorchRLEnv(AdapterEnv):
     def describe(self) -> dict[str, str]:
         """Detected properties, one short line each."""
         limit = "only the environment's own"
-        if self.max_episode_steps is not None:
-            limit = f"{self.max_episode_steps} env steps, by a `StepCounter` of the adapter"
+        if self._counted is not None:
+            limit = f"{self._counted} env steps, by a `StepCounter` of the adapter"
         action = f"{join_keys(self._group.action_keys)}: {describe_spec(self.action_spec)}"
         if self._group.is_one_hot:
             action += ", sent one-hot"
@@ -444,9 +445,7 @@ class TorchRLEnv(AdapterEnv):
         for key in leaves_of(self.env.observation_spec):
             if key[-1] == keys.STEP_COUNT:
                 count = data.get(key)
-                drawn = torch.randint(
-                    self.max_episode_steps or 1, count.shape, generator=self._phases
-                )
+                drawn = torch.randint(self._counted or 1, count.shape, generator=self._phases)
                 data.set(key, drawn.to(count))
 
     def __repr__(self) -> str:

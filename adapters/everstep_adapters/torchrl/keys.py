@@ -17,6 +17,7 @@ from everstep.errors import AdapterError, EverstepError
 from ..common.calls import error_text
 from ..common.independence import check_independent
 from ..common.libraries import is_loaded_instance
+from ..common.limits import limit_of
 from ..common.rounding import RoundingWatch
 from .calls import layers_of, name_of
 from .specs import Key, Layout, Leaf, NestedKey, as_key, join_keys, leaves_of, make_leaf, write_key
@@ -289,6 +290,24 @@ def limited(env: Any, limit: None | int, random_phase: bool) -> Any:
         )
     counter = StepCounter(limit, step_count_key=STEP_COUNT)
     return TransformedEnv(env, counter, auto_unwrap=False)
+
+
+def known_limit(env: Any) -> None | int:
+    """Env steps of an episode at most; None if a row has no limit that is known.
+
+    It is known by a `StepCounter`, or as `limit_of` has it of what TorchRL wraps.
+    """
+    from torchrl.envs import SerialEnv, StepCounter
+
+    *outer, base = layers_of(env)
+    limits = [limit_of(base)]
+    for layer in outer:
+        transforms = torch.nn.Module.modules(layer.transform)  # some have a list of that name
+        limits += [x.max_steps for x in transforms if isinstance(x, StepCounter)]
+    if isinstance(base, SerialEnv):
+        rows: list[Any] = [known_limit(row) for row in base._envs]
+        limits.append(None if None in rows else max(rows))
+    return min((int(x) for x in limits if x is not None), default=None)
 
 
 def check_wrapper(env: Any) -> None:

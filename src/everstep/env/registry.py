@@ -176,7 +176,7 @@ def resolve(
     kwargs = kwargs or {}
     if isinstance(source, str):
         return SpecFactory(source, **kwargs)
-    if not (callable(source) and _own(source, {"env_kwargs": 0})):
+    if is_made(source) or not (callable(source) and _own(source, {"env_kwargs": 0})):
         kwargs = _beside(kwargs)
     if is_made(source):
         is_ours = isinstance(source, Env) or not adapter_of(source)

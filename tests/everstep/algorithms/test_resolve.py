@@ -6,7 +6,7 @@ import gymnasium as gym
 import pytest
 import torch
 from torchrl.data import Composite, MultiCategorical, Unbounded
-from torchrl.envs import GymEnv
+from torchrl.envs import GymEnv, GymWrapper, SerialEnv, StepCounter, TransformedEnv
 
 import everstep
 from everstep import (
@@ -94,6 +94,10 @@ def function(**options: Any) -> Any:
     return lambda: gym.make("CartPole-v1", **options)
 
 
+def endless() -> Any:
+    return GymWrapper(gym.make("CartPole-v1", max_episode_steps=-1))
+
+
 def episodes(**attributes: Any) -> type[Episodes]:
     return type("Two", (Episodes,), {"default_horizon": (64, 40), **attributes})
 
@@ -109,7 +113,10 @@ def episodes(**attributes: Any) -> type[Episodes]:
         (lambda: factory(function(max_episode_steps=-1), max_episode_steps=30), "auto", 256),
         (lambda: everstep.make(CARTPOLE, 2), "auto", 256),
         (lambda: everstep.make("gymnasium:Blackjack-v1", 2, horizon=40), "auto", 40),
-        (lambda: GymEnv("CartPole-v1"), "auto", 128),
+        (lambda: GymEnv("CartPole-v1"), "auto", 256),
+        (lambda: SerialEnv(2, lambda: GymEnv("CartPole-v1")), "auto", 256),
+        (lambda: endless(), "auto", 128),
+        (lambda: TransformedEnv(endless(), StepCounter(30)), "auto", 256),
         (lambda: Episodes, "auto", 32),
         (lambda: episodes(), "auto", 40),
         (lambda: episodes(max_episode_steps=9), "auto", 64),

@@ -184,6 +184,19 @@ def test_it_obeys_the_protocol(entry: str) -> None:
     assert broken == []
 
 
+@pytest.mark.parametrize(
+    ("entry", "options", "limit"),
+    [
+        ("gymnasium:CartPole-v1", {}, 500),
+        ("gymnasium:CartPole-v1", {"processes": 2}, 500),
+        (f"{TOYS}:mixed", {}, None),
+    ],
+)
+def test_the_limit_of_episodes_crosses(entry: str, options: Any, limit: None | int) -> None:
+    with bridge(entry, **options) as env:
+        assert env.max_episode_steps == limit
+
+
 def test_the_limit_of_the_adapter_resets_single_rows() -> None:
     with bridge("gymnasium:CartPole-v1", 2, max_episode_steps=4) as env:
         env.reset()

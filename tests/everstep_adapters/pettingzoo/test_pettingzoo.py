@@ -360,6 +360,7 @@ def test_rows_of_a_real_environment_are_supersuits() -> None:
     spread = pytest.importorskip("mpe2.simple_spread_v3")
     supersuit = pytest.importorskip("supersuit")
     ours = everstep.wrap(spread.parallel_env(max_cycles=5))
+    assert ours.max_episode_steps == 5
     theirs = supersuit.pettingzoo_env_to_vec_env_v1(spread.parallel_env(max_cycles=5))
     ours.seed(3)
     expected, _ = theirs.reset(seed=3)

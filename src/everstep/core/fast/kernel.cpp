@@ -132,7 +132,7 @@ namespace {
 // ---- vectors -------------------------------------------------------------------------------------
 
 #if defined(__AVX512F__)
-constexpr int BYTES = 64, MAX_ROWS = 6, WIDE = 4;
+constexpr int BYTES = 64, MAX_ROWS = 12, WIDE = 4;
 #elif defined(__AVX__)
 constexpr int BYTES = 32, MAX_ROWS = 6, WIDE = 2;
 #else
@@ -345,14 +345,21 @@ void rows_of(int64_t M, int64_t K, Matrix<const T> a, const T* b, int64_t ldb, T
   }
 }
 
+// Rows whose sums fit in the registers; of few vectors of columns some are left for what is loaded.
+template <int COLUMNS> constexpr int ROWS_OF = COLUMNS < 4 ? MAX_ROWS : MAX_ROWS / 2;
+
 template <class T, int COLUMNS>
 void columns_of(int64_t M, int64_t K, Matrix<const T> a, const T* b, int64_t ldb, T* c, int64_t ldc,
                 const T* bias, bool adds) {
+  constexpr int ROWS = ROWS_OF<COLUMNS>;
   int64_t i = 0;
-  for (; i + MAX_ROWS <= M; i += MAX_ROWS)
-    block<T, MAX_ROWS, COLUMNS>(K, {a.at + i * a.row, a.row, a.column}, b, ldb, c + i * ldc, ldc, bias, adds);
-  rows_of<T, MAX_ROWS - 1, COLUMNS>(M - i, K, {a.at + i * a.row, a.row, a.column}, b, ldb, c + i * ldc, ldc, bias, adds);
+  for (; i + ROWS <= M; i += ROWS)
+    block<T, ROWS, COLUMNS>(K, {a.at + i * a.row, a.row, a.column}, b, ldb, c + i * ldc, ldc, bias, adds);
+  rows_of<T, ROWS - 1, COLUMNS>(M - i, K, {a.at + i * a.row, a.row, a.column}, b, ldb, c + i * ldc, ldc, bias, adds);
 }
+
+// Bytes of B's columns that stay in the first cache beside the rest.
+constexpr int64_t WIDE_CACHE = 32768;
 
 // C[M, N] = A[M, K]·B[K, N] (+ bias, or + C); N is a multiple of LANES.
 template <class T>
@@ -362,7 +369,8 @@ void product(int64_t M, int64_t N, int64_t K, Matrix<const T> a, const T* b, int
   int64_t j = 0;
   for (; WIDE < 4 && M <= 2 && j + 4 * L <= N; j += 4 * L)
     rows_of<T, 2, 4>(M, K, a, b + j, ldb, c + j, ldc, bias ? bias + j : nullptr, adds);
-  for (; WIDE == 4 && j + 4 * L <= N; j += 4 * L)
+  const bool stays = K * 4 * BYTES <= WIDE_CACHE;
+  for (; WIDE == 4 && stays && j + 4 * L <= N; j += 4 * L)
     columns_of<T, WIDE>(M, K, a, b + j, ldb, c + j, ldc, bias ? bias + j : nullptr, adds);
   for (; j + 2 * L <= N; j += 2 * L)
     columns_of<T, 2>(M, K, a, b + j, ldb, c + j, ldc, bias ? bias + j : nullptr, adds);
