@@ -89,6 +89,9 @@ _CHOOSING = {
     "fish to be caught": Task("small:Fishery", 30_000, episodes=200),
     "shots with a shaking hand": Task("small:ShakingHand", 20_000, episodes=200),
     "ferry in gusts": Task("small:Ferry", 30_000, episodes=1_000),
+    "BipedalWalker-v3": Task("BipedalWalker-v3", 50_000),
+    "Humanoid-v5": Task("Humanoid-v5", 40_000),
+    "HumanoidStandup-v5": Task("HumanoidStandup-v5", 30_000),
 }
 
 _HELD_OUT = {
