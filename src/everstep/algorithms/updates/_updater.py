@@ -1,7 +1,6 @@
 """The optimizer's side of an update: flat gradients, clipping, skipped steps."""
 
 import contextlib
-import ctypes
 import inspect
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,6 +16,10 @@ from ...schedulers import MOST
 
 #: Options that choose an implementation of an optimizer, not its numbers.
 _IMPLEMENTATIONS = frozenset({"fused", "foreach", "capturable", "differentiable"})
+
+#: Gradients that are set to 0 at once on a CPU: more would be done by PyTorch's threads, which then
+#: wait for more work for milliseconds, in the way of the native library's.
+_PIECE = 2**15 - 1
 
 
 class Updater:
@@ -306,12 +309,8 @@ class Updater:
         """Set all gradients to 0."""
         self.pending = False
         for flat in self.flats:
-            if flat.device.type == "cpu":
-                # Of many numbers PyTorch's threads would do it, and then wait for more work for
-                # milliseconds, in the way of the native library's.
-                ctypes.memset(flat.data_ptr(), 0, flat.nbytes)
-            else:
-                flat.zero_()
+            for piece in flat.split(_PIECE) if flat.device.type == "cpu" else (flat,):
+                piece.zero_()
 
     def _find_quick_step(self) -> None | AdamStep:
         """The optimizer's step without its bookkeeping; None if there is none, or none yet."""
