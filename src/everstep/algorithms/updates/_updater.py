@@ -84,7 +84,7 @@ class Updater:
         # 0-d tensors: an operation with a Python number takes three times as long on a CPU.
         constants = (0.0, 1.0, 1e-6)
         self._constants = [torch.tensor(x, device=device) for x in constants]
-        self.flats, self._views = _flat_gradients(self._parameters)
+        self.flats, self._pieces, self._views = _flat_gradients(self._parameters)
         self._rates: list[torch.Tensor] = []
         self._quick_step: None | AdamStep = None
         self._found_inf = torch.zeros((), dtype=torch.float32, device=device)
@@ -133,7 +133,7 @@ class Updater:
         `optimizer.zero_grad()` removes them.
         """
         if not all(_fits(p, view) for p, view in zip(self._parameters, self._views, strict=True)):
-            self.flats, self._views = _flat_gradients(self._parameters)
+            self.flats, self._pieces, self._views = _flat_gradients(self._parameters)
             _match_moments(self.optimizer)
         for p, view in zip(self._parameters, self._views, strict=True):
             p.grad = view.tensor if p.requires_grad else None
@@ -308,9 +308,11 @@ class Updater:
     def zero_grad(self) -> None:
         """Set all gradients to 0."""
         self.pending = False
-        for flat in self.flats:
-            for piece in flat.split(_PIECE) if flat.device.type == "cpu" else (flat,):
-                piece.zero_()
+        if self._pieces and self._pieces[0].device.type == "cpu":
+            torch._foreach_zero_(self._pieces)
+        else:
+            for flat in self.flats:
+                flat.zero_()
 
     def _find_quick_step(self) -> None | AdamStep:
         """The optimizer's step without its bookkeeping; None if there is none, or none yet."""
@@ -348,9 +350,13 @@ def _fits(p: nn.Parameter, view: _View) -> bool:
     return is_there and alike and (x.stride() == p.stride() or not is_dense(p))
 
 
-def _flat_gradients(parameters: list[nn.Parameter]) -> tuple[list[torch.Tensor], list[_View]]:
-    """One flat gradient tensor of zeros a dtype, and a view of it for each parameter."""
-    flats, views = [], {}
+def _flat_gradients(
+    parameters: list[nn.Parameter],
+) -> tuple[list[torch.Tensor], list[torch.Tensor], list[_View]]:
+    """A flat gradient tensor of zeros a dtype, its pieces, and a view of it for each parameter."""
+    flats: list[torch.Tensor] = []
+    pieces: list[torch.Tensor] = []
+    views = {}
     for dtype in dict.fromkeys(p.dtype for p in parameters):
         group = [p for p in parameters if p.dtype == dtype]
         flat = torch.zeros(sum(p.numel() for p in group), dtype=dtype, device=group[0].device)
@@ -359,7 +365,8 @@ def _flat_gradients(parameters: list[nn.Parameter]) -> tuple[list[torch.Tensor],
             view = part.as_strided(p.shape, p.stride()) if is_dense(p) else part.view(p.shape)
             views[p] = _View(view, view.data_ptr())
         flats.append(flat)
-    return flats, [views[p] for p in parameters]
+        pieces += flat.split(_PIECE)
+    return flats, pieces, [views[p] for p in parameters]
 
 
 def _match_moments(optimizer: optim.Optimizer) -> None:
