@@ -193,7 +193,7 @@ template <class T> INLINE T total(const T* x, int64_t n) {
 template <class T> INLINE V<T> absolute(V<T> x) { return x < T(0) ? -x : x; }
 
 // ½·2ⁿ, and eʳ − 1 where x = n·ln 2 + r. Errors in units in the last place of float32, measured over
-// 4.5 million numbers by tests/everstep/core/fast/test_kernel.py: exponential 1, expm1 2, tanh 7,
+// 4.5 million numbers by tests/everstep/core/fast/test_kernel.py: exponential 1, expm1 2, tanh 6,
 // sigmoid 3, logarithm 1, softplus 2. What is below 2.5e-38 is 0: subnormal numbers are multiplied slowly.
 template <class T> INLINE void reduce(V<T> x, V<T>& half, V<T>& rest) {
   using I = typename Types<T>::I;
@@ -223,42 +223,40 @@ template <class T> INLINE V<T> expm1(V<T> x) {
   V<T> y = half * rest + (half - T(0.5));
   return x > Types<T>::most ? all<T>(std::numeric_limits<T>::infinity()) : y + y;
 }
-// 1/x of each, with one division: it takes as long as half of the rest of a tanh. NaN in one is NaN in all.
-template <int COUNT> INLINE void invert(V<float>* x) {
-  if constexpr (COUNT == 1) x[0] = 1.f / x[0];
-  else {
-    V<float> products[COUNT / 2];
-    for (int i = 0; i < COUNT; i += 2) products[i / 2] = x[i] * x[i + 1];
-    invert<COUNT / 2>(products);
-    for (int i = 0; i < COUNT; i += 2) {
-      const V<float> second = products[i / 2] * x[i];
-      x[i] = products[i / 2] * x[i + 1];
-      x[i + 1] = second;
-    }
+// x·P(x²)/Q(x²), the minimax approximation up to 9.1, from where on float32 has 1. Q is finite and above 0, also of NaN.
+struct Tanh {
+  V<float> x, p, q;
+  INLINE explicit Tanh(V<float> given) : x(given) {
+    typedef uint32_t U __attribute__((vector_size(BYTES)));
+    constexpr uint32_t most = 0x42A59EB8;  // bits of 9.1²; those of positive numbers are in their order, and NaN's above
+    const U bits = (U)(x * x);
+    const V<float> y = (V<float>)(bits > most ? U{} + most : bits);
+    p = (((y * 1.3179484393452684e-8f + 2.0482790107508099e-5f) * y + 0.0034879171227705645f) * y + 0.13374567592249599f) * y + 0.99999997788936048f;
+    q = (((y * 7.7049036927799394e-7f + 0.0003273087474120067f) * y + 0.025847801543255027f) * y + 0.46707881573747361f) * y + 1.f;
   }
-}
-// x·P(x²)/Q(x²), the minimax approximation up to 9.1, from where on float32 has 1; it may be above 1 by its error.
-template <class T, int COUNT> INLINE void tanh_of(T* numbers) {
-  if constexpr (std::is_same_v<T, float>) {
-    V<float> p[COUNT], q[COUNT];
-    for (int i = 0; i < COUNT; i++) {
-      const V<float> x = clamp<float>(load<float>(numbers + i * LANES<float>), -9.1f, 9.1f), y = x * x;
-      p[i] = ((((y * 1.3179484393452684e-8f + 2.0482790107508099e-5f) * y + 0.0034879171227705645f) * y + 0.13374567592249599f) * y + 0.99999997788936048f) * x;
-      q[i] = (((y * 7.7049036927799394e-7f + 0.0003273087474120067f) * y + 0.025847801543255027f) * y + 0.46707881573747361f) * y + 1.f;
-    }
-    invert<COUNT>(q);
-    for (int i = 0; i < COUNT; i++) store<float>(numbers + i * LANES<float>, p[i] * q[i]);
-  } else
-    for (int i = 0; i < COUNT; i++) {
-      V<T> x = load<T>(numbers + i * LANES<T>), half, rest;  // e/(e + 2), e = e²ˣ − 1
-      reduce<T>(clamp<T>(x + x, -2 * Types<T>::saturated, 2 * Types<T>::saturated), half, rest);
-      const V<T> e = half * rest + (half - T(0.5));
-      store<T>(numbers + i * LANES<T>, e / (e + T(1)));
-    }
-}
+  INLINE V<float> times(V<float> inverse) const { return clamp<float>(x * (p * inverse), -1, 1); }
+};
 template <class T> INLINE V<T> tanh(V<T> x) {
-  tanh_of<T, 1>((T*)&x);
-  return x;
+  if constexpr (std::is_same_v<T, float>) {
+    const Tanh found(x);
+    return found.times(1.f / found.q);
+  }
+  V<T> half, rest;  // e/(e + 2), e = e²ˣ − 1
+  reduce<T>(clamp<T>(x + x, -2 * Types<T>::saturated, 2 * Types<T>::saturated), half, rest);
+  V<T> e = half * rest + (half - T(0.5));
+  return e / (e + T(1));
+}
+// Both, with one division, which takes as long as half of the rest.
+template <class T> INLINE void tanh_of_two(V<T>& x, V<T>& y) {
+  if constexpr (std::is_same_v<T, float>) {
+    const Tanh first(x), second(y);
+    const V<float> inverse = 1.f / (first.q * second.q);
+    x = first.times(inverse * second.q);
+    y = second.times(inverse * first.q);
+  } else {
+    x = tanh<T>(x);
+    y = tanh<T>(y);
+  }
 }
 template <class T> INLINE V<T> sigmoid(V<T> x) { return T(1) / (T(1) + exponential<T>(-x)); }
 
@@ -452,9 +450,8 @@ constexpr double SELU_SCALE = 1.0507009873554804934193349852946, SELU_ALPHA = 1.
 // Whether the derivative depends on what the activation was applied to; else on its outputs alone.
 constexpr bool keeps_input(int64_t kind) { return kind == SILU || kind == GELU || kind == TANH_GELU || kind == SQUARED_RELU; }
 
-// Of rows of `ld` numbers, a multiple of LANES.
-template <class T> void activate(int64_t kind, T* y, T* before, int64_t rows, int64_t ld) {
-  const int64_t n = rows * ld;
+// Of n numbers, a multiple of LANES.
+template <class T> void activate(int64_t kind, T* y, T* before, int64_t n) {
   int64_t i = 0;
   auto apply = [&](auto f) {
     for (; i < n; i += LANES<T>) store<T>(y + i, f(load<T>(y + i)));
@@ -462,14 +459,14 @@ template <class T> void activate(int64_t kind, T* y, T* before, int64_t rows, in
   if (keeps_input(kind)) memcpy(before, y, sizeof(T) * n);
   switch (kind) {
     case RELU: return apply([](V<T> x) { return x < T(0) ? V<T>{} : x; });
-    case TANH: {  // of several numbers of a row at once
-      const int64_t end = ld % (4 * LANES<T>) ? ld : n;
-      for (int64_t row = 0; row < n; row += end) {
-        for (i = 0; i + 4 * LANES<T> <= end; i += 4 * LANES<T>) tanh_of<T, 4>(y + row + i);
-        for (; i < end; i += LANES<T>) tanh_of<T, 1>(y + row + i);
+    case TANH:
+      for (; i + 2 * LANES<T> <= n; i += 2 * LANES<T>) {
+        V<T> first = load<T>(y + i), second = load<T>(y + i + LANES<T>);
+        tanh_of_two<T>(first, second);
+        store<T>(y + i, first);
+        store<T>(y + i + LANES<T>, second);
       }
-      return;
-    }
+      return apply([](V<T> x) { return tanh<T>(x); });
     case SIGMOID: return apply([](V<T> x) { return sigmoid<T>(x); });
     case ELU: return apply([](V<T> x) { return x > T(0) ? x : expm1<T>(x); });
     case SILU: return apply([](V<T> x) { return x * sigmoid<T>(x); });
@@ -604,7 +601,7 @@ template <class T> void forward(const Engine<T>& e, Work<T>& w, int64_t rows, in
     if (x.is_head)
       for (int64_t j = 0; j < x.layer.outputs; j++)
         for (int64_t i = 0; i < rows; i++) w.y[l][j * TILE + i] = to[i * x.out + j];
-    else activate<T>(x.layer.activation, to, w.before[l], rows, x.out);
+    else activate<T>(x.layer.activation, to, w.before[l], rows * x.out);
   }
 }
 
@@ -1534,7 +1531,7 @@ constexpr double INFINITE = std::numeric_limits<double>::infinity();
 
 // Of numbers with `mask`, with sums that do not wait for each other: f's of all, put together by `join`; `none` is that
 // of no number.
-template <class T, class F, class J> double fold(int64_t n, const T* x, const uint8_t* mask, double none, F f, J join) {
+template <class T, class F, class J> double combine(int64_t n, const T* x, const uint8_t* mask, double none, F f, J join) {
   constexpr int64_t COUNT = 8;
   double each[COUNT], all = none;
   for (double& y : each) y = none;
@@ -1549,12 +1546,12 @@ template <class T, class F, class J> double fold(int64_t n, const T* x, const ui
 // Count, mean, sum of squared distances from it and largest magnitude of rows with `mask`.
 template <class T> void measure(int64_t n, const T* x, const uint8_t* mask, double* out) {
   auto add = [](double y, double z) { return y + z; };
-  const double count = fold(n, x, mask, 0, [](double) { return 1.0; }, add);
-  const double mean = fold(n, x, mask, 0, [](double y) { return y; }, add) / (count > 1 ? count : 1);
+  const double count = combine(n, x, mask, 0, [](double) { return 1.0; }, add);
+  const double mean = combine(n, x, mask, 0, [](double y) { return y; }, add) / (count > 1 ? count : 1);
   out[0] = count;
   out[1] = mean;
-  out[2] = fold(n, x, mask, 0, [=](double y) { return (y - mean) * (y - mean); }, add);
-  out[3] = fold(n, x, mask, 0, [](double y) { return std::fabs(y); }, greater);
+  out[2] = combine(n, x, mask, 0, [=](double y) { return (y - mean) * (y - mean); }, add);
+  out[3] = combine(n, x, mask, 0, [](double y) { return std::fabs(y); }, greater);
 }
 
 // Smallest and largest number of each column of rows [n, columns], n > 0.
@@ -1657,9 +1654,9 @@ void sum_rewards(int64_t steps, int64_t envs, const T* rewards, const uint8_t* v
   auto deviation = [](const double* x) { return std::sqrt(x[2] / (x[0] > 2 ? x[0] - 1 : 1)); };
   const double found[] = {
       rows[0],
-      fold(envs, returns, nullptr, INFINITE, same, lesser), fold(envs, returns, nullptr, -INFINITE, same, greater),
+      combine(envs, returns, nullptr, INFINITE, same, lesser), combine(envs, returns, nullptr, -INFINITE, same, greater),
       sums[1], deviation(sums),
-      fold(n, rewards, valid, INFINITE, same, lesser), fold(n, rewards, valid, -INFINITE, same, greater),
+      combine(n, rewards, valid, INFINITE, same, lesser), combine(n, rewards, valid, -INFINITE, same, greater),
       rows[1], deviation(rows)};
   memcpy(out, found, sizeof found);
 }
@@ -1786,7 +1783,7 @@ EXPORT(finish_episodes)(int64_t is_double, int64_t steps, int64_t envs, const vo
 EXPORT(apply)(int64_t which, int64_t n, float* x) {
   using T = float;
   n -= n % LANES<T>;
-  if (which == 2) activate<T>(TANH, x, nullptr, 1, n);
+  if (which == 2) activate<T>(TANH, x, nullptr, n);
   else
     for (int64_t i = 0; i < n; i += LANES<T>) {
       V<T> y = load<T>(x + i), p, density;
