@@ -625,7 +625,7 @@ def _own_limit(env):
 def _steps_of(envs):
     """Env steps of an episode at most; None if an environment has no limit that is known.
 
-    It is known by the `spec`, or by a `TimeLimit`; of both it is the lesser.
+    It is known by the `spec`, by a `TimeLimit` or by MiniGrid's `max_steps`; it is the least.
     """
     longest = 0
     for env in envs:
@@ -636,6 +636,8 @@ def _steps_of(envs):
             own = getattr(env, "__dict__", {})
             if type(env).__name__ == "TimeLimit":
                 found.append(own.get("_max_episode_steps"))
+            elif any(x.__name__ == "MiniGridEnv" for x in type(env).__mro__):
+                found.append(own.get("max_steps"))
             env = own.get("env")
         known = [int(x) for x in found if isinstance(x, numbers.Integral) and x > 0]
         if not known:

@@ -215,8 +215,8 @@ def estimate_advantages(
     """
     if len(streams) == 1 and reducer.size == 1:
         found = rows.estimate(rollout, config, learnable, reward_scale, explains=explains)
-        if found is not False:
-            return found
+        if found is not None:
+            return found if explains else None
     values = rollout.values[:-1]
     advantages = _advantages(rollout, config, streams, _scaled(rollout, config, reward_scale))
     rollout.returns[:-1] = advantages + values

@@ -16,6 +16,7 @@ from everstep.core.checkpoints import load_file, save_file
 from everstep.errors import AdapterError, ConfigError
 from everstep.testing import EnvConformance
 from everstep_adapters import TorchRLEnv
+from everstep_adapters.torchrl.keys import known_limit
 from tests.everstep_adapters.torchrl.torchrl_toys import NEVER, Hunt, Recorder, Team
 
 #: Two environments of three agents: how long each lives, and when the environments end.
@@ -492,6 +493,7 @@ def test_vmas_names_its_agents_and_trains_a_policy_for_each() -> None:
     from torchrl.envs import VmasEnv
 
     inner = VmasEnv("simple_spread", num_envs=4, max_steps=20, device="cpu")
+    assert known_limit(inner) == 20
     env = everstep.wrap(inner, time_limit=20, all_agents=True)
     assert env.agents == ["agent_0", "agent_1", "agent_2"]
     trainer = Trainer(env, run_dir=None, policies="agent", horizon=20, seed=0)

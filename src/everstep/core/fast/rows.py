@@ -7,7 +7,7 @@ longer to be called than to compute.
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -46,14 +46,17 @@ def estimate(
     reward_scale: None | torch.Tensor,
     *,
     explains: bool,
-) -> None | Literal[False] | torch.Tensor:
-    """`estimates.estimate_advantages` of one stream and one process; False: nothing was done."""
+) -> None | torch.Tensor:
+    """`estimates.estimate_advantages` of one stream and one process; None if it was not done.
+
+    The explained variance is anything unless `explains`.
+    """
     rows = rollout.rewards, rollout.values, rollout.final_values
     results = rollout.advantages, rollout.returns
     call = _native("estimate", *rows, *results)
     if call is None:
-        return False
-    explained = _numbers(1) if explains else None
+        return None
+    explained = _numbers(1)
     call(
         *learnable.shape[:2],
         *rows,
@@ -68,10 +71,10 @@ def estimate(
         config.reward_scale,
         math.inf if config.clip_rewards is None else config.clip_rewards,
         config.normalize_advantages is True,
-        explained,
+        explained if explains else None,
         *results,
     )
-    return None if explained is None else explained[0]
+    return explained[0]
 
 
 def reversed_discounted_returns(
