@@ -13,13 +13,20 @@ def layers(env: Any) -> list[Any]:
     waiting = [env]
     while waiting:
         layer = waiting.pop(0)
-        if layer is None or any(layer is x for x in found) or not hasattr(layer, "step"):
+        if any(layer is x for x in found) or asked(layer, "step") is None:
             continue
         found.append(layer)
         own = attributes(layer)
         waiting += [own.get(name) for name in INNER[:-1]]
-        waiting.append(getattr(layer, "unwrapped", None))
+        waiting.append(asked(layer, "unwrapped"))
     return found
+
+
+def asked(layer: Any, name: str) -> Any:
+    """An attribute, perhaps from an object's own code; None if there is none, or that fails."""
+    with suppress(Exception):
+        return getattr(layer, name, None)
+    return None
 
 
 def attributes(layer: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from numbers import Real
 from typing import Any
 
-from .layers import attributes, layers
+from .layers import asked, attributes, layers
 
 #: Attribute in which `note_limit` leaves what it found, and a bridge's client what it was told.
 NOTED = "everstep_limit_of_episodes"
@@ -34,8 +34,7 @@ def limit_of(env: Any) -> None | int:
         env: An environment or a vector environment, perhaps in wrappers.
 
     """
-    limits = [getattr(getattr(env, "spec", None), "max_episode_steps", None)]
-    limits.append(getattr(env, NOTED, None))
+    limits = [asked(asked(env, "spec"), "max_episode_steps"), asked(env, NOTED)]
     for layer in layers(env):
         kinds = {(x.__module__.partition(".")[0], x.__name__) for x in type(layer).__mro__}
         limits += [attributes(layer).get(_ATTRIBUTES[kind]) for kind in kinds & _ATTRIBUTES.keys()]

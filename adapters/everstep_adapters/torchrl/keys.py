@@ -16,6 +16,7 @@ from everstep.errors import AdapterError, EverstepError
 
 from ..common.calls import error_text
 from ..common.independence import check_independent
+from ..common.layers import attributes
 from ..common.libraries import is_loaded_instance
 from ..common.limits import limit_of
 from ..common.rounding import RoundingWatch
@@ -295,12 +296,13 @@ def limited(env: Any, limit: None | int, random_phase: bool) -> Any:
 def known_limit(env: Any) -> None | int:
     """Env steps of an episode at most; None if a row has no limit that is known.
 
-    It is known by a `StepCounter`, or as `limit_of` has it of what TorchRL wraps.
+    It is known by a `StepCounter`, or as `limit_of` has it of what TorchRL wraps. TorchRL's own
+    environments are not asked: some forward what they do not have to their processes, which end.
     """
     from torchrl.envs import SerialEnv, StepCounter
 
     *outer, base = layers_of(env)
-    limits = [limit_of(base)]
+    limits = [limit_of(attributes(base).get("_env"))]
     for layer in outer:
         transforms = torch.nn.Module.modules(layer.transform)  # some have a list of that name
         limits += [x.max_steps for x in transforms if isinstance(x, StepCounter)]

@@ -7,14 +7,7 @@ from typing import Any
 import torch
 
 from ..bonuses import Stream, write_reward
-from ..core.advantages import (
-    bootstrap_values,
-    deviation,
-    scale_of,
-    values_beyond,
-    vanishes,
-    variance,
-)
+from ..core.advantages import deviation, values_beyond, vanishes, variance
 from ..core.fast import rows
 from ..core.graphs import is_static
 from ..core.hyperparameters import Resolved
@@ -58,7 +51,7 @@ def value_final_obs(
     # One sync a rollout: only the few truncated rows are valued.
     t, n = rollout.final.squeeze(-1).nonzero(as_tuple=True)
     if not len(t):
-        return rollout.final.sum()  # 0
+        return torch.zeros((), dtype=torch.int64, device=rollout.device)
     parts = zip(t.split(FINAL_ROWS), n.split(FINAL_ROWS), strict=True)
     present = torch.cat([_value_rows(policy, rollout, *part) for part in parts]).unsqueeze(-1)
     values = rollout.final_values[t, n]
@@ -213,30 +206,25 @@ def estimate_advantages(
         explains: Whether to compute the explained variance; None otherwise.
 
     """
-    if len(streams) == 1 and reducer.size == 1:
-        found = rows.estimate(rollout, config, learnable, reward_scale, explains=explains)
-        if found is not None:
-            return found if explains else None
     values = rollout.values[:-1]
     advantages = _advantages(rollout, config, streams, _scaled(rollout, config, reward_scale))
-    rollout.returns[:-1] = advantages + values
-    combined, weights = advantages, [stream.weight for stream in streams]
+    torch.add(advantages, values, out=rollout.returns[:-1])
+    errors, targets = advantages[..., :1], rollout.returns[:-1, :, :1]
+    combined, weights = errors, [stream.weight for stream in streams]
     if weights != [1.0]:
         combined = (advantages * _filled(weights, rollout.values)).sum(-1, keepdim=True)
-    explained = [advantages[..., :1], rollout.returns[:-1, :, :1]] if explains else []
-    standardized = [combined] if config.normalize_advantages is True else []  # else `Sequences`
-    own = [rows.measured(x, learnable) for x in standardized]
-    moments, largest = reducer.moments(
-        [*(rows.moments_of(x, learnable) for x in explained), *(x for x, _ in own)],
-        [x for _, x in own],
-    )
-    for mean, scale in map(scale_of, moments[len(explained) :], largest):
-        combined = torch.where(learnable, combined - mean, 0.0) / scale
+    standardizes = config.normalize_advantages is True  # over a minibatch, `Sequences` does
+    needed = [errors, targets] * explains + [combined] * standardizes  # some are one tensor
+    own = {x: rows.measured(x, learnable) for x in dict.fromkeys(needed)}
+    moments, largest = reducer.moments([x for x, _ in own.values()], [x for _, x in own.values()])
+    found = dict(zip(own, zip(moments, largest, strict=True), strict=True))
+    if standardizes:
+        combined = rows.standardize_by(combined, learnable, *found[combined])
     rollout.advantages[:-1] = combined
     if not explains:
         return None
-    errors, targets = map(variance, moments[:2])
-    return 1 - errors / targets.clamp(min=1e-12)
+    unexplained, whole = (variance(found[x][0]) for x in (errors, targets))
+    return 1 - unexplained / whole.clamp(min=1e-12)
 
 
 def _filled(numbers: list[float], like: torch.Tensor) -> torch.Tensor:
@@ -263,7 +251,7 @@ def _advantages(
     rollout: Rollout, config: Resolved, streams: Sequence[Stream], rewards: torch.Tensor
 ) -> torch.Tensor:
     """Advantages of every stream, `[T, N, K]`."""
-    next_values = bootstrap_values(
+    next_values = rows.bootstrap_values(
         rollout.values[1:], rollout.terminated, rollout.final, rollout.final_values
     )
     done, known, passed = rollout.done, rollout.known & rollout.valid, None

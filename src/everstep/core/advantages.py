@@ -181,7 +181,14 @@ def standardize(x: torch.Tensor, mask: torch.Tensor, dim: tuple[int, ...] = ()) 
         dim: Dimensions that are standardised together; () for all.
 
     """
-    mean, scale = centre_and_scale(x, mask, dim)
+    return standardize_by(x, mask, moments_of(x, mask, dim), largest_of(x, mask, dim))
+
+
+def standardize_by(
+    x: torch.Tensor, mask: torch.Tensor, moments: Moments, largest: torch.Tensor
+) -> torch.Tensor:
+    """`standardize` over rows with these moments and this largest magnitude."""
+    mean, scale = scale_of(moments, largest)
     return torch.where(mask, x - mean, 0.0) / scale
 
 

@@ -16,6 +16,9 @@
 #include <limits>
 #include <type_traits>
 #include <utility>
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
 #if defined(DISPATCHES) && defined(__x86_64__)
 #include <cpuid.h>
 #endif
@@ -72,7 +75,7 @@ struct Batch {  // rows `index`, or the first `rows`
   const void* noise;       // that entropies of squashed numbers are estimated with, of each of `rows`
   const void *logp, *advantages, *returns, *values;
   const void* weight;   // shares of the loss; null: `mask`, shared equally
-  const uint8_t* mask;
+  const uint8_t* mask;  // rows that enter the loss; null: all
   int64_t standardized;  // whether to standardise advantages over the rows
 };
 
@@ -224,21 +227,26 @@ template <class T> INLINE V<T> expm1(V<T> x) {
   return x > Types<T>::most ? all<T>(std::numeric_limits<T>::infinity()) : y + y;
 }
 // x·P(x²)/Q(x²), the minimax approximation up to 9.1, from where on float32 has 1. Q is finite and above 0, also of NaN.
-struct Tanh {
+// Of small numbers, below 7, the bounds have no effect and are left out: they would be an eighth of the work.
+typedef uint32_t Unsigned __attribute__((vector_size(BYTES)));  // of positive numbers they are in their order, and NaN's above
+template <bool IS_SMALL> struct Tanh {
   V<float> x, p, q;
   INLINE explicit Tanh(V<float> given) : x(given) {
-    typedef uint32_t U __attribute__((vector_size(BYTES)));
-    constexpr uint32_t most = 0x42A59EB8;  // bits of 9.1²; those of positive numbers are in their order, and NaN's above
-    const U bits = (U)(x * x);
-    const V<float> y = (V<float>)(bits > most ? U{} + most : bits);
+    constexpr uint32_t most = 0x42A59EB8;  // 9.1²
+    Unsigned bits = (Unsigned)(x * x);
+    if (!IS_SMALL) bits = bits > most ? Unsigned{} + most : bits;
+    const V<float> y = (V<float>)bits;
     p = (((y * 1.3179484393452684e-8f + 2.0482790107508099e-5f) * y + 0.0034879171227705645f) * y + 0.13374567592249599f) * y + 0.99999997788936048f;
     q = (((y * 7.7049036927799394e-7f + 0.0003273087474120067f) * y + 0.025847801543255027f) * y + 0.46707881573747361f) * y + 1.f;
   }
-  INLINE V<float> times(V<float> inverse) const { return clamp<float>(x * (p * inverse), -1, 1); }
+  INLINE V<float> times(V<float> inverse) const {
+    const V<float> found = x * (p * inverse);
+    return IS_SMALL ? found : clamp<float>(found, -1, 1);
+  }
 };
 template <class T> INLINE V<T> tanh(V<T> x) {
   if constexpr (std::is_same_v<T, float>) {
-    const Tanh found(x);
+    const Tanh<false> found(x);
     return found.times(1.f / found.q);
   }
   V<T> half, rest;  // e/(e + 2), e = e²ˣ − 1
@@ -246,17 +254,39 @@ template <class T> INLINE V<T> tanh(V<T> x) {
   V<T> e = half * rest + (half - T(0.5));
   return e / (e + T(1));
 }
-// Both, with one division, which takes as long as half of the rest.
-template <class T> INLINE void tanh_of_two(V<T>& x, V<T>& y) {
+// Of as many vectors as the registers hold, with one division, which takes as long as half of the rest.
+constexpr int TOGETHER = BYTES == 64 ? 4 : 2;
+template <bool IS_SMALL> INLINE void tanh_of_floats(float* numbers) {
+  constexpr int size = LANES<float>;
+  using F = Tanh<IS_SMALL>;
+  auto write = [](float* to, const F& x, const F& y, V<float> inverse) {
+    store<float>(to, x.times(inverse * y.q));
+    store<float>(to + size, y.times(inverse * x.q));
+  };
+  const F a(load<float>(numbers)), b(load<float>(numbers + size));
+  const V<float> ab = a.q * b.q;
+  if constexpr (TOGETHER == 2) return write(numbers, a, b, 1.f / ab);
+  const F c(load<float>(numbers + 2 * size)), d(load<float>(numbers + 3 * size));
+  const V<float> cd = c.q * d.q, inverse = 1.f / (ab * cd);
+  write(numbers, a, b, inverse * cd);
+  write(numbers + 2 * size, c, d, inverse * ab);
+}
+template <class T> INLINE void tanh_together(T* numbers) {
+  constexpr int count = TOGETHER * LANES<T>;
   if constexpr (std::is_same_v<T, float>) {
-    const Tanh first(x), second(y);
-    const V<float> inverse = 1.f / (first.q * second.q);
-    x = first.times(inverse * second.q);
-    y = second.times(inverse * first.q);
-  } else {
-    x = tanh<T>(x);
-    y = tanh<T>(y);
-  }
+#if defined(__AVX512F__)  // elsewhere it takes as long to ask
+    Unsigned most{};
+    for (int i = 0; i < count; i += LANES<T>) {
+      const V<T> x = load<T>(numbers + i);
+      const Unsigned bits = (Unsigned)(x * x);
+      most = bits > most ? bits : most;
+    }
+    const bool are_small = !_mm512_cmpgt_epu32_mask((__m512i)most, _mm512_set1_epi32(0x42440000));  // 7²
+    if (are_small) return tanh_of_floats<true>(numbers);
+#endif
+    tanh_of_floats<false>(numbers);
+  } else
+    for (int i = 0; i < count; i += LANES<T>) store<T>(numbers + i, tanh<T>(load<T>(numbers + i)));
 }
 template <class T> INLINE V<T> sigmoid(V<T> x) { return T(1) / (T(1) + exponential<T>(-x)); }
 
@@ -460,12 +490,7 @@ template <class T> void activate(int64_t kind, T* y, T* before, int64_t n) {
   switch (kind) {
     case RELU: return apply([](V<T> x) { return x < T(0) ? V<T>{} : x; });
     case TANH:
-      for (; i + 2 * LANES<T> <= n; i += 2 * LANES<T>) {
-        V<T> first = load<T>(y + i), second = load<T>(y + i + LANES<T>);
-        tanh_of_two<T>(first, second);
-        store<T>(y + i, first);
-        store<T>(y + i + LANES<T>, second);
-      }
+      for (; i + TOGETHER * LANES<T> <= n; i += TOGETHER * LANES<T>) tanh_together<T>(y + i);
       return apply([](V<T> x) { return tanh<T>(x); });
     case SIGMOID: return apply([](V<T> x) { return sigmoid<T>(x); });
     case ELU: return apply([](V<T> x) { return x > T(0) ? x : expm1<T>(x); });
@@ -701,7 +726,16 @@ template <class T> struct Rows {  // of a tile
   alignas(64) T old_logp[TILE], advantage[TILE], weight[TILE];
   alignas(64) T logp[TILE], lost[TILE], entropy[TILE], by_logp[TILE];
   int64_t index[TILE];
+  bool all_count;  // whether no weight is 0
 };
+
+// Numbers of rows, [rows, of][…, 0]; 0 where the weight is.
+template <class T> INLINE void take(const Rows<T>& rows, T* to, const T* from, int64_t n, int64_t of = 1) {
+  if (rows.all_count)
+    for (int64_t i = 0; i < n; i++) to[i] = from[rows.index[i] * of];
+  else
+    for (int64_t i = 0; i < n; i++) to[i] = rows.weight[i] != 0 ? from[rows.index[i] * of] : T(0);
+}
 
 // Outputs become log-probabilities, gradients the probabilities.
 template <class T> void categorical(const Engine<T>& e, Work<T>& w, Rows<T>& rows, int64_t n, const int64_t* actions) {
@@ -896,8 +930,8 @@ template <class T> T divisor_of(double count, double squares, T largest) {
 
 template <class T> Scale<T> scale_of(const Batch& b) {
   auto row = [&](int64_t i) { return b.index ? b.index[i] : i; };
-  int64_t count = 0;
-  for (int64_t i = 0; i < b.rows; i++) count += b.mask[row(i)];
+  int64_t count = b.mask ? 0 : b.rows;
+  for (int64_t i = 0; b.mask && i < b.rows; i++) count += b.mask[row(i)];
   const int64_t least = count > 1 ? count : 1;
   if (!b.standardized) return {T(1) / T(least), 0, 1};
   double total = 0, squares = 0;
@@ -905,7 +939,7 @@ template <class T> Scale<T> scale_of(const Batch& b) {
   const T* x = (const T*)b.advantages;
   auto each = [&](auto f) {
     for (int64_t i = 0; i < b.rows; i++)
-      if (b.mask[row(i)]) f(x[row(i)]);
+      if (!b.mask || b.mask[row(i)]) f(x[row(i)]);
   };
   each([&](T y) {
     total += y;
@@ -986,11 +1020,9 @@ template <class T> void loss_of(const Engine<T>& e, Work<T>& w, Rows<T>& rows, i
   V<T> errors{};
   for (int64_t k = 0; k < e.values; k++) {
     alignas(64) T target[TILE], before[TILE];
-    auto gathered = [&](T* to, const void* from) {
-      for (int64_t i = 0; i < n; i++) to[i] = rows.weight[i] != 0 ? ((const T*)from)[rows.index[i] * e.values + k] : T(0);
-    };
-    gathered(target, b.returns);
-    if (has_clip) gathered(before, b.values);
+    take(rows, target, (const T*)b.returns + k, count, e.values);
+    if (has_clip) take(rows, before, (const T*)b.values + k, count, e.values);
+    for (int64_t i = count; i < n; i++) target[i] = before[i] = 0;
     const T *outputs = w.y[values] + k * TILE, unit = scale_at<T>(e, k);
     for (int64_t i = 0; i < n; i += LANES<T>) {
       const V<T> weight = load<T>(rows.weight + i), value = weight != T(0) ? value_at<T>(e, load<T>(outputs + i), k) : V<T>{};
@@ -1022,15 +1054,13 @@ template <class T> void tile(const Engine<T>& e, Work<T>& w, const Batch& b, con
   const int64_t left = b.rows - start, count = left < TILE ? left : TILE;
   for (int64_t i = 0; i < count; i++) rows.index[i] = b.index ? b.index[start + i] : start + i;
   for (int64_t i = count; i < TILE; i++) rows.index[i] = 0;
-  auto gathered = [&](T* to, const void* from) {
-    for (int64_t i = 0; i < count; i++) to[i] = rows.weight[i] != 0 ? ((const T*)from)[rows.index[i]] : T(0);
-  };
+  rows.all_count = !b.weight && !b.mask;
   for (int64_t i = 0; i < count; i++)
-    rows.weight[i] = b.weight ? ((const T*)b.weight)[rows.index[i]] : b.mask[rows.index[i]] ? scale.share : T(0);
-  gathered(rows.old_logp, b.logp);
-  gathered(rows.advantage, b.advantages);
+    rows.weight[i] = b.weight ? ((const T*)b.weight)[rows.index[i]] : !b.mask || b.mask[rows.index[i]] ? scale.share : T(0);
+  take(rows, rows.old_logp, (const T*)b.logp, count);
+  take(rows, rows.advantage, (const T*)b.advantages, count);
   for (int64_t i = 0; i < count; i++) rows.advantage[i] = rows.weight[i] != 0 ? (rows.advantage[i] - scale.mean) / scale.divisor : T(0);
-  gather<T>(e, w, b.obs, rows.index, rows.weight, count);
+  gather<T>(e, w, b.obs, rows.index, rows.all_count ? nullptr : rows.weight, count);
   forward<T>(e, w, count, 0, e.layers);
   loss_of<T>(e, w, rows, start, count, b, loss);
   const int64_t policy = first(e, 1), values = first(e, 2), trunk = e.model.counts[0];
@@ -1498,21 +1528,46 @@ template <class T> Engine<T>* create(const Model& m) {
 // Time-major, [steps, envs, streams]. Flags are bytes; null: all rows count, or none is passed. What
 // flags leave out may be NaN, so it is selected and never multiplied.
 
+// f of one stream, which compilers make vectors of, or of more.
+template <class F> INLINE void by_streams(int64_t streams, F f) {
+  streams == 1 ? f(std::integral_constant<int64_t, 1>{}) : f(streams);
+}
+
+// As advantages.bootstrap_values.
+template <class T>
+void bootstrap(int64_t rows, int64_t of, const T* next, const uint8_t* terminated, const uint8_t* final, const T* final_values, T* out) {
+  by_streams(of, [=](auto streams) {
+    for (int64_t k = 0; k < streams; k++)
+#pragma GCC ivdep
+      for (int64_t row = 0; row < rows; row++) {
+        const int64_t i = row * streams + k;
+        const T x = next[i], y = final_values[i], at_end = final[row] ? y : x;
+        out[i] = terminated[row] ? T(0) : at_end;
+      }
+  });
+}
+
 // Â_t = δ_t + γλ·Â_{t+1}, as advantages.gae.
 template <class T>
-void advantages(int64_t steps, int64_t envs, int64_t streams, const T* rewards, const T* values, const T* next, const uint8_t* done, const uint8_t* known, const uint8_t* passed, const double* gamma, double lambda, T* out) {
-  const int64_t columns = envs * streams;
-  for (int64_t t = steps; t-- > 0;)
-    for (int64_t k = 0; k < streams; k++) {
-      const T discount = T(gamma[k]), decay = T(gamma[k] * lambda);
-      const int64_t end = (t + 1) * columns, after = t + 1 < steps ? columns : 0;
-#pragma GCC ivdep  // `out` may be `rewards`
-      for (int64_t i = t * columns + k; i < end; i += streams) {
-        const T later = done[i] || !after ? T(0) : out[i + after];
-        const T delta = !known || known[i] ? rewards[i] + discount * next[i] - values[i] : T(0);
-        out[i] = passed && passed[i] ? later : delta + decay * later;
+void advantages(int64_t steps, int64_t envs, int64_t of, const T* rewards, const T* values, const T* next, const uint8_t* done, const uint8_t* known, const uint8_t* passed, const double* gamma, double lambda, T* out) {
+  const bool all_known = !known, none_passed = !passed;
+  const uint8_t *of_known = known ? known : done, *of_passed = passed ? passed : done;  // there is something to read
+  by_streams(of, [=](auto streams) {
+    const int64_t columns = envs * streams;
+    for (int64_t t = steps; t-- > 0;)
+      for (int64_t k = 0; k < streams; k++) {
+        const T discount = T(gamma[k]), decay = T(gamma[k] * lambda);
+        const bool is_last = t + 1 == steps;
+        const T* after = is_last ? rewards : out + columns;
+#pragma GCC ivdep
+        for (int64_t i = t * columns + k; i < (t + 1) * columns; i += streams) {
+          const T next_one = after[i], change = rewards[i] + discount * next[i] - values[i];
+          const T later = (done[i] != 0) | is_last ? T(0) : next_one;
+          const T delta = (of_known[i] != 0) | all_known ? change : T(0), traced = delta + decay * later;
+          out[i] = (of_passed[i] == 0) | none_passed ? traced : later;
+        }
       }
-    }
+  });
 }
 
 // R_t = r_t + γ·R_{t−1}, as advantages.reversed_discounted_returns.
@@ -1529,29 +1584,65 @@ constexpr auto greater = [](auto x, auto y) { return y > x || y != y ? y : x; };
 
 constexpr double INFINITE = std::numeric_limits<double>::infinity();
 
-// Of numbers with `mask`, with sums that do not wait for each other: f's of all, put together by `join`; `none` is that
-// of no number.
-template <class T, class F, class J> double combine(int64_t n, const T* x, const uint8_t* mask, double none, F f, J join) {
-  constexpr int64_t COUNT = 8;
-  double each[COUNT], all = none;
-  for (double& y : each) y = none;
-  int64_t i = 0;
-  for (; i + COUNT <= n; i += COUNT)
-    for (int64_t k = 0; k < COUNT; k++) each[k] = join(each[k], !mask || mask[i + k] ? f(double(x[i + k])) : none);
-  for (; i < n; i++) all = join(all, !mask || mask[i] ? f(double(x[i])) : none);
-  for (double y : each) all = join(all, y);
+struct Measured {
+  double count, mean, squares, least, most;  // squared distances from the mean; infinite extremes if there is no row
+  double deviation() const { return std::sqrt(squares / (count > 2 ? count - 1 : 1)); }
+  double largest() const { return count ? greater(-least, most) : 0; }
+};
+
+// As many numbers as a vector has of float64.
+typedef float Floats __attribute__((vector_size(BYTES / 2), aligned(4), may_alias));
+INLINE V<double> loaded(const double* x) { return *(const V<double>*)x; }
+INLINE V<double> loaded(const float* x) { return __builtin_convertvector(*(const Floats*)x, V<double>); }
+INLINE Types<double>::I loaded(const uint8_t* flags) {  // −1 where one is set
+  int64_t word = 0;
+  memcpy(&word, flags, LANES<double>);
+  Types<double>::I bytes;
+  for (int k = 0; k < LANES<double>; k++) bytes[k] = int64_t(uint64_t(255) << 8 * k);
+  return ((Types<double>::I{} + word) & bytes) != 0;
+}
+
+// Of rows with `mask`, in sums that do not wait for each other.
+template <class T> Measured measured(int64_t n, const T* x, const uint8_t* mask) {
+  constexpr int COUNT = LANES<double>;
+  using I = Types<double>::I;
+  using D = V<double>;
+  auto each = [&](auto f) {
+    int64_t i = 0;
+    for (; i + COUNT <= n; i += COUNT)
+      f(loaded(x + i), mask ? loaded(mask + i) : I{} == 0);
+    D rest{};
+    I is_used{};
+    for (int k = 0; i < n; i++, k++) rest[k] = x[i], is_used[k] = !mask || mask[i] ? -1 : 0;
+    f(rest, is_used);
+  };
+  const D none{};
+  D count{}, sums{}, squares{}, least = none + INFINITE, most = -least;
+  each([&](D y, I is_used) {
+    count += is_used ? none + 1 : none;
+    sums += is_used ? y : none;
+    least = is_used & ((y < least) | (y != y)) ? y : least;  // NaN stays
+    most = is_used & ((y > most) | (y != y)) ? y : most;
+  });
+  Measured all = {sum<double>(count), 0, 0, INFINITE, -INFINITE};
+  for (int k = 0; k < COUNT; k++) all.least = lesser(all.least, least[k]), all.most = greater(all.most, most[k]);
+  const double mean = all.mean = sum<double>(sums) / (all.count > 1 ? all.count : 1);
+  each([&](D y, I is_used) { squares += is_used ? (y - mean) * (y - mean) : none; });
+  all.squares = sum<double>(squares);
   return all;
 }
 
 // Count, mean, sum of squared distances from it and largest magnitude of rows with `mask`.
 template <class T> void measure(int64_t n, const T* x, const uint8_t* mask, double* out) {
-  auto add = [](double y, double z) { return y + z; };
-  const double count = combine(n, x, mask, 0, [](double) { return 1.0; }, add);
-  const double mean = combine(n, x, mask, 0, [](double y) { return y; }, add) / (count > 1 ? count : 1);
-  out[0] = count;
-  out[1] = mean;
-  out[2] = combine(n, x, mask, 0, [=](double y) { return (y - mean) * (y - mean); }, add);
-  out[3] = combine(n, x, mask, 0, [](double y) { return std::fabs(y); }, greater);
+  const Measured all = measured(n, x, mask);
+  const double found[] = {all.count, all.mean, all.squares, all.largest()};
+  memcpy(out, found, sizeof found);
+}
+
+// As advantages.standardize_by.
+template <class T> void standardize(int64_t n, const T* x, const uint8_t* mask, const double* count, const double* mean, const double* squares, const T* largest, T* out) {
+  const T centre = T(*mean), divisor = divisor_of<T>(*count, *squares, *largest);
+  for (int64_t i = 0; i < n; i++) out[i] = (mask[i] ? x[i] - centre : T(0)) / divisor;
 }
 
 // Smallest and largest number of each column of rows [n, columns], n > 0.
@@ -1591,32 +1682,6 @@ template <class T> void measure_columns(int64_t n, int64_t columns, const T* x, 
   }
 }
 
-// Advantages and returns of one stream, as estimates.estimate_advantages; rewards are divided by `divisor` (null: not),
-// multiplied with `factor` and clipped. Advantages are standardised over the rows to learn from if that is asked for, and so is
-// the explained variance of the values.
-template <class T>
-void estimate(int64_t steps, int64_t envs, const T* rewards, const T* values, const T* final_values, const uint8_t* terminated, const uint8_t* done, const uint8_t* final, const uint8_t* known, const uint8_t* learnable, double gamma, double lambda, const T* divisor, T factor, T clip, bool standardizes, double* explained, T* out, T* returns) {
-  const int64_t n = steps * envs;
-  for (int64_t i = 0; i < n; i++) {
-    const T reward = (divisor ? rewards[i] / *divisor : rewards[i]) * factor;
-    out[i] = reward < -clip ? -clip : clip < reward ? clip : reward;
-    returns[i] = terminated[i] ? T(0) : final[i] ? final_values[i] : values[i + envs];
-  }
-  advantages<T>(steps, envs, 1, out, values, returns, done, known, nullptr, &gamma, lambda, out);
-  for (int64_t i = 0; i < n; i++) returns[i] = out[i] + values[i];
-  double own[4], targets[4];
-  if (standardizes || explained) measure<T>(n, out, learnable, own);
-  if (explained) {
-    measure<T>(n, returns, learnable, targets);
-    auto variance = [](const double* x) { return x[2] / (x[0] > 2 ? x[0] - 1 : 1); };
-    const double least = 1e-12, of_targets = variance(targets);
-    *explained = 1 - variance(own) / (of_targets < least ? least : of_targets);
-  }
-  if (!standardizes) return;
-  const T mean = T(own[1]), std = divisor_of<T>(own[0], own[2], T(own[3]));
-  for (int64_t i = 0; i < n; i++) out[i] = (learnable[i] ? out[i] - mean : T(0)) / std;
-}
-
 // Sets what is not finite in `rows` of x, [n, columns], to 0.
 template <class T> void clean(int64_t n, int64_t columns, const uint8_t* rows, T* x) {
   auto clean_from = [&](int64_t i, int64_t end) {
@@ -1647,17 +1712,8 @@ void sum_rewards(int64_t steps, int64_t envs, const T* rewards, const uint8_t* v
   for (int64_t j = 0; j < envs; j++) returns[j] = 0;
   for (int64_t i = 0; i < n; i += envs)
     for (int64_t j = 0; j < envs; j++) returns[j] += rewards[i + j];
-  double sums[4], rows[4];
-  measure<double>(envs, returns, nullptr, sums);
-  measure<T>(n, rewards, valid, rows);
-  auto same = [](double x) { return x; };
-  auto deviation = [](const double* x) { return std::sqrt(x[2] / (x[0] > 2 ? x[0] - 1 : 1)); };
-  const double found[] = {
-      rows[0],
-      combine(envs, returns, nullptr, INFINITE, same, lesser), combine(envs, returns, nullptr, -INFINITE, same, greater),
-      sums[1], deviation(sums),
-      combine(n, rewards, valid, INFINITE, same, lesser), combine(n, rewards, valid, -INFINITE, same, greater),
-      rows[1], deviation(rows)};
+  const Measured sums = measured<double>(envs, returns, nullptr), all = measured(n, rewards, valid);
+  const double found[] = {all.count, sums.least, sums.most, sums.mean, sums.deviation(), all.least, all.most, all.mean, all.deviation()};
   memcpy(out, found, sizeof found);
 }
 
@@ -1748,17 +1804,20 @@ EXPORT(cells_backward)(const Cells* c, int64_t step) {
 
 // Rows of rollouts: see the functions of these names.
 #define BY_TYPE(name, ...) do { if (is_double) { using T = double; name<T>(__VA_ARGS__); } else { using T = float; name<T>(__VA_ARGS__); } return 0; } while (0)
+EXPORT(bootstrap)(int64_t is_double, int64_t rows, int64_t streams, const void* next, const uint8_t* terminated, const uint8_t* final, const void* final_values, void* out) {
+  BY_TYPE(bootstrap, rows, streams, (const T*)next, terminated, final, (const T*)final_values, (T*)out);
+}
 EXPORT(advantages)(int64_t is_double, int64_t steps, int64_t envs, int64_t streams, const void* rewards, const void* values, const void* next, const uint8_t* done, const uint8_t* known, const uint8_t* passed, const double* gamma, double lambda, void* out) {
   BY_TYPE(advantages, steps, envs, streams, (const T*)rewards, (const T*)values, (const T*)next, done, known, passed, gamma, lambda, (T*)out);
-}
-EXPORT(estimate)(int64_t is_double, int64_t steps, int64_t envs, const void* rewards, const void* values, const void* final_values, const uint8_t* terminated, const uint8_t* done, const uint8_t* final, const uint8_t* known, const uint8_t* learnable, double gamma, double lambda, const void* divisor, double factor, double clip, int64_t standardizes, double* explained, void* out, void* returns) {
-  BY_TYPE(estimate, steps, envs, (const T*)rewards, (const T*)values, (const T*)final_values, terminated, done, final, known, learnable, gamma, lambda, (const T*)divisor, T(factor), T(clip), standardizes, explained, (T*)out, (T*)returns);
 }
 EXPORT(discount)(int64_t is_double, int64_t steps, int64_t envs, const void* rewards, const void* initial, const uint8_t* done, double gamma, void* out) {
   BY_TYPE(discount, steps, envs, (const T*)rewards, (const T*)initial, done, gamma, (T*)out);
 }
 EXPORT(measure)(int64_t is_double, int64_t n, const void* x, const uint8_t* mask, double* out) {
   BY_TYPE(measure, n, (const T*)x, mask, out);
+}
+EXPORT(standardize)(int64_t is_double, int64_t n, const void* x, const uint8_t* mask, const double* count, const double* mean, const double* squares, const void* largest, void* out) {
+  BY_TYPE(standardize, n, (const T*)x, mask, count, mean, squares, (const T*)largest, (T*)out);
 }
 EXPORT(extremes)(int64_t is_double, int64_t n, int64_t columns, const void* x, void* least, void* most) {
   BY_TYPE(extremes, n, columns, (const T*)x, (T*)least, (T*)most);

@@ -203,13 +203,14 @@ class Learner:
 
     def _tensors_of(self, rollout: Rollout) -> dict[str, torch.Tensor]:
         """The rollout's rows in the dtypes that the library reads, without copies if they fit."""
+        mask = self._policy.learnable(rollout).contiguous()
         return {
+            **({} if mask.numpy().all() else {"mask": mask}),  # to look it up by row takes time
             "actions": rollout.actions[0][: rollout.horizon].to(self._action_dtype).contiguous(),
             "logp": rollout.logp,
             "advantages": rollout.advantages,
             "returns": rollout.returns,
             "values": rollout.values,
-            "mask": self._policy.learnable(rollout).contiguous(),
         }
 
 

@@ -132,18 +132,11 @@ _ARGUMENTS: dict[str, list[Any]] = {
     "act": [_address, _int, _address],
     "cells_forward": [_address, _int],
     "cells_backward": [_address, _int],
+    "bootstrap": [*[_int] * 3, *[_address] * 5],
     "advantages": [*[_int] * 4, *[_address] * 7, _double, _address],
-    "estimate": [
-        *[_int] * 3,
-        *[_address] * 8,
-        *[_double] * 2,
-        _address,
-        *[_double] * 2,
-        _int,
-        *[_address] * 3,
-    ],
     "discount": [*[_int] * 3, *[_address] * 3, _double, _address],
     "measure": [_int, _int, *[_address] * 3],
+    "standardize": [_int, _int, *[_address] * 7],
     "extremes": [*[_int] * 3, *[_address] * 3],
     "clean": [*[_int] * 3, *[_address] * 2],
     "measure_columns": [*[_int] * 3, *[_address] * 3],
@@ -175,10 +168,11 @@ class Library:
     act: Any
     cells_forward: Any
     cells_backward: Any
+    bootstrap: Any
     advantages: Any
-    estimate: Any
     discount: Any
     measure: Any
+    standardize: Any
     extremes: Any
     clean: Any
     measure_columns: Any

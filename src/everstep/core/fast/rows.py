@@ -5,19 +5,32 @@ called where the native way is not taken; it has some 200 operations of PyTorch,
 longer to be called than to compute.
 """
 
-import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from .. import advantages, episodes, normalizers, triton
+from .. import advantages, episodes, triton
 from ..graphs import is_static
-from ..hyperparameters import Resolved
 from ..normalizers import RunningMoments
 from ..ranks import Measured, Moments
-from ..rollouts import Rollout, clean_rows
+from ..rollouts import clean_rows
 from .library import library
+
+
+def bootstrap_values(
+    next_values: torch.Tensor,
+    terminated: torch.Tensor,
+    final: torch.Tensor,
+    final_values: torch.Tensor,
+) -> torch.Tensor:
+    """`advantages.bootstrap_values`."""
+    call = _native("bootstrap", next_values, final_values)
+    if call is None:
+        return advantages.bootstrap_values(next_values, terminated, final, final_values)
+    out = torch.empty_like(next_values, memory_format=torch.contiguous_format)
+    call(terminated.numel(), out.shape[-1], next_values, terminated, final, final_values, out)
+    return out
 
 
 def gae(
@@ -37,44 +50,6 @@ def gae(
     out = rewards.new_empty(rewards.shape)
     call(*rewards.shape, rewards, values, next_values, *flags, gammas, gae_lambda, out)
     return out
-
-
-def estimate(
-    rollout: Rollout,
-    config: Resolved,
-    learnable: torch.Tensor,
-    reward_scale: None | torch.Tensor,
-    *,
-    explains: bool,
-) -> None | torch.Tensor:
-    """`estimates.estimate_advantages` of one stream and one process; None if it was not done.
-
-    The explained variance is anything unless `explains`.
-    """
-    rows = rollout.rewards, rollout.values, rollout.final_values
-    results = rollout.advantages, rollout.returns
-    call = _native("estimate", *rows, *results)
-    if call is None:
-        return None
-    explained = _numbers(1)
-    call(
-        *learnable.shape[:2],
-        *rows,
-        rollout.terminated,
-        rollout.done,
-        rollout.final,
-        rollout.known & rollout.valid,
-        learnable,
-        config.gamma,
-        config.gae_lambda,
-        None if reward_scale is None else normalizers.divisor_of(reward_scale).to(rows[0].dtype),
-        config.reward_scale,
-        math.inf if config.clip_rewards is None else config.clip_rewards,
-        config.normalize_advantages is True,
-        explained if explains else None,
-        *results,
-    )
-    return explained[0]
 
 
 def reversed_discounted_returns(
@@ -103,6 +78,18 @@ def measured(x: torch.Tensor, mask: torch.Tensor) -> Measured:
 def moments_of(x: torch.Tensor, mask: torch.Tensor) -> Moments:
     """`advantages.moments_of`, of all rows."""
     return advantages.moments_of(x, mask) if _native("measure", x) is None else measured(x, mask)[0]
+
+
+def standardize_by(
+    x: torch.Tensor, mask: torch.Tensor, moments: Moments, largest: torch.Tensor
+) -> torch.Tensor:
+    """`advantages.standardize_by`."""
+    call = _native("standardize", x, largest)
+    if call is None:
+        return advantages.standardize_by(x, mask, moments, largest)
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    call(x.numel(), x, mask.expand_as(x), *moments, largest, out)
+    return out
 
 
 def aminmax(x: torch.Tensor, *, dim: None | int = None) -> tuple[torch.Tensor, torch.Tensor]:

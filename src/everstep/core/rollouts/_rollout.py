@@ -404,12 +404,14 @@ class Rollout:
         if DataKeys.VALID in self.episode_keys:
             invalid = ~self.valid
             self.rewards[:-1].masked_fill_(invalid, 0.0)
-            self.terminated.masked_fill_(invalid, False)
-            self.truncated.masked_fill_(invalid, False)
+            self.terminated.logical_and_(self.valid)
+            self.truncated.logical_and_(self.valid)
             ended = self.terminated if bootstraps else self.done
-            self._close_unused_obs(ended, clean or clean_rows)
+            self._close_unused_obs(ended, invalid, clean or clean_rows)
 
-    def _close_unused_obs(self, ended: torch.Tensor, clean: Callable[..., None]) -> None:
+    def _close_unused_obs(
+        self, ended: torch.Tensor, invalid: torch.Tensor, clean: Callable[..., None]
+    ) -> None:
         """Set NaN and infinity to 0 in unused observations, and in what was computed from them.
 
         An environment that resets in the next env step returns an episode's last observation as
@@ -419,10 +421,10 @@ class Rollout:
 
         Args:
             ended: Rows that end an episode whose last observation is not valued, bool `[T, N, 1]`.
+            invalid: Rows that are no results of the policy's actions, likewise.
             clean: Does what `clean_rows` does.
 
         """
-        invalid = ~self.valid
         unused = torch.cat([invalid[:1], (ended | invalid) & ~self.first])
         for x in (*self.obs, *self.actions, self.values, self.logp):
             if x.is_floating_point():

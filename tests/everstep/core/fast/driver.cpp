@@ -137,22 +137,24 @@ template <class T> std::vector<double> run_rows() {
   std::vector<double> found, moments(4), columns(1 + 2 * ENVS), sums(9), ended(7);
   everstep_advantages_plain(IS_DOUBLE, STEPS, ENVS, STREAMS, rewards.data(), values.data(), next.data(), done.data(), known.data(), nullptr, gamma, 0.95, out.data());
   add_to(found, out);
-  std::vector<double> explained(1);
-  std::vector<T> estimated(N), targets(N), least(ENVS), most(ENVS);
-  const T divisor = 2;
-  everstep_estimate_plain(IS_DOUBLE, STEPS, ENVS, rewards.data(), values.data(), next.data(), done.data(), done.data(), known.data(), known.data(), known.data(), 0.99, 0.95, &divisor, 0.1, 0.3, 1, explained.data(), estimated.data(), targets.data());
+  std::vector<T> least(ENVS), most(ENVS);
   everstep_extremes_plain(IS_DOUBLE, STEPS, ENVS, rewards.data(), least.data(), most.data());
-  for (const auto* x : {&estimated, &targets, &least, &most}) add_to(found, *x);
+  for (const auto* x : {&least, &most}) add_to(found, *x);
   everstep_discount_plain(IS_DOUBLE, STEPS, ENVS, rewards.data(), initial.data(), done.data(), 0.99, out.data());
   out.resize(N);
   add_to(found, out);
   everstep_measure_plain(IS_DOUBLE, N, rewards.data(), known.data(), moments.data());
+  const T largest = 2;
+  std::vector<T> ends(N), standard(N);
+  everstep_standardize_plain(IS_DOUBLE, N, rewards.data(), known.data(), &moments[0], &moments[1], &moments[2], &largest, standard.data());
+  everstep_bootstrap_plain(IS_DOUBLE, N / STREAMS, STREAMS, next.data(), done.data(), known.data(), values.data(), ends.data());
+  for (const auto* x : {&ends, &standard}) add_to(found, *x);
   everstep_measure_columns_plain(IS_DOUBLE, STEPS, ENVS, rewards.data(), known.data(), columns.data());
   everstep_clean_plain(IS_DOUBLE, STEPS, ENVS, known.data(), values.data());
   add_to(found, values);
   everstep_sum_rewards_plain(IS_DOUBLE, STEPS, ENVS, rewards.data(), known.data(), returns.data(), sums.data());
   everstep_finish_episodes_plain(IS_DOUBLE, STEPS, ENVS, rewards.data(), known.data(), done.data(), open.data(), recent.data(), 5, &finished, ended.data());
-  for (const auto* x : {&explained, &moments, &columns, &returns, &sums, &open, &recent, &ended}) add_to(found, *x);
+  for (const auto* x : {&moments, &columns, &returns, &sums, &open, &recent, &ended}) add_to(found, *x);
   return found;
 }
 

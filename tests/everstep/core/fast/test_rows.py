@@ -70,6 +70,11 @@ def test_advantages_and_discounted_sums_of_odd_rows(seed: int) -> None:
     assert found.dtype == drawn.dtype
     drawn.check(found, advantages.gae(*x, done, gamma=gamma, **options))
 
+    final, terminated = drawn.flags(drawn.ends), drawn.flags(drawn.ends)
+    final_values = torch.where(final, x[0], torch.nan)
+    ends = x[1], terminated, final, final_values
+    drawn.check(rows.bootstrap_values(*ends), advantages.bootstrap_values(*ends))
+
     done = drawn.flags(drawn.ends)
     rewards, initial = drawn.numbers(), drawn.numbers()[0]
     drawn.check(
