@@ -22,7 +22,6 @@ from torchrl.data import (
 )
 
 import everstep
-from everstep.core.fast import SWITCH
 from everstep.env import ContinuousDummyEnv, DiscreteDummyEnv, Env
 from everstep.errors import EverstepError
 from everstep.testing import (
@@ -373,9 +372,7 @@ def test_the_oracle_needs_what_it_compares() -> None:
         return advantages.bootstrap_values(*arguments, **options).roll(1, 0)
 
     advantages = importlib.import_module("everstep.core.advantages")
-    estimates = importlib.import_module("everstep.algorithms.estimates")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(SWITCH, "0")  # the library has its own
-        patch.setattr(estimates, "bootstrap_values", shifted)
+        patch.setattr("everstep.core.fast.rows.bootstrap_values", shifted)
         found = results(made_by(Walk), num_envs_choices=(2,), num_steps=4)
     assert "bootstrap" in names_of(found, "failed")
