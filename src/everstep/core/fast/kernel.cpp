@@ -506,16 +506,22 @@ template <class T> void activate(int64_t kind, T* y, T* before, int64_t n) {
 }
 
 // Gradients by the outputs become those by what the activation was applied to; adds their sums.
-template <class T> void differentiate(int64_t kind, T* g, const T* y, const T* before, int64_t rows,
-                                      int64_t n, int64_t ld, T* sums) {
+// With a HEAD of so many outputs above, they are its gradients, [HEAD, TILE], times its `weights`, and not yet in `g`.
+template <class T, int HEAD>
+void differentiate(int64_t kind, T* g, const T* y, const T* before, int64_t rows, int64_t n, int64_t ld, T* sums,
+                   const T* gradients, const T* weights, int64_t ld_weights) {
   constexpr int64_t WIDTH = 4;  // vectors of a row at once: whole cache lines beside each other
   auto columns = [&](auto f, int64_t j, auto width) {
-    V<T> totals[width];
+    V<T> totals[width], by_output[HEAD ? HEAD : 1][width];
     for (int64_t k = 0; k < width; k++) totals[k] = load<T>(sums + j + k * LANES<T>);
+    for (int o = 0; o < HEAD; o++)
+      for (int64_t k = 0; k < width; k++) by_output[o][k] = load<T>(weights + o * ld_weights + j + k * LANES<T>);
     for (int64_t r = 0; r < rows; r++)
       for (int64_t k = 0; k < width; k++) {
         const int64_t i = r * ld + j + k * LANES<T>;
-        const V<T> x = f(load<T>(g + i), i);
+        V<T> x = HEAD ? gradients[r] * by_output[0][k] : load<T>(g + i);
+        for (int o = 1; o < HEAD; o++) x += gradients[o * TILE + r] * by_output[o][k];
+        x = f(x, i);
         store<T>(g + i, x);
         totals[k] += x;
       }
@@ -632,11 +638,18 @@ template <class T> void forward(const Engine<T>& e, Work<T>& w, int64_t rows, in
 
 // From gradients by the outputs of the last layer; `below` receives those by the first one's inputs.
 template <class T> void backward(const Engine<T>& e, Work<T>& w, int64_t rows, int64_t from, int64_t to, T* below) {
+  // Heads whose products the layer below computes: of so few terms, they would be stores and loads mostly.
+  auto is_small = [&](int64_t l) { return l > from && e.weights[l].is_head && e.weights[l].layer.outputs <= 2; };
   for (int64_t l = to - 1; l >= from; l--) {
     const Weights<T>& x = e.weights[l];
     if (x.is_head)
       for (int64_t j = 0; j < x.layer.outputs; j++) w.db[l][j] += total<T>(w.g[l] + j * TILE, rows);
-    else differentiate<T>(x.layer.activation, w.g[l], w.y[l], w.before[l], rows, padded<T>(x.layer.outputs), x.out, w.db[l]);
+    else {
+      const Weights<T>& above = e.weights[l + 1];
+      const bool is_below = l + 1 < to && is_small(l + 1);
+      const auto derive = !is_below ? differentiate<T, 0> : above.layer.outputs == 1 ? differentiate<T, 1> : differentiate<T, 2>;
+      derive(x.layer.activation, w.g[l], w.y[l], w.before[l], rows, padded<T>(x.layer.outputs), x.out, w.db[l], w.g[l + 1], above.plain, above.in);
+    }
     const Matrix<const T> input = input_of(e, w, l), g = {w.g[l], x.is_head ? 1 : x.out, x.is_head ? TILE : 1};
     if (x.layer.weight_grad && is_narrow<T>(x))
       product<T>(x.layer.inputs, padded<T>(x.layer.outputs), rows, {input.at, 1, input.row}, w.g[l], x.out,
@@ -645,7 +658,7 @@ template <class T> void backward(const Engine<T>& e, Work<T>& w, int64_t rows, i
       product<T>(x.layer.outputs, padded<T>(x.layer.inputs), rows, {g.at, g.column, g.row}, input.at, input.row,
                  w.dw[l], x.in, nullptr, true);
     T* to_below = l > from ? w.g[l - 1] : below;
-    if (to_below)
+    if (to_below && !is_small(l))
       product<T>(rows, padded<T>(x.layer.inputs), x.layer.outputs, g, x.plain, x.in, to_below, x.in, nullptr, false);
   }
 }

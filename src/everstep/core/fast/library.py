@@ -244,10 +244,21 @@ def addresses(tensors: Iterable[torch.Tensor]) -> Any:
 
 
 def library() -> Library | str:
-    """The library, or the reason why there is none."""
-    if is_switched_off():
-        return f"`{SWITCH}` is 0"
-    return _load(os.environ.get(LEVEL) or None)
+    """The library, or the reason why there is none.
+
+    The environment variables are read anew, as each rollout and update does when it begins.
+    """
+    _found[:] = [f"`{SWITCH}` is 0" if is_switched_off() else _load(os.environ.get(LEVEL) or None)]
+    return _found[0]
+
+
+def present_library() -> Library | str:
+    """What `library` found last; to read environment variables takes as long as a small function."""
+    return _found[0] if _found else library()
+
+
+#: What `library` found last.
+_found: list[Library | str] = []
 
 
 def unavailable() -> None | str:

@@ -15,7 +15,7 @@ from ..graphs import is_static
 from ..normalizers import RunningMoments
 from ..ranks import Measured, Moments
 from ..rollouts import clean_rows
-from .library import library
+from .library import present_library
 
 
 def bootstrap_values(
@@ -160,7 +160,7 @@ def _native(name: str, *rows: torch.Tensor) -> None | Callable[..., None]:
     dtype, device = rows[0].dtype, rows[0].device
     if dtype not in (torch.float32, torch.float64) or device.type != "cpu" or is_static():
         return None
-    native = library()
+    native = present_library()
     if isinstance(native, str) or any(x.dtype is not dtype for x in rows):
         return None
     function = getattr(native, name)

@@ -250,4 +250,5 @@ def test_a_general_function_takes_what_the_library_does_not(monkeypatch: Any) ->
     drawn = rows.measured(x.half(), mask)
     assert (float(drawn[0][1]), drawn[1].dtype) == (1.0, torch.float16)
     monkeypatch.setenv(fast.SWITCH, "0")
+    assert fast.library() == f"`{fast.SWITCH}` is 0"
     assert rows._native("measure", x) is None
