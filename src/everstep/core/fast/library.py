@@ -253,11 +253,11 @@ def library() -> Library | str:
 
 
 def present_library() -> Library | str:
-    """What `library` found last; to read environment variables takes as long as a small function."""
+    """Last result of `library`: reading the environment takes as long as a small function."""
     return _found[0] if _found else library()
 
 
-#: What `library` found last.
+#: Last result of `library`.
 _found: list[Library | str] = []
 
 
