@@ -18,18 +18,14 @@ from ..rollouts import clean_rows
 from .library import present_library
 
 
-def bootstrap_values(
-    next_values: torch.Tensor,
-    terminated: torch.Tensor,
-    final: torch.Tensor,
-    final_values: torch.Tensor,
-) -> torch.Tensor:
+def bootstrap_values(*rows: torch.Tensor) -> torch.Tensor:
     """`advantages.bootstrap_values`."""
+    next_values, terminated, _, final_values = rows
     call = _native("bootstrap", next_values, final_values)
     if call is None:
-        return advantages.bootstrap_values(next_values, terminated, final, final_values)
+        return advantages.bootstrap_values(*rows)
     out = torch.empty_like(next_values, memory_format=torch.contiguous_format)
-    call(terminated.numel(), out.shape[-1], next_values, terminated, final, final_values, out)
+    call(terminated.numel(), out.shape[-1], *rows, out)
     return out
 
 
@@ -73,11 +69,6 @@ def measured(x: torch.Tensor, mask: torch.Tensor) -> Measured:
     call(x.numel(), x, mask.expand_as(x), out)
     count, mean, squares, largest = out.unbind()
     return (count, mean, squares), largest.to(x.dtype)
-
-
-def moments_of(x: torch.Tensor, mask: torch.Tensor) -> Moments:
-    """`advantages.moments_of`, of all rows."""
-    return advantages.moments_of(x, mask) if _native("measure", x) is None else measured(x, mask)[0]
 
 
 def standardize_by(

@@ -152,7 +152,6 @@ def test_moments_and_statistics_of_odd_rewards(seed: int) -> None:
     drawn.check(((count, mean), largest), (expected[0][:2], expected[1]))
     drawn.check((squares / drawn.size).float(), (expected[0][2] / drawn.size).float())
     assert largest.dtype == drawn.dtype
-    drawn.check(rows.moments_of(x, mask)[1], mean)
 
     x = torch.where(mask, x, 0.0)  # as `close_rows` leaves them
     found, general = rows.reward_statistics(x, mask), episodes.reward_statistics(x, mask)
