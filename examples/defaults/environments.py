@@ -1124,3 +1124,240 @@ class Fuller(Small):
 
     def move(self, action: Any) -> tuple[float, bool]:
         return float(int(action) == self.fuller), True
+
+
+# ---- the fifth held-out set -------------------------------------------------------------------
+
+
+class Bridge(Small):
+    """A bridge of ten planks in the wind: to walk is quick, to crawl is safe from falling off."""
+
+    length = 30
+    observation_space, action_space = Discrete(11), Discrete(3)
+
+    def start(self) -> None:
+        self.plank = 0
+
+    def look(self) -> Any:
+        return self.plank
+
+    def move(self, action: Any) -> tuple[float, bool]:
+        if int(action) == 0:  # stand
+            return 0.0, False
+        chance = self.np_random.random()
+        if int(action) == 1:
+            self.plank += int(chance < 0.5)
+        elif chance < 0.15:
+            return -1.0, True
+        else:
+            self.plank += 1
+        return float(self.plank == 10), self.plank == 10
+
+
+class Boiler(Small):
+    """Steam is drawn from a boiler; fire and valve keep its pressure. Nothing ever ends."""
+
+    observation_space, action_space = vector(3), Box(-1.0, 1.0, (2,), np.float32)
+
+    def start(self) -> None:
+        self.pressure, self.heat, self.drawn = self.np_random.uniform(2, 8), 1.0, 1.0
+
+    def look(self) -> Any:
+        return np.float32([self.pressure, self.heat, self.drawn])
+
+    def move(self, action: Any) -> tuple[float, bool]:
+        fire, valve = np.clip(action, -1, 1)
+        self.heat = 0.9 * self.heat + 0.1 * (1 + fire)
+        self.drawn = float(np.clip(self.drawn + self.np_random.normal(0, 0.1), 0, 2))
+        self.pressure += 0.5 * self.heat - 0.4 * self.drawn - 0.2 * max(0.0, valve)
+        self.pressure = float(np.clip(self.pressure, 0, 20))
+        return -abs(self.pressure - 5) - 0.1 * max(0.0, valve), False
+
+
+class Satellite(Small):
+    """A satellite is kept in a direction by jets that push or do not. Nothing ever ends."""
+
+    observation_space, action_space = vector(3), Discrete(3)
+
+    def start(self) -> None:
+        self.angle, self.turn = self.np_random.uniform(-np.pi, np.pi), 0.0
+
+    def look(self) -> Any:
+        return np.float32([np.cos(self.angle), np.sin(self.angle), self.turn])
+
+    def move(self, action: Any) -> tuple[float, bool]:
+        push = int(action) - 1
+        self.turn += 0.05 * push + self.np_random.normal(0, 0.005)
+        self.turn = float(np.clip(self.turn, -0.5, 0.5))
+        self.angle += self.turn
+        return float(np.cos(self.angle)) - 1 - 0.05 * abs(push), False
+
+
+class Lift(Small):
+    """A lift with room for all serves five floors. Nothing ever ends."""
+
+    observation_space, action_space = vector(11), Discrete(3)
+
+    def start(self) -> None:
+        self.waiting, self.inside, self.floor = np.zeros(5), np.zeros(5), 0
+
+    def look(self) -> Any:
+        return np.float32([*self.waiting, *self.inside, self.floor])
+
+    def move(self, action: Any) -> tuple[float, bool]:
+        self.floor = int(np.clip(self.floor + int(action) - 1, 0, 4))
+        self.inside[self.floor] = 0
+        for _ in range(int(self.waiting[self.floor])):
+            self.inside[self.np_random.integers(5)] += 1
+        self.waiting[self.floor] = self.inside[self.floor] = 0
+        if self.np_random.random() < 0.3:
+            place = self.np_random.integers(5)
+            self.waiting[place] = min(9, self.waiting[place] + 1)
+        return -float(self.waiting.sum() + self.inside.sum()) / 10, False
+
+
+class Panel(Small):
+    """Four sliders of seven places each are to add up to a number, without moving them far."""
+
+    length = 12
+    observation_space, action_space = vector(5), MultiDiscrete([7, 7, 7, 7])
+
+    def start(self) -> None:
+        self.places, self.wanted = self.np_random.uniform(-3, 3, 4), self.np_random.uniform(-6, 6)
+
+    def look(self) -> Any:
+        return np.float32([*self.places, self.wanted])
+
+    def move(self, action: Any) -> tuple[float, bool]:
+        places = np.asarray(action) - 3.0
+        moved, self.places = np.abs(places - self.places).mean(), places
+        return -abs(float(places.sum()) - self.wanted) / 6 - 0.1 * float(moved), False
+
+
+class Votes(Small):
+    """Nine numbers are seen; switches tell which of them are among the four largest."""
+
+    length = 8
+    observation_space, action_space = vector(9), MultiBinary(9)
+
+    def look(self) -> Any:
+        self.numbers = self.np_random.normal(size=9)
+        return np.float32(self.numbers)
+
+    def move(self, action: Any) -> tuple[float, bool]:
+        largest = self.numbers >= np.sort(self.numbers)[-4]
+        return float(np.mean(np.asarray(action, bool) == largest)), False
+
+
+class Pilot(Small):
+    """A boat is brought to one of three harbours across a current; both in a `Dict`."""
+
+    length = 50
+    observation_space = Dict({"boat": vector(4), "harbour": Discrete(3)})
+    action_space = Discrete(5)
+
+    def start(self) -> None:
+        self.place, self.speed = self.np_random.uniform(-1, 1, 2), np.zeros(2)
+        self.harbour = int(self.np_random.integers(3))
+
+    def look(self) -> Any:
+        return {"boat": np.float32([*self.place, *self.speed]), "harbour": self.harbour}
+
+    def move(self, action: Any) -> tuple[float, bool]:
+        push = np.array([(0, 0), (1, 0), (-1, 0), (0, 1), (0, -1)][int(action)])
+        self.speed = 0.85 * self.speed + 0.04 * push
+        current = np.array([0.0, 0.02 * np.sin(3 * self.place[0])])
+        self.place = np.clip(self.place + self.speed + current, -2, 2)
+        goal = np.array([(1.5, 0.0), (-1.0, 1.2), (-1.0, -1.2)][self.harbour])
+        distance = float(np.linalg.norm(self.place - goal))
+        return 2.0 if distance < 0.2 else -0.02 * distance, distance < 0.2
+
+
+class Span(Small):
+    """One env step: an interval around a number that is seen with noise; narrow ones pay more."""
+
+    length = 1
+    observation_space, action_space = vector(2), Box(-3.0, 3.0, (2,), np.float32)
+
+    def look(self) -> Any:
+        self.number, spread = self.np_random.uniform(-2, 2), self.np_random.uniform(0.1, 1)
+        self.hidden = self.number + self.np_random.normal(0, spread)
+        return np.float32([self.number, spread])
+
+    def move(self, action: Any) -> tuple[float, bool]:
+        low, high = np.sort(np.clip(action, -3, 3))
+        return (2 - float(high - low) / 2 if low <= self.hidden <= high else 0.0), True
+
+
+class Parity(Small):
+    """Bits come one after the other; whether the ones so far are odd is to be told each time."""
+
+    length = 12
+    observation_space, action_space = Discrete(2), Discrete(2)
+
+    def start(self) -> None:
+        self.odd = 0
+
+    def look(self) -> Any:
+        bit = int(self.np_random.integers(2))
+        self.odd ^= bit
+        return bit
+
+    def move(self, action: Any) -> tuple[float, bool]:
+        return float(int(action) == self.odd), False
+
+
+class Basket(Small):
+    """A basket goes to where a ball will land that flies in an arc, seen in 40x40 pixels."""
+
+    length = 60
+    observation_space, action_space = Box(0, 255, (40, 40, 2), np.uint8), Discrete(3)
+
+    def start(self) -> None:
+        self.basket = 20
+        self.throw()
+
+    def throw(self) -> None:
+        self.ball = np.array([30.0, self.np_random.uniform(5, 35)])
+        self.speed = np.array([-2.6, self.np_random.uniform(-1, 1)])
+        self.before = self.picture()
+
+    def picture(self) -> Any:
+        picture = np.zeros((40, 40, 1), np.uint8)
+        row, column = np.clip(self.ball, 1, 38).astype(int)
+        picture[row - 1 : row + 2, column - 1 : column + 2] = 255
+        picture[38:, max(0, self.basket - 4) : self.basket + 5] = 150
+        return picture
+
+    def look(self) -> Any:
+        now = self.picture()
+        both, self.before = np.concatenate([now, self.before], -1), now
+        return both
+
+    def move(self, action: Any) -> tuple[float, bool]:
+        self.basket = int(np.clip(self.basket + 3 * (int(action) - 1), 4, 35))
+        self.speed[0] += 0.25
+        self.ball += self.speed
+        self.ball[1] = np.clip(self.ball[1], 1, 38)
+        if self.ball[0] < 37:
+            return 0.0, False
+        reward = 1.0 if abs(self.ball[1] - self.basket) <= 4 else -1.0
+        self.throw()
+        return reward, False
+
+
+class Tilt(Small):
+    """One env step: the slope of a bar in 36x36 pixels, by one of five numbers."""
+
+    length = 1
+    observation_space, action_space = Box(0, 255, (36, 36, 1), np.uint8), Discrete(5)
+
+    def look(self) -> Any:
+        self.slope = int(self.np_random.integers(5))
+        angle = (self.slope - 2) * np.pi / 5 + self.np_random.uniform(-0.15, 0.15)
+        rows, columns = np.mgrid[-18:18, -18:18] - self.np_random.uniform(-4, 4, (2, 1, 1))
+        bar = np.abs(rows * np.cos(angle) - columns * np.sin(angle)) < 2.5
+        return (bar[..., None] * 200 + self.np_random.integers(0, 40, (36, 36, 1))).astype(np.uint8)
+
+    def move(self, action: Any) -> tuple[float, bool]:
+        return -abs(int(action) - self.slope) / 4, True

@@ -1,9 +1,9 @@
-"""The tasks of `compare.py` in six sets, and how one environment of a task is made.
+"""The tasks of `compare.py` in seven sets, and how one environment of a task is made.
 
 `known` are those that the defaults were first chosen on, `choosing` further ones to choose on.
-`held-out` to `held-out 4` have tasks of the same kinds to judge a choice by: nothing is chosen by
-their results. The first three were written before the choice that they were first looked at after,
-the fourth after it; of each, before anything of it was trained.
+`held-out` to `held-out 5` have tasks of the same kinds to judge a choice by: nothing is chosen by
+their results. All but the fourth were written before the choice that they were first looked at
+after, the fourth after it; of each, before anything of it was trained.
 """
 
 from typing import Any, NamedTuple
@@ -12,8 +12,9 @@ import gymnasium as gym
 import numpy as np
 
 #: Kinds of environments of our own: classes of `environments.py`; ids whose velocities are hidden,
-#: or whose tuples are made vectors. (`envpool:` has ids of EnvPool, `torch:` a class here.)
-KINDS = ("small", "hidden", "flat")
+#: or whose tuples are made vectors; ids of EnvPool, one environment each. (`envpool:` has ids of
+#: EnvPool, many environments each, `torch:` a class here.)
+KINDS = ("small", "hidden", "flat", "pool")
 
 
 class Task(NamedTuple):
@@ -92,6 +93,14 @@ _CHOOSING = {
     "BipedalWalker-v3": Task("BipedalWalker-v3", 50_000),
     "Humanoid-v5": Task("Humanoid-v5", 40_000),
     "HumanoidStandup-v5": Task("HumanoidStandup-v5", 30_000),
+    "cheetah to run (dm_control)": Task("pool:CheetahRun-v1", 30_000),
+    "walker to stand (dm_control)": Task("pool:WalkerStand-v1", 30_000),
+    "walker to walk (dm_control)": Task("pool:WalkerWalk-v1", 30_000),
+    "cart pole to swing up (dm_control)": Task("pool:CartpoleSwingup-v1", 30_000),
+    "cart pole to balance (dm_control)": Task("pool:CartpoleBalance-v1", 30_000),
+    "swimmer of six links (dm_control)": Task("pool:SwimmerSwimmer6-v1", 30_000),
+    "four legs to walk (dm_control)": Task("pool:QuadrupedWalk-v1", 30_000),
+    "fish to be upright (dm_control)": Task("pool:FishUpright-v1", 30_000),
 }
 
 _HELD_OUT = {
@@ -172,6 +181,25 @@ _HELD_OUT_4 = {
     ),
 }
 
+_HELD_OUT_5 = {
+    "bridge in the wind": Task("small:Bridge", 20_000, episodes=1_000),
+    "pressure of a boiler, never-ending": Task("small:Boiler", 20_000, cut=300),
+    "satellite to be turned, never-ending": Task("small:Satellite", 30_000, cut=300),
+    "lift for five floors, never-ending": Task("small:Lift", 30_000, cut=300),
+    "walker to run (dm_control), rewards × 1e2": Task(
+        "pool:WalkerRun-v1", 40_000, reward_scale=1e2
+    ),
+    "four legs to run (dm_control)": Task("pool:QuadrupedRun-v1", 40_000),
+    "sliders that add up (MultiDiscrete)": Task("small:Panel", 20_000),
+    "four largest of nine (MultiBinary)": Task("small:Votes", 20_000),
+    "boat in a current, in a Dict": Task("small:Pilot", 30_000, episodes=50),
+    "interval around a number, one step": Task("small:Span", 20_000, episodes=2_000),
+    "odd or even so far": Task("small:Parity", 20_000, recurrent=True, episodes=50),
+    "basket for balls in 40x40 pixels": Task("small:Basket", 15_000),
+    "slope of a bar in 36x36 pixels, one step": Task("small:Tilt", 10_000, episodes=500),
+    "MiniGrid-SimpleCrossingS9N1-v0": Task("MiniGrid-SimpleCrossingS9N1-v0", 50_000, view="flat"),
+}
+
 SETS: dict[str, dict[str, Task]] = {
     "known": _KNOWN,
     "choosing": _CHOOSING,
@@ -179,6 +207,7 @@ SETS: dict[str, dict[str, Task]] = {
     "held-out 2": _HELD_OUT_2,
     "held-out 3": _HELD_OUT_3,
     "held-out 4": _HELD_OUT_4,
+    "held-out 5": _HELD_OUT_5,
 }
 
 TASKS: dict[str, Task] = {name: task for tasks in SETS.values() for name, task in tasks.items()}
@@ -194,17 +223,26 @@ class OneOfAPool(gym.Env):
         import envpool
 
         self.pool = envpool.make_gymnasium(name, num_envs=1)
-        self.observation_space = gym.spaces.Box(
-            -np.inf, np.inf, self.pool.observation_space.shape, np.float64
-        )
+        limit = self.pool.spec.config.max_episode_steps
+        self.spec = gym.envs.registration.EnvSpec(name, max_episode_steps=limit)
+        space = self.pool.observation_space
+        self.leaves = list(space) if isinstance(space, gym.spaces.Dict) else None
+        size = gym.spaces.flatdim(space)
+        self.observation_space = gym.spaces.Box(-np.inf, np.inf, (size,), np.float64)
         self.action_space = self.pool.action_space
 
+    def look(self, obs: Any) -> Any:
+        """The only row, as one vector."""
+        if self.leaves is None:
+            return obs[0]
+        return np.concatenate([np.ravel(obs[key]) for key in self.leaves])
+
     def reset(self, *, seed: Any = None, options: Any = None) -> Any:
-        return self.pool.reset()[0][0], {}
+        return self.look(self.pool.reset()[0]), {}
 
     def step(self, action: Any) -> Any:
         obs, reward, terminated, truncated, _ = self.pool.step(np.asarray(action)[None])
-        return obs[0], float(reward[0]), bool(terminated[0]), bool(truncated[0]), {}
+        return self.look(obs), float(reward[0]), bool(terminated[0]), bool(truncated[0]), {}
 
 
 def torch_env(task: Task) -> Any:
@@ -260,7 +298,7 @@ def make_env(task: Task) -> gym.Env:
         return getattr(environments, name)()
     if task.view:  # the import registers the environments
         from minigrid.wrappers import ImgObsWrapper, RGBImgPartialObsWrapper
-    env = gym.make(name, **(task.options or {}))
+    env = OneOfAPool(name) if kind == "pool" else gym.make(name, **(task.options or {}))
     if task.view:
         if task.view == "pixels":
             return ImgObsWrapper(RGBImgPartialObsWrapper(env))
