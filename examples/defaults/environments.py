@@ -402,6 +402,61 @@ class Ferry(Small):
         return -0.02, False
 
 
+class Road(Small):
+    """A car on a winding road, seen from above in 40x40 pixels, is to stay in its middle."""
+
+    length = 60
+    observation_space, action_space = Box(0, 255, (40, 40, 1), np.uint8), Box(-1.0, 1.0, (1,))
+
+    def start(self) -> None:
+        self.phases, self.at = self.np_random.uniform(0, 2 * np.pi, 2), 0.0
+        self.place = self.middle(0.0) + self.np_random.uniform(-4, 4)
+
+    def middle(self, ahead: Any) -> Any:
+        x = self.at + ahead
+        return 20 + 7 * np.sin(x / 13 + self.phases[0]) + 4 * np.sin(x / 7 + self.phases[1])
+
+    def look(self) -> Any:
+        picture = np.zeros((40, 40, 1), np.uint8)
+        far = np.abs(np.arange(40)[None] - self.middle(np.arange(39, -1, -1))[:, None])
+        picture[far < 4] = 120
+        column = int(np.clip(self.place, 1, 38))
+        picture[37:, column - 1 : column + 2] = 255
+        return picture
+
+    def move(self, action: Any) -> tuple[float, bool]:
+        self.at += 1.0
+        self.place = float(np.clip(self.place + 2 * np.clip(action[0], -1, 1), 0, 39))
+        distance = abs(self.place - self.middle(0.0))
+        return 1 - distance / 4, distance > 8
+
+
+class Berries(Small):
+    """Ripe berries are to be gathered and others to be left, on a field of 42x42 pixels."""
+
+    length = 40
+    observation_space, action_space = Box(0, 255, (42, 42, 1), np.uint8), Discrete(5)
+
+    def start(self) -> None:
+        places = self.np_random.permutation(49)[:9]
+        self.berries = {int(x): bool(i < 4) for i, x in enumerate(places[1:])}
+        self.place = np.array(divmod(int(places[0]), 7))
+
+    def look(self) -> Any:
+        field = np.zeros((7, 7), np.uint8)
+        for place, is_ripe in self.berries.items():
+            field[divmod(place, 7)] = 170 if is_ripe else 80
+        field[tuple(self.place)] = 255
+        return np.kron(field, np.ones((6, 6), np.uint8))[..., None]
+
+    def move(self, action: Any) -> tuple[float, bool]:
+        step = [(0, 0), (1, 0), (-1, 0), (0, 1), (0, -1)][int(action)]
+        self.place = np.clip(self.place + step, 0, 6)
+        found = self.berries.pop(int(self.place[0] * 7 + self.place[1]), None)
+        reward = 0.0 if found is None else 1.0 if found else -1.0
+        return reward, not any(self.berries.values())
+
+
 # ---- the held-out set -------------------------------------------------------------------------
 
 

@@ -82,6 +82,8 @@ _CHOOSING = {
     "dot to reach in 48x48 pixels": Task("small:DotToReach", 20_000, episodes=50),
     "stripes in 40x40 pixels": Task("small:Stripes", 15_000),
     "gauge and number in a Dict": Task("small:Gauge", 15_000),
+    "road to be followed in 40x40 pixels": Task("small:Road", 15_000),
+    "berries to be gathered in 42x42 pixels": Task("small:Berries", 20_000, episodes=50),
     "MiniGrid-Empty-5x5-v0 in pixels, 20,000 env steps": Task(
         "MiniGrid-Empty-5x5-v0", 20_000, view="pixels"
     ),
