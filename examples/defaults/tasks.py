@@ -2,8 +2,8 @@
 
 `known` are those that the defaults were first chosen on, `choosing` further ones to choose on.
 `held-out` to `held-out 5` have tasks of the same kinds to judge a choice by: nothing is chosen by
-their results. All but the fourth were written before the choice that they were first looked at
-after, the fourth after it; of each, before anything of it was trained.
+their results. Each was written before anything of it was trained, and, but for the fourth, before
+the choice or the trials that it was first looked at after.
 """
 
 from typing import Any, NamedTuple
@@ -219,32 +219,37 @@ TASKS: dict[str, Task] = {name: task for tasks in SETS.values() for name, task i
 
 
 class OneOfAPool(gym.Env):
-    """One environment of EnvPool as a Gymnasium environment."""
+    """One environment of EnvPool as a Gymnasium environment, whose observations are vectors."""
 
     def __init__(self, name: str) -> None:
-        import envpool
-
-        self.pool = envpool.make_gymnasium(name, num_envs=1)
+        self.name, self.pool = name, self.make(name, 0)
         limit = self.pool.spec.config.max_episode_steps
         self.spec = gym.envs.registration.EnvSpec(name, max_episode_steps=limit)
-        space = self.pool.observation_space
-        self.leaves = list(space) if isinstance(space, gym.spaces.Dict) else None
-        size = gym.spaces.flatdim(space)
+        size = gym.spaces.flatdim(self.pool.observation_space)
         self.observation_space = gym.spaces.Box(-np.inf, np.inf, (size,), np.float64)
         self.action_space = self.pool.action_space
 
-    def look(self, obs: Any) -> Any:
+    @staticmethod
+    def make(name: str, seed: int) -> Any:
+        """A pool, which takes its seed only here."""
+        import envpool
+
+        return envpool.make_gymnasium(name, num_envs=1, seed=seed)
+
+    def row(self, obs: Any) -> Any:
         """The only row, as one vector."""
-        if self.leaves is None:
-            return obs[0]
-        return np.concatenate([np.ravel(obs[key]) for key in self.leaves])
+        one = {key: x[0] for key, x in obs.items()} if isinstance(obs, dict) else obs[0]
+        return gym.spaces.flatten(self.pool.observation_space, one)
 
     def reset(self, *, seed: Any = None, options: Any = None) -> Any:
-        return self.look(self.pool.reset()[0]), {}
+        if seed is not None:
+            self.pool.close()
+            self.pool = self.make(self.name, seed)
+        return self.row(self.pool.reset()[0]), {}
 
     def step(self, action: Any) -> Any:
         obs, reward, terminated, truncated, _ = self.pool.step(np.asarray(action)[None])
-        return self.look(obs), float(reward[0]), bool(terminated[0]), bool(truncated[0]), {}
+        return self.row(obs), float(reward[0]), bool(terminated[0]), bool(truncated[0]), {}
 
 
 def torch_env(task: Task) -> Any:
