@@ -5,13 +5,15 @@ import pytest
 from examples.defaults.tasks import SETS, TASKS, make_env
 
 SMALL = [name for name, task in TASKS.items() if task.env.startswith("small:")]
+POOLS = [name for name, task in TASKS.items() if task.env.startswith(("pool:", "envpool:"))]
 
 
 def test_no_task_is_in_two_sets() -> None:
     names = [name for tasks in SETS.values() for name in tasks]
     made = [(task.env, str(task.options)) for task in SETS["choosing"].values()]
     assert len(names) == len(TASKS)
-    assert not {(task.env, str(task.options)) for task in SETS["held-out"].values()} & {*made}
+    for tasks in (tasks for name, tasks in SETS.items() if name.startswith("held-out")):
+        assert not {(task.env, str(task.options)) for task in tasks.values()} & {*made}
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -43,3 +45,16 @@ def test_a_seed_draws_the_same_episode_again() -> None:
         for a, b in (seen[:2], seen[2:]):
             pairs = zip(*(x.values() if isinstance(x, dict) else [x] for x in (a, b)), strict=True)
             assert all(np.array_equal(x, y) for x, y in pairs), name
+
+
+@pytest.mark.parametrize("name", POOLS)
+def test_an_environment_of_a_pool_takes_its_seed_and_says_its_limit(name: str) -> None:
+    pytest.importorskip("envpool", reason="needs EnvPool")
+    first, second = (make_env(TASKS[name]) for _ in range(2))
+    drawn = [env.reset(seed=seed)[0] for env, seed in ((first, 3), (second, 3), (second, 4))]
+    assert np.array_equal(drawn[0], drawn[1])
+    assert not np.array_equal(drawn[1], drawn[2])
+    assert not np.array_equal(drawn[2], second.reset()[0])
+    assert all(map(first.observation_space.contains, drawn))
+    assert first.spec is not None
+    assert first.spec.max_episode_steps == 1000
