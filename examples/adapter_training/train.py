@@ -81,7 +81,8 @@ def isaacgym(task: str) -> Env:
 
 
 def made(spec: str, **options: Any) -> Callable[[str], Env]:
-    """An environment from a spec string."""
+    """An environment from a spec string, in the unit of actions of those that are written here."""
+    options |= {"action_bounds": "clip"}
     return lambda task: everstep.make(f"{spec}:{task}", NUM_ENVS, **options)
 
 
@@ -90,6 +91,7 @@ def processes(task: str) -> Env:
     return everstep.make(
         f"gymnasium:{task}",
         NUM_ENVS,
+        action_bounds="clip",
         vectorization_mode="async",
         vector_kwargs={"context": "fork"},
     )

@@ -72,9 +72,11 @@ def mean_return(trainer: Trainer) -> float:
 
 def train(seed: int, env: str, budget: int, pairs: None | tuple[Any, Any]) -> tuple[float, float]:
     """Mean returns before and after PPO, of a clone or of an untrained policy."""
+    own: Any = {"action_bounds": "clip"}  # in the environment's own unit, as the dataset has them
     # A clone's values are untrained: they learn alone at first.
     options: dict[str, Any] = {} if pairs is None else {"critic_warmup": 10_000}
-    options |= {"eval_env": make(env, 8), "run_dir": None, "progress": False}
+    options |= {"env_kwargs": own, "eval_env": make(env, 8, **own), "run_dir": None}
+    options["progress"] = False
     with Trainer(env, seed=seed, **options) as trainer:
         if pairs is not None:
             clone(trainer.algorithm.policy, *pairs)

@@ -411,7 +411,7 @@ class AdapterOptions(TypedDict, total=False):
     Options of other adapters are passed as `**options`, of type `dict[str, Any]`.
     """
 
-    action_bounds: Literal["clip", "rescale"]
+    action_bounds: Literal["auto", "clip", "rescale"]
     action_key: None | NestedKey
     agents: None | str | Sequence[str]
     all_agents: bool

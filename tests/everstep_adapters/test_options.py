@@ -60,7 +60,7 @@ NAME: Any = ["a"], [3, True, ["a"], b"a", 2.5]
 NAMED: Any = [["a"], ("a",), []], ["a", 3, True, {"a": 1}, len]
 KEY: Any = ["a", ("a", "b")], [3, True, [3], {"a": 1}]
 VALUES: dict[str, tuple[list[Any], list[Any]]] = {
-    "action_bounds": (["clip", "rescale"], ["clamp", None, True, 1, ["clip"]]),
+    "action_bounds": (["auto", "clip", "rescale"], ["clamp", None, True, 1, ["clip"]]),
     "action_key": KEY,
     "agents": KEY,
     "all_agents": FLAG,

@@ -8,8 +8,10 @@ from torchrl.data import Bounded, TensorSpec
 from everstep.env.specs import is_bound
 from everstep.errors import AdapterError
 
-#: How real-valued actions are brought inside their bounds.
-ActionBounds = Literal["clip", "rescale"]
+#: How real-valued actions are brought inside their bounds. `"clip"` sends the nearest action
+#: inside. `"rescale"` maps -1 to the lower and 1 to the upper bound, linearly, then clips;
+#: dimensions without two bounds are only clipped. `"auto"` rescales if a dimension has two.
+ActionBounds = Literal["auto", "clip", "rescale"]
 
 _INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 _FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
@@ -69,20 +71,27 @@ def check_action_bounds(bounds: str, *, is_real: bool, space: object) -> None:
 
 
 def unit_to_bounds(
-    low: torch.Tensor, high: torch.Tensor, name: str
-) -> tuple[torch.Tensor, torch.Tensor]:
+    low: torch.Tensor, high: torch.Tensor, bounds: ActionBounds, name: str
+) -> None | tuple[torch.Tensor, torch.Tensor]:
     """Scale and offset of the map from [-1, 1] to the bounds; 1 and 0 where a bound is missing.
 
     Args:
         low: Lower bounds.
         high: Upper bounds.
+        bounds: How actions are brought inside them.
         name: Name of the action in the error.
 
+    Returns:
+        None if actions are only clipped, as where `"auto"` would change nothing.
+
     Raises:
-        AdapterError: If no dimension has finite bounds.
+        AdapterError: If actions are to be rescaled and no dimension has finite bounds.
 
     """
     finite = is_bound(low) & is_bound(high)
+    is_unit = ((low == -1) & (high == 1)) | ~finite
+    if bounds == "clip" or (bounds == "auto" and bool(is_unit.all())):
+        return None
     if not bool(finite.any()):
         raise AdapterError(
             f"`action_bounds='rescale'` needs a dimension with finite bounds; `{name}` has "

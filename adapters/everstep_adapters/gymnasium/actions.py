@@ -75,22 +75,18 @@ def box_actions(
 ) -> Actions:
     """Actions of real numbers, brought inside the space's bounds.
 
-    `"clip"` sends the nearest action inside the bounds. `"rescale"` maps -1 to the lower and 1 to
-    the upper bound, linearly, then clips; dimensions without two bounds are only clipped.
-
     Args:
         space: Floating-point `Box`.
         num_envs: Number of actions in a batch.
         device: Device of the spec.
-        bounds: `"clip"` or `"rescale"`.
+        bounds: How; see `ActionBounds`.
 
     """
     spec = box_spec(space, device, "action_space")
     arrays: dict[str, Any] = {"low": space.low, "high": space.high}
-    if bounds == "rescale":
-        ends = torch.tensor(space.low), torch.tensor(space.high)
-        scale, offset = unit_to_bounds(*ends, "action_space")
-        arrays |= {"scale": scale.numpy(), "offset": offset.numpy()}
+    ends = torch.tensor(space.low), torch.tensor(space.high)
+    if affine := unit_to_bounds(*ends, bounds, "action_space"):
+        arrays |= {name: x.numpy() for name, x in zip(("scale", "offset"), affine, strict=True)}
         spec = rescaled_spec(spec)
     form = ActionFormat(tuple(space.shape), np.dtype(space.dtype), **arrays)
     return Actions(spec, form, num_envs)
@@ -105,7 +101,7 @@ def make_actions(
         space: Space of one environment's action.
         num_envs: Number of actions in a batch.
         device: Device of the spec.
-        bounds: How a `Box` action is brought inside its bounds, `"clip"` or `"rescale"`.
+        bounds: How a `Box` action is brought inside its bounds; see `ActionBounds`.
 
     Raises:
         AdapterError: If the space has no action that a policy could sample.

@@ -58,9 +58,10 @@ class GymnasiumEnv(AdapterEnv):
         max_episode_steps: Env steps after which the adapter truncates an episode. Needs a
             `SyncVectorEnv`, or an `AsyncVectorEnv` with shared memory: others cannot reset single
             rows. A limit of the environment's own stays in force.
-        action_bounds: `"clip"` sends the nearest action inside the space's bounds; `"rescale"` maps
-            [-1, 1] to them. Real-valued actions are in PyTorch's default dtype if the space's dtype
-            is `float64`.
+        action_bounds: `"clip"` sends the nearest action inside the bounds; `"rescale"` maps [-1, 1]
+            to them; `"auto"` rescales if a dimension has two, so that the first random actions are
+            spread over what is allowed, whatever its unit. Real-valued actions are in PyTorch's
+            default dtype if the space's dtype is `float64`.
         random_phase: After each reset of all rows, put each at a random point of its
             `max_episode_steps`, so that their episodes do not end together.
         step_timeout: Seconds that a worker of an `AsyncVectorEnv` may take to answer before all
@@ -111,7 +112,7 @@ class GymnasiumEnv(AdapterEnv):
         device: None | Device = None,
         autoreset_mode: "None | str | AutoresetMode" = None,
         max_episode_steps: None | PositiveInt = None,
-        action_bounds: ActionBounds = "clip",
+        action_bounds: ActionBounds = "auto",
         random_phase: bool = False,
         step_timeout: None | PositiveFloat = 600.0,
         observation_keys: None | Sequence[Any] = None,

@@ -23,7 +23,7 @@ class Actions:
         num_envs: Number of rows.
         device: Device of the policy's actions.
         own: JAX's device.
-        bounds: `"clip"` or `"rescale"`.
+        bounds: How real numbers are brought inside their bounds; see `ActionBounds`.
 
     """
 
@@ -45,7 +45,8 @@ class Actions:
         bounds: ActionBounds,
     ) -> None:
         check_action_bounds(bounds, is_real=isinstance(action, Reals), space=action)
-        self._own, self._affine = own, tuple[torch.Tensor, ...]()
+        self._own = own
+        self._affine: None | tuple[torch.Tensor, ...] = None
         sent = np.dtype(action.dtype)
         self._dtype: torch.dtype = getattr(torch, sent.name)
         if isinstance(action, Choices):
@@ -72,9 +73,9 @@ class Actions:
             self.ends = action.low.astype(sent), action.high.astype(sent)
             arrays = {"low": action.low, "high": action.high}
         self.spec = real_spec(low.reshape(size), high.reshape(size), device)
-        if bounds == "rescale":
+        if affine := unit_to_bounds(low, high, bounds, "action"):
             self.spec = rescaled_spec(self.spec)
-            self._affine = tuple(x.to(device) for x in unit_to_bounds(low, high, "action"))
+            self._affine = tuple(x.to(device) for x in affine)
             for name, values in zip(("scale", "offset"), self._affine, strict=True):
                 arrays[name] = values.numpy(force=True)
         self.form = ActionFormat(tuple(low.shape), sent, **arrays)

@@ -44,8 +44,9 @@ class JaxEnv(AdapterEnv):
         device: Device of actions and results; `None` is JAX's own.
         max_episode_steps: Env steps after which the adapter truncates an episode. Limits of the
             environment's own stay in force; that of Brax's and Playground's training is replaced.
-        action_bounds: `"clip"` sends the nearest action inside the bounds; `"rescale"` maps
-            [-1, 1] to them.
+        action_bounds: `"clip"` sends the nearest action inside the bounds; `"rescale"` maps [-1, 1]
+            to them; `"auto"` rescales if a dimension has two, so that the first random actions are
+            spread over what is allowed, whatever its unit.
         params: Parameters of gymnax's and Craftax's environments; `None` for their defaults.
 
     Raises:
@@ -87,7 +88,7 @@ class JaxEnv(AdapterEnv):
         num_envs: None | Integer = None,
         device: None | Device = None,
         max_episode_steps: None | PositiveInt = None,
-        action_bounds: ActionBounds = "clip",
+        action_bounds: ActionBounds = "auto",
         params: Any = None,
     ) -> None:
         if isinstance(env, tuple):

@@ -119,13 +119,19 @@ class PettingZooEnv(GymnasiumEnv):
         names = controlled(envs[0], agents)
         check_alike(envs, names)
         self._vector = AgentsVectorEnv(envs, names)
+        if (odd := self._vector.other_bounds()) and options.get("action_bounds", "auto") == "auto":
+            options["action_bounds"] = "clip"
         super().__init__(self._vector, horizon, device=device, **options)
         #: Specs of each agent, if they differ; see `everstep.env.Env`.
         self.agent_specs: None | dict[str, AgentSpec] = None
         if (spaces := self._vector.own_spaces) is not None:
             self.agent_specs = {agent: self._specs_of(*pair) for agent, pair in spaces.items()}
-            if options.get("action_bounds") == "rescale":
-                self._check_equal_bounds()
+            if options.get("action_bounds") == "rescale" and odd:
+                raise AdapterError(
+                    "`action_bounds='rescale'` needs agents whose actions have equal bounds; those "
+                    f"of {odd[0]} are {odd[1]}, and those of all "
+                    f"{self._vector.single_action_space}. Use 'clip'."
+                )
         self._everybody: None | AllAgents = None
         if all_agents:
             form = self.env_format
@@ -134,17 +140,6 @@ class PettingZooEnv(GymnasiumEnv):
             self.env_format = self._everybody.env_format
             for agent, own in (self.agent_specs or {}).items():
                 self.agent_specs[agent] = self._everybody.around(own)  # type: ignore[index]
-
-    def _check_equal_bounds(self) -> None:
-        """Raise if one map from [-1, 1] to the bounds of actions is not every agent's."""
-        joint: Any = self._vector.single_action_space
-        for agent, (_, space) in (self._vector.own_spaces or {}).items():
-            count = space.shape[0]
-            if (space.low != joint.low[:count]).any() or (space.high != joint.high[:count]).any():
-                raise AdapterError(
-                    "`action_bounds='rescale'` needs agents whose actions have equal bounds; those "
-                    f"of {agent} are {space}, and those of all {joint}. Use 'clip'."
-                )
 
     @classmethod
     def matches(cls, env: Any, /) -> bool:

@@ -149,6 +149,21 @@ class AgentsVectorEnv(VectorEnv[Any, Any, Any]):
         row[: len(value)] = value
         return row
 
+    def other_bounds(self) -> None | tuple[str, Box]:
+        """An agent whose actions have other bounds than those of all, and its space.
+
+        One map from [-1, 1] to the bounds is not every agent's then.
+        """
+        joint = self.single_action_space
+        for agent, (_, space) in (self.own_spaces or {}).items():
+            if not isinstance(space, Box) or not space.shape:
+                continue
+            assert isinstance(joint, Box)
+            count = space.shape[0]
+            if (space.low != joint.low[:count]).any() or (space.high != joint.high[:count]).any():
+                return agent, space
+        return None
+
     def _action(self, agent: str, action: Any) -> Any:
         """An agent's own action, of a row's."""
         if self.own_spaces is None:

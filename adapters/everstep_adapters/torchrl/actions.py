@@ -89,8 +89,7 @@ class RealActions(Actions):
         leaf: The environment's action.
         spec: Spec of the environment's action.
         layout: Batch and agents as rows.
-        bounds: `"clip"` sends the nearest action inside; `"rescale"` maps -1 to the lower and 1 to
-            the upper bound, linearly, then clips. An infinite bound is only clipped at.
+        bounds: How; see `ActionBounds`.
 
     Raises:
         AdapterError: If there is no bound to rescale to.
@@ -104,16 +103,23 @@ class RealActions(Actions):
         if isinstance(spec, specs.Bounded):
             ends = (spec.space.low, spec.space.high)
             self._low, self._high = (layout.per_row(leaf.key, x, leaf.feature) for x in ends)
-        self._affine: tuple[torch.Tensor, ...] = ()
-        if bounds == "rescale":
-            self._affine = unit_to_bounds(self._low, self._high, join_keys([leaf.key]))
+        ends = self._low, self._high
+        if bounds == "auto" and any(bool((x != x[:1]).any()) for x in ends):
+            bounds = "clip"  # one map from [-1, 1] is not every row's
+        self._affine = unit_to_bounds(*ends, bounds, join_keys([leaf.key]))
+        if self._affine:
             self.spec = rescaled_spec(self.spec)
         self.form = self._make_form(tuple(leaf.feature))
+
+    @property
+    def is_rescaled(self) -> bool:
+        """Whether the policy's numbers are mapped from [-1, 1] to bounds."""
+        return bool(self._affine)
 
     def _make_form(self, shape: tuple[int, ...]) -> None | ActionFormat:
         dtype = numpy_dtype(self._dtype)
         arrays: dict[str, Any] = {}
-        ends = (self._low, self._high, *self._affine) if self._low.ndim > 1 else ()
+        ends = (self._low, self._high, *(self._affine or ())) if self._low.ndim > 1 else ()
         for name, rows in zip(("low", "high", "scale", "offset"), ends, strict=False):
             if bool((rows != rows[:1]).any()):
                 return None

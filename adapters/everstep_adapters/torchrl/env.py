@@ -56,8 +56,9 @@ class TorchRLEnv(AdapterEnv):
             of the environment's own stay in force.
         random_phase: After each reset of all rows, put each environment at a random point of its
             `max_episode_steps`, so that episodes do not end together.
-        action_bounds: `"clip"` sends the nearest action inside the spec's bounds; `"rescale"` maps
-            [-1, 1] to them.
+        action_bounds: `"clip"` sends the nearest action inside the bounds; `"rescale"` maps [-1, 1]
+            to them; `"auto"` rescales if a dimension has two, so that the first random actions are
+            spread over what is allowed, whatever its unit.
         categorical_actions: Whether one-hot actions are choices for the policy.
         observation_keys: Keys that the policy observes, in this order. `None` is every observation
             but those that transforms write for themselves: `is_init`, `step_count`, sums of
@@ -110,7 +111,7 @@ class TorchRLEnv(AdapterEnv):
         num_envs: None | Integer = None,
         max_episode_steps: None | PositiveInt = None,
         random_phase: bool = False,
-        action_bounds: ActionBounds = "clip",
+        action_bounds: ActionBounds = "auto",
         categorical_actions: bool = True,
         observation_keys: None | str | Sequence[NestedKey] = None,
         action_key: None | NestedKey = None,

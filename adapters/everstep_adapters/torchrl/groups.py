@@ -21,7 +21,7 @@ from everstep.errors import AdapterError
 from ..common.actions import ActionBounds
 from ..common.specs import compose_spec, real_spec
 from . import keys
-from .actions import OneHotActions, make_actions
+from .actions import OneHotActions, RealActions, make_actions
 from .endings import DoneIs, Endings
 from .specs import Key, Layout, NestedKey, join_keys, leaves_of, observation_leaves
 
@@ -94,6 +94,11 @@ class Group:
     def is_one_hot(self) -> bool:
         """Whether choices are sent one-hot."""
         return isinstance(self._actions, OneHotActions)
+
+    @property
+    def is_rescaled(self) -> bool:
+        """Whether the policy's real numbers are mapped from [-1, 1] to bounds."""
+        return isinstance(self._actions, RealActions) and self._actions.is_rescaled
 
     @property
     def parts(self) -> "list[Group]":
@@ -191,10 +196,12 @@ class Groups:
     @property
     def form(self) -> None | EnvFormat:
         """Formats of observations and actions: those of the groups if they are the same."""
-        forms = [group.form for group in self.parts]
-        if all(form == forms[0] for form in forms):
-            return forms[0]
-        return EnvFormat.of(self.observation_spec, self.action_spec)
+        joint = EnvFormat.of(self.observation_spec, self.action_spec)
+        first = self.parts[0].form
+        if first is None or not _act_alike(self.parts):
+            return joint
+        is_one = all(group.observation_spec == self.observation_spec for group in self.parts)
+        return EnvFormat(first.observation if is_one else joint.observation, first.action)
 
     @cached_property
     def agents(self) -> list[str]:
@@ -349,12 +356,12 @@ def make_rows(
     """
     actions = [] if action_key is not None else list(leaves_of(env.full_action_spec))
     found = [keys.find_rows(env, key, num_envs) for key in actions]
-    groups = [layout.group for _, layout in found]
+    of = [layout.group for _, layout in found]
     several = len(found) > 1 and all(layout.agents for _, layout in found)
-    if not several or len(set(groups)) < len(groups):
+    if not several or len(set(of)) < len(of):
         key, layout = keys.find_rows(env, action_key, num_envs)
         return Group(env, key, layout, options)
-    names = join_keys(groups)
+    names = join_keys(of)
     for name in ("observation_keys", "reward_key"):
         if getattr(options, name) is not None:
             raise AdapterError(
@@ -362,4 +369,19 @@ def make_rows(
                 f"Name one by `action_key`, such as `action_key={actions[0]}`, or choose in a "
                 "transform."
             )
-    return Groups([Group(env, key, layout, options) for key, layout in found])
+    groups = [Group(env, key, layout, options) for key, layout in found]
+    if any(group.is_rescaled for group in groups) and not _act_alike(groups):
+        if options.action_bounds == "rescale":
+            raise AdapterError(
+                "`action_bounds='rescale'` needs groups whose actions have equal bounds; those of "
+                f"{names} differ. Use 'clip', or name one by `action_key`."
+            )
+        options = options._replace(action_bounds="clip")
+        groups = [Group(env, key, layout, options) for key, layout in found]
+    return Groups(groups)
+
+
+def _act_alike(groups: Sequence[Group]) -> bool:
+    """Whether the actions of all groups have one format."""
+    formats = [group.form and group.form.describe()["action"] for group in groups]
+    return all(form == formats[0] for form in formats)

@@ -15,6 +15,7 @@ from torch import nn
 
 from ..core.normalizers import RunningMoments
 from ..data import AlgorithmState
+from ..env.formats import are_rescaled
 from ..env.specs import Leaves
 from ..errors import CheckpointError
 from ..policies import Follower
@@ -55,6 +56,7 @@ def state_of(parts: Parts, counters: AlgorithmState, states: None | Leaves) -> d
     env = parts.env.state_dict() if hasattr(parts.env, "state_dict") else None
     continues = states is not None
     state = {**_own_state(parts, counters, states), "continues": continues, "env": env}
+    state["rescaled"] = are_rescaled(parts.policy.env_format)  # absent in older checkpoints
     if following := followers_of(parts):  # absent otherwise, as in older checkpoints
         state["following"] = [x.states and list(x.states) for x in following]
     return state
@@ -119,6 +121,13 @@ def check_state(parts: Parts, counters: AlgorithmState, state: Mapping[str, Any]
         raise CheckpointError(
             f"The checkpoint holds the environment's state, and {type(parts.env).__name__} has no "
             "`load_state_dict`: train with the environment that wrote it."
+        )
+    rescaled = are_rescaled(parts.policy.env_format)
+    if state.get("rescaled", [False] * len(rescaled)) != rescaled:
+        raise CheckpointError(
+            "The checkpoint's actions have another unit than this environment's: give it the "
+            "option of the training, `env_kwargs.action_bounds="
+            f"{['rescale', 'clip'][any(rescaled)]}` of a run."
         )
     check_fit(own["model"], state["model"], "The checkpoint's weights do not fit the model")
     for name in own["bonuses"]:

@@ -16,7 +16,7 @@ import torch
 from torchrl.data import Bounded, TensorSpec
 
 from ..errors import CheckpointError, EnvError
-from .specs import leaf_specs
+from .specs import leaf_specs, spec_to_dict
 
 __all__ = ["ActionFormat", "EnvFormat", "ObservationFormat"]
 
@@ -248,6 +248,46 @@ class EnvFormat:
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"Not a format: {description!r} ({error}).") from error
+
+
+def format_of(env: Any) -> EnvFormat:
+    """The environment's format; without one, or with that of an environment that it wraps, what its
+    specs say.
+    """
+    form = getattr(env, "env_format", None)
+    specs = env.observation_spec, env.action_spec
+    if isinstance(form, EnvFormat) and form.fits(*specs):
+        return form
+    return EnvFormat.of(*specs)
+
+
+def are_rescaled(form: EnvFormat) -> list[bool]:
+    """Whether the real numbers of each leaf of an action are mapped to its bounds."""
+    return [leaf.scale is not None for leaf in form.action]
+
+
+def unit_problem(
+    what: str, own: tuple[TensorSpec, EnvFormat], where: str, other: tuple[TensorSpec, EnvFormat]
+) -> None | str:
+    """Why a policy's actions mean something else in an environment; None if they do not.
+
+    Args:
+        what: Name of the policy.
+        own: Spec and format of its actions.
+        where: Name of the environment.
+        other: Spec and format of the environment's actions.
+
+    """
+    rescales = are_rescaled(own[1])
+    same = spec_to_dict(own[0]) == spec_to_dict(other[0])
+    if same or rescales == are_rescaled(other[1]):
+        return None
+    units = ["in the environment's own unit", "from -1 to 1, which are mapped to the bounds"]
+    return (
+        f"The actions of {what} are {units[any(rescales)]}, and {where} takes them "
+        f"{units[not any(rescales)]}: give the environment the option of the training, "
+        f"`env_kwargs.action_bounds={['clip', 'rescale'][any(rescales)]}` of a run."
+    )
 
 
 def observation_formats(spec: TensorSpec) -> tuple[ObservationFormat, ...]:

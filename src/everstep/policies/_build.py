@@ -12,7 +12,7 @@ from ..core.normalizers import ObservationNormalizer
 from ..core.rollouts import Rollout, episode_keys_of
 from ..distributions import Normal, SquashedNormal
 from ..env import Env
-from ..env.formats import EnvFormat
+from ..env.formats import format_of
 from ..env.registry import describe_env
 from ..errors import ConfigError
 from ._core import PolicyCore, model_mode
@@ -48,7 +48,7 @@ def make_policy(
         device=device,
         normalizer=normalizer,
         autocast=torch.autocast(device.type, dtype=dtype) if config.enable_amp else None,
-        env_format=_format_of(env),
+        env_format=format_of(env),
     )
     policy.made_for = describe_env(env)
     if config.normalize_values:
@@ -74,14 +74,6 @@ def check_means(policy: PolicyCore[Any], config: Hyperparameters) -> None:
             "`bounds_loss_coeff` is for the distribution Normal, whose means may leave the bounds; "
             f"got {kind.__name__}. Drop it."
         )
-
-
-def _format_of(env: Env) -> None | EnvFormat:
-    """The environment's format; None if it has none, or that of an environment that it wraps."""
-    form = getattr(env, "env_format", None)
-    if not isinstance(form, EnvFormat) or not form.fits(env.observation_spec, env.action_spec):
-        return None
-    return form
 
 
 def _model_config(config: Hyperparameters, num_values: int) -> None | dict[str, Any]:

@@ -22,7 +22,7 @@ from ..core.normalizers import (
 from ..core.rollouts import Minibatch, Rollout, Sequences
 from ..data import DataKeys, Device
 from ..distributions import Distribution
-from ..env.formats import EnvFormat
+from ..env.formats import EnvFormat, format_of, unit_problem
 from ..env.limits import limits_of
 from ..env.specs import EMPTY, Leaves, Structure, described
 from ..errors import ConfigError
@@ -247,7 +247,13 @@ class PolicyCore(ABC, Generic[_Model]):
 
     def problems_in(self, env: Any) -> list[str]:
         """Why the policy cannot act in an environment of its specs, one message each."""
-        return []
+        there = env.action_spec, format_of(env)
+        problem = self.unit_problem("the policy", type(env).__name__, there)
+        return [problem] if problem else []
+
+    def unit_problem(self, what: str, where: str, at: tuple[TensorSpec, EnvFormat]) -> None | str:
+        """Why the policy's actions mean something else elsewhere; see `everstep.env.formats`."""
+        return unit_problem(what, (self.action_spec, self.env_format), where, at)
 
     # ---- acting -------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from ..core.rollouts import Minibatch
 from ..data import Device
 from ..distributions import Distribution
 from ..env.agents import AgentSpec, agents_of, narrowed, widened
-from ..env.formats import EnvFormat
+from ..env.formats import EnvFormat, format_of
 from ..env.specs import Leaves, Structure
 from ..errors import CheckpointError, ExportError
 from . import _saving
@@ -91,7 +91,14 @@ class GroupedPolicy(GenericPolicyBase[Any]):
         """Why the policy cannot act in an environment of its specs, one message each."""
         there = agents_of(env)
         if there == self.agents and env.num_envs % len(there) == 0:
-            return []
+            own = getattr(env, "agent_specs", None) or {}
+            joint = env.action_spec, format_of(env)
+            problems = []
+            for agent, name in self._policy_of.items():
+                spec = own.get(agent)
+                at = joint if spec is None else (spec.action_spec, spec.env_format)
+                problems.append(self.members[name].unit_problem(name, type(env).__name__, at))
+            return [x for x in dict.fromkeys(problems) if x]
         return [
             f"The policies are those of the agents {', '.join(self.agents)}; the rows of "
             f"{type(env).__name__} are those of {', '.join(there)}, {env.num_envs} in all. "

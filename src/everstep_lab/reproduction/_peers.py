@@ -76,6 +76,8 @@ def check_peer(recipe: Recipe, peer: str) -> None:
     said = dict(recipe.values)
     network = said.pop("model_config", None) or {}
     said |= {f"model_config.{key}": value for key, value in network.items()}
+    if said.get("env_kwargs") == {"action_bounds": "clip"}:  # as peers do
+        del said["env_kwargs"]
     unknown = sorted(said.keys() - REQUIRED - OPTIONAL[peer])
     if said.get("clip_rewards") and not said.get("normalize_rewards"):
         unknown.append("clip_rewards without normalize_rewards")

@@ -446,7 +446,10 @@ def action_of(space: spaces.Space[Any], action: np.ndarray) -> Any:
     """A policy's action of one environment as the space has it."""
     if isinstance(space, spaces.Box):
         array = action.reshape(space.shape).astype(space.dtype)
-        return np.clip(array, space.low, space.high)
+        both = np.isfinite(space.low) & np.isfinite(space.high) & (space.dtype.kind == "f")
+        low, high = (np.where(both, end, unit) for end, unit in ((space.low, -1), (space.high, 1)))
+        array = array * (high / 2 - low / 2) + (high / 2 + low / 2)
+        return np.clip(array.astype(space.dtype), space.low, space.high)
     array = action.reshape(space.shape) + np.asarray(getattr(space, "start", 0))
     return array.astype(space.dtype)[()]
 

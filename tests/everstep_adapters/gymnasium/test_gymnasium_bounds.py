@@ -68,6 +68,45 @@ def test_normal_actions_are_clipped_where_there_is_a_bound(bounds: str) -> None:
     assert actions[:, 3].max() > 9
 
 
+class Aimed(gymnasium.Env[Any, Any]):
+    """Rewards actions near a target between the bounds, whatever their unit."""
+
+    observation_space = spaces.Box(-1, 1, (1,))
+
+    def __init__(self, half: float, centre: float) -> None:
+        self.half, self.centre, self.target = half, centre, 0.0
+        self.action_space = spaces.Box(centre - half, centre + half, (1,), np.float64)
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.target = self.np_random.uniform(-1, 1)
+        return np.array([self.target], np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        unit = (float(action[0]) - self.centre) / self.half
+        obs, _ = self.reset()
+        return obs, -abs(unit - self.target), True, False, {}
+
+
+@pytest.mark.parametrize("distribution_cls", [Normal, SquashedNormal])
+@pytest.mark.parametrize(("half", "centre"), [(128, 0), (0.5, 0.5), (2**-10, 0), (4, -64)])
+def test_a_training_does_not_depend_on_the_unit_of_actions(
+    half: float, centre: float, distribution_cls: Any
+) -> None:
+    """Powers of two in float64, so that nothing is rounded."""
+
+    def trained(half: float, centre: float) -> dict[str, torch.Tensor]:
+        make = [lambda: Aimed(half, centre)] * 4
+        env = GymnasiumEnv(gymnasium.vector.SyncVectorEnv(make), 16)
+        config = {"distribution_cls": distribution_cls, "seed": 3, "run_dir": None}
+        trainer = everstep.Trainer(env, **config)
+        for _ in range(3):
+            trainer.step()
+        return trainer.algorithm.policy.model.state_dict()
+
+    torch.testing.assert_close(trained(half, centre), trained(1, 0), rtol=0, atol=0)
+
+
 def test_the_density_of_each_dimension_is_the_derivative_of_its_distribution() -> None:
     """Probabilities add up to 1, and entropies are -∫p·log p, in each dimension alone."""
     spec = GymnasiumEnv(gymnasium.vector.SyncVectorEnv([Acted])).action_spec.to(torch.float64)
@@ -98,7 +137,7 @@ def test_random_actions_of_an_export_are_numbers_within_the_bounds() -> None:
 
 
 def test_a_policy_that_was_saved_has_the_same_bounds(tmp_path: Any) -> None:
-    trainer, _ = played(SquashedNormal, [0.0, 9.0, 0.0, 0.0])
+    trainer, _ = played(SquashedNormal, [0.0, 9.0, 0.0, 0.0], action_bounds="clip")
     trainer.algorithm.policy.save(tmp_path / "policy")
     loaded = Policy.load(tmp_path / "policy")
     action, _ = loaded.predict(np.zeros(2, np.float32), deterministic=True)

@@ -266,7 +266,7 @@ def test_a_saved_policy_predicts_without_the_adapter(
 
 
 def test_files_without_a_format_load_and_damaged_ones_are_told(tmp_path: Path) -> None:
-    policy = build(Doubles).policy
+    policy = build(Doubles, env_options={"action_bounds": "clip"}).policy
     policy.save(tmp_path / "policy")
     state = load_file(tmp_path / "policy")
     del state["env_format"]

@@ -344,18 +344,39 @@ LIMITED = spaces.Box(np.array([-2.0, 0.0, -INF]), np.array([2.0, INF, INF]), dty
 
 def test_actions_are_clipped_to_the_bounds_that_exist() -> None:
     action = torch.tensor([[-9.0, -9.0, -9.0], [9.0, 9.0, 9.0]])
-    assert sent(LIMITED, action) == [[-2, 0, -9], [2, 9, 9]]
-    spec = GymnasiumEnv(vector(action_space=LIMITED)).action_spec
+    assert sent(LIMITED, action, action_bounds="clip") == [[-2, 0, -9], [2, 9, 9]]
+    spec = GymnasiumEnv(vector(action_space=LIMITED), action_bounds="clip").action_spec
     assert spec.space.low.tolist() == [-2, 0, -INF]
     assert spec.space.high.tolist() == [2, INF, INF]
 
 
-def test_actions_are_rescaled_where_both_bounds_exist() -> None:
+@pytest.mark.parametrize("bounds", ["rescale", "auto"])
+def test_actions_are_rescaled_where_both_bounds_exist(bounds: Any) -> None:
     action = torch.tensor([[-1.0, -1.0, -1.0], [0.5, 0.5, 0.5]])
-    assert sent(LIMITED, action, action_bounds="rescale") == [[-2, 0, -1], [1, 0.5, 0.5]]
-    spec = GymnasiumEnv(vector(action_space=LIMITED), action_bounds="rescale").action_spec
+    assert sent(LIMITED, action, action_bounds=bounds) == [[-2, 0, -1], [1, 0.5, 0.5]]
+    spec = GymnasiumEnv(vector(action_space=LIMITED), action_bounds=bounds).action_spec
     assert spec.space.low.tolist() == [-1, 0, -INF]
     assert spec.space.high.tolist() == [1, INF, INF]
+
+
+@pytest.mark.parametrize(
+    ("space", "scales"),
+    [
+        (spaces.Box(-1, 1, (2,)), False),
+        (spaces.Box(np.array([-1.0, 0]), np.array([1, INF]), dtype=np.float64), False),
+        (spaces.Box(-INF, INF, (2,)), False),
+        (spaces.Box(-np.finfo(np.float32).max, np.finfo(np.float32).max, (2,)), False),
+        (spaces.Box(-2, 2, (2,)), True),
+        (spaces.Box(0, 1, (2,)), True),
+        (spaces.Box(np.array([-1.0, -1e-3]), np.array([1, 1e-3]), dtype=np.float64), True),
+        (spaces.Box(np.array([-INF, 3]), np.array([1, 4]), dtype=np.float64), True),
+    ],
+)
+def test_only_bounds_other_than_minus_one_and_one_rescale_by_default(
+    space: spaces.Box, scales: bool
+) -> None:
+    (form,) = GymnasiumEnv(vector(action_space=space)).env_format.action
+    assert (form.scale is not None) is scales
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
@@ -384,11 +405,13 @@ def test_rescaling_survives_bounds_whose_difference_does_not() -> None:
 
 
 def test_bounded_actions_keep_shape_and_dtype() -> None:
-    spec = GymnasiumEnv(vector(action_space=spaces.Box(-1, 2, (2, 3), np.float64))).action_spec
+    inner = vector(action_space=spaces.Box(-1, 2, (2, 3), np.float64))
+    spec = GymnasiumEnv(inner, action_bounds="clip").action_spec
     assert isinstance(spec, Bounded)
     assert (spec.dtype, tuple(spec.shape)) == (torch.float32, (2, 3))
     assert spec.space.high.unique().tolist() == [2.0]
-    assert sent(spaces.Box(-1, 2, ()), torch.tensor([[0.5], [3.0]])) == [0.5, 2.0]
+    action = torch.tensor([[0.5], [3.0]])
+    assert sent(spaces.Box(-1, 2, ()), action, action_bounds="clip") == [0.5, 2.0]
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])

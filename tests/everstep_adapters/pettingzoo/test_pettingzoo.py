@@ -165,10 +165,36 @@ def test_one_map_to_bounds_is_for_agents_of_equal_bounds() -> None:
         def action_space(self, agent: str) -> Any:
             return spaces.Box(-1.0, 3.0, (1 + (agent in self.wide),), np.float32)
 
-    env = everstep.wrap(Equal(TEAM, wide=("b_0",)), action_bounds="rescale")
+    for options in ({}, {"action_bounds": "rescale"}):
+        env = everstep.wrap(Equal(TEAM, wide=("b_0",)), **options)
+        env.reset()
+        env.step(torch.tensor([[0.5, 9.0], [-1.0, 9.0], [2.0, 0.0]]))
+        assert env.env.envs[0].received == [{"a_0": 2, "a_1": -1, "b_0": 4}]
+    env = everstep.wrap(UnevenNumbers(TEAM, wide=("b_0",)))  # is only clipped
     env.reset()
-    env.step(torch.tensor([[0.5, 9.0], [-1.0, 9.0], [2.0, 0.0]]))
-    assert env.env.envs[0].received == [{"a_0": 2, "a_1": -1, "b_0": 4}]
+    env.step(torch.tensor([[0.5, 9.0], [1.5, 9.0], [2.0, 3.0]]))
+    assert env.env.envs[0].received == [{"a_0": 0, "a_1": 1, "b_0": 5}]
+
+
+class Threes(Team):
+    def action_space(self, agent: str) -> Any:
+        return spaces.Box(-3.0, 3.0, (1,), np.float32)
+
+    def step(self, actions: Any) -> Any:
+        return super().step({x: float(y[0]) for x, y in actions.items()})
+
+
+@pytest.mark.parametrize("policies", ["shared", "agent"])
+def test_policies_of_agents_act_in_the_unit_that_they_were_trained_in(policies: str) -> None:
+    trainer = Trainer(
+        everstep.wrap(Threes(TEAM), action_bounds="clip"),
+        horizon=8,
+        policies=policies,
+        run_dir=None,
+    )
+    trainer.step()
+    with pytest.raises(ConfigError, match=r"env_kwargs.action_bounds=clip"):
+        everstep.evaluate(trainer.algorithm.policy, everstep.wrap(Threes(TEAM)), episodes=1)
 
 
 def test_agents_that_differ_in_their_actions_alone_share_the_form_of_observations() -> None:

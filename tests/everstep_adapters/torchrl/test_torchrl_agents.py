@@ -154,6 +154,24 @@ GROUPS: dict[str, tuple[list[int], list[Any], list[int]]] = {
 }
 
 
+@pytest.mark.parametrize("bounds", ["auto", "rescale"])
+def test_groups_are_rescaled_where_all_have_the_same_bounds(bounds: Any) -> None:
+    threes = [Bounded(-3.0, 3.0, (2,))] * 2
+    env: Any = TorchRLEnv(Hunt(1, [3, 7], threes, [2, 1]), action_bounds=bounds)
+    env.reset()
+    env.step(torch.tensor([[0.5, -1.0], [1.0, 9.0], [0.0, -0.5]]))
+    sent = [env.env.sent[name].flatten().tolist() for name in env.env.counts]
+    assert sent == [[1.5, -3.0, 3.0, 3.0], [0.0, -1.5]]
+    (form,) = env.env_format.action
+    assert (form.scale == 3).all()
+    others = Hunt(1, [3, 7], [Bounded(-3.0, 3.0, (2,)), Bounded(-3.0, 4.0, (2,))], [2, 1])
+    if bounds == "rescale":
+        with pytest.raises(AdapterError, match="needs groups whose actions have equal bounds"):
+            TorchRLEnv(others, action_bounds=bounds)
+    else:
+        assert TorchRLEnv(others).env_format.action[0].scale is None
+
+
 def hunt(name: str, num_envs: int = 3, **options: Any) -> Hunt:
     widths, actions, counts = GROUPS[name]
     return Hunt(num_envs, widths, actions, counts, **options)

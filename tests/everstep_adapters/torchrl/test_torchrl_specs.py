@@ -187,11 +187,13 @@ ACTIONS: dict[str, tuple[Any, dict[str, Any], Any, Any, Any]] = {
         [[-1], [2]], [[-1], [2]],
     ),
     "clipped": (
-        Bounded(-1.0, 2.0, (2, 1), dtype=torch.float64), {}, Bounded(-1.0, 2.0, (1,)),
+        Bounded(-1.0, 2.0, (2, 1), dtype=torch.float64), {"action_bounds": "clip"},
+        Bounded(-1.0, 2.0, (1,)),
         [[-5.0], [5.0]], [[-1.0], [2.0]],
     ),
     "clipped without a dimension": (
-        Bounded(-1.0, 2.0, (2,)), {}, Bounded(-1.0, 2.0, (1,)), [[-5.0], [1.5]], [-1.0, 1.5],
+        Bounded(-1.0, 2.0, (2,)), {"action_bounds": "clip"}, Bounded(-1.0, 2.0, (1,)),
+        [[-5.0], [1.5]], [-1.0, 1.5],
     ),
     "clipped by rows": (
         Bounded(torch.tensor([[-1.0], [-2.0]]), torch.tensor([[1.0], [3.0]]), (2, 1)), {},
@@ -200,6 +202,9 @@ ACTIONS: dict[str, tuple[Any, dict[str, Any], Any, Any, Any]] = {
     "rescaled": (
         Bounded(-1.0, 3.0, (2, 1)), {"action_bounds": "rescale"}, Bounded(-1.0, 1.0, (1,)),
         [[-1.0], [0.5]], [[-1.0], [2.0]],
+    ),
+    "rescaled by default": (
+        Bounded(-1.0, 3.0, (2, 1)), {}, Bounded(-1.0, 1.0, (1,)), [[-1.0], [0.5]], [[-1.0], [2.0]],
     ),
     "half bounded": (
         Bounded(0.0, math.inf, (2, 1)), {}, Bounded(0.0, math.inf, (1,)),

@@ -59,13 +59,20 @@ def cartpole_positions(num_envs: int, /, horizon: None | int = None, *, device: 
     return _without("CartPole-v1", [0, 2], num_envs, horizon, device)
 
 
-def pendulum_positions(num_envs: int, /, horizon: None | int = None, *, device: Any = "cpu") -> Env:
+def pendulum_positions(
+    num_envs: int, /, horizon: None | int = None, *, device: Any = "cpu", **options: Any
+) -> Env:
     """Pendulum-v1 whose policy must find out by itself how fast the pendulum turns."""
-    return _without("Pendulum-v1", [0, 1], num_envs, horizon, device)
+    return _without("Pendulum-v1", [0, 1], num_envs, horizon, device, **options)
 
 
 def _without(
-    name: str, kept: Sequence[int], num_envs: int, horizon: None | int, device: Any
+    name: str,
+    kept: Sequence[int],
+    num_envs: int,
+    horizon: None | int,
+    device: Any,
+    **options: Any,
 ) -> Env:
     """An environment of Gymnasium that shows some elements of its observations only."""
     import gymnasium
@@ -92,4 +99,4 @@ def _without(
         wrappers=[Positions],
         vector_kwargs={"autoreset_mode": AutoresetMode.SAME_STEP},
     )
-    return wrap(env, horizon=horizon, device=device)
+    return wrap(env, horizon=horizon, device=device, **options)
