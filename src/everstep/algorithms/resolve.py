@@ -4,14 +4,14 @@ import inspect
 import logging
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 import torch
 from torch import optim
-from torchrl.data import TensorSpec
+from torchrl.data import Bounded, TensorSpec, Unbounded
 
 from ..core.hyperparameters import Hyperparameters, RecurrentHyperparameters
 from ..core.memory import check_room
@@ -378,8 +378,19 @@ def _resolve_defaults(config: C, env: Env) -> C:
     is_default = config.model is None and config.model_cls is None
     is_feedforward = not isinstance(config, RecurrentHyperparameters)
     if is_episodic and is_default and is_feedforward and not _has_images(env):
-        values["model_config"] = {**DEFAULT_MODEL_CONFIG, **(config.model_config or {})}
+        given = config.model_config or {}
+        values["model_config"] = {**DEFAULT_MODEL_CONFIG, **_noise(env.action_spec, given), **given}
     return replace(config, **values)
+
+
+def _noise(spec: TensorSpec, given: Mapping[str, Any]) -> dict[str, float]:
+    """`log_std_init` of actions of several real numbers: the noise of all of them together is as
+    long as that of one. Not with `use_sde`, which multiplies it by features.
+    """
+    is_real = isinstance(spec, Bounded | Unbounded) and spec.dtype.is_floating_point
+    if not is_real or spec.shape.numel() == 1 or given.get("use_sde"):
+        return {}
+    return {"log_std_init": -math.log(spec.shape.numel()) / 2}
 
 
 def _kinds(spec: TensorSpec) -> str:

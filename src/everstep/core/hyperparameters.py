@@ -112,7 +112,7 @@ class Hyperparameters:
     model_config: None | dict[str, Any] = None
     """Keyword arguments of the model class. For environments whose episodes end, default
     feedforward models of vectors have `hiddens` [64, 64] and `activation_fn` "tanh" unless these
-    are given."""
+    are given, and `log_std_init` -ln(D) / 2 for actions of D > 1 real numbers."""
 
     distribution_cls: None | type[Distribution] = None
     """Action distribution. None: a default that fits the environment's action spec."""

@@ -1,11 +1,13 @@
 """Values of `"auto"`: rl8's defaults without episodes, measured ones where episodes end."""
 
+import math
+from dataclasses import replace
 from typing import Any
 
 import gymnasium as gym
 import pytest
 import torch
-from torchrl.data import Composite, MultiCategorical, Unbounded
+from torchrl.data import Bounded, Composite, MultiCategorical, Unbounded
 from torchrl.envs import GymEnv, GymWrapper, SerialEnv, StepCounter, TransformedEnv
 
 import everstep
@@ -22,6 +24,7 @@ from everstep import (
 from everstep.algorithms.resolve import build_env
 from everstep.distillation import Distillation
 from everstep.errors import ConfigError, EnvError
+from everstep.models import DefaultContinuousModel
 from tests.toys import RecordedEnv
 
 #: What rl8 documents.
@@ -74,6 +77,45 @@ def test_environments_without_episodes_get_the_defaults_of_rl8(env_cls: type) ->
 def test_environments_whose_episodes_end_get_measured_ones() -> None:
     hparams = AlgorithmConfig().build(factory(CARTPOLE)).hparams
     assert {name: hparams[name] for name in EPISODIC} == EPISODIC
+
+
+def acting(shape: tuple[int, ...], **attributes: Any) -> type[ContinuousDummyEnv]:
+    """A class with real actions of a shape, whose episodes end unless `attributes` say other."""
+    keys = {"episode_keys": frozenset({"terminated", "truncated", "first"})}
+
+    def make(self: Any, *args: Any, **kwargs: Any) -> None:
+        ContinuousDummyEnv.__init__(self, *args, **kwargs)
+        self.action_spec = Bounded(-1.0, 1.0, shape)
+
+    return type("Acting", (ContinuousDummyEnv,), {**keys, "__init__": make, **attributes})
+
+
+@pytest.mark.parametrize("shape", [(1,), (2,), (17,), (3, 4), (1, 1)])
+def test_the_noise_of_several_numbers_is_together_as_long_as_that_of_one(shape: Any) -> None:
+    policy = AlgorithmConfig(num_envs=2).build(acting(shape)).policy
+    deviations = policy.model.outputs.log_std.detach().exp()
+    assert float(deviations.norm()) == pytest.approx(1)
+    assert len(deviations.unique()) == 1
+
+
+@pytest.mark.parametrize(
+    ("config", "source"),
+    [
+        (AlgorithmConfig(), acting((4,), episode_keys=frozenset())),
+        (AlgorithmConfig(model_config={"log_std_init": 0.0}), acting((4,))),
+        (AlgorithmConfig(model_config={"use_sde": True}), acting((4,))),
+        (AlgorithmConfig(model_cls=DefaultContinuousModel), acting((4,))),
+        (RecurrentAlgorithmConfig(), acting((4,))),
+    ],
+)
+def test_the_noise_is_the_models_own_elsewhere(config: Any, source: Any) -> None:
+    built = replace(config, num_envs=2).build(source)
+    assert (built.hparams.model_config or {}).get("log_std_init", 0.0) == 0.0
+
+
+def test_a_file_has_the_noise_that_was_chosen() -> None:
+    hparams = AlgorithmConfig(num_envs=2).build(acting((4,))).hparams
+    assert hparams.model_config == {"log_std_init": -math.log(4) / 2, **EPISODIC["model_config"]}
 
 
 class Episodes(DiscreteDummyEnv):
