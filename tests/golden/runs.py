@@ -193,6 +193,8 @@ def built(name: str, *, recorded: bool) -> Any:
     """The algorithm of a training; `recorded` on a tape, which is what a graph is on a GPU."""
     env, options = RUNS[name]
     options = {**SMALL, **options}
+    if env is MOVING:
+        options["model_config"] = {**options["model_config"], "log_std_init": 0.0}
     chunk = options.pop("chunk", None)
     config = RecurrentAlgorithmConfig if "seq_len" in options else AlgorithmConfig
     algorithm: Any = config(**options).build(env)
