@@ -119,19 +119,20 @@ class PettingZooEnv(GymnasiumEnv):
         names = controlled(envs[0], agents)
         check_alike(envs, names)
         self._vector = AgentsVectorEnv(envs, names)
-        if (odd := self._vector.other_bounds()) and options.get("action_bounds", "auto") == "auto":
+        bounds = options.get("action_bounds", "auto")
+        if bounds in ("auto", "rescale") and (odd := self._vector.other_bounds()):
+            if bounds == "rescale":
+                raise AdapterError(
+                    "`action_bounds='rescale'` needs agents whose actions have equal bounds; those "
+                    f"of {odd[0]} are {odd[1]}, and those of all "
+                    f"{self._vector.single_action_space}. Use 'clip'."
+                )
             options["action_bounds"] = "clip"
         super().__init__(self._vector, horizon, device=device, **options)
         #: Specs of each agent, if they differ; see `everstep.env.Env`.
         self.agent_specs: None | dict[str, AgentSpec] = None
         if (spaces := self._vector.own_spaces) is not None:
             self.agent_specs = {agent: self._specs_of(*pair) for agent, pair in spaces.items()}
-            if options.get("action_bounds") == "rescale" and odd:
-                raise AdapterError(
-                    "`action_bounds='rescale'` needs agents whose actions have equal bounds; those "
-                    f"of {odd[0]} are {odd[1]}, and those of all "
-                    f"{self._vector.single_action_space}. Use 'clip'."
-                )
         self._everybody: None | AllAgents = None
         if all_agents:
             form = self.env_format

@@ -279,8 +279,7 @@ def unit_problem(
 
     """
     rescales = are_rescaled(own[1])
-    same = spec_to_dict(own[0]) == spec_to_dict(other[0])
-    if same or rescales == are_rescaled(other[1]):
+    if rescales == are_rescaled(other[1]) or spec_to_dict(own[0]) == spec_to_dict(other[0]):
         return None
     units = ["in the environment's own unit", "from -1 to 1, which are mapped to the bounds"]
     return (
