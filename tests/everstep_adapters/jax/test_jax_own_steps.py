@@ -85,7 +85,7 @@ def of_gymnax(env: Any, params: Any, time: str) -> tuple[Any, Any, Any]:
     def reset(key: Any) -> Any:
         return env.reset(key, params)[1]
 
-    wrapped = everstep.wrap((env, params), num_envs=ROWS)
+    wrapped = everstep.wrap((env, params), num_envs=ROWS, action_bounds="clip")
     return wrapped, jax.vmap(reset), jax.vmap(step)
 
 
@@ -109,7 +109,7 @@ def of_training(wrapped: Any, length: int, repeat: int) -> Library:
         done, truncated = state.done > 0.5, state.info["truncation"] > 0.5
         return state, Own(state.obs, state.reward, done, done & ~truncated)
 
-    env = everstep.wrap(wrapped, num_envs=ROWS)
+    env = everstep.wrap(wrapped, num_envs=ROWS, action_bounds="clip")
     return Library(env, wrapped.reset, step, math.ceil(length / repeat))
 
 
@@ -142,7 +142,7 @@ def jumanji(name: str, limit: int, **options: Any) -> Library:
         terminated, final_obs = seen.last() & (seen.discount == 0), seen.extras["next_obs"]
         return state, Own(seen.observation, seen.reward, seen.last(), terminated, final_obs)
 
-    env = everstep.wrap(wrapped, num_envs=ROWS)
+    env = everstep.wrap(wrapped, num_envs=ROWS, action_bounds="clip")
     return Library(env, jax.vmap(lambda key: wrapped.reset(key)[0]), jax.vmap(step), limit)
 
 
