@@ -92,7 +92,7 @@ class RealActions(Actions):
         bounds: How; see `ActionBounds`.
 
     Raises:
-        AdapterError: If there is no bound to rescale to.
+        AdapterError: If there is no bound to rescale to, or another one in each row.
 
     """
 
@@ -104,7 +104,13 @@ class RealActions(Actions):
             ends = (spec.space.low, spec.space.high)
             self._low, self._high = (layout.per_row(leaf.key, x, leaf.feature) for x in ends)
         ends = self._low, self._high
-        if bounds == "auto" and any(bool((x != x[:1]).any()) for x in ends):
+        if bounds != "clip" and any(bool((x != x[:1]).any()) for x in ends):
+            if bounds == "rescale":
+                raise AdapterError(
+                    "`action_bounds='rescale'` needs rows whose actions have equal bounds; those "
+                    f"of `{join_keys([leaf.key])}` differ. Use 'clip', and actions in the "
+                    "environment's own unit."
+                )
             bounds = "clip"  # one map from [-1, 1] is not every row's
         self._affine = unit_to_bounds(*ends, bounds, join_keys([leaf.key]))
         if self._affine:

@@ -149,6 +149,9 @@ def test_nothing_to_observe_is_refused() -> None:
 
 CHOICE = Categorical(3, shape=torch.Size([1]))
 SMALL = Categorical(3, shape=torch.Size([1]), dtype=torch.int32)
+#: Bounds that differ between rows.
+OTHER_BOUNDS = Bounded(torch.tensor([[-1.0], [-2.0]]), torch.tensor([[1.0], [3.0]]), (2, 1))
+
 ACTIONS: dict[str, tuple[Any, dict[str, Any], Any, Any, Any]] = {
     "choice without a dimension": (
         Categorical(3, shape=(2,)), {}, CHOICE, [[1], [2]], [1, 2],
@@ -196,8 +199,7 @@ ACTIONS: dict[str, tuple[Any, dict[str, Any], Any, Any, Any]] = {
         [[-5.0], [1.5]], [-1.0, 1.5],
     ),
     "clipped by rows": (
-        Bounded(torch.tensor([[-1.0], [-2.0]]), torch.tensor([[1.0], [3.0]]), (2, 1)), {},
-        Bounded(-2.0, 3.0, (1,)), [[5.0], [5.0]], [[1.0], [3.0]],
+        OTHER_BOUNDS, {}, Bounded(-2.0, 3.0, (1,)), [[5.0], [5.0]], [[1.0], [3.0]],
     ),
     "rescaled": (
         Bounded(-1.0, 3.0, (2, 1)), {"action_bounds": "rescale"}, Bounded(-1.0, 1.0, (1,)),
@@ -261,6 +263,7 @@ def test_default_policies_act_in_every_form(name: str) -> None:
         (Categorical(-1, shape=(2,)), {}, "Give its spec a number of options"),
         (MultiOneHot([2, 3], shape=(2, 4, 5)), {}, "flatten it in a transform"),
         (Unbounded((2, 1)), {"action_bounds": "rescale"}, "finite bounds; `action` has low"),
+        (OTHER_BOUNDS, {"action_bounds": "rescale"}, "equal bounds; those of `action` differ"),
         (NonTensor(shape=(2,)), {}, "`action` cannot be a tensor"),
     ],
 )
