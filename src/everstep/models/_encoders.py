@@ -32,6 +32,9 @@ EMBEDDING = 64
 #: Width of the encoding of an image.
 IMAGE = 512
 
+#: Height and width of images whose convolutions are not padded.
+UNPADDED = 84
+
 
 class Encoder(nn.Module):
     """Base class of encoders: one leaf `[B, …]` to a vector `[B, width]`."""
@@ -122,9 +125,10 @@ class Embedding(Encoder):
 class Image(Encoder):
     """DQN's convolutions: 32 of 8x8 stride 4, 64 of 4x4 stride 2, 64 of 3x3, then 512 units.
 
-    Images smaller than 36x36 have padded convolutions of 3x3 instead: 32, 64 stride 2, 64 stride 2.
-    Weights are orthogonal with gain √2. Images are laid out with channels last, with which the
-    convolutions are faster.
+    Images smaller than DQN's 84x84 are padded before each convolution, so that it has an output for
+    each stride of its input: else 40x40 pixels would become a single place. Those smaller than
+    36x36 have convolutions of 3x3 instead: 32, 64 stride 2, 64 stride 2. Weights are orthogonal
+    with gain √2. Images are laid out with channels last, with which the convolutions are faster.
 
     Source: Mnih et al. 2015, "Human-level control through deep reinforcement learning".
 
@@ -179,12 +183,12 @@ class Image(Encoder):
 
 def _convolutions(layout: Layout) -> nn.Sequential:
     """Convolutions from `[B, C, H, W]` to `[B, D]`; see `Image`."""
-    kernels, strides, padding = ((8, 4, 3), (4, 2, 1), 0)
-    if layout.is_small:
-        kernels, strides, padding = ((3, 3, 3), (1, 2, 2), 1)
+    kernels, strides = ((3, 3, 3), (1, 2, 2)) if layout.is_small else ((8, 4, 3), (4, 2, 1))
+    is_padded = min(layout.height, layout.width) < UNPADDED
     channels = (layout.channels, 32, 64, 64)
     layers: list[nn.Module] = []
     for (before, after), kernel, stride in zip(pairwise(channels), kernels, strides, strict=True):
+        padding = (kernel - stride + 1) // 2 if is_padded else 0
         layers += [nn.Conv2d(before, after, kernel, stride, padding), nn.ReLU()]
     return nn.Sequential(*layers, nn.Flatten())
 

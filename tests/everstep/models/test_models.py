@@ -285,6 +285,17 @@ def test_other_layouts_are_the_image_of_all_their_channels(
     )
 
 
+@pytest.mark.parametrize("side", [7, 20, 35, 36, 40, 43, 48, 56, 64, 83, 84])
+def test_an_encoded_image_has_places_and_misses_no_edge(side: int) -> None:
+    spec = Bounded(0, 255, shape=(1, side, side), dtype=torch.uint8)
+    encoder: Any = Policy(spec, ACTIONS["discrete"]).model.encoder.encoders[0]
+    nothing, dots = torch.zeros(1, 1, side, side), torch.zeros(side, 1, side, side)
+    dots[range(side), 0, range(side), side // 2] = 1.0
+    assert min(encoder.convolutions[:-1](nothing).shape[-2:]) >= min(side // 4, 4)
+    is_seen = (encoder.convolutions(dots) != encoder.convolutions(nothing)).any(1)
+    assert is_seen[:-1].all()  # the last row of sizes that no stride divides may be missed
+
+
 @pytest.mark.parametrize(
     "spec",
     [
