@@ -251,10 +251,15 @@ def _check_sizes(model_cls: Any, state: dict[str, Any]) -> None:
     specs = [spec_from_dict(state[key], unbounded_device="meta") for key in _SPECS]
     with torch.device("meta"), _no_larger_than(state["weights"]):
         model = model_cls(*specs, **state["model_config"])
-    shapes = {name: x.shape for name, x in model.state_dict().items()}
-    saved = {name: x.shape for name, x in state["weights"].items()}
-    if shapes != {k: x for k, x in saved.items() if not k.startswith("value_normalizer.")}:
-        raise CheckpointError(f"the weights do not fit {model_cls.__name__} of its configuration.")
+    shapes = {name: list(x.shape) for name, x in model.state_dict().items()}
+    saved = {name: list(x.shape) for name, x in state["weights"].items()}
+    saved = {k: x for k, x in saved.items() if not k.startswith("value_normalizer.")}
+    if wrong := sorted(k for k in shapes | saved if shapes.get(k) != saved.get(k)):
+        raise CheckpointError(
+            f"the weights do not fit {model_cls.__name__} of its configuration: `{wrong[0]}` is "
+            f"{saved.get(wrong[0], 'missing')}, and {shapes.get(wrong[0], 'unknown')} in the "
+            "model. Load it with the version of Everstep that saved it, or train it again."
+        )
 
 
 #: Elements of a buffer that a model makes beside its weights, such as a mask, and parameters (a

@@ -120,6 +120,16 @@ def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         Policy.load(tmp_path / "policy", model=other)
 
 
+def test_a_file_whose_model_has_changed_since_says_what_differs(tmp_path: Path) -> None:
+    Policy(OBS, Unbounded(2)).save(tmp_path / "policy")
+    state = load_file(tmp_path / "policy")
+    state["weights"]["policy.0.weight"] = torch.zeros(3, 4)
+    save_file(tmp_path / "policy", state)
+    found = r"`policy.0.weight` is \[3, 4\], and \[256, 4\] in the model. Load it with the version"
+    with pytest.raises(CheckpointError, match=found):
+        Policy.load(tmp_path / "policy")
+
+
 @pytest.mark.parametrize("kind", ["composite", "unbounded"])
 def test_a_size_that_no_machine_has_is_refused_before_memory_is_needed(
     tmp_path: Path, kind: str
