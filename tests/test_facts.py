@@ -496,7 +496,8 @@ def limits() -> Iterator[tuple[str, str]]:
     )
     models = "docs/guides/models.md"
     yield models, f"with more than {_encoders.MAX_ONE_HOT:,} options, an embedding of"
-    yield models, f"for images smaller than {SMALLEST_IMAGE}x{SMALLEST_IMAGE}, and"
+    yield models, f"for images smaller than {_encoders.UNPADDED}x{_encoders.UNPADDED}, or three"
+    yield models, f"for those smaller than {SMALLEST_IMAGE}x{SMALLEST_IMAGE}, and"
     yield models, f"and {_encoders.IMAGE} units"
     bridge = inspect.signature(BridgeEnv).parameters
     assert server.LARGEST == specs.LARGEST
