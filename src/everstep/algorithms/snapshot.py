@@ -287,7 +287,8 @@ def check_fit(own: Mapping[str, Any], given: Mapping[str, Any], what: str) -> No
     if wrong:
         how = "are in one of them only" if unmatched else "have another shape"
         raise CheckpointError(
-            f"{what}: {', '.join(wrong)} {how}. Build both algorithms with the same config."
+            f"{what}: {', '.join(wrong)} {how}. Build both algorithms with the same config, and "
+            "with the same version of Everstep: default models may differ."
         )
 
 
