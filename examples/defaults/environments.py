@@ -457,6 +457,72 @@ class Berries(Small):
         return reward, not any(self.berries.values())
 
 
+class Worm(Small):
+    """Three links swim by the area that their two joints enclose; bent ones go in a circle."""
+
+    observation_space, action_space = vector(7), Box(-1.0, 1.0, (2,), np.float32)
+
+    def start(self) -> None:
+        self.joints, self.rates = self.np_random.uniform(-0.1, 0.1, (2, 2))
+        self.heading = self.np_random.uniform(-0.1, 0.1)
+        self.pace = np.zeros(2)
+
+    def look(self) -> Any:
+        heading = np.cos(self.heading), np.sin(self.heading)
+        return np.float32([*self.joints, *self.rates, *heading, np.linalg.norm(self.pace)])
+
+    def move(self, action: Any) -> tuple[float, bool]:
+        before = self.joints
+        self.rates = 0.9 * self.rates + 0.04 * np.clip(action, -1, 1)
+        self.joints = np.clip(before + self.rates, -1.5, 1.5)
+        way = before[0] * self.joints[1] - before[1] * self.joints[0]
+        self.heading += 0.02 * self.joints.sum() * np.abs(self.rates).sum() + 0.01 * before.sum()
+        self.pace = way * np.array([np.cos(self.heading), np.sin(self.heading)])
+        return float(10 * self.pace[0]), False
+
+
+class Year(Small):
+    """A house is kept warm through a year of a thousand env steps."""
+
+    observation_space, action_space = vector(4), Box(-1.0, 1.0, (1,), np.float32)
+
+    def start(self) -> None:
+        self.inside, self.weather = self.np_random.uniform(15, 25), 0.0
+
+    def look(self) -> Any:
+        season = 2 * np.pi * self.t / 1000
+        self.outside = 10 - 15 * np.cos(season) + self.weather
+        return np.float32([self.inside, self.outside, np.sin(season), np.cos(season)])
+
+    def move(self, action: Any) -> tuple[float, bool]:
+        heat = float(np.clip(action[0], -1, 1))
+        self.weather = 0.95 * self.weather + self.np_random.normal(0, 1)
+        self.inside += 0.1 * (self.outside - self.inside) + 3 * heat
+        return -abs(self.inside - 20) / 10 - 0.05 * abs(heat), False
+
+
+class Voyage(Small):
+    """A boat is steered through a calm, rapids, and a lake with wind: 1,000 env steps."""
+
+    observation_space, action_space = vector(5), Discrete(3)
+
+    def start(self) -> None:
+        self.offset, self.drift, self.wind = self.np_random.uniform(-1, 1), 0.0, 0.0
+
+    def look(self) -> Any:
+        stage = (self.t < 300, 300 <= self.t < 650)
+        return np.float32([self.offset, self.drift, self.wind, *stage])
+
+    def move(self, action: Any) -> tuple[float, bool]:
+        calm, rapids = self.t < 300, 300 <= self.t < 650
+        self.wind = 0.0 if calm or rapids else 0.98 * self.wind + self.np_random.normal(0, 0.1)
+        push = (int(action) - 1) * (0.05 if rapids else 0.02)
+        rolls = 0.02 * self.offset + self.np_random.normal(0, 0.02) if rapids else 0.0
+        self.drift = 0.95 * self.drift + push + rolls + 0.02 * self.wind
+        self.offset = float(np.clip(self.offset + self.drift, -5, 5))
+        return -abs(self.offset), False
+
+
 # ---- the held-out set -------------------------------------------------------------------------
 
 

@@ -103,6 +103,9 @@ _CHOOSING = {
     "swimmer of six links (dm_control)": Task("pool:SwimmerSwimmer6-v1", 30_000),
     "four legs to walk (dm_control)": Task("pool:QuadrupedWalk-v1", 30_000),
     "fish to be upright (dm_control)": Task("pool:FishUpright-v1", 30_000),
+    "worm of three links": Task("small:Worm", 30_000, options={"max_episode_steps": 1_000}),
+    "house through a year": Task("small:Year", 30_000, options={"max_episode_steps": 1_000}),
+    "voyage of three parts": Task("small:Voyage", 30_000, options={"max_episode_steps": 1_000}),
 }
 
 _HELD_OUT = {
@@ -302,7 +305,8 @@ def make_env(task: Task) -> gym.Env:
     if kind == "small":
         from examples.defaults import environments
 
-        return getattr(environments, name)()
+        env = getattr(environments, name)()
+        return gym.wrappers.TimeLimit(env, **task.options) if task.options else env
     if task.view:  # the import registers the environments
         from minigrid.wrappers import ImgObsWrapper, RGBImgPartialObsWrapper
     env = OneOfAPool(name) if kind == "pool" else gym.make(name, **(task.options or {}))

@@ -147,6 +147,9 @@ class AlgorithmState:
     #: Whether an episode ended by itself so far, in a rollout to learn from.
     ended: bool = False
 
+    #: `horizons` at the last reset of all environments.
+    opened: int = 0
+
 
 class RecurrentAlgorithmHparams(AlgorithmHparams):
     """Read-only view of a recurrent algorithm's resolved hyperparameters."""

@@ -156,8 +156,10 @@ class Endings(ABC):
         row.read_obs_rows(observation, rows)
         return observation
 
-    def reset_rows(self, row: Row, rows: BoolArray) -> None:  # noqa: B027  others have none
-        """Reset rows that are pending now, and read their observations."""
+    def reset_rows(self, row: Row, rows: BoolArray) -> None:
+        """Reset rows now, and read their observations."""
+        self._reset(row, rows)
+        self._clock.restart(rows)
 
 
 class NextStepEndings(Endings):
@@ -203,9 +205,8 @@ class NextStepEndings(Endings):
 
     def reset_rows(self, row: Row, rows: BoolArray) -> None:
         """See `Endings.reset_rows`."""
-        self._reset(row, rows)
+        super().reset_rows(row, rows)
         self._pending[rows] = False
-        self._clock.restart(rows)
 
     def _expire(self, row: Row) -> None:
         """Reset rows at the limit at once; the environment resets the others."""

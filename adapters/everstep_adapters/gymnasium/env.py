@@ -321,16 +321,14 @@ class GymnasiumEnv(AdapterEnv):
 
     @property
     def resets_rows(self) -> bool:
-        """Whether `reset_rows` works: in NEXT_STEP, where single rows can be reset from outside."""
-        is_waiting = self._endings.pending is not None and self._tensors is None
-        return is_waiting and self._calls.resets_rows
+        """Whether `reset_rows` works: where single rows can be reset from outside."""
+        return self._tensors is None and self._calls.resets_rows
 
     def reset_rows(self, rows: torch.Tensor) -> torch.Tensor | TensorDict:
-        """Observations after resetting ended rows now; the next env step resets them no more.
+        """Observations after resetting rows now; the next env step resets them no more.
 
         Args:
-            rows: Rows bool `[num_envs, 1]` whose episodes ended in the last env step. Only their
-                observations are meaningful.
+            rows: Rows bool `[num_envs, 1]`. Only their observations are meaningful.
 
         """
         row = self._memory.writable()

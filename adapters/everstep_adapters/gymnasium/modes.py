@@ -1,6 +1,6 @@
 """Autoreset modes that vector environments declare, and what their classes are known to do."""
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
@@ -71,6 +71,18 @@ def resets_single_rows(env: AnyVectorEnv) -> bool:
     if isinstance(base, AsyncVectorEnv):
         return bool(base.shared_memory)
     return isinstance(base, SyncVectorEnv) or bool(getattr(base, "resets_single_rows", False))
+
+
+def has_own_reset(env: AnyVectorEnv) -> bool:
+    """Whether a wrapper has another `reset` than Gymnasium's base classes of wrappers.
+
+    Gymnasium's `RecordEpisodeStatistics` forgets all rows if some are reset.
+    """
+    while env is not env.unwrapped:
+        if type(env).reset.__module__ != VectorEnv.__module__:
+            return True
+        env = cast(Any, env).env
+    return False
 
 
 def pending_survives_reset(env: AnyVectorEnv) -> bool:

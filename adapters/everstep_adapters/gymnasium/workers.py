@@ -13,13 +13,14 @@ import numpy as np
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 from gymnasium.vector.async_vector_env import AsyncState
+from gymnasium.vector.utils import batch_space, create_empty_array, iterate
 
 from everstep.errors import EnvError
 
 from ..common.calls import GONE, VectorCalls, error_text
 from ..common.pools import PoolCalls, is_ale, is_envpool
 from .mismatches import explain, returned_nothing
-from .modes import AnyVectorEnv, resets_single_rows
+from .modes import AnyVectorEnv, has_own_reset, resets_single_rows
 from .rows import BoolArray
 
 #: Seconds to wait for an error that a worker has announced, and for a process to end.
@@ -33,8 +34,19 @@ class MaskCalls(VectorCalls):
 
     @property
     def resets_rows(self) -> bool:
-        """See `VectorCalls.resets_rows`."""
-        return resets_single_rows(self._env)
+        """See `VectorCalls.resets_rows`. A wrapper with a `reset` of its own may not know masks."""
+        return resets_single_rows(self._env) and not has_own_reset(self._env)
+
+    def reset_rows(self, rows: BoolArray) -> Any:
+        """See `VectorCalls.reset_rows`."""
+        base: Any = self._env.unwrapped
+        found = getattr(base, "_env_obs", ())  # of a `SyncVectorEnv`, which returns all of them
+        if any(obs is None for obs in found):  # it continues a checkpoint, and was not stepped yet
+            space = base.single_observation_space
+            zeros = create_empty_array(space, 1, fn=np.zeros)
+            blank = next(iterate(batch_space(space, 1), zeros))
+            base._env_obs = [blank if obs is None else obs for obs in found]
+        return super().reset_rows(rows)
 
     def _fail(self, method: str, error: BaseException, hint: str = "") -> None:
         if message := returned_nothing(method, str(error)):

@@ -109,6 +109,8 @@ class OnPolicyAlgorithm(
         self._rows_to_learn = 0
         #: Rollouts to learn from, of this process, until the first reward that is not 0.
         self._unrewarded = 0
+        #: Environments that were reset before the rollout.
+        self._resets = 0
         #: Whether episodes have ended in the last rollout, or are cut off by resets of all.
         self._has_ends = False
         #: Leaves of observations that were seen outside of their bounds.
@@ -183,6 +185,7 @@ class OnPolicyAlgorithm(
         self._follow(was_reset=was_reset)
         # NaN marks a statistic that does not exist, such as a mean without an episode.
         found = to_floats(collected.statistics) | self.calls.metrics()
+        found["env/resets"] = float(self._resets)
         if found.pop("beyond", 0.0):
             self._warn_of_bounds()
         stats = self.reducer.statistics({k: x for k, x in found.items() if x == x})
@@ -202,9 +205,8 @@ class OnPolicyAlgorithm(
         if isinstance(self.state, RecurrentAlgorithmState):
             self.state.seqs = self._first_sequence()
         self.state.buffered = True
-        resets = self.rollout.num_envs * self.reducer.size * was_reset
-        counts: dict[str, Any] = {"env/steps": self._rows_to_learn, "env/resets": resets}
-        counts |= {key: int(stats[key]) for key in ("episodes/count",) if key in stats}
+        names = ("env/steps", "env/resets", "episodes/count")
+        counts: dict[str, Any] = {key: int(stats[key]) for key in names if key in stats}
         self._has_ends = not self.rollout.episode_keys or bool(counts.get("episodes/count"))
         if not self.is_evaluating:
             self.state.ended |= self._has_ends
@@ -268,13 +270,47 @@ class OnPolicyAlgorithm(
         self.state.buffered = False
         if states is not None and not due:
             self.calls.carry(self.rollout)
-            return states, False
+            return self._stagger(states), False
+        self.state.opened, self._resets = self.state.horizons, self.rollout.num_envs
         self.calls.reset(self.rollout, env_config)
         self.calls.metrics()  # those of a rollout that failed are discarded
         self.episodes.reset()
         if self._is_reset(0):  # `begin_sequence` replaces them
             return self.policy.memory.zeros(self.rollout.num_envs, device=self.rollout.device), True
         return self._initial_states(), True
+
+    def _stagger(self, states: Leaves) -> Leaves:
+        """Reset the environments whose turn it is; see `staggered_resets`.
+
+        Args:
+            states: Recurrent states after the last rollout, `[N, …]`.
+
+        Returns:
+            Recurrent states before the next one.
+
+        """
+        self._resets = 0
+        if not self.config.staggered_resets or self.is_evaluating:
+            return states
+        limit, horizon = cast(int, cast(Any, self.env).max_episode_steps), self.rollout.horizon
+        elapsed, parts = self.state.horizons - self.state.opened, -(-limit // horizon)
+        if elapsed >= parts:
+            return states
+        own, rank, size = self.rollout.num_envs, self.reducer.rank, self.reducer.size
+        per_env = getattr(self.env, "rows_per_env", 1)
+        each = torch.arange(rank * own, (rank + 1) * own) // per_env
+        turns = each * parts // (own * size // per_env)
+        is_due = ((turns > 0) & (turns <= elapsed)).to(self.rollout.device)
+        is_whole = self.episodes.open[:, 1] == elapsed * horizon  # no episode has ended so far
+        rows = (is_due & is_whole).unsqueeze(1)
+        self._resets = int(rows.sum())
+        if not self._resets:
+            return states
+        self.calls.reset_rows(self.rollout, rows)
+        self.episodes.reset(rows)
+        for follower in snapshots.followers_of(self.parts):
+            follower.reset_rows(rows)
+        return self.policy.next_states(states, rows)
 
     def _roll_out_or_replay(self, states: Leaves, deterministic: bool) -> Collected:
         recorder = self.recorder
@@ -475,9 +511,8 @@ class OnPolicyAlgorithm(
 
     def _preserving(self) -> AbstractContextManager[None]:
         """Context that updates statistics of observations; see `preserve_outputs`."""
-        asked = self.config.preserve_outputs
-        is_asked = self._may_never_end if asked is None else asked
         is_trained = self.state.env_steps > 0 and not self._is_cold
+        is_asked = self.config.preserve_outputs is not False
         return preserving(self.policy) if is_asked and is_trained else nullcontext()
 
     def learn(self, steps: Iterable[Iterator[Minibatch]]) -> None:

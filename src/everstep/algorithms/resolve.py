@@ -354,6 +354,8 @@ def _resolve_defaults(config: C, env: Env) -> C:
             f"themselves, if they do: {type(env).__name__} declares no episode keys. "
             "Use a number."
         )
+    every = values.get("horizons_per_env_reset", config.horizons_per_env_reset)
+    values["staggered_resets"] = _is_staggered(env, replace(config, horizons_per_env_reset=every))
     options = config.optimizer_config or {}
     if not {"lr", "lr_pi", "lr_v"} & options.keys():
         # Other options of the optimizer change the default only where rl8 has no say.
@@ -381,6 +383,29 @@ def _resolve_defaults(config: C, env: Env) -> C:
         given = config.model_config or {}
         values["model_config"] = {**DEFAULT_MODEL_CONFIG, **_noise(env.action_spec, given), **given}
     return replace(config, **values)
+
+
+def _is_staggered(env: Env, config: Hyperparameters) -> bool:
+    """Whether resets are staggered, which they need not be within a rollout.
+
+    Raises:
+        ConfigError: If they cannot be, and the config says so.
+
+    """
+    limit: None | int = getattr(env, "max_episode_steps", None)
+    every: Any = config.horizons_per_env_reset
+    reasons = {
+        f"{type(env).__name__} has no `max_episode_steps`": limit is None,
+        f"{type(env).__name__} cannot reset single rows": not getattr(env, "resets_rows", False),
+        f"`horizons_per_env_reset` is {every!r}": every == "restarts" or every > 0,
+        f"`policies` is {config.policies!r}": config.policies != "shared",
+    }
+    reason = next((text for text, holds in reasons.items() if holds), None)
+    if config.staggered_resets is True and reason is not None:
+        raise ConfigError(f"`staggered_resets` has no effect: {reason}. Use 'auto' or False.")
+    return bool(
+        config.staggered_resets and reason is None and cast(int, limit) > cast(int, config.horizon)
+    )
 
 
 def _noise(spec: TensorSpec, given: Mapping[str, Any]) -> dict[str, float]:

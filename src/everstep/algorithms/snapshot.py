@@ -154,7 +154,7 @@ def check_state(parts: Parts, counters: AlgorithmState, state: Mapping[str, Any]
 
 def counters_in(state: Mapping[str, Any]) -> dict[str, Any]:
     """The counters in a state, with those that older ones do not have."""
-    return {"rewarded": True, "ended": True, **state["counters"]}
+    return {"rewarded": True, "ended": True, "opened": 0, **state["counters"]}
 
 
 def _check_numbers(parts: Parts, own: Mapping[str, Any], state: Mapping[str, Any]) -> None:

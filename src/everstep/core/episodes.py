@@ -64,9 +64,9 @@ class EpisodeTracker:
         self.recent = torch.zeros(self.window, dtype=torch.float64, device=device)
         self.finished = torch.zeros((), dtype=torch.int64, device=device)
 
-    def reset(self) -> None:
-        """Discard the open episodes, because the environments were reset."""
-        self.open.zero_()
+    def reset(self, rows: None | torch.Tensor = None) -> None:
+        """Discard the open episodes of environments that were reset: `rows`, bool `[N, 1]`."""
+        self.open.zero_() if rows is None else self.open.masked_fill_(rows, 0.0)
 
     def update(
         self, rewards: torch.Tensor, valid: torch.Tensor, done: torch.Tensor

@@ -128,6 +128,14 @@ class Hyperparameters:
     late is seen. `"auto"`: 1 if the environment has no episode keys, `"restarts"` if it has no
     `max_episode_steps`, else -1."""
 
+    staggered_resets: bool | Auto = "auto"
+    """Whether environments are reset one after the other, between rollouts, until their first
+    episodes have lasted as long as `max_episode_steps`: those of eight environments that begin
+    together would end together, and each rollout would see one part of them (arXiv 2511.21011).
+    Environments whose first episode has ended by itself are left alone. `"auto"`: yes if episodes
+    may be longer than `horizon`, `horizons_per_env_reset` is negative, all agents share a policy,
+    and the environment can reset single rows (`resets_rows`)."""
+
     num_envs: PositiveInt | Literal["auto"] = "auto"
     """Parallel environments. `"auto"`: the number of the environment, else the default of its
     type, else 8192; if episodes end, 64 on a CPU and 4096 on other devices."""
@@ -301,9 +309,8 @@ class Hyperparameters:
     """Whether the model's first layers change with the statistics of observations, after each
     update from the second on that trains the policy, so that what it computes of an observation
     stays (after arXiv 1602.07714): in default models with biases, without windows and without
-    normalised images. None: after rollouts that no episode ends in, if the environment has no
-    `max_episode_steps`, because a policy that changes by itself leads an environment that is never
-    reset far away."""
+    normalised images. None: yes, in those models; a policy that changes by itself unlearns, and
+    leads an environment that is never reset far away."""
 
     clip_observations: None | PositiveFloat = 10.0
     """Largest absolute value of a normalised observation. None: not clipped."""

@@ -43,9 +43,9 @@ class Env(ABC):
     * `borrow_rows(rows)` takes TensorDicts like those that `step` returns, one a vector step, and
       returns None, or an object with `use(t)`, after which `step` writes into `rows[t]` and returns
       it, and `give_back()`, after which it does not.
-    * `resets_rows` is True if `reset_rows(rows)` resets the rows, bool `[num_envs, 1]`, that the
-      next vector step would reset. It returns observations `[num_envs, …]`, which are meaningful in
-      `rows` only. Exports use it for libraries without `valid`.
+    * `resets_rows` is True if `reset_rows(rows)` resets rows, bool `[num_envs, 1]`, now; the next
+      vector step resets them no more. It returns observations `[num_envs, …]`, which are meaningful
+      in `rows` only. `staggered_resets` needs it, and exports to libraries without `valid` do.
     * `rows_per_env` is the number of rows that belong together, such as those of agents. A factory
       rounds `num_envs` up to a multiple of it. `agents` are the names of these rows, in order.
     * `agent_specs` are `everstep.env.agents.AgentSpec`s by the names of `agents`, if the agents'

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from operator import is_
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -181,6 +181,18 @@ class EnvCalls:
         self._drop_graphs()
         self._switched = self._switch()
         rollout.carry()
+
+    def reset_rows(self, rollout: Rollout, rows: torch.Tensor) -> None:
+        """Reset some environments after `carry`; see `Env`.
+
+        Args:
+            rollout: The rollout.
+            rows: Environments, bool `[N, 1]`.
+
+        """
+        with self._switched:
+            obs = cast(Any, self.env).reset_rows(rows)
+        rollout.reopen(rows, obs)
 
     @contextmanager
     def lending(self, rollout: Rollout) -> Iterator[None]:

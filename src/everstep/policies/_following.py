@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import torch
+
 from ..core.rollouts import Rollout
 from ..distributions import Distribution
 from ..env.specs import Leaves
@@ -58,6 +60,15 @@ class Follower:
             distribution, _, after = policy._respond(windows, states[count:])
             yield states, distribution
             past = tuple(window[:, 1:] for window in windows) if count else ()
-            first = rollout.first[t]
-            states = (*without(past, first), *policy.next_states(after, first))
+            states = self._after((*past, *after), rollout.first[t])
         self.states = states
+
+    def reset_rows(self, rows: torch.Tensor) -> None:
+        """Start episodes in `rows`, bool `[N, 1]`."""
+        if self.states is not None:
+            self.states = self._after(self.states, rows)
+
+    def _after(self, states: Leaves, first: torch.Tensor) -> Leaves:
+        """States with those of the start of episodes where `first`, bool `[N, 1]`."""
+        count = len(self._past.paths)
+        return (*without(states[:count], first), *self.policy.next_states(states[count:], first))

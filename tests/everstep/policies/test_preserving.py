@@ -159,12 +159,11 @@ def test_what_was_constant_is_left_alone() -> None:
         ({}, {}, [False, False, True, True]),  # no episode ends, after `critic_warmup`
         ({"critic_warmup": 0}, {}, [False, True, True, True]),
         ({"preserve_outputs": False}, {}, [False] * 4),
-        ({}, {"ends": 2}, [False] * 4),
-        ({}, {"limit": 10**6}, [False] * 4),
-        ({"preserve_outputs": True}, {"ends": 2}, [False, True, True, True]),
+        ({}, {"ends": 2}, [False, True, True, True]),
+        ({}, {"limit": 10**6}, [False, True, True, True]),
     ],
 )
-def test_algorithms_preserve_outputs_where_episodes_may_never_end(
+def test_algorithms_preserve_outputs(
     options: Any, source: Any, expected: list[bool], way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if way != "native":

@@ -230,6 +230,26 @@ class Rollout:
             storage[: self.history + 1].copy_(last.clone() if overlap else last)
         self.reversed_returns[0].copy_(self.reversed_returns[-1].masked_fill(self.done[-1], 0.0))
 
+    def reopen(self, rows: torch.Tensor, obs: torch.Tensor | TensorDict) -> None:
+        """Replace the first observations of environments that were reset after `carry`.
+
+        Args:
+            rows: Environments that were reset, bool `[N, 1]`.
+            obs: Observations `[N, …]`, of which theirs are read.
+
+        Raises:
+            EnvError: If they do not fit the observation spec.
+
+        """
+        was_reset = rows.view(-1)
+        for leaf in self._observed:
+            leaf[: self.history, was_reset] = 0
+        before = [leaf.clone() for leaf in self._obs[0]]
+        self._write_obs(self._obs[0], DataKeys.OBS, obs)
+        for leaf, kept in zip(self._obs[0], before, strict=True):
+            leaf[~was_reset] = kept[~was_reset]
+        self.reversed_returns[0].masked_fill_(rows, 0.0)
+
     def last_obs(self) -> Leaves:
         """History and last observation, `[H + 1, N, …]`: where the next rollout starts."""
         return tuple(leaf[-1 - self.history :] for leaf in self._observed)
