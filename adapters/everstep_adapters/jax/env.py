@@ -63,6 +63,9 @@ class JaxEnv(AdapterEnv):
     #: Vector steps that `horizon="auto"` means.
     default_horizon: ClassVar[int] = 128
 
+    #: See `everstep.env.Env`.
+    resets_rows: ClassVar[bool] = True
+
     has_cpus: ClassVar[bool] = True
 
     #: Name of the library in `describe`.
@@ -239,6 +242,23 @@ class JaxEnv(AdapterEnv):
         sent = self._actions.send(self._check_action(action))
         self._carry, results = self._call("step", self._program.advance, self._carry, sent)
         return self._rows.read(results)
+
+    def reset_rows(self, rows: torch.Tensor) -> torch.Tensor | TensorDict:
+        """Observations after resetting rows now.
+
+        Args:
+            rows: Rows bool `[num_envs, 1]`. Only their observations are meaningful.
+
+        Raises:
+            EnvError: If it was not reset, or the environment fails.
+
+        """
+        if self._carry is None:
+            raise EnvError(f"{type(self.env).__name__} was not reset: call `reset` before.")
+        finish_reading(self._jax_device)
+        mask = self._jax.device_put(rows.reshape(-1).numpy(force=True), self._own)
+        self._carry, obs = self._call("reset", self._program.reset_rows, self._carry, mask)
+        return self._observations.read(obs)
 
     def _call(self, method: str, function: Any, *args: Any) -> Any:
         if self._is_closed:

@@ -83,6 +83,7 @@ class Program:
         self.packing = Packing(Outcome(self.obs, self.obs, rewards, flags))
         self._resets_all = self._is_cheap()
         self.start, self.advance = jax.jit(self._start), jax.jit(self._advance)
+        self.reset_rows = jax.jit(self._again)
         self.hold, self.restore = jax.jit(self.held.join), jax.jit(self.held.restore)
 
     def _is_cheap(self) -> bool:
@@ -130,6 +131,16 @@ class Program:
         carry = Carry(key, states, jnp.where(done, 0, elapsed))
         outcome = Outcome(obs, stepped.obs, stepped.reward.reshape(-1, 1), flags)
         return self.held.join(carry), self.packing.join(outcome)
+
+    def _again(
+        self, held: tuple[jax.Array, ...], rows: jax.Array
+    ) -> tuple[tuple[jax.Array, ...], Tree]:
+        """A carry, joined, whose `rows` begin episodes, and observations of these rows."""
+        carry: Carry = self.held.restore(held)
+        key, resetting = jax.random.split(carry.key)
+        blank = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), self.obs)
+        states, obs = self._reset_rows(resetting, rows, (carry.states, blank))
+        return self.held.join(Carry(key, states, jnp.where(rows, 0, carry.elapsed))), obs
 
     def _check(self, states: Tree, stepped: Stepped) -> None:
         """Check that an env step returns what a reset does, and one number and flags a row.

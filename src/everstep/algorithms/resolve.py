@@ -396,7 +396,9 @@ def _is_staggered(env: Env, config: Hyperparameters) -> bool:
     every: Any = config.horizons_per_env_reset
     reasons = {
         f"{type(env).__name__} has no `max_episode_steps`": limit is None,
-        f"{type(env).__name__} cannot reset single rows": not getattr(env, "resets_rows", False),
+        f"{type(env).__name__} cannot reset single rows": not (
+            getattr(env, "resets_rows", False) and hasattr(env, "reset_rows")
+        ),
         f"`horizons_per_env_reset` is {every!r}": every == "restarts" or every > 0,
         f"`policies` is {config.policies!r}": config.policies != "shared",
     }

@@ -71,7 +71,8 @@ RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     ),
     "capturable": _FLAG,
     "asynchronous": _FLAG,
-    **dict.fromkeys(("seed", "close", "state_dict", "load_state_dict"), _METHOD),
+    "resets_rows": _FLAG,
+    **dict.fromkeys(("seed", "close", "state_dict", "load_state_dict", "reset_rows"), _METHOD),
 }
 
 REQUIRED = ("num_envs", "device")

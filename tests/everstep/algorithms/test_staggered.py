@@ -12,30 +12,37 @@ from gymnasium.wrappers import TimeLimit
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
 
 from everstep import AlgorithmConfig, RecurrentAlgorithmConfig
+from everstep.distillation import Distillation
 from everstep.errors import ConfigError
+from tests.everstep.policies.test_memory import HORIZON, KINDS
 
 
 class Counting(gym.Env):
     """Observes its env steps since a reset; `end` is the one that ends an episode."""
 
-    observation_space = gym.spaces.Box(0, np.inf, (1,), np.float32)
     action_space = gym.spaces.Discrete(2)
 
-    def __init__(self, end: int = 0) -> None:
+    def __init__(self, end: int = 0, size: int = 1) -> None:
         self.end, self.t = end, 0
+        self.observation_space = gym.spaces.Box(0, np.inf, (size,), np.float32)
+
+    def look(self) -> Any:
+        return np.full(self.observation_space.shape, self.t, np.float32)
 
     def reset(self, *, seed: Any = None, options: Any = None) -> Any:
         super().reset(seed=seed)
         self.t = 0
-        return np.zeros(1, np.float32), {}
+        return self.look(), {}
 
     def step(self, action: Any) -> Any:
         self.t += 1
-        return np.array([self.t], np.float32), 1.0, self.t == self.end, False, {}
+        return self.look(), 1.0, self.t == self.end, False, {}
 
 
-def vector(limit: int, ends: list[int], *, kind: Any = SyncVectorEnv, **options: Any) -> Any:
-    makers = [lambda end=end: TimeLimit(Counting(end), limit) for end in ends]
+def vector(
+    limit: int, ends: list[int], *, size: int = 1, kind: Any = SyncVectorEnv, **options: Any
+) -> Any:
+    makers = [lambda end=end: TimeLimit(Counting(end, size), limit) for end in ends]
     return kind(makers, **options)
 
 
@@ -116,14 +123,41 @@ def test_the_value_of_the_last_observation_bootstraps_an_episode_that_was_left()
     assert staggered.episodes.open[:, 1].tolist() == [20, 10, 20, 20]
 
 
-def test_states_and_windows_begin_anew() -> None:
-    recurrent = built(vector(40, [0] * 4), 10, config_cls=RecurrentAlgorithmConfig, seq_len=5)
-    learned(recurrent)
-    recurrent.collect()
-    opened = recurrent._initial_states()
-    for state, first in zip(recurrent.rollout.states, opened, strict=True):
-        assert torch.equal(state[0, 1], first[1])
-        assert not torch.equal(state[0, 0], first[0])
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_is_remembered_of_an_episode_that_was_left(kind: str) -> None:
+    """Values are those of the definition, over the observations since a reset."""
+    make, value_of = KINDS[kind]
+    config, num_envs = make(), 4
+    config.horizon, config.critic_warmup = HORIZON, 0
+    algorithm = config.build(vector(4 * HORIZON, [0] * num_envs, size=3))
+    episodes: list[list[Any]] = [[] for _ in range(num_envs)]
+    for rollout in range(4):
+        assert algorithm.collect()["env/resets"] == (1 if rollout else num_envs)
+        obs, values = algorithm.rollout.obs[0], algorithm.rollout.values[:-1, :, 0]
+        if rollout:
+            episodes[rollout] = []
+        for t in range(HORIZON):
+            for n, seen in enumerate(episodes):
+                seen.append(obs[t, n].clone())
+                assert values[t, n].item() == pytest.approx(value_of(torch.stack(seen)).item())
+        algorithm.state.buffered = False  # not learned from, so that the definition stays
+
+
+def test_policies_that_follow_begin_anew() -> None:
+    """A recurrent teacher of a student without states."""
+    env = vector(40, [0] * 4)
+    teacher = built(env, 10, config_cls=RecurrentAlgorithmConfig, seq_len=5).policy
+    objective: Any = Distillation(teacher)
+    algorithm = built(vector(40, [0] * 4), 10, objective=objective)
+    learned(algorithm)
+    follower = algorithm.objective.follower
+    opened, before = follower.opened(4), follower.states
+    algorithm.begin(None)
+    for state, old, new in zip(follower.states, before, opened, strict=True):
+        assert torch.equal(state[1], new[1])
+        assert torch.equal(state[[0, 2, 3]], old[[0, 2, 3]])
+        assert not torch.equal(old[1], new[1])
 
 
 def test_a_turn_that_an_evaluation_took_is_made_up_for() -> None:

@@ -32,7 +32,10 @@ VALUES: dict[str, tuple[list[Any], list[Any]]] = {
     "agent_groups": ([None], [3, ["one"], {"one": "agent"}]),
     "capturable": ([True, False], [None, 1, "no"]),
     "asynchronous": ([False], [None, "auto"]),
-    **dict.fromkeys(("seed", "close", "state_dict", "load_state_dict"), ([], [None, 3])),
+    "resets_rows": ([False], [None, "auto"]),
+    **dict.fromkeys(
+        ("seed", "close", "state_dict", "load_state_dict", "reset_rows"), ([], [None, 3])
+    ),
 }
 
 

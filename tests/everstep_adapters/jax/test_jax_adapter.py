@@ -21,6 +21,7 @@ from everstep_adapters.jax import program  # noqa: E402
 from everstep_adapters.jax.source import Functions, Reals  # noqa: E402
 from tests.everstep_adapters.jax.jax_toys import (  # noqa: E402
     ClockEnv,
+    ClockParams,
     CountedApart,
     CountedInStep,
     Counter,
@@ -97,6 +98,48 @@ def test_keys_are_those_of_functions_called_one_by_one() -> None:
             if stepped.ended:
                 states[n], seen = reset(jax.random.fold_in(resetting, n))
                 assert row["obs"][n].tolist() == seen.tolist()
+
+
+@pytest.mark.usefixtures("resets")
+@pytest.mark.parametrize("seed", range(3))
+def test_rows_that_are_reset_between_steps_begin_episodes_and_others_go_on(seed: int) -> None:
+    limit, env = 4, counters(6, 4, seed=seed)
+    draws = torch.Generator().manual_seed(seed)
+    obs = env.reset().clone()
+    before = obs
+    for _ in range(12):
+        mask = torch.rand(6, 1, generator=draws) < 0.4
+        new = env.reset_rows(mask).clone()
+        assert (new[mask[:, 0], 2] == 0).all()  # the env step of an episode
+        now = torch.where(mask, new, before)
+        action = torch.randint(2, (6, 1), generator=draws)
+        row = env.step(action).clone()
+        for n in range(6):
+            firsts = [row["obs"][n].tolist()] if row["first"][n].item() else []
+            start = now[n].tolist()
+            length, elapsed = int(start[1]) // 4, start[2]
+            (want,) = rows_of(start, firsts, [int(action[n])], min(limit, length))
+            assert row["rewards"][n].item() == want.rewards
+            assert row["final_obs"][n].tolist() == [*start[:2], elapsed + 1]
+            assert row["first"][n].item() == (elapsed + 1 >= min(limit, length))
+        before = row["obs"].clone()
+
+
+def test_nothing_is_reset_before_all_rows_are() -> None:
+    with pytest.raises(EnvError, match="was not reset"):
+        counters(3).reset_rows(torch.ones(3, 1, dtype=torch.bool))
+
+
+def test_resets_of_training_are_staggered() -> None:
+    env = ClockEnv(CountedInStep(), num_envs=4, params=ClockParams(99), max_episode_steps=20)
+    algorithm = AlgorithmConfig(horizon=5, num_sgd_iters=1, seed=0).build(env)
+    env._actions.send = lambda action: np.zeros(4, np.int32)  # no episode ends but by its clock
+    found = []
+    for _ in range(6):
+        found.append(algorithm.collect()["env/resets"])
+        algorithm.step()
+    assert found == [4, 1, 1, 1, 0, 0]
+    assert sorted(algorithm.rollout.obs[0][0, :, 0].tolist()) == [0, 5, 10, 15]
 
 
 @pytest.mark.parametrize("style", [CountedInStep, CountedApart])
