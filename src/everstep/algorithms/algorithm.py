@@ -54,6 +54,9 @@ _log = logging.getLogger(__name__)
 #: Rollouts without the end of an episode that train the values alone.
 WARMUP = 2
 
+#: Parts of the environments that restart apart, of an environment that may never end.
+RESTART_TURNS = 8
+
 #: Rollouts without a reward that differs from 0, after which a warning says that.
 UNREWARDED = 10
 
@@ -250,7 +253,8 @@ class OnPolicyAlgorithm(
         if every > 0:
             return horizons % every == 0
         is_asked = self.config.horizons_per_env_reset == "restarts" and not self.state.ended
-        return horizons == 0 or (is_asked and not self.is_evaluating and restarts_at(horizons))
+        is_for_all = is_asked and not self.config.staggered_resets and not self.is_evaluating
+        return horizons == 0 or (is_for_all and restarts_at(horizons))
 
     def begin(
         self, env_config: None | dict[str, Any], *, due: None | bool = None
@@ -289,28 +293,43 @@ class OnPolicyAlgorithm(
             Recurrent states before the next one.
 
         """
-        self._resets = 0
-        if not self.config.staggered_resets or self.is_evaluating:
-            return states
-        limit, horizon = cast(int, cast(Any, self.env).max_episode_steps), self.rollout.horizon
-        elapsed, parts = self.state.horizons - self.state.opened, -(-limit // horizon)
-        if elapsed >= parts:
-            return states
-        own, rank, size = self.rollout.num_envs, self.reducer.rank, self.reducer.size
-        per_env = getattr(self.env, "rows_per_env", 1)
-        each = torch.arange(rank * own, (rank + 1) * own) // per_env
-        turns = each * parts // (own * size // per_env)
-        is_due = ((turns > 0) & (turns <= elapsed)).to(self.rollout.device)
-        is_whole = self.episodes.open[:, 1] == elapsed * horizon  # no episode has ended so far
-        rows = (is_due & is_whole).unsqueeze(1)
-        self._resets = int(rows.sum())
-        if not self._resets:
+        rows = None
+        if self.config.staggered_resets and not self.is_evaluating:
+            is_asked = self.config.horizons_per_env_reset == "restarts"
+            rows = self._rows_to_restart() if is_asked else self._rows_to_reset()
+        self._resets = 0 if rows is None else int(rows.sum())
+        if rows is None or not self._resets:
             return states
         self.calls.reset_rows(self.rollout, rows)
         self.episodes.reset(rows)
         for follower in snapshots.followers_of(self.parts):
             follower.reset_rows(rows)
         return self.policy.next_states(states, rows)
+
+    def _rows_to_reset(self) -> None | torch.Tensor:
+        """Rows to reset so that first episodes end apart, bool `[N, 1]`; None for none."""
+        limit, horizon = cast(int, cast(Any, self.env).max_episode_steps), self.rollout.horizon
+        elapsed, parts = self.state.horizons - self.state.opened, -(-limit // horizon)
+        if elapsed >= parts:
+            return None
+        turns = self._turns(parts)
+        is_whole = self.episodes.open[:, 1] == elapsed * horizon  # no episode has ended so far
+        return ((turns > 0) & (turns <= elapsed) & is_whole).unsqueeze(1)
+
+    def _rows_to_restart(self) -> None | torch.Tensor:
+        """Rows to reset because they may never end, bool `[N, 1]`; None for none."""
+        due = [restarts_at(self.state.horizons + turn) for turn in range(RESTART_TURNS)]
+        if self.state.ended or not any(due):
+            return None
+        return torch.tensor(due, device=self.rollout.device)[self._turns(RESTART_TURNS)].unsqueeze(
+            1
+        )
+
+    def _turns(self, count: int) -> torch.Tensor:
+        """Each environment's turn, from 0 to `count` - 1, `[N]`."""
+        own, size = self.rollout.num_envs, getattr(self.env, "rows_per_env", 1)
+        rows = torch.arange(own, device=self.rollout.device) + self.reducer.rank * own
+        return rows // size * count // (own * self.reducer.size // size)
 
     def _roll_out_or_replay(self, states: Leaves, deterministic: bool) -> Collected:
         recorder = self.recorder

@@ -392,22 +392,21 @@ def _is_staggered(env: Env, config: Hyperparameters) -> bool:
         ConfigError: If they cannot be, and the config says so.
 
     """
-    limit: None | int = getattr(env, "max_episode_steps", None)
+    kind, limit = type(env).__name__, getattr(env, "max_episode_steps", None)
     every: Any = config.horizons_per_env_reset
+    restarts = every == "restarts"
+    can_reset = getattr(env, "resets_rows", False) and hasattr(env, "reset_rows")
     reasons = {
-        f"{type(env).__name__} has no `max_episode_steps`": limit is None,
-        f"{type(env).__name__} cannot reset single rows": not (
-            getattr(env, "resets_rows", False) and hasattr(env, "reset_rows")
-        ),
-        f"`horizons_per_env_reset` is {every!r}": every == "restarts" or every > 0,
+        f"{kind} has no `max_episode_steps`": limit is None and not restarts,
+        f"{kind} cannot reset single rows": not can_reset,
+        f"`horizons_per_env_reset` is {every!r}": not restarts and every > 0,
         f"`policies` is {config.policies!r}": config.policies != "shared",
     }
     reason = next((text for text, holds in reasons.items() if holds), None)
     if config.staggered_resets is True and reason is not None:
         raise ConfigError(f"`staggered_resets` has no effect: {reason}. Use 'auto' or False.")
-    return bool(
-        config.staggered_resets and reason is None and cast(int, limit) > cast(int, config.horizon)
-    )
+    is_needed = restarts or (limit or 0) > cast(int, config.horizon)
+    return bool(config.staggered_resets and reason is None and is_needed)
 
 
 def _noise(spec: TensorSpec, given: Mapping[str, Any]) -> dict[str, float]:

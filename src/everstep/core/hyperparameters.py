@@ -123,18 +123,19 @@ class Hyperparameters:
 
     horizons_per_env_reset: Integer | Literal["restarts", "auto"] = "auto"
     """Rollouts between resets of all environments; negative: one reset, at the start.
-    `"restarts"`: until an episode ends by itself, all are reset after 1, 1, 2, 1, 1, 2, 4, …
+    `"restarts"`: until an episode ends by itself, each is reset after 1, 1, 2, 1, 1, 2, 4, …
     rollouts (Luby, Sinclair and Zuckerman 1993): what comes early is not forgotten, and what comes
-    late is seen. `"auto"`: 1 if the environment has no episode keys, `"restarts"` if it has no
+    late is seen. They begin at eight places of that sequence with `staggered_resets`, else at the
+    first. `"auto"`: 1 if the environment has no episode keys, `"restarts"` if it has no
     `max_episode_steps`, else -1."""
 
     staggered_resets: bool | Auto = "auto"
-    """Whether environments are reset one after the other, between rollouts, until their first
-    episodes have lasted as long as `max_episode_steps`: those of eight environments that begin
-    together would end together, and each rollout would see one part of them (arXiv 2511.21011).
+    """Whether environments are reset one after the other, between rollouts, in their first
+    episodes of `max_episode_steps`, or by `"restarts"`: eight environments that begin together
+    would end together, and each rollout would see one part of their episodes (arXiv 2511.21011).
     Environments whose first episode has ended by itself are left alone. `"auto"`: yes if episodes
-    may be longer than `horizon`, `horizons_per_env_reset` is negative, all agents share a policy,
-    and the environment can reset single rows (`resets_rows`)."""
+    may be longer than `horizon`, `horizons_per_env_reset` is no number above 0, all agents share a
+    policy, and the environment can reset single rows (`resets_rows`)."""
 
     num_envs: PositiveInt | Literal["auto"] = "auto"
     """Parallel environments. `"auto"`: the number of the environment, else the default of its

@@ -37,6 +37,7 @@ REQUIRED = {
     "normalize_rewards",
     "normalize_advantages",
     "critic_warmup",
+    "staggered_resets",
 }
 
 #: Keys that a recipe may say, by peer.
@@ -57,11 +58,15 @@ FIXED: dict[str, dict[str, Any]] = {
         "vf_loss": "mse",
         "normalize_advantages": "minibatch",
         "critic_warmup": 0,
+        "preserve_outputs": False,
+        "staggered_resets": False,
     },
     "cleanrl": {
         "vf_loss": "mse",
         "normalize_advantages": "minibatch",
         "critic_warmup": 0,
+        "preserve_outputs": False,
+        "staggered_resets": False,
         "model_config.activation_fn": "tanh",
         "model_config.log_std_init": 0.0,
     },
@@ -78,10 +83,11 @@ def check_peer(recipe: Recipe, peer: str) -> None:
     said |= {f"model_config.{key}": value for key, value in network.items()}
     if said.get("env_kwargs") == {"action_bounds": "clip"}:  # as peers do
         del said["env_kwargs"]
-    unknown = sorted(said.keys() - REQUIRED - OPTIONAL[peer])
+    unknown = sorted(said.keys() - REQUIRED - OPTIONAL[peer] - FIXED[peer].keys())
     if said.get("clip_rewards") and not said.get("normalize_rewards"):
         unknown.append("clip_rewards without normalize_rewards")
-    missing = sorted(REQUIRED - said.keys())
+    required = REQUIRED | ({"preserve_outputs"} if said.get("normalize_observations") else set())
+    missing = sorted(required - said.keys())
     other = [
         f"{key}: {said[key]} ({value} there)"
         for key, value in FIXED[peer].items()

@@ -39,7 +39,7 @@ class Counting(gym.Env):
 def built(ends: Any = lambda _: False, *, config_cls: Any = AlgorithmConfig, **options: Any) -> Any:
     envs = SyncVectorEnv([lambda: Counting(ends), lambda: Counting()])
     options = {"num_sgd_iters": 1, "seed": 0, "horizon": HORIZON, **options}
-    return config_cls(**options).build(envs)
+    return config_cls(**{"staggered_resets": False, **options}).build(envs)
 
 
 def rollouts_of(algorithm: Any, count: int) -> Any:
@@ -75,6 +75,34 @@ def test_an_environment_that_never_ends_begins_again(config_cls: Any) -> None:
     assert resets_of(algorithm, 12) == RESETS
 
 
+@pytest.mark.parametrize("config_cls", [AlgorithmConfig, RecurrentAlgorithmConfig])
+@pytest.mark.parametrize("num_envs", [1, 3, 8, 20])
+def test_environments_begin_again_apart_where_single_rows_can_be_reset(
+    num_envs: int, config_cls: Any
+) -> None:
+    """Each follows the sequence, from one of its first eight places on."""
+    config = config_cls(num_sgd_iters=1, seed=0, horizon=HORIZON)
+    algorithm = config.build(SyncVectorEnv([Counting] * num_envs))
+    assert algorithm.hparams.staggered_resets
+    lengths = torch.zeros(num_envs)
+    for rollout, stats in enumerate(rollouts_of(algorithm, 12)):
+        due = [not rollout or restarts_at(rollout + i * 8 // num_envs) for i in range(num_envs)]
+        lengths[torch.tensor(due)] = 0
+        assert algorithm.rollout.obs[0][0, :, 0].equal(lengths)
+        assert stats["env/resets"] == sum(due)
+        lengths += HORIZON
+        assert algorithm.episodes.open[:, 1].equal(lengths.double())
+
+
+def test_none_begins_again_once_an_episode_has_ended() -> None:
+    algorithm = built(lambda t: t == 2 * HORIZON, staggered_resets="auto")
+    resets = [stats["env/resets"] for stats in rollouts_of(algorithm, 9)]
+    assert resets[0] == 2
+    assert algorithm.state.ended
+    first = next(i for i, _ in enumerate(resets) if not any(resets[i:]))
+    assert first <= 4
+
+
 @pytest.mark.parametrize("every", [-1, 1, 3])
 def test_a_number_is_followed(every: int) -> None:
     expected = [0] if every < 0 else [*range(0, 8, every)]
@@ -91,7 +119,8 @@ def test_a_known_limit_needs_none() -> None:
     envs = SyncVectorEnv([lambda: gym.make("CartPole-v1")])
     algorithm: Any = AlgorithmConfig(horizon=HORIZON).build(envs)
     assert algorithm.hparams.horizons_per_env_reset == -1
-    asked: Any = AlgorithmConfig(horizon=2, horizons_per_env_reset="restarts").build(envs)
+    options = {"horizons_per_env_reset": "restarts", "staggered_resets": False}
+    asked: Any = AlgorithmConfig(horizon=2, **options).build(envs)
     assert [bool(s["env/resets"]) for s in rollouts_of(asked, 3)] == [True, True, True]
 
 

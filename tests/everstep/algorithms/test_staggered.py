@@ -208,7 +208,11 @@ class Forgetful(VectorWrapper):
     ("env", "options", "reason"),
     [
         (lambda: vector(40, [0] * 4), {"horizons_per_env_reset": 2}, "`horizons_per_env_reset` is"),
-        (lambda: SyncVectorEnv([Counting] * 4), {}, "has no `max_episode_steps`"),
+        (
+            lambda: SyncVectorEnv([Counting] * 4),
+            {"horizons_per_env_reset": -1},
+            "has no `max_episode_steps`",
+        ),
         (lambda: Forgetful(vector(40, [0] * 4)), {}, "cannot reset single rows"),
         (lambda: RecordEpisodeStatistics(vector(40, [0] * 4)), {}, "cannot reset single rows"),
     ],
