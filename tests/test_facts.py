@@ -613,7 +613,7 @@ def test_no_figure_of_the_readme_can_be_changed_alone() -> None:
         ("docs/guides/models.md", "`[64, 64]` for vectors", "`[128, 128]` for vectors"),
         ("docs/guides/objectives.md", "episodes end 10,", "episodes end 4,"),
         ("docs/performance.md", "| 3.94 (3.61", "| 3.30 (3.61"),
-        ("docs/guides/defaults.md", "**−84.5**", "**−80.0**"),
+        ("docs/guides/defaults.md", "**−80.2**", "**−90.0**"),
         ("examples/README.md", "| 0 | 61,153 |", "| 0 | 65,235 |"),
         ("examples/deep_sea/README.md", "266,240", "276,240"),
         ("docs/evidence/adapters.md", "| 1.08 | 1.09 |", "| 1.08 | 1.19 |"),
@@ -698,8 +698,8 @@ def test_rows_and_columns_of_one_name_have_one_value() -> None:
 @pytest.mark.parametrize(
     ("page", "old", "new"),
     [
-        ("docs/guides/defaults.md", "**242**", "**285**"),
-        ("docs/evidence/defaults.md", "−84.2, −87.2, −86.8", "−84.2, −87.2, −76.8"),
+        ("docs/guides/defaults.md", "**276**", "**285**"),
+        ("docs/evidence/defaults.md", "−79.5, −87.3, −83.2", "−79.5, −87.3, −73.2"),
         ("docs/evidence/results.md", "| −12.7 to 3.602 |", "| −12.7 to 3.603 |"),
         ("docs/evidence/scaling.md", "1.28 (1.20 to 1.30)", "1.29 (1.20 to 1.30)"),
     ],
