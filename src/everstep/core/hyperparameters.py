@@ -310,8 +310,8 @@ class Hyperparameters:
     """Whether the model's first layers change with the statistics of observations, after each
     update from the second on that trains the policy, so that what it computes of an observation
     stays (after arXiv 1602.07714): in default models with biases, without windows and without
-    normalised images. None: yes, in those models; a policy that changes by itself unlearns, and
-    leads an environment that is never reset far away."""
+    normalised images, unless one of these layers is frozen. None: yes, in those models. A policy
+    that changes by itself unlearns, and leads an environment that is never reset far away."""
 
     clip_observations: None | PositiveFloat = 10.0
     """Largest absolute value of a normalised observation. None: not clipped."""

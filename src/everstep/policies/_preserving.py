@@ -51,8 +51,8 @@ def preserving(policy: "PolicyCore[Any]") -> Iterator[None]:
     The layers that observations enter are changed by as much as the observations are, up to
     rounding and to `clip_observations`. An element whose moments move by more than `MOST`, such as
     one that was constant, is left alone: nearly all of it was clipped. Nothing is done for other
-    models than the default ones, nor if one of these layers has no bias, if the model sees windows,
-    or if images are normalised.
+    models than the default ones, nor if one of these layers has no bias or is frozen, if the model
+    sees windows, or if images are normalised.
     """
     layers = list(_inputs(policy))
     before = [[(x.moments.mean.clone(), x.moments.std) for x in layer.parts] for layer in layers]
@@ -81,8 +81,10 @@ def _inputs(policy: "PolicyCore[Any]") -> Iterator[_Input]:
     found: list[_Input] = []
     for encoder, layer, weight, bias in _first_layers(policy.model):
         parts = list(_parts(encoder, paths, normalizer))
-        if type(layer) not in (nn.Linear, Head, nn.LSTM) or bias is None or None in parts:
+        if type(layer) not in (nn.Linear, Head, nn.LSTM) or None in parts:
             return
+        if not all(isinstance(x, nn.Parameter) and x.requires_grad for x in (weight, bias)):
+            return  # there is no bias, a hook computes one of them, or it is frozen
         found.append(_Input(weight, bias, cast(list[_Columns], parts)))
     yield from found
 

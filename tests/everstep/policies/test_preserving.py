@@ -13,6 +13,7 @@ from everstep.core.graphs import Tape
 from everstep.errors import ConfigError
 from everstep.models import DefaultDiscreteModel
 from everstep.policies import preserving
+from everstep.policies._preserving import preserves
 from tests.everstep.algorithms.test_critic_warmup import ENVS, HORIZON, env
 from tests.everstep.algorithms.test_critic_warmup import built as warmed
 from tests.toys import RecordedEnv
@@ -136,6 +137,26 @@ def test_what_cannot_be_preserved_is_left_alone(spec: Any, options: dict[str, An
     assert all(torch.equal(x, before[name]) for name, x in policy.model.state_dict().items())
     with pytest.raises(ConfigError, match=r"`preserve_outputs` is for default models .*; got"):
         built(spec, preserve_outputs=True, **options)
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
+@pytest.mark.parametrize("change", ["frozen weight", "frozen bias", "hook", "parametrization"])
+@pytest.mark.parametrize("network", ["policy", "vf_model"])
+def test_layers_that_are_frozen_or_computed_are_left_alone(network: str, change: str) -> None:
+    policy = built(PLAIN).policy
+    layer = getattr(policy.model, network)[0]
+    if change.startswith("frozen"):
+        getattr(layer, change.removeprefix("frozen ")).requires_grad_(False)
+    elif change == "hook":
+        torch.nn.utils.weight_norm(layer)
+    else:
+        torch.nn.utils.parametrizations.weight_norm(layer)
+    assert not preserves(policy)
+    mask = torch.ones(64, dtype=torch.bool)
+    before = {name: x.clone() for name, x in policy.model.state_dict().items()}
+    with preserving(policy):
+        policy.normalizer.update((rows(PLAIN, 3.0),), mask)
+    assert all(torch.equal(x, before[name]) for name, x in policy.model.state_dict().items())
 
 
 def test_what_was_constant_is_left_alone() -> None:
