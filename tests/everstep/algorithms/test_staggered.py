@@ -110,11 +110,15 @@ def test_the_value_of_the_last_observation_bootstraps_an_episode_that_was_left()
         built(vector(40, [0] * 4), 10, staggered_resets=x, lr=1e-12, lr_schedule=None)
         for x in (False, "auto")
     )
+    rollouts, returns = [x.rollout for x in (whole, staggered)], []
     for algorithm in (whole, staggered):
         learned(algorithm)
+        gamma, values = algorithm.config.gamma, algorithm.rollout.values[-1]
+        expected = 1 / algorithm.state.reward_scale + gamma * values
+        torch.testing.assert_close(algorithm.rollout.returns[-2], expected)
+        returns.append(algorithm.rollout.returns.clone())
         algorithm.collect()
-    # The second rollout of those that were not reset is the same, and so was all of the first one.
-    rollouts = [x.rollout for x in (whole, staggered)]
+    assert torch.equal(*returns)  # the rollout before knows nothing of the reset
     assert [begins(x) for x in (whole, staggered)] == [[10.0] * 4, [10.0, 0.0, 10.0, 10.0]]
     rest = [0, 2, 3]
     assert torch.equal(*(x.obs[0][:, rest] for x in rollouts))
