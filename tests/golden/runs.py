@@ -122,7 +122,7 @@ squared_values.name = "squares"  # type: ignore[attr-defined]
 RND = {"rnd": {"pre_normalization_steps": 1, "pre_normalization_length": 4}}
 SMALL: dict[str, Any] = {
     **{"num_envs": 8, "horizon": 8, "num_sgd_iters": 2, "sgd_minibatch_size": 16, "lr": 0.01},
-    **{"model_config": {"hiddens": (8,)}, "seed": 0, "device": "cpu"},
+    **{"model_config": {"hiddens": (8,)}, "seed": 0, "device": "cpu", "preserve_outputs": False},
 }
 LSTM: dict[str, Any] = {"model_config": {"hidden_size": 8}, "sgd_minibatch_size": 4, "seq_len": 4}
 MOVING = partial(Game, continuous=True)
@@ -142,6 +142,7 @@ RUNS: dict[str, tuple[Any, dict[str, Any]]] = {
     "chunks": (MOVING, {"chunk": 5}),
     "chunks of sequences": (Game, {**LSTM, "chunk": 3}),
     "amp": (Game, {"enable_amp": True, "amp_dtype": "bfloat16"}),
+    "preserved": (Game, {"preserve_outputs": None}),
     "normalized": (
         MOVING,
         {
