@@ -130,6 +130,19 @@ class Player(AbstractContextManager["Player"]):
         self.acted_on = attempt("`reset`", lambda: self.env.reset(**options), Unresettable)
         return copies(check_obs(self.env, self.observation, DataKeys.OBS, self.acted_on))
 
+    def reset_rows(self, rows: torch.Tensor) -> Leaves:
+        """Copies of the observations `[N, …]` after a reset of `rows`, bool `[N]` on the CPU."""
+        given = rows.unsqueeze(1).to(self.env.device)
+        obs = attempt("`reset_rows`", lambda: cast(Any, self.env).reset_rows(given), Violation)
+        fresh = check_obs(self.env, self.observation, DataKeys.OBS, obs)
+        kept = self.observation.flatten(self.acted_on)
+        leaves = tuple(
+            x.where(given.view(-1, *[1] * (x.ndim - 1)), y)
+            for x, y in zip(fresh, kept, strict=True)
+        )
+        self.acted_on = self.observation.unflatten(leaves, [self.env.num_envs])
+        return copies(leaves)
+
     def choose(self, salt: int = 0) -> torch.Tensor | TensorDict:
         """Actions of the next vector step; the caller's generators stay as they were.
 

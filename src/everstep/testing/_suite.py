@@ -14,6 +14,7 @@ from . import _checks_final as final
 from . import _checks_independence as independence
 from . import _checks_lifecycle as lifecycle
 from . import _checks_memory as memory
+from . import _checks_reset_rows as reset_rows
 from . import _checks_rows as rows
 from . import _checks_state as state
 from ._player import forked_generators
@@ -41,6 +42,7 @@ CHECKS: dict[str, Check] = {
         lifecycle.check_reseed,
         lifecycle.check_later_resets,
         lifecycle.check_reset,
+        reset_rows.check_reset_rows,
         independence.check_independence,
         memory.check_memory,
         memory.check_actions_unwritten,

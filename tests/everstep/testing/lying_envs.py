@@ -23,6 +23,7 @@ class Walk(Env):
 
     style = "same step"
     capturable = True
+    resets_rows = True
 
     def __init__(self, num_envs: int, /, horizon: Any = None, *, device: Any = "cpu") -> None:
         super().__init__(num_envs, horizon, device=device)
@@ -50,6 +51,12 @@ class Walk(Env):
         self.position = self.fresh()
         self.clock.zero_()
         self.pending.zero_()
+        return self.observe()
+
+    def reset_rows(self, rows: torch.Tensor) -> Any:
+        self.position = torch.where(rows, self.fresh(), self.position)
+        self.clock = torch.where(rows, 0, self.clock)
+        self.pending = self.pending & ~rows
         return self.observe()
 
     def step(self, action: Any) -> Any:
@@ -414,6 +421,62 @@ class ResetsOnlyAfterSteps(Walk):
     def step(self, action: Any) -> Any:
         self.fresh_start = False
         return super().step(action)
+
+
+@lie("reset_rows")
+class ResetsEveryRow(Walk):
+    def reset_rows(self, rows: torch.Tensor) -> Any:
+        return super().reset_rows(torch.ones_like(rows))
+
+
+@lie("reset_rows")
+class ResetsNoRow(Walk):
+    def reset_rows(self, rows: torch.Tensor) -> Any:
+        return super().reset_rows(torch.zeros_like(rows))
+
+
+@lie("reset_rows")
+class ResetsRowsButTheirClock(Walk):
+    def reset_rows(self, rows: torch.Tensor) -> Any:
+        before = self.clock.clone()
+        super().reset_rows(rows)
+        self.clock = before
+        return self.observe()
+
+
+@lie("reset_rows")
+class ResetsRowsTwice(NextStepWalk):
+    def reset_rows(self, rows: torch.Tensor) -> Any:
+        due = self.pending.clone()
+        obs = super().reset_rows(rows)
+        self.pending = due
+        return obs
+
+
+@lie("reset_rows")
+class ObservesOneRow(Walk):
+    def reset_rows(self, rows: torch.Tensor) -> Any:
+        return super().reset_rows(rows)[:1, :1]
+
+
+@lie("reset_rows")
+class PushesTheOthers(Walk):
+    """Its episodes are not ended by a clock, and begin and go on without chance."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.limit = self.limit + 1_000
+
+    def fresh(self) -> torch.Tensor:
+        return super().fresh().fill_(0.5)
+
+    def moved(self, action: torch.Tensor, ignored: torch.Tensor) -> torch.Tensor:
+        return self.position + 0.1 * action
+
+    def reset_rows(self, rows: torch.Tensor) -> Any:
+        super().reset_rows(rows)
+        self.position = torch.where(rows, self.position, 0.5)
+        return self.observe()
 
 
 @lie("memory")

@@ -85,7 +85,7 @@ def test_environments_without_episodes_pass_what_applies_to_them(cls: Any) -> No
     assert names_of(found, "failed") == set(), found
     assert names_of(found, "not applicable") == {
         *("none_end", "some_end", "all_end", "final_obs", "invalid_rows"),
-        *("seed", "reseed", "asynchronous", "independence", "description"),
+        *("seed", "reseed", "reset_rows", "asynchronous", "independence", "description"),
     }
 
 
