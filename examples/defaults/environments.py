@@ -523,6 +523,66 @@ class Voyage(Small):
         return -abs(self.offset), False
 
 
+class Camera(Small):
+    """A camera on a rail is turned towards a walker who goes to and fro. Nothing ever ends."""
+
+    observation_space, action_space = vector(4), Box(-1.0, 1.0, (1,), np.float32)
+
+    def start(self) -> None:
+        self.angle, self.rate = self.np_random.uniform(-1, 1), 0.0
+        self.walker, self.pace = self.np_random.uniform(-1, 1), 0.0
+
+    def look(self) -> Any:
+        return np.float32([self.angle, self.rate, self.walker, self.pace])
+
+    def move(self, action: Any) -> tuple[float, bool]:
+        self.pace = 0.95 * self.pace - 0.005 * self.walker + self.np_random.normal(0, 0.01)
+        self.walker += self.pace
+        self.rate = 0.85 * self.rate + 0.03 * float(np.clip(action[0], -1, 1))
+        self.angle = float(np.clip(self.angle + self.rate, -2, 2))
+        return -((self.angle - self.walker) ** 2), False
+
+
+class Shepherd(Small):
+    """A dog of five ways runs beside a flock that moves on in a field. Nothing ever ends."""
+
+    observation_space, action_space = vector(6), Discrete(5)
+    ways = np.array([(0, 0), (1, 0), (-1, 0), (0, 1), (0, -1)])
+
+    def start(self) -> None:
+        self.dog, self.flock = self.np_random.uniform(-5, 5, (2, 2))
+        self.run = np.zeros(2)
+
+    def look(self) -> Any:
+        return np.float32([*self.dog, *self.run, *self.flock])
+
+    def move(self, action: Any) -> tuple[float, bool]:
+        self.run = 0.7 * self.run + 0.15 * self.ways[int(action)]
+        self.dog = np.clip(self.dog + self.run, -8, 8)
+        self.flock = np.clip(self.flock + self.np_random.normal(0, 0.15, 2), -6, 6)
+        return -float(np.linalg.norm(self.dog - self.flock)) / 4, False
+
+
+class Belt(Small):
+    """A belt's speed is to be that of parcels, which changes by leaps. Nothing ever ends."""
+
+    observation_space, action_space = vector(3), Discrete(3)
+
+    def start(self) -> None:
+        self.speed, self.parcels = self.np_random.uniform(0, 4, 2)
+        self.motor = 0.0
+
+    def look(self) -> Any:
+        return np.float32([self.speed, self.motor, self.parcels])
+
+    def move(self, action: Any) -> tuple[float, bool]:
+        if self.np_random.random() < 0.02:
+            self.parcels = self.np_random.uniform(0, 4)
+        self.motor = 0.8 * self.motor + 0.1 * (int(action) - 1)
+        self.speed = float(np.clip(self.speed + self.motor, 0, 6))
+        return -abs(self.speed - self.parcels), False
+
+
 # ---- the held-out set -------------------------------------------------------------------------
 
 

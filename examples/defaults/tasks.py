@@ -106,6 +106,9 @@ _CHOOSING = {
     "worm of three links": Task("small:Worm", 30_000, options={"max_episode_steps": 1_000}),
     "house through a year": Task("small:Year", 30_000, options={"max_episode_steps": 1_000}),
     "voyage of three parts": Task("small:Voyage", 30_000, options={"max_episode_steps": 1_000}),
+    "camera that follows, never-ending": Task("small:Camera", 20_000, cut=300),
+    "dog beside a flock, never-ending": Task("small:Shepherd", 30_000, cut=300),
+    "belt and parcels, never-ending": Task("small:Belt", 20_000, cut=300),
 }
 
 _HELD_OUT = {
