@@ -114,6 +114,8 @@ class OnPolicyAlgorithm(
         self._unrewarded = 0
         #: Environments that were reset before the rollout.
         self._resets = 0
+        #: The last turn of `staggered_resets` that was taken.
+        self._turn = 0
         #: Whether episodes have ended in the last rollout, or are cut off by resets of all.
         self._has_ends = False
         #: Leaves of observations that were seen outside of their bounds.
@@ -276,6 +278,7 @@ class OnPolicyAlgorithm(
             self.calls.carry(self.rollout)
             return self._stagger(states), False
         self.state.opened, self._resets = self.state.horizons, self.rollout.num_envs
+        self._turn = 0
         self.calls.reset(self.rollout, env_config)
         self.calls.metrics()  # those of a rollout that failed are discarded
         self.episodes.reset()
@@ -293,42 +296,42 @@ class OnPolicyAlgorithm(
             Recurrent states before the next one.
 
         """
-        rows = None
-        if self.config.staggered_resets and not self.is_evaluating:
-            is_asked = self.config.horizons_per_env_reset == "restarts"
-            rows = self._rows_to_restart() if is_asked else self._rows_to_reset()
-        self._resets = 0 if rows is None else int(rows.sum())
-        if rows is None or not self._resets:
+        self._resets = 0
+        if not self.config.staggered_resets or self.is_evaluating:
             return states
+        is_asked = self.config.horizons_per_env_reset == "restarts"
+        due = self._restarts() if is_asked else self._first_ends()
+        if not due.any():  # on the host, so that rollouts without resets wait for nothing
+            return states
+        rows = due.to(self.rollout.device)
+        if not is_asked:  # those of which no episode has ended so far
+            rows &= self.episodes.open[:, 1] == self._turn * self.rollout.horizon
+        self._resets = int((due if is_asked else rows).sum())
+        if not self._resets:
+            return states
+        rows = rows.unsqueeze(1)
         self.calls.reset_rows(self.rollout, rows)
         self.episodes.reset(rows)
         for follower in snapshots.followers_of(self.parts):
             follower.reset_rows(rows)
         return self.policy.next_states(states, rows)
 
-    def _rows_to_reset(self) -> None | torch.Tensor:
-        """Rows to reset so that first episodes end apart, bool `[N, 1]`; None for none."""
-        limit, horizon = cast(int, cast(Any, self.env).max_episode_steps), self.rollout.horizon
-        elapsed, parts = self.state.horizons - self.state.opened, -(-limit // horizon)
-        if elapsed >= parts:
-            return None
-        turns = self._turns(parts)
-        is_whole = self.episodes.open[:, 1] == elapsed * horizon  # no episode has ended so far
-        return ((turns > 0) & (turns <= elapsed) & is_whole).unsqueeze(1)
+    def _first_ends(self) -> torch.Tensor:
+        """Rows whose turn has come since the last rollout, so that first ends differ, `[N]`."""
+        limit = cast(int, cast(Any, self.env).max_episode_steps)
+        turns = self._turns(-(-limit // self.rollout.horizon))
+        before, self._turn = self._turn, self.state.horizons - self.state.opened
+        return (before < turns) & (turns <= self._turn)
 
-    def _rows_to_restart(self) -> None | torch.Tensor:
-        """Rows to reset because they may never end, bool `[N, 1]`; None for none."""
+    def _restarts(self) -> torch.Tensor:
+        """Rows to reset because they may never end, bool `[N]`."""
         due = [restarts_at(self.state.horizons + turn) for turn in range(RESTART_TURNS)]
-        if self.state.ended or not any(due):
-            return None
-        return torch.tensor(due, device=self.rollout.device)[self._turns(RESTART_TURNS)].unsqueeze(
-            1
-        )
+        return torch.tensor(due)[self._turns(RESTART_TURNS)] & (not self.state.ended)
 
     def _turns(self, count: int) -> torch.Tensor:
-        """Each environment's turn, from 0 to `count` - 1, `[N]`."""
+        """Each environment's turn, from 0 to `count` - 1, `[N]` on the host."""
         own, size = self.rollout.num_envs, getattr(self.env, "rows_per_env", 1)
-        rows = torch.arange(own, device=self.rollout.device) + self.reducer.rank * own
+        rows = torch.arange(own) + self.reducer.rank * own
         return rows // size * count // (own * self.reducer.size // size)
 
     def _roll_out_or_replay(self, states: Leaves, deterministic: bool) -> Collected:
