@@ -512,8 +512,8 @@ class OnPolicyAlgorithm(
         """Whether the env steps of `critic_warmup`, or those of its default, last."""
         config, env_steps = self.config, self.config.critic_warmup
         if env_steps is None:
-            is_adaptive = config.lr_schedule_kind == "adaptive"
-            is_needed = self._may_never_end and not is_adaptive
+            is_never_reset = self._may_never_end and config.horizons_per_env_reset == -1
+            is_needed = is_never_reset and config.lr_schedule_kind != "adaptive"
             env_steps = WARMUP * self._rows_to_learn if is_needed else 0
         return bool(self.state.env_steps < env_steps)
 

@@ -276,9 +276,9 @@ class Hyperparameters:
     policy does not follow values that are not trained yet; other terms, such as an entropy bonus,
     still move it. None: until a reward differs from 0, unless there are bonuses or the objective
     has no advantages, because they are errors of the values until then; and two rollouts where
-    episodes may never end (no episode ends in them, and the environment has episode keys and no
-    `max_episode_steps`), because a small change of the policy leads an environment that is never
-    reset far away. 0 with `lr_schedule_kind: adaptive`."""
+    nothing may ever be reset (`horizons_per_env_reset` is -1, no episode ends in them, and the
+    environment has episode keys and no `max_episode_steps`), because a small change of the policy
+    leads such an environment far away. 0 with `lr_schedule_kind: adaptive`."""
 
     normalize_rewards: bool | Literal["running", "auto"] = "auto"
     """Whether to divide rewards by the standard deviation of their discounted sums within episodes

@@ -81,12 +81,13 @@ HELD, LEARNS = "values", "policy+values"
 @pytest.mark.parametrize(
     ("options", "source", "expected"),
     [
-        ({}, {}, [HELD, HELD, LEARNS]),  # no episode ends
+        ({}, {}, [HELD, HELD, LEARNS]),  # nothing is ever reset
         ({}, {"ends": 2}, [LEARNS] * 3),
         ({}, {"ends": HORIZON + 2}, [HELD, LEARNS, LEARNS]),
         ({}, {"has_keys": False}, [LEARNS] * 3),  # all are reset together
         ({}, {"limit": 500}, [LEARNS] * 3),
-        ({"horizons_per_env_reset": 1}, {}, [HELD, HELD, LEARNS]),
+        ({"horizons_per_env_reset": 1}, {}, [LEARNS] * 3),
+        ({"horizons_per_env_reset": "restarts"}, {}, [LEARNS] * 3),
         ({"lr_schedule_kind": "adaptive", "target_kl_div": 0.01}, {}, [LEARNS] * 3),
         ({"critic_warmup": 0}, {}, [LEARNS] * 3),
         ({"critic_warmup": ROLLOUT}, {"ends": 2}, [HELD, LEARNS, LEARNS]),
