@@ -1,6 +1,7 @@
 """Environments that begin together are reset one after the other, so that they end apart."""
 
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -15,6 +16,7 @@ from everstep import AlgorithmConfig, RecurrentAlgorithmConfig
 from everstep.distillation import Distillation
 from everstep.errors import ConfigError
 from tests.everstep.policies.test_memory import HORIZON, KINDS
+from tests.ranks import run_ranks
 
 
 class Counting(gym.Env):
@@ -93,6 +95,26 @@ def test_each_rollout_sees_all_parts_of_episodes(seed: int, mode: AutoresetMode,
             assert len(seen) >= min(parts, num_envs) - 1  # two may share one, where the limit ends
     finally:
         env.close()
+
+
+def begun(kind: str, num_envs: int, rollouts: int) -> list[list[float]]:
+    """Env steps since a reset of each environment of this process, where each rollout begins."""
+    has_limit = kind == "first episodes"
+    env: Any = vector(35, [0] * num_envs) if has_limit else SyncVectorEnv([Counting] * num_envs)
+    algorithm = built(env, 5)
+    assert algorithm.hparams.staggered_resets
+    return [(learned(algorithm), begins(algorithm))[1] for _ in range(rollouts)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["first episodes", "restarts"])
+def test_environments_of_two_processes_take_turns_like_those_of_one(
+    kind: str, tmp_path: Path
+) -> None:
+    first, second = run_ranks(2, begun, tmp_path, kind, 4, 9)
+    whole = begun(kind, 8, 9)
+    assert [[*a, *b] for a, b in zip(first, second, strict=True)] == whole
+    assert len({*whole[8]}) > 2  # else nothing took turns
 
 
 def test_what_has_ended_by_itself_is_left_alone() -> None:
