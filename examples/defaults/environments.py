@@ -1542,3 +1542,237 @@ class Tilt(Small):
 
     def move(self, action: Any) -> tuple[float, bool]:
         return -abs(int(action) - self.slope) / 4, True
+
+
+# ---- the sixth held-out set -------------------------------------------------------------------
+
+
+class Shafts(Small):
+    """A mine with a little ore at the near end of a gallery, and much at the far end."""
+
+    length = 40
+    observation_space, action_space = Discrete(14), Discrete(2)
+
+    def start(self) -> None:
+        self.place = 4
+
+    def look(self) -> Any:
+        return self.place
+
+    def move(self, action: Any) -> tuple[float, bool]:
+        slips = self.np_random.random() < 0.1
+        self.place += 1 if bool(action) != slips else -1
+        return {0: 0.2, 13: 1.0}.get(self.place, 0.0), self.place in (0, 13)
+
+
+class Kite(Small):
+    """A kite in a wind that changes is kept at a height by line and tilt. Nothing ever ends."""
+
+    observation_space, action_space = vector(4), Box(-1.0, 1.0, (2,), np.float32)
+
+    def start(self) -> None:
+        self.height, self.climb = self.np_random.uniform(0, 20), 0.0
+        self.tilt, self.wind = 0.0, self.np_random.uniform(0.5, 1.5)
+
+    def look(self) -> Any:
+        return np.float32([self.height, self.climb, self.tilt, self.wind])
+
+    def move(self, action: Any) -> tuple[float, bool]:
+        line, tilt = np.clip(action, -1, 1)
+        self.wind = 1 + 0.97 * (self.wind - 1) + self.np_random.normal(0, 0.05)
+        self.tilt = float(np.clip(self.tilt + 0.1 * tilt, -1, 1))
+        lift = self.wind * (0.5 + 0.5 * self.tilt) - 0.5
+        self.climb = 0.9 * self.climb + 0.2 * lift + 0.1 * line
+        self.height = float(np.clip(self.height + self.climb, 0, 30))
+        return -abs(self.height - 12) / 10 - 0.02 * line**2, False
+
+
+class Crane(Small):
+    """A load that swings is held over a ship that heaves to and fro. Nothing ever ends."""
+
+    observation_space, action_space = vector(6), Discrete(3)
+
+    def start(self) -> None:
+        self.trolley, self.phase = (
+            self.np_random.uniform(-2, 2),
+            self.np_random.uniform(0, 2 * np.pi),
+        )
+        self.speed, self.swing, self.rate = 0.0, 0.0, 0.0
+
+    def look(self) -> Any:
+        self.ship = np.sin(self.phase)
+        ship = self.ship, np.cos(self.phase)
+        return np.float32([self.trolley, self.speed, self.swing, self.rate, *ship])
+
+    def move(self, action: Any) -> tuple[float, bool]:
+        push = 0.03 * (int(action) - 1)
+        self.phase += 0.04 + self.np_random.normal(0, 0.01)
+        self.speed = 0.92 * self.speed + push
+        self.trolley = float(np.clip(self.trolley + self.speed, -3, 3))
+        self.rate = 0.97 * self.rate - 0.1 * self.swing - push
+        self.swing += self.rate
+        return -abs(self.trolley + self.swing - self.ship), False
+
+
+class Battery(Small):
+    """A battery is charged and sold by a price that follows the day. Nothing ever ends."""
+
+    observation_space, action_space = vector(4), Discrete(3)
+
+    def start(self) -> None:
+        self.level, self.noise = self.np_random.uniform(0, 10), 0.0
+        self.hour = self.np_random.uniform(0, 24)
+
+    def look(self) -> Any:
+        day = 2 * np.pi * self.hour / 24
+        self.price = 3 + 2 * np.sin(day) + self.noise
+        return np.float32([self.level, self.price, np.sin(day), np.cos(day)])
+
+    def move(self, action: Any) -> tuple[float, bool]:
+        flow = min(max(float(int(action) - 1), -self.level), 10 - self.level)
+        self.level += flow
+        reward = -self.price * flow * (1.1 if flow > 0 else 0.9) / 3
+        self.noise = 0.9 * self.noise + self.np_random.normal(0, 0.3)
+        self.hour += 0.5
+        return reward, False
+
+
+class Watches(Small):
+    """Three watches are turned to a time that is shown, an hour to and fro or not at all."""
+
+    length = 20
+    observation_space, action_space = vector(8), MultiDiscrete([3, 3, 3])
+
+    def start(self) -> None:
+        self.hours, self.time = self.np_random.integers(0, 12, 3), self.np_random.integers(12)
+
+    def look(self) -> Any:
+        angles = 2 * np.pi * np.array([*self.hours, self.time]) / 12
+        return np.float32([*np.cos(angles), *np.sin(angles)])
+
+    def move(self, action: Any) -> tuple[float, bool]:
+        self.hours = (self.hours + np.asarray(action) - 1) % 12
+        apart = np.abs(self.hours - self.time)
+        return -float(np.minimum(apart, 12 - apart).sum()) / 6, False
+
+
+class Lanterns(Small):
+    """Eight lanterns stand in a circle; those near a walker are to be lit, and no other one."""
+
+    length = 20
+    observation_space, action_space = vector(3), MultiBinary(8)
+
+    def start(self) -> None:
+        self.angle, self.reach = self.np_random.uniform(0, 2 * np.pi), 1.0
+
+    def look(self) -> Any:
+        return np.float32([np.cos(self.angle), np.sin(self.angle), self.reach])
+
+    def move(self, action: Any) -> tuple[float, bool]:
+        apart = np.cos(self.angle - np.arange(8) * np.pi / 4)
+        reward = float(np.mean(np.asarray(action, bool) == (apart > np.cos(self.reach))))
+        self.angle += self.np_random.normal(0.2, 0.2)
+        self.reach = self.np_random.uniform(0.3, 1.5)
+        return reward, False
+
+
+class Garden(Small):
+    """Three plants dry, faster in the sun; a can waters one of them and is filled again."""
+
+    length = 60
+    observation_space = Dict({"dry": vector(3), "can": vector(1), "weather": Discrete(2)})
+    action_space = Discrete(5)
+
+    def start(self) -> None:
+        self.dry, self.can, self.sun = self.np_random.uniform(0, 1, 3), 2, 1
+
+    def look(self) -> Any:
+        return {"dry": np.float32(self.dry), "can": np.float32([self.can]), "weather": self.sun}
+
+    def move(self, action: Any) -> tuple[float, bool]:
+        chosen = int(action)
+        if chosen < 3 and self.can:
+            self.dry[chosen], self.can = max(0.0, self.dry[chosen] - 0.6), self.can - 1
+        if chosen == 3:
+            self.can = 3
+        if self.np_random.random() < 0.1:
+            self.sun = 1 - self.sun
+        self.dry = np.minimum(self.dry + np.array([0.05, 0.08, 0.12]) * (0.5 + self.sun), 2)
+        return -float((self.dry**2).sum()) / 3, False
+
+
+class Lens(Small):
+    """One env step: focus and aperture for a distance, in a light that is dim or bright."""
+
+    length = 1
+    observation_space, action_space = vector(2), Box(0.0, 4.0, (2,), np.float32)
+
+    def look(self) -> Any:
+        self.distance, self.light = self.np_random.uniform(0.5, 3.5), self.np_random.uniform(0.2, 1)
+        return np.float32([self.distance, self.light])
+
+    def move(self, action: Any) -> tuple[float, bool]:
+        focus, aperture = np.clip(action, 0, 4)
+        blur = abs(float(focus) - self.distance) * float(aperture)
+        return 1 - blur - abs(float(aperture) * self.light - 1), True
+
+
+class Bell(Small):
+    """Colours come one after the other; the one at which a bell rang is to be named at the end."""
+
+    length = 8
+    observation_space, action_space = vector(5), Discrete(3)
+
+    def start(self) -> None:
+        self.rings = int(self.np_random.integers(self.length - 1))
+
+    def look(self) -> Any:
+        colour, rings = int(self.np_random.integers(3)), self.t == self.rings
+        if rings:
+            self.named = colour
+        return np.float32([*np.eye(3)[colour], rings, self.t == self.length - 1])
+
+    def move(self, action: Any) -> tuple[float, bool]:
+        return float(self.t == self.length - 1 and int(action) == self.named), False
+
+
+class Pointer(Small):
+    """A pointer is turned to a mark that wanders round its dial, seen in 40x40 pixels."""
+
+    length = 25
+    observation_space, action_space = Box(0, 255, (40, 40, 1), np.uint8), Discrete(3)
+
+    def start(self) -> None:
+        self.pointer, self.mark = self.np_random.uniform(0, 2 * np.pi, 2)
+
+    def look(self) -> Any:
+        picture = np.zeros((40, 40, 1), np.uint8)
+        for length in np.linspace(0, 12, 25):
+            row = 20 + length * np.sin(self.pointer)
+            picture[int(row), int(20 + length * np.cos(self.pointer))] = 255
+        row, column = int(20 + 16 * np.sin(self.mark)), int(20 + 16 * np.cos(self.mark))
+        picture[row - 2 : row + 3, column - 2 : column + 3] = 150
+        return picture
+
+    def move(self, action: Any) -> tuple[float, bool]:
+        self.pointer += 0.35 * (int(action) - 1)
+        self.mark += self.np_random.normal(0, 0.15)
+        return float(np.cos(self.pointer - self.mark)), False
+
+
+class Blobs(Small):
+    """One env step: how many blobs, one to four, are in a picture of 36x36 pixels."""
+
+    length = 1
+    observation_space, action_space = Box(0, 255, (36, 36, 1), np.uint8), Discrete(4)
+
+    def look(self) -> Any:
+        picture = self.np_random.integers(0, 40, (36, 36, 1), dtype=np.uint8)
+        self.count = int(self.np_random.integers(1, 5))
+        for cell in self.np_random.permutation(9)[: self.count]:
+            row, column = 12 * np.array(divmod(int(cell), 3)) + self.np_random.integers(0, 6, 2)
+            picture[row : row + 6, column : column + 6] = 200
+        return picture
+
+    def move(self, action: Any) -> tuple[float, bool]:
+        return float(int(action) + 1 == self.count), True

@@ -1,7 +1,7 @@
-"""The tasks of `compare.py` in seven sets, and how one environment of a task is made.
+"""The tasks of `compare.py` in eight sets, and how one environment of a task is made.
 
 `known` are those that the defaults were first chosen on, `choosing` further ones to choose on.
-`held-out` to `held-out 5` have tasks of the same kinds to judge a choice by: nothing is chosen by
+`held-out` to `held-out 6` have tasks of the same kinds to judge a choice by: nothing is chosen by
 their results. Each was written before anything of it was trained, and, but for the fourth, before
 the choice or the trials that it was first looked at after.
 """
@@ -208,6 +208,25 @@ _HELD_OUT_5 = {
     "MiniGrid-SimpleCrossingS9N1-v0": Task("MiniGrid-SimpleCrossingS9N1-v0", 50_000, view="flat"),
 }
 
+_HELD_OUT_6 = {
+    "mine of two ends": Task("small:Shafts", 20_000, episodes=100),
+    "kite at a height, never-ending": Task("small:Kite", 30_000, cut=300),
+    "crane over a ship, never-ending": Task("small:Crane", 30_000, cut=300),
+    "battery and price, never-ending": Task("small:Battery", 20_000, cut=300),
+    "finger that spins (dm_control), rewards × 1e-2": Task(
+        "pool:FingerSpin-v1", 30_000, reward_scale=1e-2
+    ),
+    "arm that reaches (dm_control)": Task("pool:ReacherEasy-v1", 30_000),
+    "watches to be set (MultiDiscrete)": Task("small:Watches", 20_000),
+    "lanterns beside a walker (MultiBinary)": Task("small:Lanterns", 20_000),
+    "garden to be watered, in a Dict": Task("small:Garden", 20_000, episodes=50),
+    "lens to be focused, one step": Task("small:Lens", 20_000, episodes=500),
+    "colour when a bell rang": Task("small:Bell", 20_000, recurrent=True, episodes=100),
+    "pointer to a mark in 40x40 pixels": Task("small:Pointer", 15_000),
+    "blobs in 36x36 pixels, one step": Task("small:Blobs", 10_000, episodes=500),
+    "MiniGrid-DistShift1-v0": Task("MiniGrid-DistShift1-v0", 30_000, view="flat"),
+}
+
 SETS: dict[str, dict[str, Task]] = {
     "known": _KNOWN,
     "choosing": _CHOOSING,
@@ -216,6 +235,7 @@ SETS: dict[str, dict[str, Task]] = {
     "held-out 3": _HELD_OUT_3,
     "held-out 4": _HELD_OUT_4,
     "held-out 5": _HELD_OUT_5,
+    "held-out 6": _HELD_OUT_6,
 }
 
 TASKS: dict[str, Task] = {name: task for tasks in SETS.values() for name, task in tasks.items()}
