@@ -326,12 +326,12 @@ class OnPolicyAlgorithm(
     def _restarts(self) -> torch.Tensor:
         """Rows to reset because they may never end, bool `[N]`."""
         due = [restarts_at(self.state.horizons + turn) for turn in range(RESTART_TURNS)]
-        return torch.tensor(due)[self._turns(RESTART_TURNS)] & (not self.state.ended)
+        return torch.tensor(due, device="cpu")[self._turns(RESTART_TURNS)] & (not self.state.ended)
 
     def _turns(self, count: int) -> torch.Tensor:
         """Each environment's turn, from 0 to `count` - 1, `[N]` on the host."""
         own, size = self.rollout.num_envs, getattr(self.env, "rows_per_env", 1)
-        rows = torch.arange(own) + self.reducer.rank * own
+        rows = torch.arange(own, device="cpu") + self.reducer.rank * own
         return rows // size * count // (own * self.reducer.size // size)
 
     def _roll_out_or_replay(self, states: Leaves, deterministic: bool) -> Collected:
