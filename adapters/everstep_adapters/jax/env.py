@@ -117,7 +117,9 @@ class JaxEnv(AdapterEnv):
         super().__init__(num_envs, horizon, device=str(on_device))
         self.env, self.params = env, params
         limit = functions.limit if max_episode_steps is None else max_episode_steps
-        self.max_episode_steps = limit
+        #: Env steps of an episode at most, of the adapter's limit and the environment's own.
+        self.max_episode_steps = min(filter(None, (limit, functions.own_limit)), default=None)
+        self._limit = limit
         own_device = self._jax_device
         self._actions = actions.Actions(
             functions.action, num_envs, on_device, own_device, action_bounds
@@ -301,8 +303,7 @@ class JaxEnv(AdapterEnv):
 
     def describe(self) -> dict[str, str]:
         """Detected properties, one short line each."""
-        steps = self.max_episode_steps
-        limit = "" if steps is None else f"; {steps} env steps, counted by the adapter"
+        limit = "" if self._limit is None else f"; {self._limit} env steps, counted by the adapter"
         copies = "one copy into rows of host memory"
         if self._jax_device.type != "cpu":
             copies = "the program's own memory, by DLPack"

@@ -90,6 +90,9 @@ class Functions:
     #: The environment's own time limit, for `describe`.
     clock: str
 
+    #: Env steps of it; None for none, or one that is not known.
+    own_limit: None | int = None
+
 
 def _without_resets(env: Any) -> tuple[Any, list[Any]]:
     """The environment within the wrappers that reset it, and these, from the outside.
@@ -144,8 +147,16 @@ def of_gymnax(env: Any, params: Any) -> Functions:
             ended = ended | env.is_truncated(following, params)
         return Stepped(following, obs, reward, terminated, ended)
 
-    own = "none" if clock is None else f"{getattr(params, clock)} env steps, its `{clock}`"
-    return Functions(reset, step, _gymnax_action(env.action_space(params)), None, own)
+    own, action = None if clock is None else getattr(params, clock), env.action_space(params)
+    text = "none" if own is None else f"{own} env steps, its `{clock}`"
+    return Functions(reset, step, _gymnax_action(action), None, text, _limit(own))
+
+
+def _limit(own: Any) -> None | int:
+    """A number of env steps as the library has it; None for none, or something else."""
+    is_number = isinstance(own, int | float | np.generic | np.ndarray | jax.Array)
+    is_limit = is_number and np.size(own) == 1 and 0 < own < _NEVER
+    return int(np.ceil(own).item()) if is_limit else None
 
 
 def _gymnax_action(space: Any) -> Choices | Reals:
@@ -214,7 +225,9 @@ def of_jumanji(env: Any) -> Functions:
         terminated = ended & (timestep.discount == 0)
         return Stepped(following, timestep.observation, timestep.reward, terminated, ended)
 
-    return Functions(reset, step, _jumanji_action(env.action_spec), None, "the task's")
+    own = _limit(getattr(getattr(env, "unwrapped", env), "time_limit", None))
+    text = "the task's" if own is None else f"{own} env steps, its `time_limit`"
+    return Functions(reset, step, _jumanji_action(env.action_spec), None, text, own)
 
 
 def _jumanji_action(spec: Any) -> Choices | Reals:

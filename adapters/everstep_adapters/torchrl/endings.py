@@ -180,6 +180,14 @@ class Endings:
         """Start the episodes of all rows, after a reset."""
         self._absent = self._elapsed = None
 
+    def reset(self, envs: torch.Tensor) -> None:
+        """Start the episodes of environments, bool `[B]`, after a reset of them alone."""
+        rows = envs.repeat_interleave(self._layout.agents.numel()).unsqueeze(1)
+        if self._absent is not None:
+            self._absent = self._absent & ~rows
+        if self._elapsed is not None:
+            self._elapsed = self._elapsed.masked_fill(rows, 0)
+
     def state_dict(self) -> dict[str, None | torch.Tensor]:
         """Agents that are done, and counts of env steps, where there are some."""
         return {"absent": self._absent, "elapsed": self._elapsed}

@@ -179,6 +179,8 @@ class TorchRLEnv(AdapterEnv):
             self.episode_keys = self._endings.episode_keys
             if self._has_final:
                 self.episode_keys |= {DataKeys.FINAL_OBS}
+            #: Whether `reset_rows` works: others than single environments may reset all rows.
+            self.resets_rows = self._has_final and keys.has_single_rows(env)
             self._calls = TorchRLCalls(env, step_timeout)
             self._handoff = Handoff(env.device or torch.device("cpu"), on_device)
             self._phases = torch.Generator()
@@ -292,9 +294,28 @@ class TorchRLEnv(AdapterEnv):
         self._endings.start()
         if self._random_phase:
             self._draw_phases(self._data)
-        leaves = tuple(leaf.to(self.device) for leaf in self._group.read(self._data))
-        obs = self._structure.unflatten(leaves, [self.num_envs])
-        return obs if self._everybody is None else self._everybody.extended(obs, obs)
+        return self._observed(self._data)
+
+    def reset_rows(self, rows: torch.Tensor) -> torch.Tensor | TensorDict:
+        """Observations after resetting rows now, as TorchRL resets those that are done.
+
+        Args:
+            rows: Rows bool `[num_envs, 1]`; of several agents, all rows of an environment or none.
+                Only their observations are meaningful.
+
+        Raises:
+            EnvError: If it was not reset, or the environment fails.
+
+        """
+        data = self._require_data().copy()
+        envs = rows.to(self.env.device or "cpu").view(-1, self.rows_per_env)[:, 0]
+        for key, spec in leaves_of(self.env.full_done_spec).items():
+            chosen = envs.view(*self._layout.batch, *[1] * (spec.ndim - self._layout.batch_dims))
+            data.set(key, chosen.expand(spec.shape).clone())
+        self._data = None
+        self._data = self._calls.call("maybe_reset", data)
+        self._endings.reset(envs)
+        return self._observed(self._data)
 
     def step(self, action: torch.Tensor | TensorDict) -> TensorDict:
         """The row of a vector step: `obs`, `rewards` and the episode keys; see the module.
@@ -308,9 +329,7 @@ class TorchRLEnv(AdapterEnv):
             EnvError: If the environment fails, or returns something that its specs do not describe.
 
         """
-        data = self._data
-        if data is None:
-            raise EnvError(f"{self._calls.name} must be reset before it is stepped: call `reset`.")
+        data = self._require_data()
         self._group.send(data, self._check_action(action))
         for key, draw in self._others.items():
             data.set(key, draw())
@@ -408,6 +427,17 @@ class TorchRLEnv(AdapterEnv):
         if keys.own_episode_keys(self.env):
             return "the observation of the row that is done"
         return "lost, the environment resets itself: `on_missing_final` decides"
+
+    def _require_data(self) -> TensorDictBase:
+        if self._data is None:
+            raise EnvError(f"{self._calls.name} must be reset before it is stepped: call `reset`.")
+        return self._data
+
+    def _observed(self, data: TensorDictBase) -> torch.Tensor | TensorDict:
+        """Observations `[num_envs, …]` after a reset."""
+        leaves = tuple(leaf.to(self.device) for leaf in self._group.read(data))
+        obs = self._structure.unflatten(leaves, [self.num_envs])
+        return obs if self._everybody is None else self._everybody.extended(obs, obs)
 
     def _row(self, outcome: TensorDictBase, following: TensorDictBase) -> TensorDict:
         """The row of a vector step.

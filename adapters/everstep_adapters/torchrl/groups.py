@@ -322,6 +322,11 @@ class _JoinedEndings:
         for part in self._parts:
             part.start()
 
+    def reset(self, envs: torch.Tensor) -> None:
+        """Start the episodes of environments; see `Endings.reset`."""
+        for part in self._parts:
+            part.reset(envs)
+
     def read(self, outcome: TensorDictBase, following: TensorDictBase) -> dict[str, torch.Tensor]:
         """The episode keys `[N, 1]` of a vector step; see `Endings.read`."""
         each = [part.read(outcome, following) for part in self._parts]

@@ -252,6 +252,14 @@ def _resets_itself(layer: Any) -> bool:
     return isinstance(layer, AutoResetEnv) or bool(is_native)
 
 
+def has_single_rows(env: Any) -> bool:
+    """Whether each row is an environment of its own in this process, which is reset alone."""
+    from torchrl.envs import SerialEnv
+
+    base = layers_of(env)[-1]
+    return isinstance(base, SerialEnv) and not any(one.batch_size for one in base._envs)
+
+
 def _is_integral(env: Any) -> bool:
     dtypes = (spec.dtype for spec in leaves_of(env.observation_spec).values())
     return not any(dtype.is_floating_point for dtype in dtypes if dtype is not None)

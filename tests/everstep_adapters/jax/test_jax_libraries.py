@@ -3,6 +3,7 @@
 import warnings
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -85,6 +86,33 @@ def test_the_clock_truncates_and_the_task_terminates() -> None:
         for key in seen:
             seen[key] += int(row[key].sum())
     assert min(seen.values()) > 0
+
+
+@pytest.mark.parametrize(
+    ("own", "given", "limit"), [(12, None, 12), (12, 5, 5), (12, 20, 12), (2**31 - 2, None, None)]
+)
+def test_the_limit_of_the_environment_or_of_the_adapter_is_known(
+    own: int, given: None | int, limit: None | int
+) -> None:
+    env, params = gymnax.make("Pendulum-v1")
+    params = params.replace(max_steps_in_episode=own)
+    made = everstep.wrap(env, num_envs=3, params=params, max_episode_steps=given)
+    assert made.max_episode_steps == limit
+    made.reset()
+    ends = [bool(made.step(torch.zeros(3, 1))["truncated"].all()) for _ in range(30)]
+    assert ends == [limit is not None and (t + 1) % limit == 0 for t in range(30)]
+    counted = "" if given is None else f"; {given} env steps, counted by the adapter"
+    assert made.describe()["limit"].endswith(f"its `max_steps_in_episode`{counted}")
+
+
+@pytest.mark.parametrize(
+    ("value", "limit"),
+    [(100.0, 100), (np.int32(7), 7), (np.ones(1), 1), (None, None), ("100", None), (0, None)],
+)
+def test_limits_are_numbers_of_any_library(value: Any, limit: None | int) -> None:
+    maze = pytest.importorskip("jumanji").make("Maze-v0")
+    maze.time_limit = value
+    assert everstep.wrap(maze, num_envs=2).max_episode_steps == limit
 
 
 def test_flags_that_a_state_keeps_do_not_hide_a_truncation() -> None:
