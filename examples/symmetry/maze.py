@@ -122,7 +122,7 @@ gym.register("maze-v0", Maze, max_episode_steps=None)
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--ways", nargs="+", default=list(WAYS))
     given = parser.parse_args()
     for way in given.ways:
