@@ -2,8 +2,8 @@
 
 `known` are those that the defaults were first chosen on, `choosing` further ones to choose on.
 `held-out` to `held-out 6` have tasks of the same kinds to judge a choice by: nothing is chosen by
-their results. Each was written before anything of it was trained, and, but for the fourth, before
-the choice or the trials that it was first looked at after.
+their results. Each was written before anything of it was trained, and, but for the fourth and the
+sixth, before the choice or the trials that it was first looked at after.
 """
 
 from typing import Any, NamedTuple

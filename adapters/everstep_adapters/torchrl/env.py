@@ -304,11 +304,16 @@ class TorchRLEnv(AdapterEnv):
                 Only their observations are meaningful.
 
         Raises:
-            EnvError: If it was not reset, or the environment fails.
+            EnvError: If it was not reset, `rows` has a part of an environment, or it fails.
 
         """
         data = self._require_data().copy()
-        envs = rows.to(self.env.device or "cpu").view(-1, self.rows_per_env)[:, 0]
+        of_envs = rows.to(self.env.device or "cpu").view(-1, self.rows_per_env)
+        if not torch.equal(of_envs.all(1), envs := of_envs.any(1)):
+            raise EnvError(
+                f"The rows of an environment are reset together, and {self._calls.name} has "
+                f"{self.rows_per_env} in each: `rows` has some of them only. Give all of them."
+            )
         for key, spec in leaves_of(self.env.full_done_spec).items():
             chosen = envs.view(*self._layout.batch, *[1] * (spec.ndim - self._layout.batch_dims))
             data.set(key, chosen.expand(spec.shape).clone())

@@ -96,6 +96,8 @@ def test_agents_of_an_environment_begin_together() -> None:
     env.reset()
     valid = [env.step(zeros(env))["valid"].flatten().tolist() for _ in range(3)]
     assert valid == [[True] * 4, [True] * 4, [False, True] * 2]  # the first ones wait
+    with pytest.raises(EnvError, match=r"has 2 in each: `rows` has some of them only"):
+        env.reset_rows(torch.tensor([[True], [False], [False], [False]]))
     env.reset_rows(torch.tensor([[True], [True], [False], [False]]))
     row = env.step(zeros(env))
     assert row["valid"].flatten().tolist() == [True, True, False, True]
